@@ -1,0 +1,89 @@
+# graft's doors for a fresh checkout. `make quickstart` needs nothing but Python 3.11+ and pip.
+#
+# Installs are remembered by empty files in .venv whose names carry a checksum of what was asked
+# for: nothing changed, nothing to do. A changed pyproject.toml or constraints.txt installs again.
+
+PYTHON ?= python3
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n < 4 ? n : 4)))
+ARGS ?=
+
+ASKED := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
+CORE := .venv/.core-$(ASKED)
+TEST := .venv/.test-$(ASKED)
+COMMA := ,
+PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help setup quickstart test lint format bench clean
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+help:  ## show this list
+	@echo "make TARGET [ARGS=\"...\"]"
+	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  \1\t\2/p' Makefile | expand -t 14
+	@echo
+	@echo "PYTHON=python3.12 picks the interpreter; WORKERS=1 runs tests in one process;"
+	@echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids CUDA wheels on Linux x86-64."
+
+setup: $(TEST)  ## create .venv with graft and everything the tests need
+
+quickstart: $(CORE)  ## train a small tool-using agent on the CPU, in minutes (ARGS go to `graft train`)
+	@.venv/bin/graft train quickstart $(ARGS)
+
+test: $(TEST)  ## run the tests (ARGS go to pytest, such as ARGS="tests/algos -x")
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS)) $(ARGS)
+
+lint: $(TEST)  ## ruff and pyright
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/pyright
+
+format: $(TEST)  ## let ruff format and repair what it can
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+bench: $(CORE)  ## run the benchmarks (ARGS go to them)
+	@.venv/bin/python -m benchmarks $(ARGS)
+
+clean:  ## remove .venv, caches and build outputs; runs/ stays
+	@rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A file named .installing, holding a process id, marks an install under way. If that process is gone
+# the install was cut short; pip takes a half-copied package for a whole one, so .venv starts afresh.
+define install
+	@set -eu; \
+	if [ -e .venv/.installing ]; then \
+		if kill -0 "$$(cat .venv/.installing)" 2>/dev/null; then \
+			echo "setup: another make (process $$(cat .venv/.installing)) is installing into .venv; wait for it" >&2; exit 1; \
+		fi; \
+		echo "setup: the last install did not finish; starting again"; \
+		rm -rf .venv; \
+	fi; \
+	if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then \
+		for python in "$(PYTHON)" $(if $(filter file default,$(origin PYTHON)),python3.12 python3.11); do \
+			if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found="$$python"; break; fi; \
+		done; \
+		if [ -z "$${found:-}" ]; then \
+			echo "setup: graft needs Python 3.11 or newer; $(PYTHON) is $$("$(PYTHON)" --version 2>&1 | head -n 1)." >&2; \
+			echo "       Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; \
+		fi; \
+		echo "setup: .venv with $$("$$found" --version) ($$found)"; \
+		"$$found" -m venv --clear .venv; \
+	fi; \
+	echo $$$$ > .venv/.installing; \
+	rm -f .venv/.core-* .venv/.test-*; \
+	echo "setup: torch"; \
+	$(PIP) "$$(grep '^torch==' constraints.txt)"; \
+	echo "setup: graft and $(2)"; \
+	$(PIP) -c constraints.txt -e "$(1)"; \
+	touch $(3); \
+	rm .venv/.installing
+endef
+
+# torch comes first and at its exact version: pip then leaves it alone, where a looser request could
+# replace a CPU build by gigabytes of CUDA packages.
+$(CORE):
+	$(call install,.,what it imports,$(CORE))
+
+$(TEST):
+	$(call install,.[dev$(COMMA)peer],the libraries its tests compare with,$(CORE) $(TEST))

@@ -1,0 +1,3 @@
+from graft.cli import main
+
+main()

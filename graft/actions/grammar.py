@@ -1,0 +1,74 @@
+"""A grammar says in which mode the next token is drawn: an automaton over modes.
+
+"[" opens a calculator, digits and + are allowed inside, "]" closes it
+
+    mode 0 --"["--> mode 1 --"]"--> mode 0        any other action leaves the mode as it is
+
+    grammar = Automaton(start=0, transitions={(0, id("[")): 1, (1, id("]")): 0})
+    tokens  a [ 2 + 3 ] b
+    modes   0 0 1 1 1 1 0       the mode each token was drawn in
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graft.actions.space import ActionSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Automaton:
+    """Where each (mode, action) leads; other actions lead to `default[mode]`, or nowhere else.
+
+    A mode for exactly one token has a default that leaves it: {1: 2} means that whatever is drawn
+    in mode 1, the next token is drawn in mode 2.
+    """
+
+    start: int = 0
+    transitions: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    default: Mapping[int, int] = field(default_factory=dict[int, int])
+
+    def step(self, mode: int, action: int) -> int:
+        """The mode after `action` was taken in `mode`."""
+        following = self.transitions.get((mode, action))
+        return self.default.get(mode, mode) if following is None else following
+
+    def walk(self, actions: Iterable[int], mode: int | None = None) -> list[int]:
+        """The mode that each action is taken in, from `mode` (or the start) on."""
+        modes: list[int] = []
+        mode = self.start if mode is None else mode
+        for action in actions:
+            modes.append(mode)
+            mode = self.step(mode, action)
+        return modes
+
+    def check(self, space: ActionSpace) -> None:
+        """Raise if a mode lies outside `space`, or a transition waits for what its mode forbids."""
+        modes = {self.start, *self.default, *self.default.values(), *self.transitions.values()}
+        modes.update(mode for mode, _ in self.transitions)
+        outside = sorted(mode for mode in modes if not 0 <= mode < space.num_modes)
+        if outside:
+            raise ValueError(f"the grammar uses modes {outside}; the space has {space.num_modes}")
+        for mode, action in self.transitions:
+            if not space.allows(mode, action):
+                raise ValueError(
+                    f"a transition leaves mode {mode} by action {action}, which that mode forbids"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists: transitions as [mode, action, next mode], defaults as [mode, next mode]."""
+        return {
+            "start": self.start,
+            "transitions": [[m, a, after] for (m, a), after in self.transitions.items()],
+            "default": [list(pair) for pair in self.default.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Automaton:
+        return cls(
+            int(data["start"]),
+            {(mode, action): after for mode, action, after in data["transitions"]},
+            dict(data["default"]),
+        )

@@ -1,0 +1,125 @@
+"""A Batch: trajectories as tensors. One row per leaf and context, one column per token.
+
+    N rows, T tokens
+
+    "2+3=" sampled twice; the second answer called a tool that wrote "5;"
+
+    row  token    2  +  3  =  6        row  token    2  +  3  =  [  ]  5  ;  5
+    0    mask     .  .  .  .  1        1    mask     .  .  .  .  1  1  .  .  1
+         turns   -1 -1 -1 -1  0             turns   -1 -1 -1 -1  0  0 -1 -1  1
+         rewards  0  0  0  0  0             rewards  0  0  0  0  0  0  0  0  1
+         reward   0                         reward   1
+
+Every [N, T] entry at column t speaks of the token in column t: the log-prob is that of choosing it,
+the value is that of the state in which it was chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PER_ROW = ("reward", "group", "leaf", "truncated", "twin")
+_BOOLEAN = ("mask", "truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Frozen; `replace` and `rows` give new ones. Rows of a leaf keep the order of its contexts."""
+
+    actions: Tensor
+    """[N, T] long: what was chosen, the label that is trained."""
+    mask: Tensor
+    """[N, T] bool: decisions that are trained."""
+    logprobs: Tensor
+    """[N, T] of the behaviour policy, as the engine sampled."""
+    entropies: Tensor
+    """[N, T] of the behaviour policy."""
+    modes: Tensor
+    """[N, T] long: the row of the action table that was allowed here."""
+    rewards: Tensor
+    """[N, T] each turn's reward, on the last policy token of that turn."""
+    turns: Tensor
+    """[N, T] long: turn number of a policy token, counted over the whole leaf; -1 elsewhere."""
+    spans: Tensor
+    """[N, T] long: the span a token belongs to, unique in the batch; -1 is padding."""
+    versions: Tensor
+    """[N, T] long: the weights that sampled the token."""
+
+    reward: Tensor
+    """[N] total of the leaf; its rows all carry it."""
+    group: Tensor
+    """[N] long: rows that tried the same task."""
+    leaf: Tensor
+    """[N] long: unique in the batch; several contexts of one leaf share it."""
+    truncated: Tensor
+    """[N] bool: a budget of ours ended it, not the world."""
+    twin: Tensor
+    """[N] long: the leaf this one is the counterfactual of, or -1."""
+
+    advantages: Tensor | None = None
+    """[N, T] from a credit."""
+    returns: Tensor | None = None
+    """[N, T] what a critic should have said."""
+    values: Tensor | None = None
+    """[N, T] what the critic said before the update."""
+    old_logprobs: Tensor | None = None
+    """[N, T] of the learner before its first update on this batch; None: it makes only one."""
+    ref_logprobs: Tensor | None = None
+    """[N, T] of the frozen reference."""
+
+    def __post_init__(self) -> None:
+        grid = self.actions.shape
+        if len(grid) != 2:
+            raise ValueError(f"Batch.actions has shape {tuple(grid)}; it must be [rows, tokens]")
+        for name, tensor in self._tensors().items():
+            want = grid[:1] if name in _PER_ROW else grid
+            if tensor.shape != want:
+                raise ValueError(
+                    f"Batch.{name} has shape {tuple(tensor.shape)}, but actions is {tuple(grid)}: "
+                    f"give it {tuple(want)}"
+                )
+            if name in _BOOLEAN and tensor.dtype != torch.bool:
+                raise ValueError(f"Batch.{name} is {tensor.dtype}; give it torch.bool")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @property
+    def num_rows(self) -> int:
+        return self.actions.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """[N] trained tokens per row."""
+        return self.mask.sum(dim=1)
+
+    @property
+    def num_tokens(self) -> int:
+        """Trained tokens of all rows."""
+        return int(self.mask.sum())
+
+    def zeros(self) -> Tensor:
+        """[N, T] the advantages every credit chain starts from."""
+        return torch.zeros(self.actions.shape, device=self.actions.device)
+
+    def replace(self, **changes: Any) -> Batch:
+        return replace(self, **changes)
+
+    def rows(self, index: slice | Tensor) -> Batch:
+        """The Batch of some rows: a micro-batch, or the same rows in another order."""
+        return Batch(**{name: tensor[index] for name, tensor in self._tensors().items()})
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(**{name: tensor.to(device) for name, tensor in self._tensors().items()})
+
+    def need(self, name: str, source: str) -> Tensor:
+        """An optional tensor, or an error that says who should have filled it."""
+        tensor = getattr(self, name)
+        if tensor is None:
+            raise ValueError(f"Batch.{name} is None, but {source}")
+        return tensor

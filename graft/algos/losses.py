@@ -1,0 +1,230 @@
+"""Losses: pure functions (logp_NT, entropy_NT, batch) -> (loss_NT, metrics), never reduced.
+
+    N rows, T tokens
+
+`logp_NT` and `entropy_NT` are the learner's, with gradient. A reduction turns loss_NT into a
+number; the metrics are per token too, without gradient, and the learner averages them over the
+trained tokens of the whole batch. Nothing here depends on how rows are split, and whatever stands
+outside the mask (-inf, NaN) has no effect on value or gradient.
+
+The old policy is `batch.old_logprobs`. Without them there is one update per batch, and the old
+policy is the present one: ratio 1, gradient of -A * logp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from graft.algos.batch import Batch
+from graft.algos.kl import bounded, check_kind, kl
+from graft.algos.masked import keep, masked_mean
+
+Metrics = dict[str, Tensor]
+"""Name -> [N, T], detached, 0 where masked."""
+
+Loss = Callable[[Tensor, Tensor, Batch], tuple[Tensor, Metrics]]
+
+
+def reinforce() -> Loss:
+    """-A * logp: advantage 2 on a token pushes its log-prob up with weight 2."""
+
+    def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        loss_NT = -_advantages(batch) * keep(logp_NT, batch.mask)
+        return loss_NT, _metrics(loss_NT, entropy_NT, batch)
+
+    return loss
+
+
+def sft() -> Loss:
+    """-logp of what the data did; advantages are not read."""
+
+    def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        loss_NT = -keep(logp_NT, batch.mask)
+        return loss_NT, _metrics(loss_NT, entropy_NT, batch)
+
+    return loss
+
+
+def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Loss:
+    """PPO's clipped ratio r = pi / pi_old: -min(r A, clamp(r, 1-low, 1+high) A).
+
+    A token that has already moved as far as allowed in its good direction gets no gradient. Unequal
+    low and high is DAPO's clip-higher. `dual` = c bounds the loss of a bad token at -c A, however
+    likely it has become: A = -1, r = 5, c = 3 costs 3 and gets no gradient.
+    """
+    _check_range(low, high)
+    if dual is not None and dual <= 1 + high:
+        raise ValueError(f"clip: dual={dual} must be more than 1 + high = {1 + high}")
+
+    def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        adv_NT = _advantages(batch)
+        ratio_NT = torch.exp(_log_ratio(logp_NT, batch))
+        loss_NT = _clipped(ratio_NT, adv_NT, low, high)
+        if dual is not None:
+            loss_NT = torch.where(adv_NT < 0, torch.minimum(loss_NT, -adv_NT * dual), loss_NT)
+        metrics = _metrics(loss_NT, entropy_NT, batch)
+        return loss_NT, metrics | _clip_metrics(ratio_NT, adv_NT, low, high)
+
+    return loss
+
+
+def gspo(low: float = 3e-4, high: float = 4e-4) -> Loss:
+    """As `clip`, with one ratio per row: the geometric mean of its tokens' ratios.
+
+    Ratios 1.21 and 1.0 in a row: 1.1 for both. The gradient takes the token form (value of the
+    row's ratio, gradient of the token's own log-prob), which for one advantage per row and
+    `sequence` reduction is the gradient of the row's ratio, and also serves advantages that
+    differ by token.
+    """
+    _check_range(low, high)
+
+    def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        adv_NT = _advantages(batch)
+        logp_NT = keep(logp_NT, batch.mask)
+        row_N = masked_mean(_log_ratio(logp_NT, batch).detach(), batch.mask, dim=1)
+        ratio_NT = torch.exp(row_N[:, None] + logp_NT - logp_NT.detach())
+        loss_NT = _clipped(ratio_NT, adv_NT, low, high)
+        metrics = _metrics(loss_NT, entropy_NT, batch)
+        return loss_NT, metrics | _clip_metrics(ratio_NT, adv_NT, low, high)
+
+    return loss
+
+
+def cispo(low: float = 1.0, high: float = 4.0) -> Loss:
+    """-sg(clamp(r, 1-low, 1+high)) * A * logp: the weight is clipped, no token loses its gradient.
+
+    r = 6, A = 1, high = 4: gradient 5 on the log-prob, where `clip` would give none. low = 1
+    leaves the weight without a lower bound.
+    """
+    _check_range(low, high)
+
+    def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        adv_NT = _advantages(batch)
+        logp_NT = keep(logp_NT, batch.mask)
+        ratio_NT = torch.exp(_log_ratio(logp_NT, batch).detach())
+        loss_NT = -ratio_NT.clamp(1 - low, 1 + high) * adv_NT * logp_NT
+        metrics = _metrics(loss_NT, entropy_NT, batch)
+        return loss_NT, metrics | _clip_metrics(ratio_NT, adv_NT, low, high)
+
+    return loss
+
+
+def with_importance(loss: Loss, cap: float | None) -> Loss:
+    """Weigh each token by min(pi_old / pi_behaviour, cap): the engine is not quite the learner.
+
+    Engine log-prob -2, learner -1, cap 2: weight min(e, 2) = 2. Wrap the policy loss itself and
+    put KL and entropy around it: they are no expectations under the engine. No cap (None or 0):
+    no weights.
+    """
+    if not cap:
+        return loss
+
+    def weighted(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        loss_NT, metrics = loss(logp_NT, entropy_NT, batch)
+        gap_NT = keep(_old(logp_NT, batch) - batch.logprobs, batch.mask)
+        weight_NT = keep(torch.exp(bounded(gap_NT)).clamp(max=cap), batch.mask)
+        loss_NT = loss_NT * weight_NT
+        return loss_NT, metrics | {
+            "loss/policy": loss_NT.detach(),
+            "sampling/importance_sampling_ratio/mean": weight_NT,
+        }
+
+    return weighted
+
+
+def with_kl(loss: Loss, coef: float, kind: str = "k3") -> Loss:
+    """Plus coef * KL(policy || reference) on every trained token: drifting away costs."""
+    check_kind(kind)
+
+    def held(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        ref_NT = batch.need("ref_logprobs", "a KL term compares with a reference: compute them")
+        loss_NT, metrics = loss(logp_NT, entropy_NT, batch)
+        kl_NT = kl(keep(logp_NT, batch.mask), keep(ref_NT, batch.mask), kind)
+        return loss_NT + coef * kl_NT, metrics | {"kl": kl_NT.detach()}
+
+    return held
+
+
+def with_entropy(loss: Loss, coef: float) -> Loss:
+    """Minus coef * entropy on every trained token, and on no other: being unsure is rewarded."""
+
+    def spread(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        loss_NT, metrics = loss(logp_NT, entropy_NT, batch)
+        return loss_NT - coef * keep(entropy_NT, batch.mask), metrics
+
+    return spread
+
+
+def value_loss(
+    values_NT: Tensor, batch: Batch, clip: float | None = None
+) -> tuple[Tensor, Metrics]:
+    """Half the squared error of a critic; with `clip`, the larger of it and that of a value held
+    within +-clip of the old one, so that one batch cannot drag the critic far.
+
+    old 0, now 2, return 3, clip 0.5: max((2-3)^2, (0.5-3)^2) / 2 = 3.125, no gradient
+    """
+    returns_NT = keep(batch.need("returns", "a critic learns them: fill them first"), batch.mask)
+    values_NT = keep(values_NT, batch.mask)
+    error_NT = (values_NT - returns_NT).square()
+    if clip is not None:
+        old_NT = keep(batch.need("values", "value clipping holds on to them"), batch.mask)
+        held_NT = old_NT + (values_NT - old_NT).clamp(-clip, clip)
+        error_NT = torch.maximum(error_NT, (held_NT - returns_NT).square())
+    loss_NT = 0.5 * error_NT
+    return loss_NT, {"loss/value": loss_NT.detach()}
+
+
+LOSSES: dict[str, Callable[..., Loss]] = {
+    "reinforce": reinforce,
+    "clip": clip,
+    "gspo": gspo,
+    "cispo": cispo,
+    "sft": sft,
+}
+
+
+def _advantages(batch: Batch) -> Tensor:
+    return keep(batch.need("advantages", "a policy loss needs them: run a credit"), batch.mask)
+
+
+def _old(logp_NT: Tensor, batch: Batch) -> Tensor:
+    return logp_NT.detach() if batch.old_logprobs is None else batch.old_logprobs
+
+
+def _log_ratio(logp_NT: Tensor, batch: Batch) -> Tensor:
+    # cleaned one by one: the difference of two -inf has a NaN gradient that no later mask removes
+    old_NT = keep(_old(logp_NT, batch), batch.mask)
+    return bounded(keep(logp_NT, batch.mask) - old_NT)
+
+
+def _clipped(ratio_NT: Tensor, adv_NT: Tensor, low: float, high: float) -> Tensor:
+    return torch.maximum(-adv_NT * ratio_NT, -adv_NT * ratio_NT.clamp(1 - low, 1 + high))
+
+
+def _check_range(low: float, high: float) -> None:
+    if not 0 <= low <= 1 or high < 0:
+        raise ValueError(
+            f"low={low}, high={high}: ratios are clipped to [1 - low, 1 + high]; "
+            "give 0 <= low <= 1 and high >= 0"
+        )
+
+
+def _metrics(loss_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> Metrics:
+    return {
+        "loss/policy": loss_NT.detach(),
+        "entropy": keep(entropy_NT.detach(), batch.mask),
+    }
+
+
+def _clip_metrics(ratio_NT: Tensor, adv_NT: Tensor, low: float, high: float) -> Metrics:
+    """Tokens that moved beyond the range in the direction their advantage asks for."""
+    low_NT = (ratio_NT < 1 - low) & (adv_NT < 0)
+    high_NT = (ratio_NT > 1 + high) & (adv_NT > 0)
+    return {
+        "clip_ratio/low_mean": low_NT.float(),
+        "clip_ratio/high_mean": high_NT.float(),
+        "clip_ratio/region_mean": (low_NT | high_NT).float(),
+    }

@@ -1,0 +1,63 @@
+"""How the losses of tokens become the loss of a step: one weight per token.
+
+    N rows, T tokens
+
+A reduction sees the whole batch once and gives weights_NT; the step's loss is sum(loss_NT *
+weights_NT), added up over micro-batches and processes in any split. No mean is taken anywhere
+else, so no count of micro-batches or ranks can slip into the gradient.
+
+    lengths 3 and 1:    token     [1/4 1/4 1/4] [1/4]       each token alike
+                        sequence  [1/6 1/6 1/6] [1/2]       each row alike
+                        constant  [1/8 1/8 1/8] [1/8]       length=4: a row weighs by its length
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from graft.algos.batch import Batch
+
+Reduction = Callable[[Batch], Tensor]
+"""Batch -> weights_NT, 0 where masked."""
+
+
+def token() -> Reduction:
+    """Mean over all trained tokens of the batch."""
+
+    def weigh(batch: Batch) -> Tensor:
+        return batch.mask.float() / max(batch.num_tokens, 1)
+
+    return weigh
+
+
+def sequence() -> Reduction:
+    """Mean over rows of the mean over their tokens; a row without trained tokens is no row."""
+
+    def weigh(batch: Batch) -> Tensor:
+        num_trained = (batch.lengths > 0).sum().clamp(min=1)
+        return batch.mask.float() / batch.lengths.clamp(min=1)[:, None] / num_trained
+
+    return weigh
+
+
+def constant(length: int) -> Reduction:
+    """Sum over tokens, divided by rows * length: long answers are not diluted (Dr. GRPO, GEM).
+
+    `length` is the generation budget or any other constant; it only scales the gradient.
+    """
+    if length < 1:
+        raise ValueError(f"constant(length={length}): the divisor must be 1 or more")
+
+    def weigh(batch: Batch) -> Tensor:
+        return batch.mask.float() / (max(batch.num_rows, 1) * length)
+
+    return weigh
+
+
+REDUCTIONS: dict[str, Callable[..., Reduction]] = {
+    "token": token,
+    "sequence": sequence,
+    "constant": constant,
+}

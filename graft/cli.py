@@ -1,0 +1,215 @@
+"""The one command: `graft VERB ...`. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="graft",
+    help="Train language-model agents with reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Recipe = Annotated[str, typer.Argument(help="A YAML file, or the name of a bundled recipe.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in train.lr=1e-4")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+@app.callback(invoke_without_command=True)
+def _main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from graft import __version__
+
+        typer.echo(f"graft {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def train(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Run a recipe: warm-up if it has one, then RL. Run it again to go on where it stopped."""
+    from graft.config import load_config
+
+    _run(load_config(recipe, overrides or []), as_json)
+
+
+@app.command()
+def sft(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Run only the supervised part of a recipe."""
+    from graft.api import only_sft
+    from graft.config import load_config
+
+    _run(only_sft(load_config(recipe, overrides or [])), as_json)
+
+
+def _run(config: Any, as_json: bool) -> None:
+    from graft.train.display import Display
+    from graft.train.run import Session
+
+    display = Display(config.train.steps, json=as_json)
+    session = Session(config, display)
+    try:
+        with display:
+            summary = session.train()
+    except KeyboardInterrupt:
+        display.note(
+            f"interrupted; what was learned is saved in {session.folder.path}, and the same command "
+            "goes on from there"
+        )
+        raise
+    _show(display, session, summary)
+    if as_json:
+        typer.echo(json.dumps(summary))
+
+
+def _show(display: Any, session: Any, summary: dict[str, Any]) -> None:
+    """Scores, three attempts, and what to type next."""
+    display.table(summary["before"], summary["after"])
+    for number, episode in enumerate(session.episodes[:3], 1):
+        display.note(f"held-out attempt {number}")
+        display.transcript(episode, leaf=0)
+    folder = session.folder.path
+    display.closing(
+        folder,
+        [
+            f"graft generate {folder} --prompt '{_example(session.episodes)}' --greedy",
+            f"tensorboard --logdir {folder}/tensorboard",
+        ],
+    )
+
+
+def _example(episodes: list[Any]) -> str:
+    """A prompt of this run's kind, short enough for a command line."""
+    texts = [str(e.task.prompt[-1].get("content", "")) for e in episodes if e.task.prompt]
+    short = [text for text in texts if 0 < len(text) <= 60 and "'" not in text]
+    return short[0] if short else "..."
+
+
+@app.command()
+def config(
+    recipe: Annotated[str, typer.Argument(help="A YAML file or a bundled recipe.")] = "",
+    overrides: Overrides = None,
+    keys: Annotated[bool, typer.Option("--keys", help="List every key and what it means.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a recipe with every default filled in, or list the keys."""
+    from graft.config import ConfigError, keys as all_keys, load_config
+
+    if keys:
+        documented = all_keys()
+        width = max(map(len, documented))
+        lines = [f"{key:<{width}}  {text}" for key, text in documented.items()]
+        typer.echo(json.dumps(documented) if as_json else "\n".join(lines))
+        return
+    if not recipe:
+        raise ConfigError("give a recipe, or --keys for the list of keys")
+    resolved = load_config(recipe, overrides or [])
+    if as_json:
+        typer.echo(json.dumps(resolved.model_dump(mode="json")))
+        return
+    from graft.config import dump_config
+
+    typer.echo(dump_config(resolved), nl=False)
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder, run, checkpoint or .gguf file.")],
+    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="May be given several times.")],
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    n: Annotated[int, typer.Option(min=1, help="Completions per prompt.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0 keeps every token.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 keeps every token.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 keeps every token.")] = 0.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End where this text appears.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template: the text as it stands.")] = False,
+    template: Annotated[str, typer.Option(help="Chat template: a name, path or text.")] = "",
+    device: Annotated[str, typer.Option()] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Sample from a model. With --json: tokens, text, log-probs and entropies of every token."""
+    from graft.evaluate.generate import Generator
+    from graft.train.checkpoint import latest_model
+    from graft.types import Sampling
+
+    sampling = Sampling(
+        temperature=0.0 if greedy else temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+    )
+    generator = Generator(latest_model(model), device=device, dtype=dtype, template=template or None)
+    if generator.note:
+        typer.echo(generator.note, err=True)
+    drawn = generator(prompt, sampling, n=n, seed=seed, raw=raw)
+    if as_json:
+        answers = [
+            {"prompt": text, "completions": completions}
+            for text, completions in zip(prompt, drawn, strict=True)
+        ]
+        typer.echo(json.dumps({"model": model, "answers": answers}))
+        return
+    for text, completions in zip(prompt, drawn, strict=True):
+        for completion in completions:
+            if len(prompt) * n > 1:
+                typer.echo(f"--- {text}")
+            typer.echo(completion["text"])
+
+
+def main() -> None:
+    """Entry point: errors a user can act on are one line; anything else is a bug and shows itself."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        sys.exit(_complain(error))
+
+
+def _complain(error: Exception) -> int:
+    if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's, wherever typer keeps it
+        error.show()  # type: ignore[attr-defined]
+        return 2
+    from graft.config import ConfigError
+    from graft.registry import UnknownName
+
+    if os.environ.get("GRAFT_DEBUG") or not _is_for_the_user(error):
+        traceback.print_exception(error)
+        if not os.environ.get("GRAFT_DEBUG"):
+            typer.echo("graft: this is a fault in graft or in your own code, shown above", err=True)
+        return 1
+    typer.echo(f"graft: {error}", err=True)
+    return 2 if isinstance(error, (ConfigError, UnknownName)) else 1
+
+
+def _is_for_the_user(error: Exception) -> bool:
+    """Raised on purpose by us: its own class, or a plain one raised in a file of ours."""
+    if type(error).__module__.startswith("graft."):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parent)
+    plain = (ValueError, ImportError, OSError)
+    return bool(frames) and isinstance(error, plain) and frames[-1].filename.startswith(ours)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""Recipes: typed, small, checked before anything is loaded.
+
+A recipe is a YAML file (or the name of a bundled one), `key=value` overrides come after it:
+
+    graft train quickstart train.lr=1e-4 rollout.samples=16
+
+Each field's line of documentation is what `graft config --help-keys` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from graft.registry import nearest
+
+
+class ConfigError(ValueError):
+    """A recipe that cannot work; the text names the key and the way out."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Run(Section):
+    name: str = ""
+    """Folder of the run under `run.dir`; empty takes the recipe's name."""
+    dir: str = "runs"
+    """Where runs live."""
+    seed: int = 0
+    """Seed of weights, tasks and draws."""
+    resume: bool = True
+    """Go on from the newest checkpoint of the folder; false refuses a folder that has one."""
+    save_every: int = Field(25, ge=0)
+    """Steps between checkpoints; 0 saves at the end only."""
+    keep_last: int = Field(2, ge=1)
+    """Checkpoints kept besides the best one."""
+    eval_every: int = Field(0, ge=0)
+    """Steps between held-out evaluations; 0 evaluates before and after only."""
+    eval_tasks: int = Field(200, ge=0)
+    """Held-out tasks per evaluation; 0 never evaluates."""
+    log_episodes: int = Field(1, ge=0)
+    """Write the episode trees of every n-th step; 0 never."""
+    trackers: list[str] = ["tensorboard"]
+    """Besides metrics.jsonl: tensorboard, wandb."""
+
+
+class Model(Section):
+    path: str = ""
+    """A Hugging Face folder, a checkpoint or run folder of ours, or a .gguf file."""
+    shape: dict[str, Any] = {}
+    """From scratch instead: fields of graft.models.Shape, such as {width: 256, layers: 2}."""
+    alphabet: str = ""
+    """Tokenizer from scratch: its characters; "bytes" for raw bytes; empty asks the environment."""
+    chat_template: str = ""
+    """Name (chatml), path or text of a template; empty takes the tokenizer's own."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on a GPU, float32 on a CPU."""
+    device: str = "auto"
+    """auto: the GPU if there is one."""
+
+
+class Tasks(Section):
+    env: str = ""
+    """An environment's id, or "your.module:Class"."""
+    args: dict[str, Any] = {}
+    """Its keyword arguments."""
+    eval_args: dict[str, Any] = {"split": "test"}
+    """Arguments that differ when tasks are held out."""
+    reward: str = ""
+    """A reward's name or "your.module:fn"; empty takes the environment's own rewards."""
+
+
+class Rollout(Section):
+    tasks: int = Field(16, ge=1)
+    """Tasks per step."""
+    samples: int = Field(8, ge=1)
+    """Attempts per task."""
+    branch: str = "independent"
+    """Where attempts fork: a name or "your.module:fn"."""
+    temperature: float = Field(1.0, gt=0)
+    """Of sampling, and of the log-probs that are trained."""
+    max_tokens: int = Field(256, ge=1)
+    """Sampled tokens per turn."""
+    max_turns: int = Field(8, ge=1)
+    """Turns per attempt."""
+    max_context: int = Field(4096, ge=2)
+    """Tokens of a whole attempt, prompt included."""
+    dynamic_rounds: int = Field(0, ge=0)
+    """Draws per step to replace groups of equal rewards; 1 never redraws, 0 asks the preset."""
+    concurrency: int = Field(256, ge=1)
+    """Tasks that grow at a time."""
+    deadline: float = Field(600.0, gt=0)
+    """Seconds any single wait may take: a completion, a tool, an environment."""
+
+
+class EngineSection(Section):
+    name: str = "native"
+    """native; others come with their extras."""
+    kv_tokens: int = Field(0, ge=0)
+    """Tokens the KV pool holds; 0 chooses by memory."""
+    page_size: int = Field(16, ge=1)
+    """Tokens per KV page."""
+
+
+class Algo(Section):
+    name: str = "grpo"
+    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo."""
+    credit: list[Any] = []
+    """Instead of the preset's: names, {name: {...}} or "your.module:fn", applied in order."""
+    loss: Any = None
+    """Instead of the preset's: a name, {name: {...}} or "your.module:fn"."""
+    reduction: Any = None
+    """Instead of the preset's: token, sequence or {constant: {length: n}}."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL to the reference model; 0 loads none."""
+    kl_kind: Literal["k1", "k2", "k3"] = "k3"
+    """Its estimator."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where it acts."""
+    entropy_coef: float = 0.0
+    """Bonus on the policy's entropy."""
+    importance_cap: float = Field(0.0, ge=0)
+    """Cap of the truncated importance weight between engine and learner; 0 is off."""
+    mask_truncated: bool = False
+    """Attempts that ran out of budget are not trained on."""
+    overlong: list[int] = []
+    """[length, buffer]: DAPO's soft penalty on the last `buffer` of `length` sampled tokens."""
+    critic_lr: float = Field(0.0, ge=0)
+    """Learning rate of the critic (ppo); 0 takes train.lr."""
+
+
+class Train(Section):
+    steps: int = Field(100, ge=0)
+    """Optimizer rounds: one batch of rollouts each (sft: one batch of examples)."""
+    lr: float = Field(1e-6, gt=0)
+    """Peak learning rate."""
+    warmup: int = Field(0, ge=0)
+    """Steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up."""
+    min_lr: float = Field(0.0, ge=0, le=1)
+    """Where the schedule ends, as a share of lr."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's, on matrices only."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's."""
+    max_grad_norm: float = Field(1.0, ge=0)
+    """Clip gradients to this global norm; 0 does not."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each batch of rollouts."""
+    minibatches: int = Field(1, ge=1)
+    """Optimizer steps per pass."""
+    tokens_per_micro: int = Field(8192, ge=1)
+    """Unique tokens per micro-batch: memory, not mathematics."""
+    recompute: bool = False
+    """Activation checkpointing."""
+
+
+class Sft(Section):
+    steps: int = Field(0, ge=0)
+    """Steps of supervised warm-up; 0 has none."""
+    data: str = ""
+    """jsonl or parquet with messages; empty takes the environment's demonstrations."""
+    demo_args: dict[str, Any] = {}
+    """Arguments of the environment's demonstrate()."""
+    batch: int = Field(64, ge=1)
+    """Examples per step."""
+    lr: float = Field(1e-4, gt=0)
+    """Peak learning rate; linear decay to a tenth."""
+    warmup: int = Field(50, ge=0)
+    """Steps of linear warm-up."""
+    stop_at: float = Field(0.0, ge=0, le=1)
+    """Stop early once held-out demonstrations are followed this exactly; 0 never does."""
+
+
+class Config(Section):
+    """Everything a run depends on."""
+
+    run: Run = Run()
+    model: Model = Model()
+    task: Tasks = Tasks()
+    rollout: Rollout = Rollout()
+    engine: EngineSection = EngineSection()
+    algo: Algo = Algo()
+    train: Train = Train()
+    sft: Sft = Sft()
+
+    @model_validator(mode="after")
+    def _can_work(self) -> Config:
+        if self.model.path and self.model.shape:
+            raise ValueError("model.path and model.shape exclude each other: load one, or start one")
+        if not self.model.path and not self.model.shape:
+            raise ValueError("no model: give model.path, or model.shape to start from scratch")
+        if self.algo.overlong and len(self.algo.overlong) != 2:
+            raise ValueError(f"algo.overlong={self.algo.overlong}: give [length, buffer]")
+        if self.rollout.max_tokens >= self.rollout.max_context:
+            raise ValueError(
+                f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "
+                f"rollout.max_context={self.rollout.max_context}"
+            )
+        if self.train.minibatches > self.rollout.tasks:
+            raise ValueError(
+                f"train.minibatches={self.train.minibatches} is more than rollout.tasks="
+                f"{self.rollout.tasks}: a mini-batch holds whole groups"
+            )
+        return self
+
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def find_recipe(name: str) -> Path:
+    """A path, or a bundled recipe such as `quickstart` or `expa/sorting`."""
+    given = Path(name)
+    if given.is_file():
+        return given
+    folders = [RECIPES, Path(__file__).parent.parent / "recipes"]  # installed; a source checkout
+    for folder in folders:
+        if (found := folder / f"{name}.yaml").is_file():
+            return found
+    known = sorted(
+        str(path.relative_to(folder).with_suffix(""))
+        for folder in folders
+        if folder.is_dir()
+        for path in folder.rglob("*.yaml")
+    )
+    hint = nearest(name, known)
+    meant = f" Did you mean {hint!r}?" if hint else ""
+    raise ConfigError(f"no recipe {name!r}: neither a file nor bundled ({', '.join(known)}).{meant}")
+
+
+def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
+    """Read, override, check. Every complaint names the key; a typo gets the nearest valid one."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    path = find_recipe(recipe)
+    try:
+        base = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a recipe: {error}") from error
+    if not OmegaConf.is_dict(base):
+        raise ConfigError(f"{path} is not a recipe: it holds {type(base).__name__}, not sections")
+    for override in overrides:
+        if "=" not in override or override.startswith("-"):
+            raise ConfigError(f"override {override!r} is not of the form key=value (train.lr=1e-4)")
+    try:
+        merged = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
+        values: Any = OmegaConf.to_container(merged, resolve=True)
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{path} with {list(overrides)}: {error}") from error
+    config = check(values, where=str(path))
+    if not config.run.name:
+        config = config.model_copy(
+            update={"run": config.run.model_copy(update={"name": path.stem})}
+        )
+    return config
+
+
+def check(values: Any, where: str = "config") -> Config:
+    """A Config from plain values."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} holds {type(values).__name__}, not sections of keys")
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(problem) for problem in error.errors()]
+        raise ConfigError(f"{where}: " + "; ".join(lines)) from error
+
+
+def _explain(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        hint = nearest(key, keys()) or nearest(key.split(".")[-1], [k.split(".")[-1] for k in keys()])
+        full = next((k for k in keys() if hint and (k == hint or k.endswith(f".{hint}"))), None)
+        meant = f"; did you mean {full!r}?" if full else "; see `graft config --keys`"
+        return f"unknown key {key!r}{meant}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if not key:
+        return message
+    return f"{key}={problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def keys() -> dict[str, str]:
+    """Every key and its line of documentation."""
+    documented: dict[str, str] = {}
+    for section, info in Config.model_fields.items():
+        model = info.annotation
+        assert model is not None and issubclass(model, BaseModel)
+        for name, field in model.model_fields.items():
+            documented[f"{section}.{name}"] = field.description or ""
+    return documented
+
+
+def dump_config(config: Config) -> str:
+    """The recipe with every default filled in, as YAML that loads back to the same."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))

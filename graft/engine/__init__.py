@@ -1,0 +1,8 @@
+"""Engines sample from a model: contexts in, completions out (`graft.protocols.Engine`)."""
+
+from __future__ import annotations
+
+ENGINES: dict[str, str] = {
+    "native": "graft.engine.native.engine:NativeEngine",
+}
+"""Name -> "module:attr"; imported on use, since most of them need torch or a server."""

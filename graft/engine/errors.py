@@ -1,0 +1,7 @@
+"""What an engine raises when it cannot sample; the rollout turns it into `Status.ENGINE_ERROR`."""
+
+from __future__ import annotations
+
+
+class EngineError(RuntimeError):
+    """The engine could not serve this sample; the text says what was seen and what to change."""

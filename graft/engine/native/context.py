@@ -1,0 +1,126 @@
+"""A sequence of tokens kept ready to continue: what rollouts hold in their hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
+from types import TracebackType
+
+from graft.engine.errors import EngineError
+from graft.engine.native.driver import Driver
+from graft.engine.native.scheduler import Request
+from graft.engine.native.tree import Sequence
+from graft.engine.native.uniforms import derive
+from graft.protocols import Grammar
+from graft.types import Completion, Finish, Sampling
+
+MakeRequest = Callable[["Context", Sampling, Grammar | None], Request]
+
+
+class Context:
+    """Tokens with their keys and values behind them.
+
+        context = engine.open(prompt)
+        twin = context.fork()                       # shares the prompt's pages
+        completion = await context.sample(sampling)
+        context.append(tool_answer)                 # computed with the next sample
+        completion = await context.sample(sampling)
+        context.close()
+
+    `tokens` is the live list: read it, never write it. The randomness of a sample is a function of
+    (engine seed, `key`, position), nothing else. A grammar's mode is kept from sample to sample.
+    """
+
+    def __init__(
+        self, sequence: Sequence, key: int, driver: Driver, make_request: MakeRequest
+    ) -> None:
+        self.tokens = sequence.tokens
+        self.key = key
+        self.mode: int | None = None
+        self.sequence = sequence
+        self._driver, self._make_request = driver, make_request
+        self._forks = 0
+        self._request: Request | None = None
+        self._is_open = True
+
+    def append(self, tokens: Tokens[int]) -> None:
+        """Add tokens somebody else wrote; they are computed when the context samples next."""
+        self._check_free("append to")
+        self.tokens.extend(check_tokens(tokens, self._driver.space.vocab_size))
+
+    def fork(self, key: int | None = None) -> Context:
+        """A context with the same tokens and its own future; full pages are shared."""
+        self._check_free("fork")
+        self._forks += 1
+        child = Context(
+            self._driver.tree.fork(self.sequence),
+            derive(self.key, self._forks) if key is None else key,
+            self._driver,
+            self._make_request,
+        )
+        child.mode = self.mode
+        return child
+
+    async def sample(self, sampling: Sampling, grammar: Grammar | None = None) -> Completion:
+        """Draw until a stop, `max_tokens` or the window; the tokens are part of the context then.
+
+        If it fails or is cancelled the context is as before.
+        """
+        self._check_free("sample from")
+        request = self._make_request(self, sampling, grammar)
+        if request.room < 1:  # the window is full: nothing to compute
+            request.finish(Finish.LENGTH)
+            return await request.future
+        self._request = request
+        try:
+            completion = await self._driver.submit(request)
+        except BaseException:
+            if self._is_open:
+                self._driver.tree.truncate(self.sequence, request.start)
+            raise
+        finally:
+            self._request = None
+            if self._is_open:
+                self._driver.settle(self.sequence)
+        if grammar is not None:
+            self.mode = request.mode
+        return completion
+
+    def close(self) -> None:
+        """Give the pages back; a sample in flight ends with what it has, finish "abort"."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._request is not None and not self._request.is_over:
+            self._request.finish(Finish.ABORT)
+        self._driver.settle(self.sequence)
+        self._driver.tree.close(self.sequence)
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_free(self, action: str) -> None:
+        if not self._is_open:
+            raise EngineError(f"cannot {action} a closed context")
+        if self._request is not None:
+            raise EngineError(
+                f"cannot {action} a context while it samples; await its sample first, or fork it "
+                f"before sampling"
+            )
+
+
+def check_tokens(tokens: Tokens[int], vocab_size: int) -> list[int]:
+    """The tokens as a list of ints; a bad id here would break the whole batch later."""
+    ids = [int(token) for token in tokens]
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        bad = next(i for i in ids if not 0 <= i < vocab_size)
+        raise ValueError(f"token {bad} is outside the model's vocabulary of {vocab_size}")
+    return ids

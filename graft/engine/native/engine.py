@@ -1,0 +1,178 @@
+"""`NativeEngine`: samples from the trainer's own decoder, in the same process and memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from graft.actions.space import ActionSpace
+from graft.engine.errors import EngineError
+from graft.engine.native.context import Context, check_tokens
+from graft.engine.native.driver import Driver
+from graft.engine.native.pages import Pages, pool_tokens
+from graft.engine.native.runner import Runner
+from graft.engine.native.scheduler import Request, Scheduler
+from graft.engine.native.stops import Pieces, StopStrings
+from graft.engine.native.tree import Tree
+from graft.engine.native.uniforms import derive
+from graft.models.decoder import Decoder
+from graft.protocols import Grammar, Tokenizer
+from graft.types import Sampling
+
+
+class NativeEngine:
+    """Continuous batching over paged keys and values that forks share.
+
+    decoder        sampled from as it is at each step; the engine holds no copy of its weights
+    tokenizer      only to look for stop strings
+    eos_ids        stop tokens of every sample
+    kv_tokens      size of the KV pool; None: from the memory of the device
+    page_size      tokens per page
+    prefill_chunk  tokens of prompts and tool results computed per step, beside the decodes
+    max_running    requests that share a step
+    seed           of every draw, together with the context's key and the position
+    space          modes and their masks; None: every token is allowed, mode 0 only
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        tokenizer: Tokenizer | None = None,
+        eos_ids: Sequence[int] = (),
+        kv_tokens: int | None = None,
+        page_size: int = 16,
+        prefill_chunk: int = 2048,
+        max_running: int = 1024,
+        seed: int = 0,
+        space: ActionSpace | None = None,
+    ) -> None:
+        shape = decoder.shape
+        space = space or ActionSpace(shape.vocab_size)
+        if space.extra:
+            raise EngineError(
+                f"the action space has {space.extra} extra actions; extra actions need head rows, "
+                f"which the native engine does not hold yet"
+            )
+        if space.vocab_size != shape.vocab_size:
+            raise EngineError(
+                f"the action space is made for {space.vocab_size} tokens, the model has "
+                f"{shape.vocab_size}"
+            )
+        for name, value in (
+            ("page_size", page_size),
+            ("prefill_chunk", prefill_chunk),
+            ("max_running", max_running),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}={value}: must be 1 or more")
+        if kv_tokens is None:
+            kv_tokens = pool_tokens(shape, decoder.device, decoder.dtype)
+        if kv_tokens < page_size:
+            raise ValueError(f"kv_tokens={kv_tokens} holds no page of {page_size} tokens")
+        self.decoder, self.space = decoder, space
+        self.vocab_size = shape.vocab_size
+        self.version = 0
+        self.eos_ids = frozenset(eos_ids)
+        pages = Pages(shape, kv_tokens // page_size, page_size, decoder.device, decoder.dtype)
+        self._tree = Tree(pages)
+        self._scheduler = Scheduler(
+            self._tree, prefill_chunk=prefill_chunk, max_running=max_running
+        )
+        runner = Runner(decoder, self._tree, space, seed)
+        self._driver = Driver(self._tree, self._scheduler, runner, space)
+        self._pieces = None if tokenizer is None else Pieces(tokenizer)
+        self._opened = 0
+        self._is_open = True
+
+    def open(self, tokens: Sequence[int], key: int | None = None) -> Context:
+        """A context over `tokens`; nothing is computed before it samples."""
+        if not self._is_open:
+            raise EngineError("the engine is closed")
+        ids = check_tokens(tokens, self.vocab_size)
+        if not ids:
+            raise ValueError("cannot open a context without tokens: there is nothing to continue")
+        self._opened += 1
+        key = derive(0, self._opened) if key is None else key
+        return Context(self._tree.open(ids), key, self._driver, self._request)
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """Take over new weights: None if they were changed in place, else by Hugging Face name.
+
+        Cached keys and values are forgotten. A completion in flight goes on from its own past.
+        """
+        if weights is not None:
+            from graft.models.load import hf_names
+
+            views = hf_names(self.decoder)
+            unknown = sorted(set(weights) - set(views))
+            missing = sorted(set(views) - set(weights))
+            if unknown or missing:
+                raise EngineError(
+                    f"these weights are not the model's: missing {missing[:4]}, "
+                    f"unknown {unknown[:4]} (of {len(missing)} and {len(unknown)})"
+                )
+            for name, view in views.items():
+                view.copy_(weights[name])
+        self.version = version
+        self._driver.forget()
+
+    def close(self) -> None:
+        """End every sample with an error and give the pool back."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._driver.fail_all(EngineError("the engine was closed while this context sampled"))
+        self._tree.pages.discard()
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counters since the start; `decode_tokens` were computed one per request and step."""
+        pages = self._tree.pages
+        return {
+            "steps": self._driver.steps,
+            "prefill_tokens": self._driver.prefill_tokens,
+            "decode_tokens": self._driver.decode_tokens,
+            "evictions": self._scheduler.evictions,
+            "preemptions": self._scheduler.preemptions,
+            "running": len(self._scheduler.requests),
+            "pages_free": pages.free,
+            "pages_total": pages.total,
+        }
+
+    def _request(self, context: Context, sampling: Sampling, grammar: Grammar | None) -> Request:
+        if not self._is_open:
+            raise EngineError("the engine is closed")
+        stop_strings = None
+        if sampling.stop:
+            if self._pieces is None:
+                raise EngineError(
+                    f"stop strings {sampling.stop!r} need a tokenizer; pass "
+                    f"NativeEngine(..., tokenizer=...) or use stop_tokens"
+                )
+            stop_strings = StopStrings(sampling.stop, self._pieces)
+        mode = 0
+        if grammar is not None:
+            mode = grammar.start if context.mode is None else context.mode
+            if not 0 <= mode < self.space.num_modes:
+                raise EngineError(
+                    f"the grammar starts in mode {mode}, but the action space has modes 0 to "
+                    f"{self.space.num_modes - 1}"
+                )
+        window = self.decoder.shape.max_positions - len(context.tokens)
+        return Request(
+            sequence=context.sequence,
+            key=context.key,
+            sampling=sampling,
+            stop_tokens=self.eos_ids.union(sampling.stop_tokens),
+            stop_strings=stop_strings,
+            grammar=grammar,
+            mode=mode,
+            room=min(sampling.max_tokens, window),
+            version=self.version,
+            future=asyncio.get_running_loop().create_future(),
+        )

@@ -1,0 +1,119 @@
+"""One step on the device: a forward over the batch, the head where a draw follows, the draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graft.actions.space import ActionSpace
+from graft.engine.native.attention import paged
+from graft.engine.native.batch import Batcher
+from graft.engine.native.sampler import Knobs, sample
+from graft.engine.native.scheduler import Request, Work
+from graft.engine.native.tree import Tree
+from graft.engine.native.uniforms import uniforms
+from graft.models.decoder import Decoder
+
+GATHER_LIMIT = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""Elements of keys that one bucket may gather at a time: small enough for caches and memory."""
+
+Draw = tuple[Request, int, float, float]
+"""The request, its token, the token's log-prob, the entropy it was drawn under."""
+
+
+class Runner:
+    """Holds the decoder (the trainer's own module) and turns planned work into drawn tokens."""
+
+    def __init__(self, decoder: Decoder, tree: Tree, space: ActionSpace, seed: int) -> None:
+        self.decoder, self.tree, self.space, self.seed = decoder, tree, space, seed
+        shape = decoder.shape
+        limit = GATHER_LIMIT.get(decoder.device.type, GATHER_LIMIT["cuda"])
+        self.batcher = Batcher(tree, shape.heads // shape.kv_heads, limit)
+        self.allowed = None  # [modes, V]
+        if space.allowed is not None:
+            self.allowed = torch.from_numpy(space.allowed).to(decoder.device)
+
+    @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
+    def run(self, works: list[Work]) -> list[Draw]:
+        """Compute the works, mark their tokens as cached, draw where a request waits for it."""
+        batch = self.batcher.build(works)
+        pages = self.tree.pages
+        pages.flush_copies()
+        attend = paged(pages, batch.write_rows, batch.buckets)
+        hidden = self.decoder(batch.tokens, batch.positions, attend)
+        for work in works:
+            work.sequence.cached += work.count
+        if not batch.requests:
+            return []
+        if len(batch.last) < len(hidden):
+            hidden = hidden.index_select(0, batch.last)
+        logits = F.linear(hidden, self.decoder.head_weight)
+        drawn = sample(
+            logits,
+            self._uniforms(batch.requests),
+            self._knobs(batch.requests),
+            self._allowed(batch.requests),
+        )
+        # float32 holds token ids exactly up to 2**24; one transfer for all three
+        tokens, logprobs, entropies = torch.stack([x.float() for x in drawn]).tolist()
+        return list(zip(batch.requests, map(int, tokens), logprobs, entropies, strict=True))
+
+    def _uniforms(self, requests: list[Request]) -> Tensor:
+        keys = np.array([request.key for request in requests], dtype=np.uint64)
+        lengths = np.array([len(r.sequence.tokens) for r in requests], dtype=np.uint64)
+        return self._tensor(uniforms(self.seed, keys, lengths))
+
+    def _knobs(self, requests: list[Request]) -> Knobs:
+        first = requests[0].sampling
+        if all(request.sampling is first for request in requests):  # the usual case, and quick
+            settings = [first]
+        else:
+            settings = [request.sampling for request in requests]
+        temperature = np.array([s.temperature for s in settings], dtype=np.float32)
+        is_greedy = temperature == 0
+        knobs: dict[str, Tensor | None] = {}
+        if (temperature != 1).any():
+            knobs["temperature"] = self._rows(np.where(is_greedy, 1, temperature), requests)
+        if is_greedy.any():
+            knobs["greedy"] = self._rows(is_greedy, requests)
+        truncating = [s.is_truncating and s.temperature > 0 for s in settings]
+        if any(truncating):
+            everything = self.decoder.shape.vocab_size
+            cuts = [
+                (s.top_k or everything, s.top_p, s.min_p) if t else (everything, 1.0, 0.0)
+                for s, t in zip(settings, truncating, strict=True)
+            ]
+            top_k, top_p, min_p = zip(*cuts, strict=True)
+            knobs["top_k"] = self._rows(np.array(top_k), requests)
+            knobs["top_p"] = self._rows(np.array(top_p, dtype=np.float32), requests)
+            knobs["min_p"] = self._rows(np.array(min_p, dtype=np.float32), requests)
+        return Knobs(**knobs)
+
+    def _allowed(self, requests: list[Request]) -> Tensor | None:
+        """[B, V] bool: the mode's row, less the stop tokens of those who must go on. None: all."""
+        banned = [
+            (row, token)
+            for row, request in enumerate(requests)
+            if len(request.logprobs) < request.sampling.min_tokens
+            for token in request.stop_tokens
+        ]
+        allowed = None
+        if self.allowed is not None:
+            modes = np.array([request.mode for request in requests])
+            allowed = self.allowed.index_select(0, self._tensor(modes))
+        if banned:
+            if allowed is None:
+                shape = (len(requests), self.decoder.shape.vocab_size)
+                allowed = torch.ones(shape, dtype=torch.bool, device=self.decoder.device)
+            rows, tokens = self._tensor(np.array(banned)).unbind(1)
+            allowed[rows, tokens] = False
+        return allowed
+
+    def _rows(self, values: np.ndarray, requests: list[Request]) -> Tensor:
+        """[B], from one value per request or one for all."""
+        return self._tensor(np.broadcast_to(values, (len(requests),)).copy())
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.decoder.device, non_blocking=True)

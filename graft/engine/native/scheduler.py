@@ -1,0 +1,217 @@
+"""Which tokens the next forward computes: oldest requests first, nobody waits for a batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from graft.engine.errors import EngineError
+from graft.engine.native.stops import StopStrings
+from graft.engine.native.tree import Sequence, Tree
+from graft.protocols import Grammar
+from graft.types import Completion, Finish, Sampling
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One `sample` on its way: what was asked, and what has been drawn so far."""
+
+    sequence: Sequence
+    key: int
+    sampling: Sampling
+    stop_tokens: frozenset[int]
+    stop_strings: StopStrings | None
+    grammar: Grammar | None
+    mode: int
+    room: int
+    """How many tokens it may write: `max_tokens`, or what is left of the model's window."""
+    version: int
+    """Of the weights when it began; the staleness of its oldest token."""
+    future: asyncio.Future[Completion]
+    start: int = 0
+    logprobs: list[float] = field(default_factory=list[float])
+    entropies: list[float] = field(default_factory=list[float])
+    modes: list[int] = field(default_factory=list[int])
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.start = len(self.sequence.tokens)
+
+    def finish(self, finish: Finish) -> None:
+        tokens = self.sequence.tokens[self.start :]
+        self.is_over = True
+        if not self.future.done():  # the caller may have given up waiting
+            self.future.set_result(
+                Completion(
+                    tokens,
+                    list(tokens),
+                    self.logprobs,
+                    self.entropies,
+                    self.modes,
+                    finish,
+                    self.version,
+                )
+            )
+
+    def fail(self, error: BaseException) -> None:
+        self.is_over = True
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(slots=True)
+class Work:
+    """Compute the next `count` tokens of `sequence`; then draw one for `request`, if any."""
+
+    sequence: Sequence
+    count: int
+    request: Request | None
+
+
+class Scheduler:
+    """Two queues in order of arrival: `running` has a share of every step, `waiting` none yet.
+
+    Every running request that only lacks its last token gets it (decode); longer gaps (prompts,
+    tool results, stems) are filled in chunks of `prefill_chunk` tokens per step altogether. When
+    pages run out, contexts nobody samples from lose theirs, then the youngest running requests do.
+    """
+
+    def __init__(self, tree: Tree, *, prefill_chunk: int, max_running: int) -> None:
+        self.tree, self.prefill_chunk, self.max_running = tree, prefill_chunk, max_running
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.evictions = 0
+        self.preemptions = 0
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Everything under way, oldest first."""
+        return [r for r in (*self.running, *self.waiting) if not r.is_over]
+
+    def plan(self) -> list[Work]:
+        """The work of the next step, with its pages reserved.
+
+        Empty only if nothing is under way. A request that can never fit is failed here.
+        """
+        self.running = [r for r in self.running if not r.is_over]
+        self.tree.clock += 1
+        self._admit()
+        works: list[Work] = []
+        planned: set[Sequence] = set()
+        budget = self.prefill_chunk
+        index = 0
+        while index < len(self.running):  # the list shrinks at its end when somebody is preempted
+            request = self.running[index]
+            index += 1
+            sequence = self.tree.ready(request.sequence)
+            if sequence in planned:
+                continue  # a sibling computes our stem in this very step
+            gap = len(sequence.tokens) - sequence.cached
+            count = 1 if gap == 1 else min(gap, budget)
+            if count == 0 or not self._make_room(request, sequence, sequence.cached + count):
+                continue
+            if gap > 1:
+                budget -= count
+            planned.add(sequence)
+            sequence.used = self.tree.clock
+            draws = count == gap and sequence is request.sequence
+            works.append(Work(sequence, count, request if draws else None))
+        if not works and self.requests:
+            return self.plan()  # everybody in `running` was failed; the next ones get their turn
+        return works
+
+    def _admit(self) -> None:
+        """Move waiting requests up while there is room for what they still have to compute."""
+        pages = self.tree.pages
+        while self.waiting and len(self.running) < self.max_running:
+            request = self.waiting[0]
+            if request.is_over:
+                self.waiting.popleft()
+                continue
+            if self.running:
+                # a page in hand for each running request, or they preempt the newcomer at once
+                needed = self._needed(request.sequence) + len(self.running)
+                if needed > pages.free and needed > pages.free + self._reclaimable():
+                    return
+            self.running.append(self.waiting.popleft())
+
+    def _needed(self, sequence: Sequence) -> int:
+        stem = sequence.stem
+        shared = 0
+        if stem is not None and sequence.cached < len(stem.tokens) == stem.cached:
+            shared = stem.cached // self.tree.pages.size
+        return self.tree.missing(sequence, len(sequence.tokens)) - shared
+
+    def _make_room(self, request: Request, sequence: Sequence, length: int) -> bool:
+        """Reserve pages up to `length`, taking them from others if need be.
+
+        False if the request has to wait for older ones, or if it has just been failed.
+        """
+        pages = self.tree.pages
+        while not self.tree.reserve(sequence, length):
+            short = self.tree.missing(sequence, length) - pages.free
+            if self._evict(self._idle(), short):
+                continue
+            youngest = self.running[-1]
+            if youngest is not request:
+                self.running.pop()
+                self.waiting.appendleft(youngest)
+                self.tree.drop(youngest.sequence)
+                self.preemptions += 1
+                continue
+            if len(self.running) > 1:
+                return False
+            if self._evict(self._adopted_stems(sequence), short):
+                continue
+            request.fail(
+                EngineError(
+                    f"a context of {length} tokens needs {-(-length // pages.size)} KV pages of "
+                    f"{pages.size} tokens, and the pool has {pages.total} "
+                    f"({pages.total * pages.size} tokens); raise engine.kv_tokens or shorten the "
+                    f"context"
+                )
+            )
+            return False
+        return True
+
+    def _evict(self, sequences: list[Sequence], short: int) -> bool:
+        """Drop the least recently used until `short` pages came free; False if none had any."""
+        pages = self.tree.pages
+        target = pages.free + short
+        dropped = False
+        for sequence in sorted(sequences, key=lambda s: s.used):
+            if pages.free >= target:
+                break
+            self.tree.drop(sequence)
+            self.evictions += 1
+            dropped = True
+        return dropped
+
+    def _idle(self) -> list[Sequence]:
+        """Sequences with pages that no running request stands on."""
+        busy: set[Sequence] = set()
+        for request in self.running:
+            node: Sequence | None = request.sequence
+            while node is not None and node not in busy:
+                busy.add(node)
+                node = node.stem
+        return [s for s in self.tree.sequences if s.pages and s not in busy]
+
+    def _reclaimable(self) -> int:
+        held = {page for sequence in self._idle() for page in sequence.pages}
+        busy = {page for request in self.running for page in request.sequence.pages}
+        return len(held - busy)
+
+    def _adopted_stems(self, sequence: Sequence) -> list[Sequence]:
+        """Stems below that have served: all their full pages are held by `sequence` itself."""
+        stems: list[Sequence] = []
+        node = sequence.stem
+        while node is not None:
+            if node.pages and sequence.cached >= len(node.tokens):
+                stems.append(node)
+            node = node.stem
+        return stems

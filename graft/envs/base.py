@@ -1,0 +1,226 @@
+"""The ground every environment stands on: seeds, turns, forks, snapshots.
+
+A subclass writes `pose` (draw an instance, say what the policy sees) and `respond` (answer one
+action). (env, seed, actions) fixes everything that happens, later episodes included: each env draws
+from its own generator and nothing else.
+
+    env.reset(seed=7)   the same task on every machine, whatever happened before
+    env.reset()         the next one: its seed is drawn from the stream that seed 7 began
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import operator
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from graft.protocols import Env, Observation
+from graft.types import Author, Message, Task, Turn
+
+Trace = list[tuple[Author, str]]
+"""What was written after the prompt, in order: policy and env texts. The last one ends the turn."""
+
+SPLITS = ("train", "test")
+TEST_SHARE = 10  # per cent
+
+
+class BaseEnv:
+    """Implements the Env protocol around `pose` and `respond`."""
+
+    env_id = ""
+    entry_point = ""
+    data_source = ""
+    split = "train"
+    blocking = False
+    forkable = True
+    stop: tuple[str, ...] = ()
+    observe_as = "user"
+    max_turns: int | None = 1
+    """Actions per episode; when they are used up the episode is truncated. None: no limit."""
+    shared: tuple[str, ...] = ()
+    """Attributes that forks have in common instead of copying: a dataset, a pool of workers."""
+    saved: tuple[str, ...] = ("seed", "turns", "is_over", "prompt", "answer")
+    """Attributes that make up the current episode, in plain data; a subclass adds its own."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random()
+        self.seed = 0
+        self.turns = 0
+        self.is_over = True  # nothing to act on before the first reset
+        self.prompt: Observation = ""
+        self.answer: Any = None
+
+    def pose(self) -> Observation:
+        """Draw an instance from `self.rng`, keep it, set `self.answer`; what the policy sees."""
+        raise NotImplementedError(f"{type(self).__name__} must write pose()")
+
+    def respond(self, action: str) -> Turn:
+        """Answer one action. Whatever the policy wrote, this returns; it does not raise."""
+        raise NotImplementedError(f"{type(self).__name__} must write respond()")
+
+    def demonstrate(self, rng: random.Random) -> Trace:
+        """How a teacher would deal with the current instance, for warm-up data."""
+        raise NotImplementedError(f"{type(self).__name__} has no teacher: write demonstrate()")
+
+    def describe(self) -> dict[str, Any]:
+        """What else is worth knowing about the instance; becomes `Task.meta`, so JSON only."""
+        return {}
+
+    def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
+        # 53 bits: the seed of every episode survives a JSON reader that has only doubles
+        self.seed = self.rng.getrandbits(53) if seed is None else operator.index(seed)
+        if self.seed < 0:
+            raise ValueError(f"seed={seed}: must be 0 or more")
+        self.rng.seed(self.seed)
+        self.turns = 0
+        self.is_over = False
+        self.prompt = self.pose()
+        return self.prompt, {"seed": self.seed}
+
+    def step(self, action: str) -> Turn:
+        if self.is_over:
+            raise RuntimeError(f"env {self.env_id!r}: no episode is running; call reset() first")
+        turn = limit_turns(self.respond(action), self.turns + 1, self.max_turns)
+        self.turns += 1
+        self.is_over = turn.is_over
+        return turn
+
+    def task(self) -> Task:
+        """The current instance as data: `reset(task.seed)` poses it again."""
+        return Task(
+            id=f"{self.env_id}:{self.split}:{self.seed}",
+            env=self.env_id,
+            prompt=as_messages(self.prompt),
+            answer=self.answer,
+            seed=self.seed,
+            data_source=self.data_source or self.env_id,
+            meta=self.describe(),
+        )
+
+    def fork(self) -> Self:
+        """An independent copy in the same state, generator included."""
+        if not self.forkable:
+            raise TypeError(
+                f"env {self.env_id!r} cannot be copied (forkable = False); rebuild it by replaying "
+                "its actions, or write fork()"
+            )
+        twin = copy.copy(self)
+        vars(twin).update(copy.deepcopy(without(self.shared, vars(self))))
+        return twin
+
+    def get_state(self) -> dict[str, Any]:
+        """The current episode as plain data: generator and `saved` attributes, not the settings."""
+        saved = {name: getattr(self, name) for name in self.saved}
+        return copy.deepcopy({**saved, "rng": self.rng.getstate()})
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a snapshot of an env with the same settings, even one read from JSON."""
+        version, words, gauss = state["rng"]
+        self.rng.setstate((version, tuple(words), gauss))  # JSON made lists of the tuples
+        vars(self).update(copy.deepcopy({name: state[name] for name in self.saved}))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    @property
+    def unwrapped(self) -> Self:
+        return self
+
+
+class Wrapper:
+    """An env around an env. What it does not define itself is the inner env's, read when asked for.
+
+    A subclass keeps its own state in attributes, copied when it forks; `saved` and `shared` mean
+    what they mean for BaseEnv.
+    """
+
+    shared: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+
+    def __init__(self, env: Env) -> None:
+        self.env: Any = (
+            env  # more than the protocol: task, get_state, ... if the inner env has them
+        )
+        self.blocking = env.blocking
+        self.forkable = env.forkable
+        self.stop = env.stop
+        self.observe_as = env.observe_as
+
+    def __getattr__(self, name: str) -> Any:
+        # only called for names not found here; copy and pickle ask before `env` exists
+        if name == "env" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
+        return self.env.reset(seed)
+
+    def step(self, action: str) -> Turn:
+        return self.env.step(action)
+
+    def fork(self) -> Self:
+        twin = copy.copy(self)
+        own = without((*self.shared, "env"), vars(self))
+        vars(twin).update(copy.deepcopy(own), env=self.env.fork())
+        return twin
+
+    def get_state(self) -> dict[str, Any]:
+        saved = {name: getattr(self, name) for name in self.saved}
+        return {**copy.deepcopy(saved), "env": self.env.get_state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.env.set_state(state["env"])
+        vars(self).update(copy.deepcopy({name: state[name] for name in self.saved}))
+
+    def close(self) -> None:
+        self.env.close()
+
+    @property
+    def unwrapped(self) -> Any:
+        return getattr(self.env, "unwrapped", self.env)
+
+
+def without(names: Sequence[str], attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name not in names}
+
+
+def limit_turns(turn: Turn, turns: int, max_turns: int | None) -> Turn:
+    """`turn`, truncated if it was the last one allowed; a game that just ended stays terminated."""
+    if turn.is_over or max_turns is None or turns < max_turns:
+        return turn
+    return turn._replace(truncated=True)
+
+
+def as_messages(observation: Observation) -> tuple[Message, ...]:
+    """A text is one user message: "2+3=" -> ({"role": "user", "content": "2+3="},)"""
+    if isinstance(observation, str):
+        return ({"role": "user", "content": observation},)
+    return tuple(copy.deepcopy(observation))
+
+
+def split_of(instance: str) -> str:
+    """Where an instance belongs, decided by its text alone: one in ten is "test".
+
+    The same on every machine and Python (the built-in hash() is not), so a model never meets a test
+    instance in training, whatever the seeds.
+    """
+    digest = hashlib.sha256(instance.encode()).digest()
+    return "test" if int.from_bytes(digest[:4], "big") % 100 < TEST_SHARE else "train"
+
+
+def check_split(split: str) -> str:
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
+    return split
+
+
+def check_range(name: str, bounds: Sequence[int], least: int) -> tuple[int, int]:
+    """`bounds` as (low, high), or a ValueError that says what a right one looks like."""
+    if len(bounds) != 2 or not least <= bounds[0] <= bounds[1]:
+        raise ValueError(
+            f"{name}={bounds!r}: must be two numbers (low, high) with {least} <= low <= high"
+        )
+    return bounds[0], bounds[1]

@@ -1,0 +1,45 @@
+"""Scores on held-out tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from graft.rollout.branch import independent
+from graft.rollout.collect import collect
+from graft.rollout.episode import Setting
+from graft.types import Episode, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Means over all attempts; `failed` attempts (a broken tool or env) count as reward 0."""
+
+    reward: float
+    tool_rate: float
+    reward_with_tool: float
+    failed: float
+    episodes: list[Episode]
+
+
+def evaluate(
+    tasks: Sequence[Task],
+    setting: Setting,
+    *,
+    temperature: float,
+    samples: int = 1,
+    concurrency: int = 256,
+) -> Score:
+    """Attempt each task `samples` times; temperature 0 is greedy."""
+    setting = replace(setting, sampling=replace(setting.sampling, temperature=temperature))
+    episodes = collect(tasks, setting, independent(samples), concurrency=concurrency)
+    leaves = [leaf for episode in episodes for leaf in episode.leaves]
+    called = [leaf for leaf in leaves if leaf.metrics.get("tool_calls", 0.0) > 0]
+    count = max(len(leaves), 1)
+    return Score(
+        reward=sum(leaf.reward for leaf in leaves if leaf.status.is_trainable) / count,
+        tool_rate=len(called) / count,
+        reward_with_tool=sum(leaf.reward for leaf in called) / max(len(called), 1),
+        failed=sum(not leaf.status.is_trainable for leaf in leaves) / count,
+        episodes=episodes,
+    )

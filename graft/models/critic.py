@@ -1,0 +1,26 @@
+"""A critic: a decoder whose head is one number, the value of each state."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor, nn
+
+from graft.models.decoder import Attend, Decoder
+
+
+class Critic(nn.Module):
+    """Starts from the policy's own weights; the value head starts at zero."""
+
+    def __init__(self, policy: Decoder) -> None:
+        super().__init__()
+        self.body = copy.deepcopy(policy)
+        self.body.head = None  # never used: values need no vocabulary
+        self.value = nn.Linear(policy.shape.width, 1, bias=True, device=policy.device)
+        nn.init.zeros_(self.value.weight)
+        nn.init.zeros_(self.value.bias)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[T] values in fp32."""
+        hidden = self.body(tokens, positions, attend)
+        return self.value(hidden.float())[:, 0]

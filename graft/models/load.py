@@ -1,0 +1,180 @@
+"""Models from local files: a Hugging Face folder of safetensors, or one GGUF file.
+
+models/qwen/config.json                              the shape
+models/qwen/model.safetensors                        the weights, or
+models/qwen/model.safetensors.index.json + shards    tensor name -> file
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from graft.models.decoder import Decoder
+from graft.models.fill import ModelFileError, fill
+from graft.models.shape import Shape, UnsupportedModel, rope_frequencies
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+READABLE = ("F64", "F32", "F16", "BF16")
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Decoder:
+    """The decoder stored at `path`, converted to `dtype`."""
+    path = Path(path)
+    if not path.exists():
+        raise ModelFileError(
+            f"no model at '{path}': there is no such folder or file. A name on the Hugging Face "
+            f"hub has to be downloaded first: hf download {path} --local-dir models/{path.name}, "
+            f"then pass models/{path.name}"
+        )
+    if path.suffix == ".gguf" and path.is_file():
+        from graft.models.gguf import load_gguf
+
+        return load_gguf(path, dtype=dtype, device=device)
+    if not path.is_dir():
+        raise ModelFileError(
+            f"'{path}' is a file; pass a .gguf file, or the folder that holds config.json and "
+            f"{WEIGHTS}"
+        )
+    shape = shape_of(read_config(path), path / "config.json")
+    with ExitStack() as stack:
+        files = _open_weights(path, stack)
+        tied_head = files.pop("lm_head.weight", None) if shape.tied else None
+        if tied_head is not None:
+            _check_tied(path, tied_head, files)
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
+        return fill(
+            shape,
+            stored,
+            lambda name: _read(files[name], name, path),
+            origin=f"'{path}'",
+            dtype=dtype,
+            device=device,
+        )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's parsed config.json."""
+    file = folder / "config.json"
+    if not file.exists():
+        ggufs = sorted(found.name for found in folder.glob("*.gguf"))
+        hint = f"; to load a GGUF file pass it itself: {folder / ggufs[0]}" if ggufs else ""
+        raise ModelFileError(f"'{folder}' has no config.json, so it is not a model folder{hint}")
+    return read_json(file)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise ModelFileError(f"'{file}' is not valid JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise ModelFileError(f"'{file}' holds a {type(content).__name__}, not a JSON object")
+    return content
+
+
+def shape_of(config: dict[str, Any], file: Path) -> Shape:
+    """The Shape of a parsed config.json; everything we cannot compute is refused here."""
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "an unnamed method")
+        raise UnsupportedModel(
+            f"'{file}': the weights are quantised ({method}) and cannot be trained; "
+            f"use the model's unquantised folder"
+        )
+    try:
+        shape = Shape.from_hf(config)
+        rope_frequencies(shape)  # an unknown rope scaling should fail now, not in the first step
+    except KeyError as error:
+        raise ModelFileError(
+            f"'{file}' lacks the entry {error}; is it a complete config?"
+        ) from error
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"'{file}': {error}") from error
+    return shape
+
+
+def _open_weights(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Tensor name -> the open file that holds it, without buffers that we compute ourselves."""
+    if (folder / WEIGHTS).exists():
+        file = stack.enter_context(_open(folder / WEIGHTS))
+        found = dict.fromkeys(file.keys(), file)
+    elif (folder / INDEX).exists():
+        weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
+        opened = {
+            shard: stack.enter_context(_open(folder / shard))
+            for shard in sorted(set(weight_map.values()))
+        }
+        names = {shard: set(file.keys()) for shard, file in opened.items()}
+        for name, shard in weight_map.items():
+            if name not in names[shard]:
+                raise ModelFileError(
+                    f"'{folder / shard}' lacks {name}, which {INDEX} says it holds; "
+                    f"the shards are of different downloads or saves"
+                )
+        found = {name: opened[shard] for name, shard in weight_map.items()}
+    else:
+        raise ModelFileError(_no_weights(folder))
+    return {name: file for name, file in found.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def _no_weights(folder: Path) -> str:
+    if any(folder.glob("pytorch_model*.bin")):
+        return (
+            f"'{folder}' holds only pytorch_model.bin, a pickle that may run code when it is read. "
+            f'Convert it once, if you trust it: python -c "from transformers import '
+            f"AutoModelForCausalLM as M; M.from_pretrained('{folder}')"
+            f".save_pretrained('{folder}-safetensors')\""
+        )
+    present = ", ".join(sorted(file.name for file in folder.iterdir()))
+    return f"'{folder}' has neither {WEIGHTS} nor {INDEX}; it holds {present}"
+
+
+def _open(file: Path) -> Any:
+    if not file.exists():
+        raise ModelFileError(f"'{file}' is listed in {INDEX} but is not there; finish the download")
+    with file.open("rb") as raw:
+        if raw.read(19) == b"version https://git":
+            raise ModelFileError(
+                f"'{file}' is a git-lfs pointer, not the weights; run: git lfs pull"
+            )
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise ModelFileError(
+            f"'{file}' ({file.stat().st_size} bytes) is not a whole safetensors file ({error}); "
+            f"download or save it again"
+        ) from error
+
+
+def _read(file: Any, name: str, folder: Path) -> Tensor:
+    kind = file.get_slice(name).get_dtype()
+    if kind not in READABLE:
+        raise UnsupportedModel(
+            f"{name} in '{folder}' is stored as {kind}; readable are {', '.join(READABLE)}"
+        )
+    return file.get_tensor(name)
+
+
+def _check_tied(folder: Path, head_file: Any, files: dict[str, Any]) -> None:
+    """Some tools store a tied head a second time: harmless if it is the embedding."""
+    embedding = "model.embed_tokens.weight"
+    if embedding in files and not torch.equal(
+        _read(head_file, "lm_head.weight", folder), _read(files[embedding], embedding, folder)
+    ):
+        raise ModelFileError(
+            f"'{folder}': config.json has tie_word_embeddings=true, but lm_head.weight differs "
+            f"from {embedding}; set tie_word_embeddings to false if the head is its own matrix, "
+            f"or delete lm_head.weight"
+        )

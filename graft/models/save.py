@@ -1,0 +1,174 @@
+"""Models to a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` opens.
+
+Every file is written beside its place, flushed to the disk and then renamed: a file is whole or
+absent. To make the folder as a whole appear at once, save into a fresh one and rename that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from graft.models.decoder import Decoder
+from graft.models.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
+from graft.models.names import hf_names
+from graft.models.shape import Shape
+
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+NOT_CARRIED = ("auto_map", "quantization_config", "transformers_version")
+"""Entries of the source's config.json that are not true of our files: code that we do not copy, a
+quantisation that we undid, the library that wrote the old file."""
+
+TokenIds = Mapping[str, int | Sequence[int]]
+
+
+def save_model(
+    decoder: Decoder,
+    folder: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = 5_000_000_000,
+    special: TokenIds | None = None,
+    generation_config: dict[str, Any] | None = None,
+    source: str | os.PathLike[str] | None = None,
+) -> None:
+    """Write config, generation config and weights (not the tokenizer) into `folder`.
+
+    `special` maps bos_token_id, eos_token_id, pad_token_id to ids. `source` is the folder the model
+    came from: what its configs say beyond the shape is kept. A GGUF source has no such folder.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = dtype or decoder.dtype
+    save_weights(hf_names(decoder), folder, dtype=dtype, shard_bytes=shard_bytes)
+    save_configs(decoder.shape, folder, dtype, special or {}, generation_config, source)
+
+
+def save_weights(
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    shard_bytes: int = 5_000_000_000,
+) -> None:
+    """One safetensors file, or numbered shards and their index; older weights there are removed."""
+    shards = split_shards(
+        {name: tensor.numel() * dtype.itemsize for name, tensor in tensors.items()}, shard_bytes
+    )
+    files = {
+        WEIGHTS
+        if len(shards) == 1
+        else f"model-{number:05d}-of-{len(shards):05d}.safetensors": names
+        for number, names in enumerate(shards, start=1)
+    }
+    for file, names in files.items():
+        shard = {name: tensors[name].to("cpu", dtype).contiguous() for name in names}
+        write_whole(folder / file, lambda to, shard=shard: save_file(shard, to, {"format": "pt"}))
+    written = set(files)
+    if len(shards) > 1:
+        written.add(INDEX)
+        total = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+        where = {name: file for file, names in files.items() for name in names}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+    # a model.safetensors left from an earlier save would be read in place of new shards
+    for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
+        if stale.name not in written:
+            stale.unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
+    """Names in order, cut before a shard would exceed its bytes; a bigger tensor stands alone.
+
+    >>> split_shards({"a": 3, "b": 3, "c": 9, "d": 1}, shard_bytes=6)
+    [['a', 'b'], ['c'], ['d']]
+    """
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes={shard_bytes}: must be 1 or more")
+    shards: list[list[str]] = []
+    free = 0
+    for name, size in sizes.items():
+        if not shards or size > free:
+            shards.append([])
+            free = shard_bytes
+        shards[-1].append(name)
+        free -= size
+    return shards
+
+
+def save_configs(
+    shape: Shape,
+    folder: Path,
+    dtype: torch.dtype,
+    special: TokenIds,
+    generation_config: dict[str, Any] | None = None,
+    source: str | os.PathLike[str] | None = None,
+) -> None:
+    """config.json and generation_config.json. Ids in `special` win over those of the source."""
+    if unknown := sorted(set(special) - set(SPECIAL)):
+        raise ValueError(f"special has unknown entries {unknown}; known: {', '.join(SPECIAL)}")
+    config, generation = _carried(source)
+    kind = str(dtype).removeprefix("torch.")
+    written = {
+        **dict.fromkeys(SPECIAL),  # null rather than absent: some families default to ids 1 and 2
+        **config,
+        **shape.to_hf(),
+        **special,
+        "dtype": kind,
+        "torch_dtype": kind,  # the same for readers older than transformers 5
+    }
+    if generation_config is not None:
+        generation = generation_config
+    else:
+        ids = {name: written[name] for name in SPECIAL if written[name] is not None}
+        generation = {**ids, **generation, **special}
+    write_json(folder / "config.json", written)
+    write_json(folder / "generation_config.json", generation)
+    sync_folder(folder)
+
+
+def _carried(source: str | os.PathLike[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the source's config.json and generation_config.json hand on."""
+    if source is None or Path(source).suffix == ".gguf":
+        return {}, {}
+    folder = Path(source)
+    if not folder.is_dir():
+        raise ModelFileError(f"source '{folder}' is not a folder, so its config cannot be kept")
+    config = {k: v for k, v in read_config(folder).items() if k not in NOT_CARRIED}
+    generation = folder / "generation_config.json"
+    return config, read_json(generation) if generation.exists() else {}
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_whole(file, lambda to: to.write_text(text, encoding="utf-8"))
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write beside, flush to the disk, rename: a crash leaves the old file or the new one."""
+    part = file.with_name(file.name + ".part")
+    write(part)
+    descriptor = os.open(part, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.replace(file)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames durable; not every system lets a folder be opened."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

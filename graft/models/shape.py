@@ -1,0 +1,205 @@
+"""The numbers that make a decoder: read from and written to Hugging Face's `config.json`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""The families our decoder computes exactly; model_type -> Hugging Face class."""
+
+
+class UnsupportedModel(ValueError):
+    """A checkpoint our decoder cannot compute exactly; the text says which part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes and switches of a decoder of the Llama, Qwen2 and Qwen3 family."""
+
+    family: str = "qwen3"
+    vocab_size: int = 256
+    width: int = 256
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 4
+    head_dim: int = 64
+    ff: int = 512
+    tied: bool = True
+    qk_norm: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    max_positions: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.family not in ARCHITECTURES:
+            raise UnsupportedModel(
+                f"model family {self.family!r} has no native decoder; known: "
+                f"{', '.join(ARCHITECTURES)}"
+            )
+        if self.heads % self.kv_heads:
+            raise UnsupportedModel(
+                f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly"
+            )
+        if self.head_dim % 2:
+            raise UnsupportedModel(f"head_dim={self.head_dim} is odd; rotary positions need pairs")
+        if self.vocab_size < 1 or self.layers < 1:
+            raise UnsupportedModel(
+                f"vocab_size={self.vocab_size}, layers={self.layers}: need 1 each"
+            )
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def num_params(self) -> int:
+        attention = self.width * (2 * self.q_size + 2 * self.kv_size)
+        block = attention + 3 * self.width * self.ff
+        return self.layers * block + self.vocab_size * self.width * (1 if self.tied else 2)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Shape:
+        """From a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters)."""
+        family = str(config.get("model_type", ""))
+        if family not in ARCHITECTURES:
+            raise UnsupportedModel(
+                f"model_type {family!r} has no native decoder; known: {', '.join(ARCHITECTURES)}"
+            )
+        if config.get("hidden_act", "silu") != "silu":
+            raise UnsupportedModel(f"hidden_act={config['hidden_act']!r}; only silu is computed")
+        if config.get("use_sliding_window"):
+            raise UnsupportedModel("use_sliding_window=true; only full attention is computed")
+        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        partial = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+        if partial not in (None, 1.0):
+            raise UnsupportedModel(f"partial_rotary_factor={partial}; only whole heads are rotated")
+        theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
+        rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type", "default")
+        heads = config["num_attention_heads"]
+        biased = bool(config.get("attention_bias", False))
+        return cls(
+            family=family,
+            vocab_size=config["vocab_size"],
+            width=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            # absent, Qwen3's is 128 whatever the width; the other families divide the width
+            head_dim=config.get("head_dim")
+            or (128 if family == "qwen3" else config["hidden_size"] // heads),
+            ff=config["intermediate_size"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qk_norm=family == "qwen3",
+            qkv_bias=True if family == "qwen2" else biased,
+            out_bias=False if family == "qwen2" else biased,
+            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
+            norm_eps=config.get("rms_norm_eps", 1e-6),
+            rope_theta=float(theta),
+            rope_scaling={} if rope["rope_type"] == "default" else rope,
+            max_positions=config.get("max_position_embeddings", 4096),
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The `config.json` from which both we and transformers build this very decoder."""
+        rope = {"rope_type": "default", **self.rope_scaling, "rope_theta": self.rope_theta}
+        config: dict[str, Any] = {
+            "architectures": [ARCHITECTURES[self.family]],
+            "model_type": self.family,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.ff,
+            "hidden_act": "silu",
+            "tie_word_embeddings": self.tied,
+            "rms_norm_eps": self.norm_eps,
+            "rope_parameters": rope,
+            "rope_theta": self.rope_theta,  # for readers older than rope_parameters
+            "rope_scaling": dict(self.rope_scaling) or None,
+            "max_position_embeddings": self.max_positions,
+        }
+        if self.family != "qwen2":
+            config["attention_bias"] = self.qkv_bias
+        if self.family == "llama":
+            config["mlp_bias"] = self.mlp_bias
+        return config
+
+
+def rope_frequencies(shape: Shape) -> tuple[list[float], float]:
+    """Radians per position for each pair of a head, and the factor on cos and sin.
+
+    Plain: theta**(-2i/d). Scaling stretches some or all of them so that positions beyond the
+    trained window look like positions inside it.
+    """
+    half = shape.head_dim // 2
+    plain = [shape.rope_theta ** (-i / half) for i in range(half)]
+    scaling = shape.rope_scaling
+    kind = scaling.get("rope_type", "default")
+    if kind == "default":
+        return plain, 1.0
+    factor = float(scaling["factor"])
+    if kind == "linear":
+        return [f / factor for f in plain], 1.0
+    if kind == "llama3":
+        low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+        window = float(scaling["original_max_position_embeddings"])
+
+        def stretch(frequency: float) -> float:
+            turns = window * frequency / (2 * math.pi)  # full circles inside the trained window
+            keep = min(max((turns - low) / (high - low), 0.0), 1.0)
+            return keep * frequency + (1 - keep) * frequency / factor
+
+        return [stretch(f) for f in plain], 1.0
+    if kind == "yarn":
+        return _yarn(shape, plain, factor)
+    raise UnsupportedModel(
+        f"rope scaling {kind!r} is not computed; known: default, linear, llama3, yarn"
+    )
+
+
+def _yarn(shape: Shape, plain: list[float], factor: float) -> tuple[list[float], float]:
+    scaling = shape.rope_scaling
+    window = float(scaling.get("original_max_position_embeddings") or shape.max_positions)
+    half = len(plain)
+
+    def pair_turning(turns: float) -> float:  # index of the pair that turns so often in the window
+        return half * math.log(window / (turns * 2 * math.pi)) / math.log(shape.rope_theta)
+
+    first = pair_turning(float(scaling.get("beta_fast") or 32))
+    last = pair_turning(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, shape.head_dim - 1)
+
+    def blend(i: int) -> float:
+        slow = min(max((i - first) / max(last - first, 1e-3), 0.0), 1.0)
+        return plain[i] / factor * slow + plain[i] * (1 - slow)
+
+    def temper(scale: float, weight: float) -> float:
+        return 1.0 if scale <= 1 else 0.1 * weight * math.log(scale) + 1.0
+
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        weight, all_dims = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        if weight and all_dims:
+            attention = temper(factor, weight) / temper(factor, all_dims)
+        else:
+            attention = temper(factor, 1.0)
+    return [blend(i) for i in range(half)], float(attention)

@@ -1,0 +1,85 @@
+"""What the parts of graft ask of each other. Anything with these methods will do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from graft.types import Completion, Message, Sampling, Task, Trajectory, Turn
+
+Observation = str | list[Message]
+"""What `reset` shows the policy: a text (one user message) or the messages themselves."""
+
+Reward = Callable[[Task, Trajectory], float]
+
+
+@runtime_checkable
+class Env(Protocol):
+    """Gymnasium's manners on text. An env owns its random generator and shares nothing.
+
+    `stop` are strings that end the policy's turn (they belong to the action). `observe_as` says how
+    an observation enters the context: "inline" (appended to the policy's own turn, as tool tags do),
+    or as a chat message with the role "user" or "tool".
+    """
+
+    blocking: bool
+    forkable: bool
+    stop: tuple[str, ...]
+    observe_as: str
+
+    def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]: ...
+    def step(self, action: str) -> Turn: ...
+    def fork(self) -> Env: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Tool(Protocol):
+    """A callable the policy can reach by name. Bad arguments are answered with text, not raised."""
+
+    name: str
+
+    def __call__(self, content: str) -> str: ...
+
+
+class Grammar(Protocol):
+    """A small automaton over modes; `start` is the mode of a fresh context."""
+
+    start: int
+
+    def step(self, mode: int, action: int) -> int: ...
+
+
+class Context(Protocol):
+    """A sequence of tokens an engine keeps ready to continue. Close it when done."""
+
+    tokens: list[int]
+
+    def append(self, tokens: Sequence[int]) -> None: ...
+    def fork(self, key: int | None = None) -> Context: ...
+    def close(self) -> None: ...
+    async def sample(self, sampling: Sampling, grammar: Grammar | None = None) -> Completion: ...
+
+
+class Engine(Protocol):
+    """Samples from one model. `version` counts the weights it was given."""
+
+    version: int
+    vocab_size: int
+
+    def open(self, tokens: Sequence[int], key: int | None = None) -> Context: ...
+    def load(self, weights: Mapping[str, Any] | None, version: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back. Chat rendering lives in `graft.text.chat`."""
+
+    vocab_size: int
+    eos_id: int | None
+    pad_id: int | None
+    chat_template: str | None
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+    def save(self, folder: Any) -> None: ...

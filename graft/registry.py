@@ -1,0 +1,66 @@
+"""Names in recipes become objects: a table lookup, or the user's own "module:attr"."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+
+class UnknownName(ValueError):
+    """A name that no table holds; the text lists the ones that exist."""
+
+
+def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
+    """The known name somebody who typed `name` probably meant."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def load(path: str, what: str = "object") -> Any:
+    """Import "package.module:attr"; modules beside the user's recipe or script are found too."""
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise UnknownName(f"{what} {path!r} is not of the form 'package.module:name'")
+    here = str(Path.cwd())
+    if here not in sys.path:  # installed entry points do not have the working folder on the path
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UnknownName(
+            f"{what} {path!r}: cannot import {error.name!r}; is it installed, or in {here}?"
+        ) from error
+    target = module
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            names = [name for name in dir(target) if not name.startswith("_")]
+            hint = nearest(part, names)
+            meant = f"; did you mean {hint!r}?" if hint else ""
+            raise UnknownName(f"{what} {path!r}: {module_name} has no {part!r}{meant}")
+        target = getattr(target, part)
+    return target
+
+
+def resolve(name: str, table: Mapping[str, Any], what: str) -> Any:
+    """The object behind `name`: from `table` (imported now if it is written "module:attr"),
+    or the user's own "module:attr".
+
+    >>> resolve("grop", {"grpo": 1, "rloo": 2}, "credit")
+    Traceback (most recent call last):
+    graft.registry.UnknownName: unknown credit 'grop'; did you mean 'grpo'? known: grpo, rloo. ...
+    """
+    if name in table:
+        entry = table[name]
+        return load(entry, what) if isinstance(entry, str) else entry
+    if ":" in name:
+        return load(name, what)
+    hint = nearest(name, table)
+    meant = f" did you mean {hint!r}?" if hint else ""
+    raise UnknownName(
+        f"unknown {what} {name!r};{meant} known: {', '.join(sorted(table))}. "
+        f'Your own: "your.module:name"'
+    )

@@ -1,0 +1,12 @@
+"""Rewards: pure functions `(Task, Trajectory) -> float`, for tasks that are graded from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+REWARDS: dict[str, Any] = {
+    "countdown": "graft.rewards.answers:countdown",
+    "exact_match": "graft.rewards.answers:exact_match",
+    "math_answer": "graft.rewards.answers:math_answer",
+}
+"""Name -> the reward function, or where to import it from."""

@@ -1,0 +1,127 @@
+"""Rewards that compare the policy's last words with the task's answer.
+
+The text-level functions come first (`last_answer`, `same_number`, `same_text`, `countdown_score`);
+the rewards below only fetch the texts.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from graft.rewards.symbolic import math_equal
+from graft.text.parse import last_boxed, last_tag
+from graft.tools.calculator import CalculatorError, work
+from graft.types import Task, Trajectory
+
+_NUMBER = re.compile(r"([+-]?)((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)")
+_MARKED = re.compile(r"####[ \t]*([^\n]*)")
+_ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+MAX_NUMBER_LENGTH = 200  # characters; int() is quadratic, and no answer is longer
+
+
+def last_answer(text: str) -> str:
+    r"""The final answer in a text: the last <answer> tag, else \boxed{}, else the line after ####,
+    else all of it.
+
+    >>> last_answer("so <answer> 42 </answer>")
+    '42'
+    """
+    found = last_tag(text, "answer")
+    if found is None:
+        found = last_boxed(text)
+    if found is None:
+        found = last_marked(text)
+    return (text if found is None else found).strip()
+
+
+def last_marked(text: str) -> str | None:
+    """The rest of the line after the last "####", as GSM8K writes answers; None without one."""
+    lines = _MARKED.findall(text)
+    return lines[-1].strip() if lines else None
+
+
+def parse_number(text: str) -> Fraction | None:
+    """The number that a text is, exactly; None if it is anything else.
+
+    >>> parse_number(" -1,234.50 ")
+    Fraction(-2469, 2)
+    """
+    if len(text) > MAX_NUMBER_LENGTH:
+        return None
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        return None
+    return Fraction(match[1] + match[2].replace(",", ""))
+
+
+def same_number(a: str, b: str) -> bool:
+    """True if both texts are numbers, and the same one: "1,200" and "1200.0"."""
+    first, second = parse_number(a), parse_number(b)
+    return first is not None and first == second
+
+
+def normalise(text: str) -> str:
+    """Lower case, no punctuation, no articles, single blanks: what SQuAD compares.
+
+    >>> normalise("The  Eiffel Tower.")
+    'eiffel tower'
+    """
+    text = text.lower().translate(_WITHOUT_PUNCTUATION)
+    return " ".join(_ARTICLE.sub(" ", text).split())
+
+
+def same_text(a: str, b: str) -> bool:
+    """True if two texts say the same: numbers by value, everything else after `normalise`."""
+    if parse_number(a) is not None or parse_number(b) is not None:
+        return same_number(a, b)  # without punctuation 3.5 would be 35
+    return bool(normalise(a)) and normalise(a) == normalise(b)
+
+
+def countdown_score(answer_text: str, numbers: Sequence[int], target: int) -> float:
+    """1.0 if the expression uses exactly these numbers and has exactly this value, else 0.0.
+
+    A trailing "= value" is passed over; the value is worked out, not believed.
+
+    >>> countdown_score("(1 + 2) / 3 = 1", [3, 1, 2], 1), countdown_score("1 * 1", [1, 2, 3], 1)
+    (1.0, 0.0)
+    """
+    expression = answer_text.partition("=")[0]
+    try:
+        working = work(expression)
+    except CalculatorError:
+        return 0.0
+    return float(sorted(working.numbers) == sorted(numbers) and working.value == target)
+
+
+def exact_match(task: Task, trajectory: Trajectory) -> float:
+    """1.0 if the final answer is the task's answer, or one of them when it is a list."""
+    answer = last_answer(trajectory.answer_text)
+    return float(any(same_text(answer, accepted) for accepted in accepted_answers(task.answer)))
+
+
+def math_answer(task: Task, trajectory: Trajectory) -> float:
+    r"""1.0 if the final answer means the same as the task's answer: "\frac{1}{2}" and "0.5"."""
+    answer = last_answer(trajectory.answer_text)
+    for accepted in accepted_answers(task.answer):
+        gold = last_answer(accepted)  # GSM8K and MATH keep the worked solution in this column
+        if same_number(answer, gold) or math_equal(answer, gold):
+            return 1.0
+    return 0.0
+
+
+def countdown(task: Task, trajectory: Trajectory) -> float:
+    """`countdown_score` of the final answer; the task's is {"numbers": [...], "target": n}."""
+    answer = last_answer(trajectory.answer_text)
+    return countdown_score(answer, task.answer["numbers"], task.answer["target"])
+
+
+def accepted_answers(answer: Any) -> list[str]:
+    """A task's answer as the list of texts that are right."""
+    several = answer if isinstance(answer, list | tuple) else [answer]
+    return [str(one) for one in several]

@@ -1,0 +1,87 @@
+"""Episodes as tensors: one row per trajectory, one column per token behind the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from graft.algos.batch import Batch
+from graft.models.packing import response
+from graft.types import Author, Episode, Span, Trajectory
+
+PAD = -1
+
+
+def rows_of(episodes: Sequence[Episode]) -> list[Trajectory]:
+    """The trajectories worth training on: leaves that ended for a reason of the policy's own."""
+    return [
+        trajectory
+        for episode in episodes
+        for trajectory in episode.trajectories()
+        if trajectory.leaf.status.is_trainable
+    ]
+
+
+def to_batch(rows: Sequence[Trajectory]) -> Batch:
+    """The `[N, T]` grid of these rows.
+
+    prompt "2+3=", policy "[2+3]", env "5;", policy "5" and end of text (8 columns):
+        mask     1 1 1 1 1 . . 1 1        turns    0 0 0 0 0 - - 1 1
+        rewards  0 0 0 0 0 . . 0 1        (the turn's reward, on its last token)
+    """
+    columns = [response(row) for row in rows]
+    width = max((sum(map(len, spans)) for spans in columns), default=0)
+    shape = (len(rows), width)
+    ints = {name: np.full(shape, PAD, np.int64) for name in ("turns", "spans")}
+    zeros = {name: np.zeros(shape, np.int64) for name in ("actions", "modes", "versions")}
+    floats = {name: np.zeros(shape, np.float32) for name in ("logprobs", "entropies", "rewards")}
+    mask = np.zeros(shape, bool)
+    numbers: dict[int, int] = {}  # span -> its number in the batch, the same in every row
+    groups: dict[int, int] = {}
+    leaves: dict[tuple[int, int], int] = {}
+    for n, (row, spans) in enumerate(zip(rows, columns, strict=True)):
+        groups.setdefault(id(row.episode), len(groups))
+        leaves.setdefault((id(row.episode), row.leaf_index), len(leaves))
+        start, turn, previous = 0, -1, None
+        for span in spans:
+            cells = np.s_[n, start : start + len(span)]
+            start += len(span)
+            ints["spans"][cells] = numbers.setdefault(id(span), len(numbers))
+            if span.author is Author.POLICY and len(span):
+                turn += previous is not Author.POLICY  # a split span is still one turn
+                ints["turns"][cells] = turn
+                _write_choices(span, cells, mask, zeros, floats)
+                floats["rewards"][n, start - 1] = span.reward
+            previous = span.author
+    leaf_of_row = [leaves[id(row.episode), row.leaf_index] for row in rows]
+    twins = [
+        leaves.get((id(row.episode), row.leaf.twin), PAD) if row.leaf.twin is not None else PAD
+        for row in rows
+    ]
+    tensors = {name: torch.from_numpy(x) for name, x in {**ints, **zeros, **floats}.items()}
+    return Batch(
+        **tensors,
+        mask=torch.from_numpy(mask),
+        reward=torch.tensor([row.leaf.reward for row in rows], dtype=torch.float32),
+        group=torch.tensor([groups[id(row.episode)] for row in rows], dtype=torch.long),
+        leaf=torch.tensor(leaf_of_row, dtype=torch.long),
+        truncated=torch.tensor([row.leaf.status == "truncated" for row in rows], dtype=torch.bool),
+        twin=torch.tensor(twins, dtype=torch.long),
+    )
+
+
+def _write_choices(
+    span: Span,
+    cells: tuple[int, slice],
+    mask: np.ndarray,
+    ints: dict[str, np.ndarray],
+    floats: dict[str, np.ndarray],
+) -> None:
+    mask[cells] = span.mask
+    ints["actions"][cells] = span.actions
+    ints["modes"][cells] = span.modes
+    ints["versions"][cells] = span.version
+    floats["logprobs"][cells] = span.logprobs
+    floats["entropies"][cells] = span.entropies

@@ -1,0 +1,80 @@
+"""Many episodes at once, without a barrier: each goes on as soon as its own answer is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+from graft.rollout.branch import Branch
+from graft.rollout.episode import Growth, Setting
+from graft.rollout.failure import Failure
+from graft.types import Episode, Task
+
+
+async def grow(task: Task, setting: Setting, branch: Branch) -> Episode:
+    """One episode, from its prompt to its last leaf."""
+    async with Growth(task, setting) as growth:
+        try:
+            await growth.open()
+            await branch(growth)
+        except Failure as failure:
+            growth.fail(failure)
+        return growth.episode
+
+
+def collect(
+    tasks: Sequence[Task],
+    setting: Setting,
+    branch: Branch,
+    *,
+    concurrency: int = 256,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> list[Episode]:
+    """Episodes of all tasks, in the order of the tasks; at most `concurrency` grow at a time."""
+
+    async def one(task: Task, gate: asyncio.Semaphore) -> Episode:
+        async with gate:
+            episode = await grow(task, setting, branch)
+        if on_episode is not None:
+            on_episode(episode)
+        return episode
+
+    async def everyone() -> list[Episode]:
+        gate = asyncio.Semaphore(concurrency)
+        try:
+            async with asyncio.TaskGroup() as group:
+                jobs = [group.create_task(one(task, gate)) for task in tasks]
+        except* Exception as broken:  # the first cause is the one worth reading
+            raise broken.exceptions[0] from None
+        return [job.result() for job in jobs]
+
+    return asyncio.run(everyone())
+
+
+def is_flat(episode: Episode) -> bool:
+    """True if every trainable leaf earned the same: a group-relative advantage is zero then."""
+    rewards = {leaf.reward for leaf in episode.leaves if leaf.status.is_trainable}
+    return len(rewards) < 2
+
+
+def collect_informative(
+    tasks: Iterator[Task],
+    wanted: int,
+    collect_some: Callable[[Sequence[Task]], list[Episode]],
+    max_rounds: int,
+) -> tuple[list[Episode], list[Episode]]:
+    """DAPO's dynamic sampling: draw tasks until `wanted` groups have some variance in reward.
+
+    Returns (kept, set aside). After `max_rounds` draws the step goes on with what there is; flat
+    groups then fill the places that are left, so that a step never trains on nothing.
+    """
+    kept: list[Episode] = []
+    flat: list[Episode] = []
+    for _ in range(max_rounds):
+        drawn = collect_some([next(tasks) for _ in range(wanted - len(kept))])
+        kept += [episode for episode in drawn if not is_flat(episode)]
+        flat += [episode for episode in drawn if is_flat(episode)]
+        if len(kept) == wanted:
+            return kept, flat
+    missing = wanted - len(kept)
+    return [*kept, *flat[:missing]], flat[missing:]

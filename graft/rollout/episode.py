@@ -1,0 +1,233 @@
+"""Grow one episode: a tree whose paths sample, act, and fork.
+
+A path is a live attempt: an engine context, an environment, and the last span it wrote. One turn of
+it samples until the policy stops, hands the text to the environment, and appends the answer. What
+was sampled is never re-encoded; the context only ever grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from graft.protocols import Context, Engine, Env, Reward
+from graft.rollout.failure import Failure, boundary
+from graft.text.chat import Chat
+from graft.types import Author, Episode, Finish, Leaf, Sampling, Span, Status, Task, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where episodes take place, and within what limits."""
+
+    engine: Engine
+    chat: Chat
+    make_env: Callable[[Task], Env]
+    sampling: Sampling
+    reward: Reward | None = None
+    """None takes the environment's own rewards, summed over the turns."""
+    max_turns: int = 8
+    max_context: int = 4096
+    deadline: float = 600.0
+    """Seconds any single wait may take: one completion, one answer of an environment."""
+    salt: int = 0
+    """Makes the draws of this step differ from those of another; see `draw_key`."""
+
+
+def draw_key(salt: int, task: str, path: int) -> int:
+    """64 bits that name a path's random draws, whatever runs beside it and in whatever order."""
+    return int.from_bytes(blake2b(f"{salt}/{task}/{path}".encode(), digest_size=8).digest(), "big")
+
+
+class Growth:
+    """An episode while it grows: its prompt is open, paths start from it."""
+
+    def __init__(self, task: Task, setting: Setting) -> None:
+        self.setting = setting
+        self.episode = Episode(task)
+        self.paths: list[Path] = []
+        self._env: Env | None = None
+        self._prompt: Context | None = None
+
+    async def __aenter__(self) -> Growth:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for path in self.paths:
+            path.close()
+        if self._prompt is not None:
+            self._prompt.close()
+        if self._env is not None:
+            self._env.close()
+
+    async def open(self) -> None:
+        """Pose the task and write its prompt, the root of the tree."""
+        setting, task = self.setting, self.episode.task
+        async with boundary(f"env {task.env} reset", setting.deadline):
+            self._env = setting.make_env(task)
+            observation, info = await _call(self._env, self._env.reset, task.seed)
+        messages = (
+            [{"role": "user", "content": observation}]
+            if isinstance(observation, str)
+            else list(observation)
+        )
+        self.episode.task = replace(
+            task,
+            prompt=tuple(messages),
+            answer=info.get("answer", task.answer),
+            data_source=task.data_source or task.env,
+        )
+        tokens = setting.chat.prompt(messages, tools=info.get("tools"))
+        text = "".join(str(message.get("content") or "") for message in messages)
+        self.episode.append(Span(None, Author.TASK, tokens, text=text))
+        self._prompt = setting.engine.open(tokens)
+
+    async def root(self) -> Path:
+        """A new path from the prompt; the prompt is computed once however many there are."""
+        assert self._env is not None and self._prompt is not None, "open() comes first"
+        key = draw_key(self.setting.salt, self.episode.task.id, len(self.paths))
+        env = await _fork_env(self._env, self.setting, self.episode.task, actions=[])
+        return self._add(Path(self, self._prompt.fork(key), env, tip=0))
+
+    def _add(self, path: Path) -> Path:
+        self.paths.append(path)
+        return path
+
+    def fail(self, failure: Failure) -> None:
+        """The task itself could not be posed: one leaf says so."""
+        if not self.episode.spans:
+            self.episode.append(Span(None, Author.TASK, []))
+        self.episode.spans[0].info["error"] = str(failure)
+        self.episode.leaves.append(Leaf((0,), status=failure.status))
+
+
+class Path:
+    """One live attempt."""
+
+    def __init__(self, growth: Growth, context: Context, env: Env, tip: int) -> None:
+        self.growth, self.context, self.env, self.tip = growth, context, env, tip
+        self.actions: list[str] = []
+        self.metrics: dict[str, float] = {"turns": 0.0, "tool_calls": 0.0, "tool_failures": 0.0}
+        self.reward = 0.0
+        self.status: Status | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.status is None
+
+    async def finish(self) -> None:
+        """Take turns until it is over."""
+        while self.is_live:
+            await self.turn()
+
+    async def turn(self) -> None:
+        """Sample, act, read the answer. A failure ends this path and nothing else."""
+        try:
+            await self._turn()
+        except Failure as failure:
+            self.growth.episode.spans[self.tip].info["error"] = str(failure)
+            self.end(failure.status)
+
+    async def _turn(self) -> None:
+        setting = self.growth.setting
+        room = setting.max_context - len(self.context.tokens)
+        if room <= 0:
+            return self.end(Status.TRUNCATED)
+        sampling = self._sampling(room)
+        async with boundary(f"completion of {self.growth.episode.task.id}", setting.deadline):
+            completion = await self.context.sample(sampling)
+        is_closed = setting.chat.is_closed(completion.tokens)
+        text = setting.chat.tokenizer.decode(completion.tokens)
+        text = text.removesuffix(setting.chat.end_text) if is_closed else text
+        span = Span.sampled(self.tip, completion, text)
+        self.tip = self.growth.episode.append(span)
+        self.metrics["turns"] += 1
+        if completion.finish in (Finish.LENGTH, Finish.ABORT):
+            is_cut = completion.finish is Finish.LENGTH
+            return self.end(Status.TRUNCATED if is_cut else Status.ABORTED)
+
+        async with boundary(f"env {self.growth.episode.task.env} step", setting.deadline):
+            turn: Turn = await _call(self.env, self.env.step, text)
+        self.actions.append(text)
+        span.reward = turn.reward
+        self.reward += turn.reward
+        self._count(turn.info)
+        if turn.is_over:
+            return self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
+        if self.metrics["turns"] >= setting.max_turns:
+            return self.end(Status.TRUNCATED)
+        self._observe(turn.observation, is_closed)
+
+    def _sampling(self, room: int) -> Sampling:
+        """The setting's sampling, cut to the room that is left and stopped where a turn ends."""
+        asked, chat = self.growth.setting.sampling, self.growth.setting.chat
+        limit = min(asked.max_tokens, room)
+        end = () if chat.end_ids or not chat.end_text else (chat.end_text,)
+        return replace(
+            asked,
+            max_tokens=limit,
+            min_tokens=min(asked.min_tokens, limit),
+            stop=(*asked.stop, *self.env.stop, *end),
+            stop_tokens=(*asked.stop_tokens, *chat.end_ids),
+        )
+
+    def _observe(self, observation: str, is_closed: bool) -> None:
+        """Append the environment's words: inside the policy's own turn, or as a chat message."""
+        chat, role = self.growth.setting.chat, self.env.observe_as
+        if role == "inline":
+            tokens = chat.tokenizer.encode(observation)
+        else:
+            message = {"role": role, "content": observation}
+            tokens = chat.extend([message], closed=is_closed)
+        self.tip = self.growth.episode.append(Span(self.tip, Author.ENV, tokens, text=observation))
+        self.context.append(tokens)
+
+    def _count(self, info: dict[str, Any]) -> None:
+        if "tool" in info:
+            self.metrics["tool_calls"] += 1
+            self.metrics["tool_failures"] += not info.get("tool_ok", True)
+
+    async def fork(self) -> Path:
+        """A second path with the same past; from here on the two are strangers."""
+        growth = self.growth
+        key = draw_key(growth.setting.salt, growth.episode.task.id, len(growth.paths))
+        env = await _fork_env(self.env, growth.setting, growth.episode.task, self.actions)
+        twin = Path(growth, self.context.fork(key), env, self.tip)
+        twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward
+        return growth._add(twin)
+
+    def end(self, status: Status) -> None:
+        """Become a leaf."""
+        self.status = status
+        episode, reward = self.growth.episode, self.growth.setting.reward
+        leaf = Leaf((self.tip,), self.reward, status, metrics=self.metrics)
+        episode.leaves.append(leaf)
+        if reward is not None and status.is_trainable:
+            trajectory = [*episode.trajectories()][-1]
+            leaf.reward = reward(episode.task, trajectory)
+            last = next(s for s in trajectory.spans[::-1] if s.author is Author.POLICY)
+            last.reward += leaf.reward - self.reward  # turn rewards still add up to the leaf's
+        self.close()
+
+    def close(self) -> None:
+        self.context.close()
+        self.env.close()
+
+
+async def _call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
+    """Envs that wait for something run on a thread, so that nobody waits with them."""
+    return await asyncio.to_thread(function, *args) if env.blocking else function(*args)
+
+
+async def _fork_env(env: Env, setting: Setting, task: Task, actions: list[str]) -> Env:
+    if env.forkable:
+        return env.fork()
+    async with boundary(f"env {task.env} replay", setting.deadline):
+        copy = setting.make_env(task)
+        await _call(copy, copy.reset, task.seed)
+        for action in actions:
+            await _call(copy, copy.step, action)
+    return copy

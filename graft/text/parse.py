@@ -1,0 +1,231 @@
+"""What a model's text says: tags, boxed answers, numbers, code blocks, tool calls.
+
+Pure functions on strings. No input makes them raise, and each reads the text a fixed number of
+times: a policy under training writes a megabyte of brackets sooner or later.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from graft.registry import resolve
+
+_ANY_TAG = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_-]{0,63})>")
+_BOX = re.compile(r"\\(?:boxed|fbox)[ \t]{0,8}\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not structure
+_NUMBER = re.compile(
+    r"(?:(?<![\w)\]])[-+\u2212])?"  # a sign, unless it is the minus of a difference
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+|(?<![0-9])(?=\.[0-9]))"  # 1,234 or 1234 or .5
+    r"(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
+)
+
+
+class Tag(NamedTuple):
+    """`text[start:end]` is `<name>content</name>`."""
+
+    name: str
+    content: str
+    start: int
+    end: int
+
+
+class CodeBlock(NamedTuple):
+    """A fenced block: the first word after the fence and the lines between."""
+
+    language: str
+    code: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """What the policy asked for. `error` says why a call that was begun cannot be carried out."""
+
+    name: str
+    content: str
+    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    error: str = ""
+    start: int = 0
+    end: int = 0
+
+
+def tags(text: str, names: Collection[str] | None = None) -> list[Tag]:
+    """The closed tags called `names` (None: every tag) in the order in which they open.
+
+    "<think>a</think><answer>1</answer>" -> think "a", answer "1". Unclosed tags are left out; of
+    several openings of one name the one nearest to the closing counts: "<a>x<a>y</a>" -> "y".
+    """
+    opened: dict[str, re.Match[str]] = {}
+    found: list[Tag] = []
+    pattern = _ANY_TAG if names is None else _tag_pattern(tuple(names))
+    for mark in pattern.finditer(text):
+        name = mark[2]
+        if not mark[1]:
+            opened[name] = mark
+        elif name in opened:
+            opening = opened.pop(name)
+            content = text[opening.end() : mark.start()]
+            found.append(Tag(name, content, opening.start(), mark.end()))
+    return sorted(found, key=lambda tag: tag.start)
+
+
+def last_tag(text: str, name: str) -> str | None:
+    """The content of the last closed `<name>`, without surrounding blanks."""
+    found = tags(text, [name])
+    return found[-1].content.strip() if found else None
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last \boxed{...} or \fbox{...} holds; None if there is none or it never closes.
+
+    "so \boxed{\frac{1}{2}}." -> "\frac{1}{2}"
+    """
+    last = _last_match(_BOX, text)
+    if last is None:
+        return None
+    depth = 1
+    for brace in _BRACE.finditer(text, last.end()):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return text[last.end() : brace.start()]
+    return None
+
+
+def first_number(text: str) -> str | None:
+    """The first number, fit for `float`: "about 1,234.5 m" -> "1234.5"."""
+    found = _NUMBER.search(text)
+    return _bare(found[0]) if found else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number, fit for `float`: "5-3 = 2, so x = -2." -> "-2"."""
+    last = _last_match(_NUMBER, text)
+    return _bare(last[0]) if last else None
+
+
+def code_blocks(text: str, language: str | None = None) -> list[CodeBlock]:
+    """Closed fenced blocks in order, all or those of one language ("" for unmarked ones).
+
+    A fence may follow other words on its line, as models like to write; it closes with a line that
+    ends in the same fence. A block that never closes was cut off and is left out.
+    """
+    found: list[CodeBlock] = []
+    opening: tuple[int, str, str] | None = None  # start, fence, info
+    at = body = 0  # where this line and the block's first line begin
+    for line in text.split("\n"):
+        if opening is None:
+            opening = _opening_fence(line, at)
+            body = at + len(line) + 1
+        else:
+            start, fence, info = opening
+            bare = line.rstrip()
+            code_end = len(bare.rstrip(fence[0]))
+            if len(bare) - code_end >= len(fence):
+                code_end = 0 if bare[:code_end].isspace() else code_end  # an indented fence
+                word = info.split()[0] if info.split() else ""
+                code = text[body : at + code_end]
+                found.append(CodeBlock(word, code, start, at + len(bare)))
+                opening = None
+        at += len(line) + 1
+    return [block for block in found if language is None or block.language == language]
+
+
+def tool_calls(text: str, style: str, names: Collection[str] | None = None) -> list[ToolCall]:
+    """The calls in `text`, in order; `names` (None: all) keeps only these tools.
+
+    tags    <python>print(1)</python>                                 name python, content print(1)
+    hermes  <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>  name f, arguments {"x": 1}
+    fenced  a fenced code block                                       name is its language
+
+    A hermes call that cannot be read is kept whatever `names` says: its `error` is the answer.
+    """
+    calls = resolve(style, STYLES, "tool-call style")(text, names)
+    return [call for call in calls if names is None or call.error or call.name in names]
+
+
+def _tag_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
+    return [ToolCall(t.name, t.content, start=t.start, end=t.end) for t in tags(text, names)]
+
+
+def _hermes_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
+    return [_hermes_call(tag) for tag in tags(text, ["tool_call"])]
+
+
+def _fenced_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
+    return [ToolCall(b.language, b.code, start=b.start, end=b.end) for b in code_blocks(text)]
+
+
+def _hermes_call(tag: Tag) -> ToolCall:
+    def broken(why: str, name: str = "") -> ToolCall:
+        return ToolCall(name, tag.content, error=why, start=tag.start, end=tag.end)
+
+    try:
+        call = _read_json(tag.content)
+        if not isinstance(call, dict):
+            return broken(f"a tool call must be a JSON object, not {type(call).__name__}")
+        name, arguments = call.get("name"), call.get("arguments", {})
+        if not isinstance(name, str) or not name:
+            return broken('a tool call needs a "name", which is a string')
+        if isinstance(arguments, str):  # the wire form: JSON inside JSON
+            arguments = _read_json(arguments)
+    except RecursionError:
+        return broken("the tool call is nested too deeply")
+    except ValueError as error:
+        return broken(f"the tool call is not valid JSON: {error}")
+    if not isinstance(arguments, dict):
+        return broken(f'"arguments" must be a JSON object, not {type(arguments).__name__}', name)
+    return ToolCall(name, tag.content, arguments, start=tag.start, end=tag.end)
+
+
+def _read_json(text: str) -> Any:
+    """Strict JSON: no NaN, and no half characters that could not be written out again."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not a JSON value")
+
+    value = json.loads(text, parse_constant=refuse)
+    # a lone surrogate and a float beyond range (1e999) fail here, both with a ValueError
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    return value
+
+
+def _opening_fence(line: str, at: int) -> tuple[int, str, str] | None:
+    """Start, fence and info of a block that this line, found at `at`, opens.
+
+    Only string searches: a pattern such as "`{3,}[^`]*$" is quadratic on a line of backticks.
+    """
+    run_end = line.rfind("`") + 1
+    before = line[:run_end].rstrip("`")
+    run = run_end - len(before)
+    if run >= 3 and "```" not in before:  # "use ```x``` here" is no block
+        return at + len(before), "`" * run, line[run_end:]
+    words = line.lstrip()
+    info = words.lstrip("~")
+    if len(words) - len(info) >= 3:  # tildes only at the start of a line: elsewhere they are prose
+        return at + len(line) - len(words), "~" * (len(words) - len(info)), info
+    return None
+
+
+@lru_cache(maxsize=256)
+def _tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"<(/?)({'|'.join(map(re.escape, names)) or '(?!)'})>")
+
+
+def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    last = deque(pattern.finditer(text), maxlen=1)
+    return last[0] if last else None
+
+
+def _bare(number: str) -> str:
+    return number.replace(",", "").replace("\u2212", "-").lstrip("+")
+
+
+STYLES = {"tags": _tag_calls, "hermes": _hermes_calls, "fenced": _fenced_calls}
+"""How a policy writes tool calls."""

@@ -1,0 +1,259 @@
+"""Chat templates: messages to text, as transformers' `apply_chat_template` writes it.
+
+A template is Jinja text that travels with a tokenizer. Two are bundled and can be named: `plain`
+writes contents one after another, `chatml` marks every turn; both only ever append.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from graft.registry import nearest
+from graft.types import Message
+
+PLAIN = """\
+{#- Contents one after another, without role marks; an assistant turn ends with the eos token. -#}
+{%- if tools %}{{ raise_exception("template 'plain' cannot show tools; use chatml") }}{% endif %}
+{%- for message in messages %}
+    {%- if message.tool_calls %}
+        {{- raise_exception("template 'plain' has no form for tool_calls; use chatml") }}
+    {%- endif %}
+    {{- message.content }}
+    {%- if message.role == "assistant" %}{{ eos_token }}{% endif %}
+{%- endfor %}
+"""
+
+CHATML = """\
+{#- ChatML that only appends: no earlier turn is ever dropped, trimmed or rewritten. Tools, calls
+    and results are JSON in the tags that Hermes and Qwen models know. -#}
+{%- macro text(content) %}
+    {%- if content is string %}
+        {{- content }}
+    {%- elif content %}
+        {%- for part in content %}{{ part.text }}{% endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- set has_system = messages and messages[0].role == "system" %}
+{%- if tools %}
+    {{- "<|im_start|>system\\n" }}
+    {%- if has_system %}{{ text(messages[0].content) + "\\n\\n" }}{% endif %}
+    {{- "# Tools\\n\\nThese functions are at your service, one JSON schema per line:\\n<tools>" }}
+    {%- for tool in tools %}{{ "\\n" + tool | tojson }}{% endfor %}
+    {{- "\\n</tools>\\n\\nTo call one, write a JSON object with its name and its arguments:\\n" }}
+    {{- '<tool_call>\\n{"name": <function name>, "arguments": <JSON object>}\\n</tool_call>\\n' }}
+    {{- "Write one such block per call; the results come back in <tool_response> tags." }}
+    {{- "<|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if tools and has_system and loop.first %}
+        {%- continue %}
+    {%- endif %}
+    {%- if message.role == "tool" %}
+        {%- if loop.first or loop.previtem.role != "tool" %}{{ "<|im_start|>user" }}{% endif %}
+        {{- "\\n<tool_response>\\n" + text(message.content) + "\\n</tool_response>" }}
+        {%- if loop.last or loop.nextitem.role != "tool" %}{{ "<|im_end|>\\n" }}{% endif %}
+    {%- elif message.role == "assistant" %}
+        {{- "<|im_start|>assistant\\n" }}
+        {%- if message.reasoning_content %}
+            {{- "<think>\\n" + message.reasoning_content + "\\n</think>\\n\\n" }}
+        {%- endif %}
+        {{- text(message.content) }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if message.content or not loop.first %}{{ "\\n" }}{% endif %}
+            {%- set function = call.function or call %}
+            {{- '<tool_call>\\n{"name": ' + function.name | tojson + ', "arguments": ' }}
+            {%- if function.arguments is string %}
+                {{- function.arguments }}
+            {%- else %}
+                {{- function.arguments | tojson }}
+            {%- endif %}
+            {{- "}\\n</tool_call>" }}
+        {%- endfor %}
+        {{- "<|im_end|>\\n" }}
+    {%- elif message.role in ["system", "user"] %}
+        {{- "<|im_start|>" + message.role + "\\n" + text(message.content) + "<|im_end|>\\n" }}
+    {%- else %}
+        {{- raise_exception("unknown role '" + message.role ~ "'") }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif %}
+"""
+
+TEMPLATES = {"chatml": CHATML, "plain": PLAIN}
+"""The bundled templates by name."""
+
+_CONTINUES_HERE = "GRAFT_CONTINUES_HERE "  # the space at the end shows whether a template trims
+
+
+class TemplateError(ValueError):
+    """A template that does not compile, or that refuses the messages it was given."""
+
+
+def find_template(which: str, named: Mapping[str, str] | None = None) -> str:
+    """Jinja text from a bundled name, a name in `named` (the tokenizer's), a path, or itself."""
+    known = {**(named or {}), **TEMPLATES}
+    if which in known:
+        return known[which]
+    if "{{" in which or "{%" in which:
+        return which
+    if Path(which).is_file():
+        return Path(which).read_text(encoding="utf-8")
+    hint = nearest(which, known)
+    meant = f" did you mean {hint!r}?" if hint else ""
+    raise TemplateError(
+        f"chat template {which!r} is no known name, no file and no Jinja text;{meant} "
+        f"known: {', '.join(sorted(known))}. Your own: the path of a .jinja file"
+    )
+
+
+def render(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Any] | str | None = None,
+    add_generation_prompt: bool = False,
+    continue_final_message: bool = False,
+    **variables: Any,
+) -> str:
+    """Write `messages` as text; `variables` are the special tokens and whatever the template reads.
+
+    >>> render(CHATML, [{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    '<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n'
+    >>> render(PLAIN, [{"role": "user", "content": "2+3="},
+    ...                {"role": "assistant", "content": "5"}], eos_token="<eos>")
+    '2+3=5<eos>'
+    """
+    if add_generation_prompt and continue_final_message:
+        raise ValueError("a message is either continued or a new one opened: choose one of the two")
+    conversation = [_with_objects(message) for message in messages]
+    schemas = None if tools is None else _tool_schemas(tools)
+    if continue_final_message:
+        conversation[-1:] = [_marked(conversation[-1])]
+    given = {"messages": conversation, "tools": schemas, "documents": None, **variables}
+    try:
+        text = _compile(template).render(add_generation_prompt=add_generation_prompt, **given)
+    except jinja2.TemplateError as error:
+        raise TemplateError(f"the chat template refuses these messages: {error}") from error
+    except TypeError as error:  # such as text + None in a template that expects every content
+        raise TemplateError(f"the chat template cannot write these messages: {error}") from error
+    return _cut_at_mark(text) if continue_final_message else text
+
+
+def _marked(message: Message) -> Message:
+    """The message with a mark where its continuation begins: at the end of its last text."""
+    message = copy.deepcopy(message)
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _CONTINUES_HERE
+        return message
+    texts = [part for part in content or [] if isinstance(part, dict) and "text" in part]
+    if not texts:
+        raise TemplateError(f"the final message has no text to continue: content={content!r}")
+    texts[-1]["text"] += _CONTINUES_HERE
+    return message
+
+
+def _cut_at_mark(text: str) -> str:
+    at = text.rfind(_CONTINUES_HERE.strip())
+    if at < 0:
+        raise TemplateError("the chat template drops the final message, so it cannot be continued")
+    # a template that trims contents ate the mark's space, and would have eaten the text's as well
+    return text[:at] if text.startswith(_CONTINUES_HERE, at) else text[:at].rstrip()
+
+
+def _with_objects(message: Message) -> Message:
+    """Tool-call arguments as objects: on the wire they are JSON strings, in templates not."""
+    if not message.get("tool_calls"):
+        return message
+    message = copy.deepcopy(message)
+    for call in message["tool_calls"]:
+        function = call.get("function") or call
+        if "arguments" in function:
+            function["arguments"] = _as_object(function["arguments"])
+    return message
+
+
+def _tool_schemas(tools: Sequence[Any] | str) -> list[dict[str, Any]]:
+    """Schemas as objects; the whole list or each of them may be a JSON string (old datasets)."""
+    try:
+        listed = json.loads(tools) if isinstance(tools, str) else tools
+    except ValueError as error:
+        raise TemplateError(
+            f"tools={tools[:80]!r} is not a JSON list of schemas: {error}"
+        ) from error
+    schemas = [_as_object(tool) for tool in listed]
+    for tool in schemas:
+        if not isinstance(tool, dict):
+            raise TemplateError(
+                f"a tool must be a schema such as {{'type': 'function', 'function': {{...}}}}; "
+                f"got {type(tool).__name__} {str(tool)[:80]!r}"
+            )
+    return schemas
+
+
+def _as_object(value: Any) -> Any:
+    """Parsed JSON; text that is no JSON object stays as it is, for the template to show."""
+    if not isinstance(value, str):
+        return value
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return parsed if isinstance(parsed, dict) else value
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %} ... {% endgeneration %}` marks an assistant's words; here a mere block."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        ).set_lineno(line)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes <, > and & for HTML; models were trained on the plain characters
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@lru_cache(maxsize=64)
+def _compile(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(
+            f"the chat template does not compile: {error.message} (line {error.lineno})"
+        ) from error

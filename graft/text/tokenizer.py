@@ -1,0 +1,273 @@
+"""Text to ids and back: a thin hull around `tokenizers.Tokenizer` that knows its special tokens.
+
+A Hugging Face folder is read without transformers, whose import alone takes seconds. Two tiny
+tokenizers are built in: one token per character of an alphabet, and one token per byte.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+
+from graft.text.template import PLAIN
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The roles a special token can have; chat templates read them as variables."""
+
+
+class UnknownCharacter(ValueError):
+    """A character outside the alphabet: as `<unk>` it would silently train garbage."""
+
+
+class TokenizerNotFound(ValueError):
+    """A path that holds no tokenizer we can read; the text says what was looked for."""
+
+
+class Tokenizer:
+    """Encodes just what is written: no BOS or EOS is added, special tokens in the text count.
+
+    >>> digits = Tokenizer.characters("0123456789+=")
+    >>> digits.encode("12+3=<eos>")
+    [4, 5, 13, 6, 14, 1]
+    >>> digits.decode([4, 5, 1]), digits.decode([4, 5, 1], skip_special=True)
+    ('12<eos>', '12')
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        # a tokenizer.json may carry padding and truncation, which would cut prompts in silence
+        backend.no_padding()
+        backend.no_truncation()
+        self.special_tokens = dict(special_tokens or {})  # {"eos_token": "<eos>", ...}
+        self.chat_templates = dict(chat_templates or {})  # {"default": jinja, "tool_use": jinja}
+        self._backend = backend
+        self._config = dict(config or {})
+        _declare(backend, self.special_tokens.values())
+        added = backend.get_added_tokens_decoder()
+        self.added_tokens = {token.content: index for index, token in added.items()}
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        self.bos_id = self._id("bos_token")
+        self.eos_id = self._id("eos_token")
+        self.pad_id = self._id("pad_token")
+        self.unk_id = self._id("unk_token")
+        self._is_strict = isinstance(backend.model, models.WordLevel)
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        return self.special_tokens.get("pad_token")
+
+    @property
+    def unk_token(self) -> str | None:
+        return self.special_tokens.get("unk_token")
+
+    @property
+    def chat_template(self) -> str | None:
+        """The default template, or the only one."""
+        only = next(iter(self.chat_templates.values())) if len(self.chat_templates) == 1 else None
+        return self.chat_templates.get("default", only)
+
+    @chat_template.setter
+    def chat_template(self, template: str | None) -> None:
+        # one template from now on, so that `save` writes the one a model was trained with
+        self.chat_templates = {} if template is None else {"default": template}
+
+    def encode(self, text: str) -> list[int]:
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        if self._is_strict and self.unk_id in encoding.ids:
+            self._refuse_unknown(text, encoding)
+        return encoding.ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """The text of `ids`, special tokens visible; ids beyond the vocabulary write nothing."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token by its exact name, None when the vocabulary does not hold it."""
+        return self._backend.token_to_id(token)
+
+    @classmethod
+    def characters(cls, alphabet: str) -> Tokenizer:
+        """One token per character, after `<pad>` 0, `<eos>` 1 and `<unk>` 2; repeats count once."""
+        if not alphabet:
+            raise ValueError("the alphabet is empty; pass the characters, such as '0123456789+='")
+        vocab = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>"])}
+        vocab |= {character: 3 + i for i, character in enumerate(dict.fromkeys(alphabet))}
+        backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        backend.decoder = decoders.Fuse()  # without one, tokens are joined by spaces
+        special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+        return cls(backend, special, {"default": PLAIN})
+
+    @classmethod
+    def bytes(cls) -> Tokenizer:
+        """Token b is byte b of the UTF-8 text, then `<eos>` 256 and `<pad>` 257; all text fits."""
+        vocab = {character: byte for byte, character in enumerate(_byte_characters())}
+        vocab |= {"<eos>": 256, "<pad>": 257}
+        backend = tokenizers.Tokenizer(models.BPE(vocab, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        return cls(backend, {"eos_token": "<eos>", "pad_token": "<pad>"}, {"default": PLAIN})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Read a Hugging Face folder, or a `tokenizer.json` together with the files beside it."""
+        path = Path(path)
+        if not path.exists():
+            raise TokenizerNotFound(
+                f"no tokenizer at '{path}': no such file or folder; pass a downloaded model folder "
+                f"with tokenizer.json, or the path of a tokenizer.json"
+            )
+        folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
+        if not file.exists():
+            return _through_transformers(folder)
+        config = _read_json(folder / "tokenizer_config.json")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the Rust side raises plain Exception
+            raise TokenizerNotFound(f"'{file}' is not a tokenizer.json: {error}") from error
+        _declare_from_config(backend, config)
+        names = {**_read_json(folder / "special_tokens_map.json"), **config}
+        special = {name: _content(names[name]) for name in NAMED if names.get(name)}
+        return cls(backend, special, _read_templates(folder, config), config)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the files from which `load` and transformers' AutoTokenizer get this tokenizer."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._backend.save(str(folder / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._config}
+        config.pop("chat_template", None)  # it gets a file of its own, which people can read
+        config |= {"clean_up_tokenization_spaces": False, **self.special_tokens}
+        _write(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False))
+        default = self.chat_template
+        if default is not None:
+            _write(folder / "chat_template.jinja", default)
+        for name, text in self.chat_templates.items():
+            if text != default:
+                _write(folder / "additional_chat_templates" / f"{name}.jinja", text)
+
+    def _id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def _refuse_unknown(self, text: str, encoding: tokenizers.Encoding) -> None:
+        for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if index == self.unk_id and text[start:end] != self.unk_token:
+                near = text[max(0, start - 20) : end + 20]
+                raise UnknownCharacter(
+                    f"character {text[start:end]!r} (position {start}, in {near!r}) is not in the "
+                    f"tokenizer's alphabet; add it to the alphabet or keep it out of the text"
+                )
+
+
+def _declare(backend: tokenizers.Tokenizer, names: Iterable[str]) -> None:
+    """Make sure that these tokens are recognised whole; those already special keep their flags."""
+    known = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
+    new = [name for name in dict.fromkeys(names) if name not in known]
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in new])
+
+
+def _declare_from_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Add what only `tokenizer_config.json` lists; older folders keep added tokens there."""
+    listed = config.get("added_tokens_decoder") or {}
+    for index, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(entry["content"]) is not None:
+            continue
+        flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+        token = AddedToken(entry["content"], **{f: bool(entry.get(f, False)) for f in flags})
+        backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
+        got = backend.token_to_id(entry["content"])
+        if got != int(index):
+            raise TokenizerNotFound(
+                f"tokenizer_config.json gives {entry['content']!r} the id {index}, tokenizer.json "
+                f"makes it {got}; the two files do not belong together"
+            )
+
+
+def _content(entry: Any) -> str:
+    """ "<eos>" from "<eos>" or {"content": "<eos>", "special": true, ...}."""
+    return str(entry["content"]) if isinstance(entry, Mapping) else str(entry)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerNotFound(f"'{path}' is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise TokenizerNotFound(f"'{path}' holds a {type(data).__name__}; expected a JSON object")
+    return data
+
+
+def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name; files win over `tokenizer_config.json`, as in transformers."""
+    stored = config.get("chat_template") or {}
+    if isinstance(stored, str):
+        stored = {"default": stored}
+    elif isinstance(stored, list):  # [{"name": "default", "template": "..."}, ...]
+        stored = {entry["name"]: entry["template"] for entry in stored}
+    default = folder / "chat_template.jinja"
+    files = {"default": default} if default.exists() else {}
+    files |= {p.stem: p for p in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    if not files:
+        return dict(stored)
+    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+
+
+def _through_transformers(folder: Path) -> Tokenizer:
+    """Folders with only a SentencePiece model or a vocabulary list: let transformers convert it."""
+    from transformers import AutoTokenizer
+
+    held = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+    try:
+        found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise TokenizerNotFound(
+            f"'{folder}' has no tokenizer.json, and transformers cannot read it either "
+            f"({type(error).__name__}: {str(error).strip().splitlines()[0]}); it holds: {held}"
+        ) from error
+    backend = getattr(found, "backend_tokenizer", None)
+    if backend is None:
+        raise TokenizerNotFound(
+            f"'{folder}' gives a {type(found).__name__}, which is pure Python and has no "
+            f"tokenizer.json form; convert it to one, or choose another model folder"
+        )
+    stored = found.chat_template or {}
+    templates = {"default": stored} if isinstance(stored, str) else dict(stored)
+    return Tokenizer(backend, found.special_tokens_map, templates)
+
+
+def _byte_characters() -> list[str]:
+    """The printable stand-in of each byte in byte-level vocabularies: "A" is "A", a space is "Ġ".
+
+    Bytes that print in Latin-1 stand for themselves; the others take 256, 257, ... in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

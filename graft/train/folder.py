@@ -1,0 +1,121 @@
+"""The folder of a run: one owner at a time, nothing half-written, nothing overwritten by mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from graft.config import Config, dump_config
+
+
+class RunStopped(RuntimeError):
+    """The run cannot go on; the text says why and what to do. What was saved is intact."""
+
+
+MAY_CHANGE = {
+    "run.resume", "run.dir", "run.save_every", "run.keep_last", "run.eval_every", "run.eval_tasks",
+    "run.log_episodes", "run.trackers", "rollout.concurrency", "rollout.deadline", "train.steps",
+    "train.tokens_per_micro", "train.recompute", "model.device", "engine.kv_tokens",
+}  # fmt: skip
+"""Keys that may differ between a run and its resumption; any other would make it another run."""
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Replace a small file so that a reader, or a crash, sees the old one or the new one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def out_of_disk(folder: Path) -> Iterator[None]:
+    """Turn failed writes into a stop that says how much room is left."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # torch reports a failed write as RuntimeError, safetensors as its own subclass of Exception
+        if isinstance(error, RuntimeError) and "write" not in str(error).lower():
+            raise
+        free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0.0
+        raise RunStopped(
+            f"cannot write to {folder} ({error}); {free:,.0f} MB are free there. The last good "
+            "checkpoint is intact: make room and run the same command again to go on."
+        ) from error
+
+
+class RunFolder:
+    """`config.yaml`, `metrics.jsonl`, `episodes/`, `checkpoints/`, `tensorboard/`, `summary.json`."""
+
+    def __init__(self, config: Config) -> None:
+        self.path = Path(config.run.dir) / config.run.name
+        self.config = config
+        self._lock: Any = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def claim(self) -> None:
+        """Make the folder ours, or say why it cannot be."""
+        with out_of_disk(Path(self.config.run.dir)):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            before = self.path / "config.yaml"
+            if before.exists():
+                self._same_run(before)
+            write_aside(before, dump_config(self.config))
+
+    def _take_lock(self) -> None:
+        # an flock ends with its process, however that ends: no stale lock after kill -9
+        import fcntl
+
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunStopped(
+                f"another process is running in {self.path}; wait for it, or give this run "
+                "another run.name"
+            ) from error
+
+    def _same_run(self, before: Path) -> None:
+        from omegaconf import OmegaConf
+
+        old: Any = OmegaConf.to_container(OmegaConf.load(before))
+        new = self.config.model_dump(mode="json")
+        changed = [
+            f"{section}.{key}: {old.get(section, {}).get(key)!r} -> {value!r}"
+            for section, keys in new.items()
+            for key, value in keys.items()
+            if f"{section}.{key}" not in MAY_CHANGE and old.get(section, {}).get(key) != value
+        ]
+        has_checkpoint = any(self.checkpoints.glob("*/state.json"))
+        if has_checkpoint and changed:
+            raise RunStopped(
+                f"{self.path} holds a run with other settings ({'; '.join(changed)}). Give this run "
+                "another run.name, or remove the folder to start over"
+            )
+        if has_checkpoint and not self.config.run.resume:
+            raise RunStopped(
+                f"{self.path} holds checkpoints and run.resume is false. Give this run another "
+                "run.name, or remove the folder to start over"
+            )
+
+    def summary(self, values: dict[str, Any]) -> None:
+        with out_of_disk(self.path):
+            write_aside(self.path / "summary.json", json.dumps(values, indent=2) + "\n")
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()

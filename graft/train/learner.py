@@ -1,0 +1,160 @@
+"""The learner: rows and a batch in, one or more optimizer steps out.
+
+    N rows (trajectories), T tokens behind the prompt
+
+Weights of the loss are computed once on the whole (mini-)batch, so neither loss nor gradient depends
+on how rows fall into micro-batches. The engine holds the same tensors: after `update` it already has
+the new weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from graft.algos.batch import Batch
+from graft.algos.losses import Loss, value_loss
+from graft.models.critic import Critic
+from graft.models.decoder import Decoder
+from graft.models.grid import Forest
+from graft.models.packing import split_rows
+from graft.train.optimizer import NonFinite, Optimizer
+from graft.types import Trajectory
+
+
+@dataclass(slots=True)
+class Learner:
+    """Owns the policy, its optimizer, and, where the algorithm wants them, a critic and a reference."""
+
+    policy: Decoder
+    optimizer: Optimizer
+    loss: Loss
+    reduction: Callable[[Batch], Tensor]
+    tokens_per_micro: int
+    temperature: float = 1.0
+    allowed: Tensor | None = None
+    critic: Critic | None = None
+    critic_optimizer: Optimizer | None = None
+    value_clip: float | None = None
+    reference: Decoder | None = None
+    epochs: int = 1
+    minibatches: int = 1
+    seed: int = 0
+
+    @torch.no_grad()
+    def annotate(self, rows: Sequence[Trajectory], batch: Batch) -> Batch:
+        """Add what the algorithm needs besides the sampled log-probs: reference, old, values.
+
+        With a single update per batch the policy that trains is the policy that sampled, so no pass
+        for old log-probs runs.
+        """
+        extras: dict[str, Tensor] = {}
+        if self.reference is not None:
+            extras["ref_logprobs"] = self._over_micros(
+                rows, batch, lambda f: f.logprobs(self._reference(), self.temperature, self.allowed)[0]
+            )
+        if self.epochs * self.minibatches > 1:
+            extras["old_logprobs"] = self._over_micros(
+                rows, batch, lambda f: f.logprobs(self.policy, self.temperature, self.allowed)[0]
+            )
+        if self.critic is not None:
+            critic = self.critic
+            extras["values"] = self._over_micros(rows, batch, lambda f: f.values(critic))
+        return batch.replace(**extras) if extras else batch
+
+    def _reference(self) -> Decoder:
+        assert self.reference is not None
+        return self.reference
+
+    def _over_micros(
+        self, rows: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
+    ) -> Tensor:
+        grid = batch.zeros()
+        for part in split_rows(rows, self.tokens_per_micro):
+            index = torch.tensor(part)
+            forest = Forest([rows[i] for i in part], batch.mask[index], self.policy.device)
+            grid[index] = compute(forest).to(grid)
+        return grid
+
+    def update(self, rows: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
+        """All optimizer steps this batch is good for; averages over them."""
+        totals: dict[str, float] = {}
+        steps = list(self._minibatches(batch))
+        for index in steps:
+            part = [rows[i] for i in index.tolist()]
+            for name, value in self._step(part, batch.rows(index)).items():
+                totals[name] = totals.get(name, 0.0) + value
+        metrics = {name: value / max(len(steps), 1) for name, value in totals.items()}
+        return {**metrics, "optimizer_steps": float(len(steps))}
+
+    def _minibatches(self, batch: Batch) -> Iterator[Tensor]:
+        """Row numbers of each optimizer step; whole groups, shuffled when there are several."""
+        groups = batch.group.unique()
+        if self.minibatches == 1:
+            for _ in range(self.epochs):
+                yield torch.arange(batch.num_rows)
+            return
+        for epoch in range(self.epochs):
+            generator = torch.Generator().manual_seed(self.seed * 1000 + self.optimizer.steps + epoch)
+            shuffled = groups[torch.randperm(len(groups), generator=generator)]
+            for part in shuffled.tensor_split(self.minibatches):
+                index = torch.isin(batch.group, part).nonzero()[:, 0]
+                if len(index):
+                    yield index
+
+    def _step(self, rows: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
+        weights = self.reduction(batch)
+        count = max(int(batch.mask.sum()), 1)
+        totals: dict[str, float] = {}
+        for part in split_rows(rows, self.tokens_per_micro):
+            index = torch.tensor(part)
+            micro, weight = batch.rows(index).to(self.policy.device), weights[index]
+            forest = Forest([rows[i] for i in part], micro.mask, self.policy.device)
+            for name, value in self._backward(forest, micro, weight.to(self.policy.device)).items():
+                if name.endswith("/max"):
+                    totals[name] = max(totals.get(name, 0.0), value)
+                else:  # the loss is weighted already; the rest are sums over trained tokens
+                    share = value if name == "loss" else value / count
+                    totals[name] = totals.get(name, 0.0) + share
+            self.optimizer.collect()
+            if self.critic_optimizer is not None:
+                self.critic_optimizer.collect()
+        bad = [name for name, value in totals.items() if not math.isfinite(value)]
+        if bad:
+            self.discard()
+            raise NonFinite(f"{', '.join(bad)} is not a finite number; no step was taken")
+        totals |= self.optimizer.step()
+        if self.critic_optimizer is not None:
+            stepped = self.critic_optimizer.step()
+            totals |= {f"critic/{name}": value for name, value in stepped.items()}
+        return totals
+
+    def _backward(self, forest: Forest, micro: Batch, weights_NT: Tensor) -> dict[str, float]:
+        """Gradients of one micro-batch; sums over its trained tokens, to be divided by the count."""
+        logp, entropy = forest.logprobs(self.policy, self.temperature, self.allowed)
+        loss_NT, metrics = self.loss(logp, entropy, micro)
+        loss = (loss_NT * weights_NT).sum()
+        totals = {"loss": loss.detach()}
+        if self.critic is not None:
+            value_NT, value_metrics = value_loss(forest.values(self.critic), micro, self.value_clip)
+            metrics = {**metrics, **value_metrics}
+            loss = loss + (value_NT * weights_NT).sum()
+        loss.backward()
+        for name, value_NT in {"entropy": entropy.detach(), **metrics}.items():
+            totals[name] = torch.where(micro.mask, value_NT, 0.0).sum()
+        gap = torch.where(micro.mask, (logp.detach() - micro.logprobs).abs(), 0.0)
+        totals["sampling/sampling_logp_difference/mean"] = gap.sum()
+        totals["sampling/sampling_logp_difference/max"] = gap.max() if gap.numel() else gap.sum()
+        return dict(zip(totals, torch.stack(list(totals.values())).tolist(), strict=True))
+
+    def discard(self) -> None:
+        """Forget gradients of a step that is not taken."""
+        for optimizer in (self.optimizer, self.critic_optimizer):
+            if optimizer is not None:
+                optimizer.adam.zero_grad(set_to_none=True)
+                for weight in optimizer.weights:
+                    weight.grad = None

@@ -1,0 +1,150 @@
+"""The loop: tasks -> episodes -> batch -> advantages -> update -> the engine's next version."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from graft.rollout.batching import rows_of, to_batch
+from graft.rollout.collect import collect, collect_informative, is_flat
+from graft.train.folder import RunStopped
+from graft.train.learner import Learner
+from graft.train.setup import Parts
+from graft.types import Author, Episode, Task
+
+DYNAMIC_ROUNDS = 4
+"""Draws per step of a preset that replaces flat groups (DAPO), where the recipe gives no number."""
+
+TRAIN_SEEDS = 1_000_003
+"""Tasks of seed s start at s * this: runs with different seeds see different tasks."""
+
+
+@dataclass(slots=True)
+class TaskStream(Iterator[Task]):
+    """Endless training tasks; `cursor` is all there is to save."""
+
+    env: str
+    seed: int
+    cursor: int = 0
+
+    def __next__(self) -> Task:
+        number = self.seed * TRAIN_SEEDS + self.cursor
+        self.cursor += 1
+        return Task(f"{self.env}:train:{number}", self.env, seed=number)
+
+
+def held_out_tasks(env: str, count: int) -> list[Task]:
+    """The same for every run and seed, so that scores compare."""
+    return [Task(f"{env}:test:{number}", env, seed=number) for number in range(count)]
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """What a step has to learn from."""
+
+    episodes: list[Episode]
+    set_aside: int
+    seconds: float
+
+
+def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> dict[str, float]:
+    """Batch, credit, update; the engine holds the learner's own tensors, so its weights are new too."""
+    started = time.perf_counter()
+    episodes = rollouts.episodes
+    rows = rows_of(episodes)
+    if not rows:
+        raise RunStopped(why_nothing_to_train(episodes))
+    batch = parts.shape(learner.annotate(rows, to_batch(rows)))
+    advantages = parts.credit(batch.zeros(), batch)
+    returns = None if parts.returns is None else parts.returns(batch.zeros(), batch)
+    batch = batch.replace(advantages=advantages, returns=returns)
+    updated = learner.update(rows, batch)
+    parts.engine.load(None, version=step)
+    seconds = time.perf_counter() - started
+    sampled = sum(len(s) for e in episodes for s in e.spans if s.author is Author.POLICY)
+    return {
+        **describe(episodes),
+        "advantages/std": float(advantages[batch.mask].std(correction=0)) if batch.num_tokens else 0.0,
+        "rollout/set_aside": float(rollouts.set_aside),
+        **updated,
+        "num_tokens": float(sampled),
+        "tokens_per_second": sampled / rollouts.seconds,
+        "step_time": rollouts.seconds + seconds,
+        "time/rollout": rollouts.seconds,
+        "time/learn": seconds,
+    }
+
+
+def roll_out(parts: Parts, tasks: TaskStream, step: int) -> Rollouts:
+    """The step's episodes; step 1 is the first."""
+    started = time.perf_counter()
+    config = parts.config
+    salt = config.run.seed * TRAIN_SEEDS + step
+    setting = replace(parts.setting, salt=salt)
+
+    def some(wanted: Sequence[Task]) -> list[Episode]:
+        return collect(wanted, setting, parts.branch, concurrency=config.rollout.concurrency)
+
+    rounds = config.rollout.dynamic_rounds
+    rounds = rounds or (DYNAMIC_ROUNDS if parts.preset.dynamic_sampling else 1)
+    if rounds == 1:
+        episodes, flat = some([next(tasks) for _ in range(config.rollout.tasks)]), []
+    else:
+        episodes, flat = collect_informative(tasks, config.rollout.tasks, some, rounds)
+    return Rollouts(episodes, len(flat), time.perf_counter() - started)
+
+
+def describe(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Rewards, lengths and tool use of a step, in the names people look for."""
+    leaves = [leaf for episode in episodes for leaf in episode.leaves]
+    trained = [leaf for leaf in leaves if leaf.status.is_trainable]
+    rewards = torch.tensor([leaf.reward for leaf in trained])
+    spreads = torch.tensor(
+        [
+            torch.tensor([x.reward for x in e.leaves if x.status.is_trainable]).std(correction=0)
+            for e in episodes
+            if any(x.status.is_trainable for x in e.leaves)
+        ]
+    )
+    lengths = torch.tensor(
+        [
+            float(sum(len(s) for s in row.spans if s.author is Author.POLICY))
+            for row in rows_of(episodes)
+        ]
+    )
+    calls = torch.tensor([leaf.metrics.get("tool_calls", 0.0) for leaf in leaves])
+    failures = sum(leaf.metrics.get("tool_failures", 0.0) for leaf in leaves)
+    turns = [leaf.metrics.get("turns", 0.0) for leaf in leaves]
+    return {
+        "reward": float(rewards.mean()),
+        "reward_std": float(spreads.mean()),
+        "frac_reward_zero_std": sum(map(is_flat, episodes)) / len(episodes),
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+        "completions/clipped_ratio": _share(leaf.status == "truncated" for leaf in leaves),
+        "rollout/turns": sum(turns) / len(turns),
+        "rollout/failed": 1.0 - len(trained) / len(leaves),
+        "tools/rate": float((calls > 0).float().mean()),
+        "tools/call_frequency": float(calls.mean()),
+        "tools/failure_frequency": failures / max(float(calls.sum()), 1.0),
+    }
+
+
+def _share(flags: Iterator[bool]) -> float:
+    listed = list(flags)
+    return sum(listed) / max(len(listed), 1)
+
+
+def why_nothing_to_train(episodes: Sequence[Episode]) -> str:
+    """Every attempt failed: name the commonest reason."""
+    reasons = [s.info["error"] for e in episodes for s in e.spans if "error" in s.info]
+    common = max(set(reasons), key=reasons.count) if reasons else "no reason was recorded"
+    count = sum(len(episode.leaves) for episode in episodes)
+    return (
+        f"all {count} attempts of this step failed, mostly: {common}. Nothing was trained; the last "
+        "checkpoint is intact. Repair the environment or tool and run the same command again"
+    )

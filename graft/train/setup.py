@@ -1,0 +1,235 @@
+"""From a recipe to the objects of a run. Config objects end here; below, functions take arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graft.algos.credit import CREDITS, Credit
+from graft.algos.losses import LOSSES
+from graft.algos.presets import Preset, build, make, resolve_preset
+from graft.algos.reductions import REDUCTIONS
+from graft.algos.shaping import Shaping
+from graft.config import Config, ConfigError
+from graft.engine import ENGINES
+from graft.envs import make as make_env
+from graft.models.critic import Critic
+from graft.models.decoder import Decoder
+from graft.models.device import choose_device, choose_dtype
+from graft.models.load import load_model
+from graft.models.shape import Shape
+from graft.protocols import Engine, Env
+from graft.registry import resolve
+from graft.rewards import REWARDS
+from graft.rollout.branch import BRANCHES, Branch
+from graft.rollout.episode import Setting
+from graft.text.chat import Chat
+from graft.text.tokenizer import Tokenizer
+from graft.train.learner import Learner
+from graft.train.optimizer import Optimizer, schedule
+from graft.types import Sampling, Task
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything a loop works with."""
+
+    config: Config
+    tokenizer: Tokenizer
+    chat: Chat
+    policy: Decoder
+    engine: Engine
+    preset: Preset
+    branch: Branch
+    shape: Shaping
+    credit: Credit
+    returns: Credit | None
+    setting: Setting
+    held_out: Setting
+    notes: list[str]
+
+
+def assemble(config: Config, weights: Path | None = None) -> Parts:
+    """Build a run; `weights` is the checkpoint to go on from, instead of the recipe's model."""
+    device = choose_device(config.model.device)
+    dtype, note = choose_dtype(config.model.dtype, device)
+    preset = preset_of(config)
+    env = env_factory(config.task.env, config.task.args)
+    held_out = env_factory(config.task.env, {**config.task.args, **config.task.eval_args})
+    tokenizer = load_tokenizer(config, weights, env)
+    chat = Chat(tokenizer, config.model.chat_template or None)
+    if config.rollout.max_turns > 1 and env(Task("probe", config.task.env)).observe_as != "inline":
+        chat.check_append_only()
+    policy = load_policy(config, weights, tokenizer).to(device=device, dtype=dtype)
+    policy.recompute = config.train.recompute
+    engine = make_engine(config, policy, tokenizer)
+    shape, credit, _, _ = build(preset)
+    setting = make_setting(config, engine, chat, env)
+    return Parts(
+        config=config,
+        tokenizer=tokenizer,
+        chat=chat,
+        policy=policy,
+        engine=engine,
+        preset=preset,
+        branch=make((config.rollout.branch, {"samples": config.rollout.samples}), BRANCHES, "branch"),
+        shape=shape,
+        credit=credit,
+        returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
+        setting=setting,
+        held_out=replace(setting, make_env=held_out),
+        notes=[note] if note else [],
+    )
+
+
+def preset_of(config: Config) -> Preset:
+    """The preset with the recipe's changes; a name nobody knows is an error here."""
+    algo = config.algo
+    preset = resolve_preset(algo.name)
+    changes: dict[str, Any] = {}
+    if algo.credit:
+        changes["credit"] = tuple(as_part(entry) for entry in algo.credit)
+    if algo.loss is not None:
+        changes["loss"] = as_part(algo.loss)
+    if algo.reduction is not None:
+        changes["reduction"] = as_part(algo.reduction)
+    shaping = [part for part in preset.shaping if algo.name != "dapo" or part[0] != "overlong"]
+    if algo.overlong:
+        length, buffer = algo.overlong
+        shaping.append(("overlong", {"max_length": length, "buffer": buffer}))
+    if algo.mask_truncated:
+        shaping.append("mask_truncated")
+    if algo.kl_coef and algo.kl_in == "reward":
+        shaping.append(("kl_in_reward", {"coef": algo.kl_coef, "kind": algo.kl_kind}))
+    elif algo.kl_coef:
+        changes |= {"kl_coef": algo.kl_coef, "kl_kind": algo.kl_kind}
+    changes["shaping"] = tuple(shaping)
+    if algo.entropy_coef:
+        changes["entropy_coef"] = algo.entropy_coef
+    if algo.importance_cap:
+        changes["importance_cap"] = algo.importance_cap
+    return replace(preset, **changes)
+
+
+def as_part(entry: Any) -> Any:
+    """A recipe's `name` or `{name: {key: value}}` as (name, keywords)."""
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, keywords),) = entry.items()
+        return name, dict(keywords or {})
+    raise ConfigError(f"{entry!r} is neither a name nor {{name: {{key: value}}}}")
+
+
+def env_factory(env_id: str, args: dict[str, Any]) -> Callable[[Task], Env]:
+    """A fresh environment for a task."""
+    return lambda task: make_env(env_id, **args)
+
+
+def load_tokenizer(config: Config, weights: Path | None, env: Callable[[Task], Env]) -> Tokenizer:
+    if weights is not None or config.model.path:
+        return Tokenizer.load(weights or config.model.path)
+    alphabet = config.model.alphabet
+    if alphabet == "bytes":
+        return Tokenizer.bytes()
+    alphabet = alphabet or getattr(env(Task("probe", config.task.env)), "alphabet", "")
+    if not alphabet:
+        raise ConfigError(
+            f"model.alphabet is empty and environment {config.task.env!r} names no alphabet; "
+            "give the characters, or model.alphabet=bytes"
+        )
+    return Tokenizer.characters(alphabet)
+
+
+def load_policy(config: Config, weights: Path | None, tokenizer: Tokenizer) -> Decoder:
+    if weights is not None or config.model.path:
+        return load_model(weights or config.model.path)
+    given = dict(config.model.shape)
+    known = {name for name in Shape.__dataclass_fields__ if name != "vocab_size"}
+    if unknown := sorted(set(given) - known):
+        raise ConfigError(f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+    return Decoder(Shape(**given, vocab_size=tokenizer.vocab_size)).initialise(config.run.seed)
+
+
+def make_engine(config: Config, policy: Decoder, tokenizer: Tokenizer) -> Engine:
+    section = config.engine
+    return resolve(section.name, ENGINES, "engine")(
+        policy,
+        tokenizer=tokenizer,
+        eos_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
+        kv_tokens=section.kv_tokens or None,
+        page_size=section.page_size,
+        seed=config.run.seed,
+    )
+
+
+def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
+    """The learner of the RL phase. A critic starts from the policy as it is now."""
+    config, preset, policy = parts.config, parts.preset, parts.policy
+    train = config.train
+    _, _, loss, reduction = build(preset)
+    rounds = train.epochs * train.minibatches
+    plan = schedule(train.schedule, train.warmup * rounds, train.steps * rounds, train.min_lr)
+
+    def optimizer(module: torch.nn.Module, lr: float) -> Optimizer:
+        return Optimizer(
+            [module],
+            lr=lr,
+            schedule=plan,
+            weight_decay=train.weight_decay,
+            betas=train.betas,
+            max_grad_norm=train.max_grad_norm,
+        )
+
+    critic = Critic(policy) if preset.needs_critic else None
+    return Learner(
+        policy=policy,
+        optimizer=optimizer(policy, train.lr),
+        loss=loss,
+        reduction=reduction,
+        tokens_per_micro=train.tokens_per_micro,
+        temperature=config.rollout.temperature,
+        critic=critic,
+        critic_optimizer=optimizer(critic, config.algo.critic_lr or train.lr) if critic else None,
+        value_clip=preset.value_clip,
+        reference=reference,
+        epochs=train.epochs,
+        minibatches=train.minibatches,
+        seed=config.run.seed,
+    )
+
+
+def sft_learner(config: Config, policy: Decoder) -> Learner:
+    """The same learner with cross-entropy, and an optimizer of its own."""
+    sft = config.sft
+    plan = schedule("linear", sft.warmup, sft.steps, 0.1)
+    optimizer = Optimizer(
+        [policy],
+        lr=sft.lr,
+        schedule=plan,
+        weight_decay=config.train.weight_decay,
+        betas=config.train.betas,
+        max_grad_norm=config.train.max_grad_norm,
+    )
+    loss, reduction = make("sft", LOSSES, "loss"), make("token", REDUCTIONS, "reduction")
+    return Learner(policy, optimizer, loss, reduction, config.train.tokens_per_micro)
+
+
+def make_setting(
+    config: Config, engine: Engine, chat: Chat, env: Callable[[Task], Env]
+) -> Setting:
+    rollout = config.rollout
+    return Setting(
+        engine=engine,
+        chat=chat,
+        make_env=env,
+        sampling=Sampling(temperature=rollout.temperature, max_tokens=rollout.max_tokens),
+        reward=resolve(config.task.reward, REWARDS, "reward") if config.task.reward else None,
+        max_turns=rollout.max_turns,
+        max_context=rollout.max_context,
+        deadline=rollout.deadline,
+    )

@@ -1,0 +1,94 @@
+"""Numbers and text made fit for a person to read: pure functions from values to strings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+BARS = "▁▂▃▄▅▆▇█"
+SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("reward", "reward", "{:.3f}".format),
+    ("accuracy", "accuracy", "{:.3f}".format),
+    ("loss", "loss", "{:.3f}".format),
+    ("tools/call_frequency", "tools", "{:.0%}".format),
+    ("entropy", "entropy", "{:.3f}".format),
+    ("tokens_per_second", "tokens/s", "{:,.0f}".format),
+)
+"""Metric, the word for it, its form; in this order. Where there is a reward the loss is left out:
+a policy-gradient loss near 0 is normal and says nothing about progress."""
+
+CLIP = 1200
+"""Characters of one span that a transcript shows; the rest is counted."""
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as a row of bars between their least and greatest; more than `width` are averaged.
+
+    >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8)
+    '▁▂▃▄▅▆▇█'
+    >>> sparkline([0, 0, 7, 7], 2)
+    '▁█'
+
+    Values that do not differ draw a middle line; one that is not finite leaves a gap.
+    """
+    if width < 1:
+        raise ValueError(f"width={width}: a sparkline needs at least one column")
+    count = min(width, len(values))
+    edges = [column * len(values) // count for column in range(count + 1)] if count else []
+    columns = [_mean(values[a:b]) for a, b in pairwise(edges)]
+    finite = [value for value in columns if math.isfinite(value)]
+    if not finite:
+        return " " * count
+    low, high = min(finite), max(finite)
+    reach = high / 2 - low / 2  # halves: high - low may overflow where neither of them does
+
+    def bar(value: float) -> str:
+        share = (value / 2 - low / 2) / reach if reach else 0.4
+        return BARS[round(share * (len(BARS) - 1))]
+
+    return "".join(bar(value) if math.isfinite(value) else " " for value in columns)
+
+
+def summary(metrics: Mapping[str, float]) -> str:
+    """The metrics a person watches, in words: "reward 0.500  tools 93%  tokens/s 5,512"."""
+    shown = [row for row in SHOWN if row[0] in metrics]
+    if "reward" in metrics:
+        shown = [row for row in shown if row[0] != "loss"]
+    return "  ".join(f"{word} {form(metrics[name])}" for name, word, form in shown)
+
+
+def clock_face(seconds: float) -> str:
+    """75 -> "1:15", 3675 -> "1:01:15"; unknown is "?"."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def score(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def visible(text: str) -> str:
+    """Text that cannot move the cursor: control characters other than newline and tab are spelled.
+
+    >>> visible("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def clip(text: str, limit: int = CLIP) -> str:
+    """Long text keeps its beginning and its end: what was asked and what came out."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} more characters …\n{text[-half:]}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    if not all(math.isfinite(value) for value in values):
+        return math.nan
+    return math.fsum(value / len(values) for value in values)

@@ -1,0 +1,358 @@
+"""The nouns of graft: a Task is tried, an Episode is what happened, a tree of Spans.
+
+Everything here is plain Python with an exact JSON round trip: a rollout log can be read without
+torch, and a run can be replayed from it.
+
+    Task "2+3=" with two samples, one of which calls a tool, becomes
+
+        0 task   "2+3="
+        ├── 1 policy "6"                      leaf 0, reward 0
+        └── 2 policy "[2+3]"
+            └── 3 env    "5;"
+                └── 4 policy "5"              leaf 1, reward 1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+Message = dict[str, Any]
+"""A chat message in OpenAI's form: role, content, and where they apply tool_calls, tool_call_id, name."""
+
+NO_ACTION = -1
+"""The action of a token nobody chose: the tail of a multi-token description, an observation."""
+
+
+class Author(StrEnum):
+    TASK = "task"
+    """The prompt."""
+    POLICY = "policy"
+    """Sampled from the model; the only tokens that are ever trained."""
+    ENV = "env"
+    """Written by the environment or a tool, or by the chat template between turns."""
+
+
+class Status(StrEnum):
+    DONE = "done"
+    """The environment ended the episode."""
+    TRUNCATED = "truncated"
+    """A budget of ours ran out (tokens, turns, context); a critic may bootstrap from here."""
+    TOOL_ERROR = "tool_error"
+    """A tool broke in a way that is not the policy's doing; the leaf is not trained."""
+    ENV_ERROR = "env_error"
+    """The environment raised; the leaf is not trained."""
+    ENGINE_ERROR = "engine_error"
+    """The engine could not sample (a context too long for its pages, a dead server)."""
+    TIMEOUT = "timeout"
+    """A named wait passed its deadline."""
+    ABORTED = "aborted"
+    """Thrown away on purpose: the budget was met or the run is stopping."""
+
+    @property
+    def is_trainable(self) -> bool:
+        return self in (Status.DONE, Status.TRUNCATED)
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    """A stop token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens` or the model's window."""
+    EXIT = "exit"
+    """A grammar left its environment and wants an answer from outside."""
+    ABORT = "abort"
+    """The context was closed while it was sampling."""
+
+
+class _Turn(NamedTuple):
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class Turn(_Turn):
+    """What an environment answers: unpacks as Gymnasium's five values, reads by name.
+
+    >>> observation, reward, terminated, truncated, info = Turn("higher")
+    >>> Turn("Correct.", reward=1.0, terminated=True).reward
+    1.0
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        observation: str = "",
+        reward: float = 0.0,
+        terminated: bool = False,
+        truncated: bool = False,
+        info: dict[str, Any] | None = None,
+    ) -> Turn:
+        # a fresh dict each time: wrappers write into info, and must not write into each other's
+        return super().__new__(
+            cls, observation, reward, terminated, truncated, {} if info is None else info
+        )
+
+    @property
+    def is_over(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens. Temperature 0 is greedy; the defaults are the model's own distribution."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 256
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        bad = None
+        if self.temperature < 0:
+            bad = f"temperature={self.temperature}: must be 0 (greedy) or more"
+        elif not 0 < self.top_p <= 1:
+            bad = f"top_p={self.top_p}: must lie in (0, 1]; 1 keeps every token"
+        elif not 0 <= self.min_p < 1:
+            bad = f"min_p={self.min_p}: must lie in [0, 1); 0 keeps every token"
+        elif self.top_k < 0:
+            bad = f"top_k={self.top_k}: must be 0 (off) or more"
+        elif self.max_tokens < 1:
+            bad = f"max_tokens={self.max_tokens}: must be 1 or more"
+        elif self.min_tokens > self.max_tokens:
+            bad = f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
+        if bad:
+            raise ValueError(bad)
+
+    @property
+    def is_truncating(self) -> bool:
+        """True if some tokens of the model's distribution can never be drawn."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine returns for one `sample`: parallel lists, one entry per token written.
+
+    `tokens` is what the model reads next; `actions` is what was chosen (the same number in a plain
+    language model, `NO_ACTION` where a token merely continues the description of an action).
+    """
+
+    tokens: list[int]
+    actions: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+    modes: list[int]
+    finish: Finish
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to do. `seed` names the instance: an env reset with it poses exactly this task."""
+
+    id: str
+    env: str
+    prompt: tuple[Message, ...] = ()
+    answer: Any = None
+    seed: int = 0
+    data_source: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Task:
+        known = {f.name for f in fields(cls)}
+        values = {name: value for name, value in data.items() if name in known}
+        return cls(**{**values, "prompt": tuple(values.get("prompt", ()))})
+
+
+@dataclass(slots=True)
+class Span:
+    """A run of tokens by one author; only the tokens it adds. The lists are parallel, or empty.
+
+    Task and env spans leave the per-token lists empty: nothing was chosen there. A policy span has
+    all of them, and `mask` says which of its tokens are decisions that may be trained.
+    """
+
+    parent: int | None
+    author: Author
+    tokens: list[int]
+    actions: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    entropies: list[float] = field(default_factory=list[float])
+    modes: list[int] = field(default_factory=list[int])
+    mask: list[bool] = field(default_factory=list[bool])
+    reward: float = 0.0
+    version: int = 0
+    text: str = ""
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    PER_TOKEN = ("tokens", "actions", "logprobs", "entropies", "modes", "mask")
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in self.PER_TOKEN}
+        if any(n not in (0, len(self.tokens)) for n in lengths.values()):
+            raise ValueError(f"a {self.author} span has per-token lists of unequal length: {lengths}")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def sampled(
+        cls, parent: int, completion: Completion, text: str = "", **info: Any
+    ) -> Span:
+        """The policy span of a completion; every chosen token is trained."""
+        return cls(
+            parent,
+            Author.POLICY,
+            completion.tokens,
+            completion.actions,
+            completion.logprobs,
+            completion.entropies,
+            completion.modes,
+            mask=[action != NO_ACTION for action in completion.actions],
+            version=completion.version,
+            text=text,
+            info={"finish": str(completion.finish), **info},
+        )
+
+
+@dataclass(slots=True)
+class Leaf:
+    """One finished attempt: the last span of each of its contexts, in order, and how it went."""
+
+    tips: tuple[int, ...]
+    reward: float = 0.0
+    status: Status = Status.DONE
+    twin: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(slots=True)
+class Episode:
+    """All attempts at one task: a forest of spans (one root per context) and its leaves.
+
+    A root is a span whose parent is None. Children always come after their parent in `spans`, so a
+    walk from the root is ascending.
+    """
+
+    task: Task
+    spans: list[Span] = field(default_factory=list[Span])
+    leaves: list[Leaf] = field(default_factory=list[Leaf])
+
+    def append(self, span: Span) -> int:
+        """Add a span under its parent (a second child of one parent is a fork); its index."""
+        if span.parent is not None and not 0 <= span.parent < len(self.spans):
+            raise ValueError(f"parent {span.parent} of a new span is not among {len(self.spans)}")
+        self.spans.append(span)
+        return len(self.spans) - 1
+
+    def walk(self, tip: int) -> list[int]:
+        """Indices of the spans from the root to `tip`."""
+        path = [tip]
+        while (parent := self.spans[path[-1]].parent) is not None:
+            path.append(parent)
+        return path[::-1]
+
+    def split(self, index: int, at: int, texts: tuple[str, str] | None = None) -> int:
+        """Cut span `index` before its token `at`; return the index of the first part.
+
+        The first part is inserted in front, so that children stay after parents; every later index
+        moves up by one. [0 "ab" <- 1 "cdef"] split(1, 2) -> [0 "ab" <- 1 "cd" <- 2 "ef"]
+        """
+        span = self.spans[index]
+        if not 0 < at < len(span):
+            raise ValueError(f"cannot split a span of {len(span)} tokens before token {at}")
+        head_text, tail_text = texts or ("", span.text)
+
+        def part(which: slice, **changes: Any) -> Span:
+            lists = {name: getattr(span, name)[which] for name in Span.PER_TOKEN}
+            return replace(span, **lists, **changes)
+
+        moved = {i: i + (i >= index) for i in range(len(self.spans))}  # old index -> new index
+        head = part(slice(None, at), reward=0.0, text=head_text, info={})
+        tail = part(slice(at, None), parent=index, text=tail_text)
+        for other in self.spans:
+            if other.parent is not None:
+                other.parent = moved[other.parent]
+        tail.parent = index
+        self.spans[index : index + 1] = [head, tail]
+        for leaf in self.leaves:
+            leaf.tips = tuple(moved[tip] for tip in leaf.tips)
+        return index
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """One per leaf and context, in order."""
+        for number, leaf in enumerate(self.leaves):
+            for context, tip in enumerate(leaf.tips):
+                yield Trajectory(self, number, context, [self.spans[i] for i in self.walk(tip)])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "task": self.task.to_json(),
+            "spans": [asdict(span) for span in self.spans],
+            "leaves": [asdict(leaf) for leaf in self.leaves],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Episode:
+        spans = [Span(**{**span, "author": Author(span["author"])}) for span in data["spans"]]
+        leaves = [
+            Leaf(**{**leaf, "tips": tuple(leaf["tips"]), "status": Status(leaf["status"])})
+            for leaf in data["leaves"]
+        ]
+        return cls(Task.from_json(data["task"]), spans, leaves)
+
+    def dumps(self) -> str:
+        """One line of JSON; `Episode.loads` gives back an equal episode."""
+        return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def loads(cls, line: str) -> Episode:
+        return cls.from_json(json.loads(line))
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The walk from a root to one tip of a leaf: one row of a batch."""
+
+    episode: Episode
+    leaf_index: int
+    context: int
+    spans: list[Span]
+
+    @property
+    def task(self) -> Task:
+        return self.episode.task
+
+    @property
+    def leaf(self) -> Leaf:
+        return self.episode.leaves[self.leaf_index]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for span in self.spans for token in span.tokens]
+
+    @property
+    def text(self) -> str:
+        """Everything after the prompt, as the environment saw it."""
+        return "".join(span.text for span in self.spans if span.author is not Author.TASK)
+
+    @property
+    def answer_text(self) -> str:
+        """The policy's last words."""
+        said = [span.text for span in self.spans if span.author is Author.POLICY]
+        return said[-1] if said else ""

@@ -1,0 +1,61 @@
+"""Small batches for tests of the maths: give what matters, the rest is filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from graft.algos.batch import Batch
+
+LONG = {"actions", "modes", "turns", "spans", "versions", "group", "leaf", "twin"}
+
+
+def make_batch(**given: Any) -> Batch:
+    """Every token trained, one turn, one span and one leaf per row, one group, rewards on the last
+    policy token; lists become tensors. Size: that of `mask` (or another [N, T] field), else of
+    `reward` with two tokens per row."""
+    cast = {
+        name: torch.as_tensor(value, dtype=dtype_of(name))
+        for name, value in given.items()
+        if value is not None
+    }
+    grids = [tensor.shape for tensor in cast.values() if tensor.dim() == 2]
+    rows, columns = grids[0] if grids else (cast["reward"].shape[0], 2)
+    row_N = torch.arange(rows)
+    row_NT = row_N[:, None].expand(rows, columns).contiguous()
+    grid = torch.zeros(rows, columns)
+    reward = cast.get("reward", torch.zeros(rows))
+    turns = cast.get("turns", torch.zeros_like(row_NT))
+    rewards = grid.clone()
+    rewards[:, -1] = reward
+    filled = {
+        "actions": torch.zeros_like(row_NT),
+        "mask": turns >= 0,
+        "logprobs": grid - 1.0,
+        "entropies": grid + 0.5,
+        "modes": torch.zeros_like(row_NT),
+        "rewards": rewards,
+        "turns": turns,
+        "spans": row_NT,
+        "versions": torch.zeros_like(row_NT),
+        "reward": reward,
+        "group": torch.zeros_like(row_N),
+        "leaf": row_N,
+        "truncated": torch.zeros(rows, dtype=torch.bool),
+        "twin": torch.full_like(row_N, -1),
+    }
+    return Batch(**{**filled, **cast})
+
+
+def dtype_of(name: str) -> torch.dtype:
+    if name in ("mask", "truncated"):
+        return torch.bool
+    return torch.long if name in LONG else torch.float32
+
+
+@pytest.fixture(scope="session")
+def toy_batch() -> Callable[..., Batch]:
+    return make_batch

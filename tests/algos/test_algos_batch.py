@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from graft.algos.batch import Batch
+
+
+def test_lengths_count_trained_tokens_only(toy_batch):
+    batch = toy_batch(mask=[[1, 0, 1], [0, 0, 0], [1, 1, 1]])
+    assert batch.num_rows == 3
+    assert batch.lengths.tolist() == [2, 0, 3]
+    assert batch.num_tokens == 5
+    assert batch.zeros().shape == (3, 3) and batch.zeros().dtype == torch.float32
+
+
+def test_rows_slices_every_tensor_and_keeps_absent_ones_absent(toy_batch):
+    batch = toy_batch(reward=[1, 2, 3], group=[0, 0, 5], values=[[1, 2], [3, 4], [5, 6]])
+    part = batch.rows(slice(1, 3))
+    assert part.reward.tolist() == [2, 3]
+    assert part.group.tolist() == [0, 5]
+    assert part.values is not None and part.values.tolist() == [[3, 4], [5, 6]]
+    assert part.ref_logprobs is None
+    swapped = batch.rows(torch.tensor([2, 0]))
+    assert swapped.reward.tolist() == [3, 1] and swapped.actions.shape == (2, 2)
+
+
+def test_a_batch_is_frozen_and_replace_leaves_the_old_one_alone(toy_batch):
+    batch = toy_batch(reward=[1, 2])
+    other = batch.replace(advantages=batch.zeros())
+    assert batch.advantages is None and other.advantages is not None
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        batch.reward = other.reward
+
+
+def test_to_moves_all_tensors(toy_batch):
+    moved = toy_batch(reward=[1, 2], values=[[1, 2], [3, 4]]).to("meta")
+    tensors = [getattr(moved, field.name) for field in dataclasses.fields(Batch)]
+    assert {t.device.type for t in tensors if t is not None} == {"meta"}
+
+
+def test_a_wrong_shape_or_a_float_mask_is_refused_by_name(toy_batch):
+    batch = toy_batch(reward=[1, 2])
+    with pytest.raises(ValueError, match=r"Batch.values has shape \(2,\).*give it \(2, 2\)"):
+        batch.replace(values=torch.zeros(2))
+    with pytest.raises(ValueError, match=r"Batch.reward has shape \(2, 2\).*give it \(2,\)"):
+        batch.replace(reward=torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"Batch.mask is torch.float32; give it torch.bool"):
+        batch.replace(mask=torch.ones(2, 2))
+
+
+def test_a_missing_tensor_says_who_fills_it(toy_batch):
+    with pytest.raises(ValueError, match=r"Batch.values is None, but gae needs a critic"):
+        toy_batch(reward=[1]).need("values", "gae needs a critic")

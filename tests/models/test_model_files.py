@@ -1,0 +1,352 @@
+"""Folders in and out: the name map, shards, configs, and what every broken folder says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from graft.models.decoder import Decoder
+from graft.models.fill import ModelFileError
+from graft.models.load import load_model
+from graft.models.names import hf_names, hf_rows
+from graft.models.save import save_model, split_shards
+from graft.models.shape import Shape, UnsupportedModel
+
+SHAPE = Shape(
+    family="qwen3", vocab_size=11, width=8, layers=2, heads=4, kv_heads=2, head_dim=6, ff=10
+)
+BIASED = Shape(
+    family="llama",
+    vocab_size=11,
+    width=8,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    ff=10,
+    tied=False,
+    qk_norm=False,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+)
+
+
+def random_decoder(shape: Shape = SHAPE, seed: int = 0) -> Decoder:
+    decoder = Decoder(shape)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.normal_(generator=generator)
+    return decoder
+
+
+def assert_equal(one: Decoder, other: Decoder) -> None:
+    assert one.shape == other.shape
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good model folder, for a test to break."""
+    save_model(random_decoder(), tmp_path / "model", special={"eos_token_id": 3})
+    return tmp_path / "model"
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+# names
+
+
+def test_names_are_views_of_the_fused_rows() -> None:
+    decoder = random_decoder()
+    names, ours = hf_names(decoder), decoder.state_dict()
+    prefix = "model.layers.1.self_attn."
+    qkv = ours["blocks.1.qkv.weight"]  # 4 heads of 6, then 2 and 2 KV heads of 6
+    assert torch.equal(names[prefix + "q_proj.weight"], qkv[:24])
+    assert torch.equal(names[prefix + "k_proj.weight"], qkv[24:36])
+    assert torch.equal(names[prefix + "v_proj.weight"], qkv[36:48])
+    names["model.layers.1.mlp.up_proj.weight"].fill_(5.0)
+    gate, up = ours["blocks.1.gate_up.weight"].chunk(2)
+    assert (up == 5.0).all() and not (gate == 5.0).any()
+
+
+@pytest.mark.parametrize("shape", [SHAPE, BIASED])
+def test_names_cover_every_parameter_exactly_once(shape: Shape) -> None:
+    decoder = random_decoder(shape)
+    for view in hf_names(decoder).values():
+        view.mul_(0)
+        view.add_(1)  # a row named twice would still read 1, so its count is compared too
+    assert all((parameter == 1).all() for parameter in decoder.parameters())
+    named = sum(view.numel() for view in hf_names(decoder).values())
+    assert named == sum(parameter.numel() for parameter in decoder.parameters())
+    assert ("lm_head.weight" in hf_rows(shape)) is not shape.tied
+
+
+# save and load
+
+
+@pytest.mark.parametrize("shape", [SHAPE, BIASED])
+@pytest.mark.parametrize("shard_bytes", [10**9, 500, 1])
+def test_a_saved_model_comes_back_to_the_bit(
+    shape: Shape, shard_bytes: int, tmp_path: Path
+) -> None:
+    decoder = random_decoder(shape)
+    save_model(decoder, tmp_path, shard_bytes=shard_bytes)
+    assert (tmp_path / "model.safetensors").exists() is (shard_bytes == 10**9)
+    assert_equal(load_model(tmp_path), decoder)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_rope_scaling_survives_the_round_trip(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    shape = Shape(rope_theta=5e5, rope_scaling=scaling, layers=1, max_positions=256)
+    save_model(Decoder(shape), tmp_path)
+    assert load_model(tmp_path).shape == shape
+
+
+def test_a_smaller_dtype_is_written_and_named(tmp_path: Path) -> None:
+    decoder = random_decoder()
+    save_model(decoder, tmp_path, dtype=torch.bfloat16)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert decoder.dtype == torch.float32  # what is in memory keeps its precision
+    assert_equal(load_model(tmp_path, dtype=torch.bfloat16), decoder.bfloat16())
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 60))
+def test_shards_keep_order_and_size(sizes: list[int], limit: int) -> None:
+    named = {str(i): size for i, size in enumerate(sizes)}
+    shards = split_shards(named, limit)
+    assert [name for shard in shards for name in shard] == list(named)
+    totals = [sum(named[name] for name in shard) for shard in shards]
+    assert all(
+        total <= limit or len(shard) == 1 for total, shard in zip(totals, shards, strict=True)
+    )
+    # no shard could have taken the first tensor of the next
+    for total, following in zip(totals, shards[1:], strict=False):
+        assert total + named[following[0]] > limit
+
+
+def test_saving_again_removes_the_weights_of_the_last_save(tmp_path: Path) -> None:
+    first, second = random_decoder(seed=1), random_decoder(seed=2)
+    save_model(first, tmp_path)
+    save_model(second, tmp_path, shard_bytes=500)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert_equal(load_model(tmp_path), second)
+    save_model(first, tmp_path)
+    assert sorted(file.name for file in tmp_path.glob("model*")) == ["model.safetensors"]
+    assert_equal(load_model(tmp_path), first)
+
+
+def test_the_index_says_where_and_how_much(tmp_path: Path) -> None:
+    decoder = random_decoder()
+    save_model(decoder, tmp_path, shard_bytes=500)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    numbers = sum(parameter.numel() for parameter in decoder.parameters())
+    assert index["metadata"]["total_size"] == 4 * numbers
+    assert set(index["weight_map"]) == set(hf_names(decoder))
+    shards = {file.name for file in tmp_path.glob("model-*.safetensors")}
+    assert set(index["weight_map"].values()) == shards
+    assert f"model-00001-of-{len(shards):05d}.safetensors" in shards
+
+
+def test_special_ids_reach_both_configs_and_absent_ones_are_null(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    assert config["eos_token_id"] == 3
+    assert config["bos_token_id"] is None and config["pad_token_id"] is None
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": 3}
+
+
+def test_a_source_hands_on_what_the_shape_does_not_say(folder: Path, tmp_path: Path) -> None:
+    edit_config(
+        folder,
+        attention_dropout=0.25,
+        quantization_config=None,
+        auto_map={"AutoConfig": "code.py"},
+        bos_token_id=1,
+        vocab_size=99,
+    )
+    generation = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [3, 4]}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    save_model(random_decoder(), tmp_path / "kept", source=folder)
+    config = json.loads((tmp_path / "kept" / "config.json").read_text())
+    assert config["attention_dropout"] == 0.25 and config["bos_token_id"] == 1
+    assert config["vocab_size"] == 11  # the shape is ours to say
+    assert "auto_map" not in config and "quantization_config" not in config
+    kept = json.loads((tmp_path / "kept" / "generation_config.json").read_text())
+    assert kept == {**generation, "bos_token_id": 1}
+
+    save_model(random_decoder(), tmp_path / "new", source=folder, special={"eos_token_id": 7})
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["eos_token_id"] == 7
+    renewed = json.loads((tmp_path / "new" / "generation_config.json").read_text())
+    assert renewed["eos_token_id"] == 7 and renewed["temperature"] == 0.6
+
+    save_model(random_decoder(), tmp_path / "own", source=folder, generation_config={"top_k": 5})
+    assert json.loads((tmp_path / "own" / "generation_config.json").read_text()) == {"top_k": 5}
+
+
+def test_wrong_arguments_to_save_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown entries \['eos'\]; known: bos_token_id, eos_"):
+        save_model(random_decoder(), tmp_path, special={"eos": 3})
+    with pytest.raises(ValueError, match="shard_bytes=0: must be 1 or more"):
+        save_model(random_decoder(), tmp_path, shard_bytes=0)
+    with pytest.raises(ModelFileError, match=r"source '.*nowhere' is not a folder"):
+        save_model(random_decoder(), tmp_path, source=tmp_path / "nowhere")
+
+
+# harmless extras
+
+
+def test_rotary_buffers_and_a_tied_head_stored_twice_are_ignored(folder: Path) -> None:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    edit_weights(folder, add)
+    assert_equal(load_model(folder), random_decoder())
+
+
+def test_a_tied_head_that_differs_is_refused(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(11, 8)}))
+    with pytest.raises(ModelFileError, match=r"lm_head.weight differs from model\.embed_tokens"):
+        load_model(folder)
+
+
+# broken folders
+
+
+def test_a_hub_name_is_told_to_download() -> None:
+    with pytest.raises(ModelFileError, match=r"no model at 'Qwen/Qwen3-0\.6B'.* hf download Qwen/"):
+        load_model("Qwen/Qwen3-0.6B")
+
+
+def test_a_plain_file_is_not_a_model(folder: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"is a file; pass a \.gguf file, or the folder"):
+        load_model(folder / "model.safetensors")
+
+
+def test_a_folder_without_config_is_not_a_model(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelFileError, match=r"has no config\.json, so it is not a model folder$"):
+        load_model(folder)
+    (folder / "tiny.gguf").touch()
+    with pytest.raises(ModelFileError, match=r"pass it itself: .*tiny\.gguf"):
+        load_model(folder)
+
+
+def test_broken_json_is_named(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+    with pytest.raises(ModelFileError, match=r"config\.json' is not valid JSON"):
+        load_model(folder)
+    (folder / "config.json").write_text("[1]")
+    with pytest.raises(ModelFileError, match=r"config\.json' holds a list, not a JSON object"):
+        load_model(folder)
+
+
+def test_configs_that_we_cannot_compute_are_refused(folder: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"model_type": "mamba"}, "model_type 'mamba' has no native decoder; known: llama, qwen2"),
+        ({"use_sliding_window": True}, "only full attention"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5; only whole heads"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "rope scaling 'longrope' is not computed",
+        ),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
+    ]
+    good = (folder / "config.json").read_text()
+    for changes, text in cases:
+        edit_config(folder, **changes)
+        with pytest.raises(UnsupportedModel, match=text) as caught:
+            load_model(folder)
+        assert "config.json'" in str(caught.value)
+        (folder / "config.json").write_text(good)
+
+
+def test_an_incomplete_config_names_the_entry(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 2}')
+    with pytest.raises(ModelFileError, match=r"config\.json' lacks the entry 'vocab_size'"):
+        load_model(folder)
+
+
+def test_missing_unexpected_and_misshaped_tensors_are_all_named(folder: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["model.norm.weight"]
+        tensors["model.layers.2.mlp.gate_proj.weight"] = torch.ones(10, 8)
+        tensors["model.layers.0.self_attn.k_proj.weight"] = torch.ones(24, 8)
+
+    edit_weights(folder, spoil)
+    with pytest.raises(ModelFileError) as caught:
+        load_model(folder)
+    text = str(caught.value)
+    assert "missing: model.norm.weight;" in text
+    assert "unexpected: model.layers.2.mlp.gate_proj.weight;" in text
+    k_proj = "model.layers.0.self_attn.k_proj.weight"
+    assert f"of the wrong size: {k_proj} [24, 8], config says [12, 8]" in text
+
+
+def test_a_long_list_of_missing_tensors_is_cut_short(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: [tensors.pop(name) for name in list(tensors)[1:]])
+    with pytest.raises(ModelFileError, match="and 18 more"):  # 2 x 11 + 2 - 1 missing, 5 named
+        load_model(folder)
+
+
+def test_integer_weights_are_refused(folder: Path) -> None:
+    edit_weights(folder, lambda t: t.update({"model.norm.weight": torch.ones(8, dtype=torch.int8)}))
+    with pytest.raises(UnsupportedModel, match=r"model\.norm\.weight in .* is stored as I8"):
+        load_model(folder)
+
+
+def test_a_cut_off_file_is_told_from_a_git_lfs_pointer(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(ModelFileError, match=r"is not a whole safetensors file .*download or save"):
+        load_model(folder)
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    with pytest.raises(ModelFileError, match="is a git-lfs pointer"):
+        load_model(folder)
+
+
+def test_missing_weights_say_what_is_there(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"it holds config\.json, generation_config\.json$"):
+        load_model(folder)
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(ModelFileError, match=r"only pytorch_model\.bin.*save_pretrained\("):
+        load_model(folder)
+
+
+def test_shards_must_agree_with_their_index(tmp_path: Path) -> None:
+    save_model(random_decoder(), tmp_path / "a", shard_bytes=2000)
+    shards = sorted(file.name for file in (tmp_path / "a").glob("model-*"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / shards[1]).unlink()
+    with pytest.raises(ModelFileError, match=f"{shards[1]}' is listed in .* finish the download"):
+        load_model(tmp_path / "b")
+    shutil.copy(tmp_path / "a" / shards[0], tmp_path / "b" / shards[1])
+    with pytest.raises(ModelFileError, match=f"{shards[1]}' lacks model.*different downloads"):
+        load_model(tmp_path / "b")

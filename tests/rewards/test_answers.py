@@ -1,0 +1,213 @@
+"""Rewards on answers: a right one, a wrong one, none at all, and some that would hang a grader."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graft.registry import resolve
+from graft.rewards import REWARDS
+from graft.rewards.answers import (
+    countdown,
+    countdown_score,
+    exact_match,
+    last_answer,
+    last_marked,
+    math_answer,
+    normalise,
+    parse_number,
+    same_number,
+    same_text,
+)
+from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
+
+
+def trajectory(*said: str, answer: object = None) -> tuple[Task, Trajectory]:
+    """A task with this answer, and a walk in which the policy said these texts in turn."""
+    task = Task("toy:train:0", "toy", answer=answer)
+    episode = Episode(task)
+    tip = episode.append(Span(None, Author.TASK, [], text="?"))
+    for text in said:
+        tip = episode.append(Span(tip, Author.POLICY, [], text=text))
+    episode.leaves.append(Leaf((tip,)))
+    return task, next(episode.trajectories())
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>1</answer> no, <answer> 2 </answer>", "2"),
+        (r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        ("<answer>tag</answer> \\boxed{box}", "tag"),
+        ("work\n#### 1,234\n", "1,234"),
+        ("#### 1\n#### 2\nbye", "2"),
+        (" plain ", "plain"),
+        ("", ""),
+    ],
+)
+def test_the_final_answer_is_found(text: str, answer: str):
+    assert last_answer(text) == answer
+
+
+def test_without_a_mark_there_is_no_marked_answer():
+    assert last_marked("42") is None
+    assert last_marked("####") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("42", 42),
+        (" -1,234.5 ", -1234.5),
+        ("+7", 7),
+        (".5", 0.5),
+        ("3.", 3),
+        ("007", 7),
+        ("1,23", None),
+        ("1 2", None),
+        ("--1", None),
+        ("", None),
+        ("1e3", None),
+        ("٣", None),
+        ("9" * 5000, None),
+    ],
+)
+def test_numbers_are_read_exactly_or_not_at_all(text: str, number: float | None):
+    assert parse_number(text) == number
+
+
+def test_numbers_are_compared_by_value():
+    assert same_number("1,200", "1200.0")
+    assert not same_number("0.1", "0.10000000000000001")
+    assert not same_number("x", "x")
+
+
+def test_texts_are_compared_without_case_articles_and_punctuation():
+    assert normalise("The  Eiffel Tower.") == "eiffel tower"
+    assert same_text("an Apple!", "apple")
+    assert not same_text("", "")
+    assert not same_text("the", "a")
+    assert not same_text("3.5", "35")
+    assert not same_text("-5", "5")
+
+
+def test_exact_match_takes_the_last_words_and_any_accepted_answer():
+    assert exact_match(*trajectory("Lyon", "<answer>paris</answer>", answer="Paris")) == 1.0
+    assert exact_match(*trajectory("Paris", "<answer>Lyon</answer>", answer="Paris")) == 0.0
+    assert exact_match(*trajectory("NYC", answer=["New York", "nyc"])) == 1.0
+    assert exact_match(*trajectory("182", answer=182)) == 1.0
+    assert exact_match(*trajectory(answer="Paris")) == 0.0
+    assert exact_match(*trajectory("", answer="Paris")) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "reward"),
+    [
+        (r"\boxed{\frac{1}{2}}", "0.5", 1.0),
+        (r"\boxed{1 + x}", "x+1", 1.0),
+        (r"\boxed{(x+1)^2}", "x^2+2x+1", 1.0),
+        (r"\boxed{\{2, 1\}}", r"\{1,2\}", 1.0),
+        (r"\boxed{3!}", "6", 1.0),
+        ("#### 1,000", "so it is\n#### 1000", 1.0),
+        (r"\boxed{0.51}", "0.5", 0.0),
+        (r"\boxed{}", "0.5", 0.0),
+        (r"\boxed{x+2}", "x+1", 0.0),
+        ("no idea", "0.5", 0.0),
+        (r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}", 1.0),
+        (r"\boxed{\begin{pmatrix}1\\3\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}", 0.0),
+    ],
+)
+def test_mathematical_answers_are_compared_by_meaning(said: str, gold: str, reward: float):
+    assert math_answer(*trajectory(said, answer=gold)) == reward
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "9^{9^{9^9}}",
+        "9^{99999999}",
+        "2^{10*10*10*10*10*10*10*10*10}",
+        "99999999!",
+        "1000000!/1000000!",
+        "9**9**9**9",
+        r"\log(9^{9^{9}})",
+        r"e^{e^{e^{e^{e}}}}",
+        r"\binom{100000000}{50000000}",
+        r"\Gamma(1000000)",
+        r"\sum_{i=1}^{100000000} i",
+        r"\prod_{i=1}^{100000000} i",
+        r"(1+x+y+z)^{99}(1+y)^{99}",
+        r"\begin{pmatrix}9^{9^{9^9}}\\2\end{pmatrix}",
+        "{" * 90 + "1" + "}" * 90,
+        "1+" * 50_000 + "1",
+        "\x00",
+    ],
+)
+def test_an_answer_too_big_to_work_out_is_wrong_at_once(bomb: str):
+    assert math_answer(*trajectory(f"\\boxed{{{bomb}}}", answer="42")) == 0.0
+
+
+def test_math_answers_can_be_graded_off_the_main_thread():
+    rewards: list[float] = []
+    task, walk = trajectory(r"\boxed{\frac{2}{4}}", answer=r"\frac{1}{2}")
+    thread = threading.Thread(target=lambda: rewards.append(math_answer(task, walk)))
+    thread.start()
+    thread.join()
+    assert rewards == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("(1 + 2) / 3", 1.0),
+        ("(1 + 2) / 3 = 1", 1.0),
+        ("3 / (2 + 1) = 99", 1.0),  # what follows "=" is not believed, only passed over
+        ("3 - 2 * 1", 1.0),
+        ("1", 0.0),
+        ("3 - 2", 0.0),  # 1 is left over
+        ("(1 + 1 + 1) / 3", 0.0),  # each is a given number, but not the given multiset
+        ("1 + 2 - 3 + 1", 0.0),
+        ("1 + 2 + 3", 0.0),
+        ("3 ** (2 - 1)", 0.0),
+        ("3 // 2 * 1", 0.0),
+        ("31 - 2", 0.0),
+        ("1/(3-2-1)", 0.0),
+        ("", 0.0),
+        ("= 1", 0.0),
+        ("max(1, 2) - 3", 0.0),
+        ("9**9**9", 0.0),
+    ],
+)
+def test_countdown_wants_each_number_once_and_the_exact_value(answer: str, score: float):
+    assert countdown_score(answer, [3, 1, 2], 1) == score
+
+
+def test_countdown_is_exact_where_floats_are_not():
+    assert countdown_score("1 / 3 * 3 * 49", [1, 3, 3, 49], 49) == 1.0
+    assert countdown_score("99999999 * 99999999", [99999999, 99999999], 9999999800000001) == 1.0
+    assert countdown_score("99999999 * 99999999", [99999999, 99999999], 9999999800000002) == 0.0
+
+
+def test_the_countdown_reward_reads_numbers_and_target_from_the_task():
+    answer = {"numbers": [3, 1, 2], "target": 1}
+    assert countdown(*trajectory("<answer>(1+2)/3</answer>", answer=answer)) == 1.0
+    assert countdown(*trajectory("<answer>1+2+3</answer>", answer=answer)) == 0.0
+    assert countdown(*trajectory(answer=answer)) == 0.0
+
+
+SPOKEN = st.text(max_size=200) | st.text(
+    alphabet="<>/answerboxd{}\\#0123456789+-*=(). ", max_size=200
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(SPOKEN)
+def test_every_reward_stays_between_0_and_1_whatever_was_said(said: str):
+    golds = {"countdown": {"numbers": [3, 1, 2], "target": 1}}
+    for name in REWARDS:
+        reward = resolve(name, REWARDS, "reward")
+        assert 0.0 <= reward(*trajectory(said, answer=golds.get(name, "42"))) <= 1.0

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+
+from graft.config import ConfigError, check, dump_config, find_recipe, keys, load_config
+
+RECIPES = sorted((Path(__file__).parent.parent / "recipes").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_bundled_recipe_is_valid(recipe: Path):
+    load_config(str(recipe))
+
+
+def test_overrides_win_and_are_typed():
+    config = load_config("quickstart", ["train.lr=3e-5", "run.name=x", "run.trackers=[]"])
+    assert (config.train.lr, config.run.name, config.run.trackers) == (3e-5, "x", [])
+
+
+def test_a_run_is_named_after_its_recipe():
+    assert load_config("quickstart").run.name == "quickstart"
+
+
+def test_a_resolved_config_loads_back_to_the_same(tmp_path):
+    config = load_config("quickstart", ["train.steps=3"])
+    (tmp_path / "again.yaml").write_text(dump_config(config))
+    assert load_config(str(tmp_path / "again.yaml")) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["train.learning_rat=1"], "unknown key 'train.learning_rat'"),
+        (["train.warmpu=1"], "did you mean 'train.warmup'"),
+        (["rollot.samples=4"], "unknown key 'rollot'; did you mean 'rollout"),
+        (["train.lr=fast"], "train.lr='fast': input should be a valid number"),
+        (["train.lr=-1"], "train.lr=-1: input should be greater than 0"),
+        (["train.lr"], "not of the form key=value"),
+        (["model.path=x"], "exclude each other"),
+        (["rollout.max_tokens=96"], "leaves no room"),
+        (["train.minibatches=17"], "more than rollout.tasks=16"),
+        (["algo.kl_kind=k9"], "algo.kl_kind='k9'"),
+        (["algo.overlong=[1]"], r"give \[length, buffer\]"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_way_out(overrides, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        load_config("quickstart", overrides)
+
+
+def test_a_recipe_that_is_not_there_names_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'quickstart'"):
+        find_recipe("quickstrat")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "just words\n", ""])
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        load_config(str(tmp_path / "bad.yaml"))
+
+
+def test_no_model_is_refused():
+    with pytest.raises(ConfigError, match="no model"):
+        check({})
+
+
+def test_every_key_is_documented_and_they_stay_few():
+    documented = keys()
+    assert all(documented.values())
+    assert len(documented) <= 66

@@ -1,0 +1,127 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graft.types import (
+    NO_ACTION,
+    Author,
+    Completion,
+    Episode,
+    Finish,
+    Leaf,
+    Sampling,
+    Span,
+    Status,
+    Task,
+    Turn,
+)
+
+
+def policy(parent: int, tokens: list[int]) -> Span:
+    n = len(tokens)
+    return Span(parent, Author.POLICY, tokens, tokens, [-0.5] * n, [0.1] * n, [0] * n, [True] * n)
+
+
+def two_samples() -> Episode:
+    """0 task [1 2] <- 1 policy [3 4 5] (leaf 0); <- 2 policy [6] <- 3 env [7] <- 4 policy [8] (leaf 1)"""
+    episode = Episode(Task("t", "env", answer={"value": 5}, meta={"k": [1, 2]}))
+    episode.append(Span(None, Author.TASK, [1, 2], text="12"))
+    episode.append(policy(0, [3, 4, 5]))
+    episode.append(policy(0, [6]))
+    episode.append(Span(2, Author.ENV, [7], text="7"))
+    episode.append(policy(3, [8]))
+    episode.leaves = [Leaf((1,), 0.0), Leaf((4,), 1.0, Status.TRUNCATED, metrics={"turns": 2.0})]
+    return episode
+
+
+def test_a_walk_goes_from_the_root_to_the_tip():
+    assert two_samples().walk(4) == [0, 2, 3, 4]
+    assert [t.tokens for t in two_samples().trajectories()] == [[1, 2, 3, 4, 5], [1, 2, 6, 7, 8]]
+
+
+def test_json_round_trip_is_exact():
+    episode = two_samples()
+    line = episode.dumps()
+    assert "\n" not in line
+    assert Episode.loads(line) == episode
+    assert isinstance(Episode.loads(line).leaves[1].status, Status)
+    assert Episode.loads(json.dumps(json.loads(line))).dumps() == line
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+def test_any_float_survives_the_log(values: list[float]):
+    n = len(values)
+    span = Span(None, Author.POLICY, [1] * n, [1] * n, values, values, [0] * n, [True] * n)
+    assert Episode.loads(Episode(Task("t", "e"), [span]).dumps()).spans[0] == span
+
+
+def test_nan_is_refused_rather_than_written_as_invalid_json():
+    span = Span(None, Author.POLICY, [1], [1], [float("nan")], [0.0], [0], [True])
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Episode(Task("t", "e"), [span]).dumps()
+
+
+def test_splitting_a_span_keeps_every_walk():
+    episode = two_samples()
+    before = [t.tokens for t in episode.trajectories()]
+    head = episode.split(1, 2)
+    assert (head, episode.spans[1].tokens, episode.spans[2].tokens) == (1, [3, 4], [5])
+    assert [t.tokens for t in episode.trajectories()] == before
+    assert episode.walk(2) == [0, 1, 2]
+    assert episode.spans[2].logprobs == [-0.5]
+
+
+@given(st.data())
+def test_splits_at_any_place_leave_the_trajectories_alone(data: st.DataObject):
+    episode = two_samples()
+    before = [t.tokens for t in episode.trajectories()]
+    for _ in range(4):
+        long = [i for i, span in enumerate(episode.spans) if len(span) > 1]
+        if not long:
+            break
+        index = data.draw(st.sampled_from(long))
+        episode.split(index, data.draw(st.integers(1, len(episode.spans[index]) - 1)))
+    assert [t.tokens for t in episode.trajectories()] == before
+    assert all(s.parent is None or s.parent < i for i, s in enumerate(episode.spans))
+
+
+def test_a_span_with_lists_of_unequal_length_is_refused():
+    with pytest.raises(ValueError, match="unequal length"):
+        Span(0, Author.POLICY, [1, 2], actions=[1])
+
+
+def test_a_split_outside_the_span_is_refused():
+    with pytest.raises(ValueError, match="before token 3"):
+        two_samples().split(1, 3)
+
+
+def test_turns_never_share_their_info():
+    first, second = Turn("a"), Turn("b")
+    first.info["seen"] = True
+    assert second.info == {}
+    observation, reward, terminated, truncated, info = first
+    assert (observation, reward, terminated, truncated, info) == ("a", 0.0, False, False, {"seen": True})
+
+
+def test_only_chosen_tokens_of_a_completion_are_trained():
+    done = Completion([4, 5], [9, NO_ACTION], [-1.0, 0.0], [0.3, 0.0], [1, 1], Finish.STOP, 3)
+    span = Span.sampled(0, done)
+    assert (span.mask, span.version, span.info) == ([True, False], 3, {"finish": "stop"})
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"min_p": 1.0}, "min_p=1.0"),
+        ({"top_k": -1}, "top_k=-1"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens=9"),
+    ],
+)
+def test_impossible_sampling_is_refused(values: dict[str, float], complaint: str):
+    with pytest.raises(ValueError, match=complaint):
+        Sampling(**values)

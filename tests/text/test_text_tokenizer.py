@@ -1,0 +1,218 @@
+"""Text to ids and back, from our own alphabets and from Hugging Face folders."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from text_templates import THINKING, say, small_bpe
+from tokenizers import models, pre_tokenizers
+
+from graft.protocols import Tokenizer as TokenizerProtocol
+from graft.text.template import CHATML, PLAIN, render
+from graft.text.tokenizer import Tokenizer, TokenizerNotFound, UnknownCharacter
+
+DIGITS = "0123456789+="
+BYTES = Tokenizer.bytes()
+
+
+def test_characters_come_after_pad_eos_and_unk():
+    digits = Tokenizer.characters(DIGITS)
+    assert digits.encode("12+3=<eos>") == [4, 5, 13, 6, 14, 1]
+    assert (digits.pad_id, digits.eos_id, digits.unk_id, digits.bos_id) == (0, 1, 2, None)
+    assert digits.vocab_size == 15
+    assert digits.special_ids == {0, 1, 2}
+    assert digits.decode([4, 5, 1, 0]) == "12<eos><pad>"
+    assert digits.decode([4, 5, 1, 0], skip_special=True) == "12"
+
+
+def test_repeated_and_unusual_characters_have_one_token_each():
+    odd = Tokenizer.characters("ab \n\tab<é😀")
+    assert odd.vocab_size == 3 + 8
+    assert odd.decode(odd.encode("é <\n\t😀a")) == "é <\n\t😀a"
+
+
+def test_a_character_outside_the_alphabet_is_named():
+    with pytest.raises(UnknownCharacter, match=r"'x' \(position 3, in '1\+2x3'\)"):
+        Tokenizer.characters(DIGITS).encode("1+2x3")
+    assert Tokenizer.characters(DIGITS).encode("<unk>") == [2]  # asked for by name
+
+
+def test_an_empty_alphabet_is_refused():
+    with pytest.raises(ValueError, match="alphabet is empty"):
+        Tokenizer.characters("")
+
+
+def test_a_byte_is_its_own_token():
+    assert BYTES.encode("Aé\n<eos>") == [65, 0xC3, 0xA9, 10, 256]
+    assert BYTES.encode("".join(map(chr, range(128)))) == list(range(128))
+    assert (BYTES.eos_id, BYTES.pad_id, BYTES.vocab_size) == (256, 257, 258)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.text("ab<eos>|", max_size=12))
+def test_every_text_survives_the_byte_tokenizer(left: str, right: str):
+    text = left + right
+    ids = BYTES.encode(text)
+    assert BYTES.decode(ids) == text
+    assert BYTES.decode(BYTES.encode(left) + BYTES.encode("")) == left
+    if "<" not in text:
+        assert ids == list(text.encode())
+
+
+@given(st.lists(st.integers(0, 300), max_size=30))
+def test_any_ids_can_be_decoded(ids: list[int]):
+    BYTES.decode(ids)
+
+
+def as_protocol(tokenizer: TokenizerProtocol) -> TokenizerProtocol:
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [Tokenizer.characters(DIGITS + "ab \n"), BYTES, small_bpe(THINKING)]
+)
+def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path):
+    as_protocol(tokenizer).save(tmp_path)
+    for again in (Tokenizer.load(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
+        assert again.encode("12 + 3 = ab\n") == tokenizer.encode("12 + 3 = ab\n")
+        for name in ("vocab_size", "eos_id", "bos_id", "pad_id", "special_ids", "chat_template"):
+            assert getattr(again, name) == getattr(tokenizer, name)
+        assert again.special_tokens == tokenizer.special_tokens
+
+
+def test_a_loaded_alphabet_is_still_strict(tmp_path: Path):
+    Tokenizer.characters(DIGITS).save(tmp_path)
+    with pytest.raises(UnknownCharacter):
+        Tokenizer.load(tmp_path / "tokenizer.json").encode("x")
+
+
+def write_config(folder: Path, **config: object) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def bare_folder(folder: Path) -> Path:
+    """A tokenizer.json alone: words a and b, and </s>, which nothing declares special."""
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "</s>": 2, "?": 3}, "?"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.enable_truncation(max_length=2)
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_special_tokens_are_read_from_either_file_in_either_form(tmp_path: Path):
+    bare_folder(tmp_path)
+    assert Tokenizer.load(tmp_path).eos_id is None
+    write_config(tmp_path, eos_token={"content": "</s>", "special": True}, pad_token=None)
+    names = {"eos_token": "a", "pad_token": "</s>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names), encoding="utf-8")
+    loaded = Tokenizer.load(tmp_path)
+    assert (loaded.eos_token, loaded.eos_id, loaded.special_ids) == ("</s>", 2, {2})
+    assert loaded.pad_id is None  # the config says that there is none
+    assert loaded.encode("a b</s>a") == [0, 1, 2, 0]  # and the stored truncation to 2 is gone
+
+
+def test_tokens_that_only_the_config_lists_are_added(tmp_path: Path):
+    bare_folder(tmp_path)
+    listed = {"5": {"content": "<y>"}, "4": {"content": "<x>", "special": True}}
+    write_config(tmp_path, added_tokens_decoder=listed)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.encode("<y><x>") == [5, 4]
+    assert (loaded.special_ids, loaded.vocab_size) == ({4}, 6)
+    write_config(tmp_path, added_tokens_decoder={"9": {"content": "<x>"}})
+    with pytest.raises(TokenizerNotFound, match="do not belong together"):
+        Tokenizer.load(tmp_path)
+
+
+def test_templates_are_found_in_all_their_places(tmp_path: Path):
+    bare_folder(tmp_path)
+    assert Tokenizer.load(tmp_path).chat_template is None
+    write_config(tmp_path, chat_template="{{ 1 }}")
+    assert Tokenizer.load(tmp_path).chat_template == "{{ 1 }}"
+    entries = [{"name": n, "template": f"{{{{ '{n}' }}}}"} for n in ("tool_use", "default")]
+    write_config(tmp_path, chat_template=entries)
+    named = Tokenizer.load(tmp_path)
+    assert named.chat_template == "{{ 'default' }}"
+    assert named.chat_templates["tool_use"] == "{{ 'tool_use' }}"
+    named.save(tmp_path / "again")
+    assert Tokenizer.load(tmp_path / "again").chat_templates == named.chat_templates
+    (tmp_path / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
+    assert Tokenizer.load(tmp_path).chat_templates == {"default": CHATML}
+
+
+def test_the_template_a_model_was_trained_with_is_the_one_saved(tmp_path: Path):
+    tokenizer = small_bpe(THINKING)
+    tokenizer.chat_template = CHATML
+    tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).chat_template == CHATML
+    tokenizer.chat_template = None
+    assert tokenizer.chat_template is None
+
+
+def test_paths_without_a_tokenizer_say_what_was_looked_for(tmp_path: Path):
+    with pytest.raises(TokenizerNotFound, match="no such file or folder"):
+        Tokenizer.load(tmp_path / "absent")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(TokenizerNotFound, match=r"is not a tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    bare_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(TokenizerNotFound, match="not valid JSON"):
+        Tokenizer.load(tmp_path)
+
+
+def test_neither_torch_nor_transformers_is_imported():
+    code = (
+        "import sys; from graft.text.chat import Chat; from graft.text import parse;"
+        "from graft.text.tokenizer import Tokenizer; Chat(Tokenizer.bytes(), 'chatml');"
+        "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    )
+    root = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert ran.stdout.strip() == "set()", ran.stderr
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    "tokenizer", [Tokenizer.characters(DIGITS + "ab \n"), BYTES, small_bpe(THINKING)]
+)
+@pytest.mark.parametrize("model_type", [None, "qwen3", "llama"])  # qwen2 forces its own class
+def test_transformers_reads_what_we_save(
+    tokenizer: Tokenizer, model_type: str | None, tmp_path: Path
+):
+    from transformers import AutoTokenizer
+
+    if model_type:  # as beside a model's weights, where transformers also looks at the family
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    tokenizer.save(tmp_path)
+    peer = AutoTokenizer.from_pretrained(str(tmp_path))
+    text = "12 + 3 = ab\n" + (tokenizer.eos_token or "") + " b  a="
+    assert peer.encode(text, add_special_tokens=False) == tokenizer.encode(text)
+    assert (peer.eos_token_id, peer.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
+    assert peer.decode(tokenizer.encode(text)) == tokenizer.decode(tokenizer.encode(text))
+    messages = [say("user", "1+2="), say("assistant", "3"), say("user", "a b")]
+    assert tokenizer.chat_template is not None
+    ours = render(tokenizer.chat_template, messages, **tokenizer.special_tokens)
+    assert peer.apply_chat_template(messages, tokenize=False) == ours
+
+
+@pytest.mark.peer
+def test_folders_without_tokenizer_json_go_through_transformers(tmp_path: Path):
+    vocab = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    write_config(
+        tmp_path, tokenizer_class="GPT2Tokenizer", eos_token="<|endoftext|>", chat_template=PLAIN
+    )
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.encode("abba<|endoftext|>") == [2, 1, 0, 3]
+    assert (loaded.eos_id, loaded.chat_template) == (3, PLAIN)
+    with pytest.raises(TokenizerNotFound, match=r"no tokenizer\.json, and transformers cannot"):
+        (tmp_path / "empty").mkdir()
+        Tokenizer.load(tmp_path / "empty")

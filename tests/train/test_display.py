@@ -1,0 +1,299 @@
+"""What a person sees: sparklines, plain lines, the live panel, tables and transcripts."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graft.train.display import Display
+from graft.train.words import clip, clock_face, sparkline, summary, visible
+from graft.types import Author, Episode, Leaf, Span, Status, Task
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """A clock that moves only when told."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def attempt() -> Episode:
+    one = Episode(Task("sum/1", "calc"))
+    root = one.append(Span(None, Author.TASK, [1], text="2+3="))
+    call = one.append(Span(root, Author.POLICY, [2], text="[2+3]"))
+    result = one.append(Span(call, Author.ENV, [3], text="5;"))
+    tip = one.append(Span(result, Author.POLICY, [4], text="5"))
+    guess = one.append(Span(root, Author.POLICY, [5], text="6"))
+    one.leaves += [Leaf((tip,), reward=1.0), Leaf((guess,), status=Status.TRUNCATED)]
+    return one
+
+
+def shown(do, **options) -> str:
+    stream = io.StringIO()
+    do(Display(10, stream=stream, **options))
+    return stream.getvalue()
+
+
+# sparkline
+
+
+def test_a_sparkline_climbs_from_the_least_to_the_greatest_value():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5, 0, 5], 8) == "█▁█"
+
+
+def test_more_values_than_columns_are_averaged():
+    assert sparkline([0, 0, 3, 4, 7, 7], 3) == "▁▅█"  # means 0, 3.5, 7: half way rounds to even
+
+
+def test_equal_values_draw_a_middle_line():
+    assert sparkline([0.5, 0.5], 8) == "▄▄"
+
+
+def test_what_is_not_finite_leaves_a_gap():
+    assert sparkline([0, math.nan, 7, math.inf], 8) == "▁ █ "
+    assert sparkline([math.nan], 8) == " "
+
+
+def test_no_values_draw_nothing():
+    assert sparkline([], 8) == ""
+
+
+def test_a_sparkline_without_columns_is_refused():
+    with pytest.raises(ValueError, match="width=0"):
+        sparkline([1.0], 0)
+
+
+@given(st.lists(st.floats(-1e300, 1e300)), st.integers(1, 50))
+def test_a_sparkline_fills_its_columns_whatever_the_values(values, width):
+    line = sparkline(values, width)
+    assert len(line) == min(width, len(values))
+    assert set(line) <= set("▁▂▃▄▅▆▇█")
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30, unique=True))
+def test_the_order_of_values_is_the_order_of_bars(values):
+    line = sparkline(values, 30)
+    ranked = [bar for _, bar in sorted(zip(values, line, strict=True))]
+    assert ranked == sorted(ranked)
+    assert {ranked[0], ranked[-1]} == {"▁", "█"}
+
+
+# words
+
+
+def test_a_summary_speaks_of_reward_and_not_of_the_policy_loss():
+    metrics = {"loss": 1e-9, "reward": 0.5, "tools/call_frequency": 0.934, "unknown/name": 3.0}
+    assert summary(metrics) == "reward 0.500  tools 93%"
+    assert summary({"loss": 2.0, "tokens_per_second": 5512.4}) == "loss 2.000  tokens/s 5,512"
+
+
+def test_seconds_read_as_a_clock():
+    assert [clock_face(s) for s in (0, 9.6, 75, 3675, math.nan)] == [
+        "0:00",
+        "0:10",
+        "1:15",
+        "1:01:15",
+        "?",
+    ]
+
+
+@given(st.text())
+def test_no_text_of_a_model_can_reach_the_terminal_as_a_command(text):
+    assert all(c.isprintable() or c in "\n\t" for c in visible(text))
+
+
+def test_an_escape_sequence_is_spelled_out_and_letters_are_left_alone():
+    assert visible("é→\x1b[2J\n") == "é→\\x1b[2J\n"
+
+
+def test_long_text_keeps_both_ends():
+    assert clip("a" * 6 + "b" * 6, limit=4) == "aa\n… 8 more characters …\nbb"
+    assert clip("abcd", limit=4) == "abcd"
+
+
+# plain lines
+
+
+def test_without_a_terminal_every_step_is_one_plain_line():
+    clock = Clock()
+    stream = io.StringIO()
+    with Display(60, stream=stream, clock=clock) as display:
+        display.phase("rl", 60)
+        clock.now = 3.0
+        display.update(1, {"reward": 0.25, "entropy": 1.5, "tokens_per_second": 5512.0})
+        clock.now = 6.0
+        display.update(2, {"reward": 0.5})
+    assert stream.getvalue().splitlines() == [
+        "rl: 60 steps",
+        "rl 1/60  reward 0.250  entropy 1.500  tokens/s 5,512  left 2:57",
+        "rl 2/60  reward 0.500  left 2:54",
+    ]
+
+
+def test_a_resumed_phase_is_paced_by_the_steps_it_made_itself():
+    clock = Clock()
+    display = Display(60, stream=io.StringIO(), clock=clock)
+    display.phase("rl", 60)
+    clock.now = 4.0
+    display.update(51, {})
+    clock.now = 8.0
+    display.update(52, {})
+    assert display.seconds_left() == 8 * 4.0
+
+
+def test_the_last_step_has_no_time_left_to_show():
+    assert shown(lambda d: d.update(10, {"reward": 1.0})) == "train 10/10  reward 1.000\n"
+
+
+def test_a_long_line_is_not_wrapped_and_brackets_are_not_markup():
+    text = "[bold]calls look like [2+3] " + "x" * 200
+    assert shown(lambda d: d.note(text)) == text + "\n"
+
+
+def test_quiet_prints_nothing():
+    def everything(display):
+        with display:
+            display.phase("rl", 3)
+            display.update(1, {"reward": 1.0})
+            display.note("hello")
+            display.table({"accuracy": 0.1}, {"accuracy": 0.2})
+            display.transcript(attempt(), 0)
+            display.closing("runs/a", ["graft view runs/a"])
+
+    assert shown(everything, quiet=True) == ""
+    assert shown(everything) != ""
+
+
+def test_json_leaves_stdout_alone_and_never_animates(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with Display(2, json=True) as display:
+        assert not display.is_live
+        display.update(1, {"reward": 1.0})
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("train 1/2  reward 1.000")
+
+
+def test_a_stream_that_cannot_encode_a_character_gets_a_substitute():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Display(1, stream=stream).note("→ 5")
+    stream.flush()
+    assert raw.getvalue() == b"? 5\n"
+
+
+# in a terminal
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    return Terminal()
+
+
+def test_a_terminal_sees_the_panel_and_keeps_one_line_per_phase(terminal):
+    clock = Clock()
+    with Display(4, stream=terminal, clock=clock) as display:
+        assert display.is_live
+        display.phase("warm-up", 2)
+        clock.now = 5.0
+        display.update(2, {"loss": 0.5})
+        display.phase("rl", 4)
+        clock.now = 15.0
+        display.update(1, {"reward": 0.0})
+        display.update(2, {"reward": 0.75})
+        display._live.refresh()
+    text = terminal.getvalue()
+    assert "warm-up 2/2 in 0:05  loss 0.500" in text
+    assert "0:10 left" in text  # the panel: 2 of 4 steps in 10 seconds
+    assert "rl 2/4 in 0:10  reward 0.750  ▁█" in text
+
+
+def test_the_terminal_is_restored_when_training_raises(terminal):
+    with pytest.raises(KeyboardInterrupt), Display(4, stream=terminal) as display:
+        display.update(1, {"reward": 0.5})
+        raise KeyboardInterrupt
+    assert terminal.getvalue().rfind("\x1b[?25h") > terminal.getvalue().rfind("\x1b[?25l") >= 0
+
+
+# tables, transcripts, closing
+
+
+def test_the_table_shows_before_after_and_the_difference():
+    text = shown(
+        lambda d: d.table(
+            {"accuracy": 0.31, "only before": 1.0}, {"accuracy": 0.952, "only after": 2.0}
+        )
+    )
+    rows = [line.split() for line in text.splitlines()]
+    assert ["accuracy", "0.310", "0.952", "+0.642"] in rows
+    assert ["only", "before", "1.000", "-", "-"] in rows
+    assert ["only", "after", "-", "2.000", "-"] in rows
+
+
+def test_a_transcript_gives_each_author_a_row():
+    text = shown(lambda d: d.transcript(attempt(), 0))
+    assert [line.split() for line in text.splitlines()] == [
+        ["task", "2+3="],
+        ["policy", "[2+3]"],
+        ["env", "5;"],
+        ["policy", "5"],
+        ["reward", "1.00", "(done)"],
+    ]
+
+
+def test_a_transcript_follows_one_leaf_only():
+    text = shown(lambda d: d.transcript(attempt(), 1))
+    assert [line.split() for line in text.splitlines()] == [
+        ["task", "2+3="],
+        ["policy", "6"],
+        ["reward", "0.00", "(truncated)"],
+    ]
+
+
+def test_a_transcript_in_a_terminal_is_coloured_by_author(terminal):
+    Display(1, stream=terminal).transcript(attempt(), 0)
+    assert "\x1b[32m[2+3] " in terminal.getvalue()  # green
+    assert "\x1b[36m5; " in terminal.getvalue()  # cyan
+
+
+def test_a_transcript_of_several_contexts_shows_each():
+    one = attempt()
+    root = one.append(Span(None, Author.TASK, [9], text="so far: 5"))
+    tip = one.append(Span(root, Author.POLICY, [4], text="done"))
+    one.leaves.append(Leaf((3, tip)))
+    text = shown(lambda d: d.transcript(one, 2))
+    assert text.index("2+3=") < text.index("context 2") < text.index("so far: 5")
+
+
+def test_a_transcript_spells_out_what_would_steer_the_terminal():
+    one = attempt()
+    one.spans[1].text = "\x1b[2J"
+    assert "\x1b" not in shown(lambda d: d.transcript(one, 0))
+
+
+def test_a_prompt_known_only_as_messages_is_shown_too():
+    one = Episode(Task("t", "calc", prompt=({"role": "user", "content": "What is 2+3?"},)))
+    one.leaves.append(Leaf((one.append(Span(None, Author.TASK, [1])),)))
+    assert "What is 2+3?" in shown(lambda d: d.transcript(one, 0))
+
+
+def test_the_closing_names_the_folder_and_the_next_commands():
+    text = shown(lambda d: d.closing("runs/quickstart", ["graft view runs/quickstart"]))
+    assert text == "run folder: runs/quickstart\n  graft view runs/quickstart\n"

@@ -1,0 +1,163 @@
+import copy
+
+import pytest
+import torch
+
+from graft.algos.presets import build
+from graft.models.critic import Critic
+from graft.models.decoder import Decoder
+from graft.models.shape import Shape
+from graft.rollout.batching import rows_of, to_batch
+from graft.train.learner import Learner
+from graft.train.optimizer import NonFinite, Optimizer, schedule
+from tests.trees import group, random_tree
+
+SHAPE = Shape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
+
+
+def learner_for(name: str = "grpo", tokens_per_micro: int = 10_000, **more) -> Learner:
+    policy = Decoder(SHAPE).initialise(1)
+    _, _, loss, reduction = build(name)
+    optimizer = Optimizer([policy], lr=1e-2, schedule=schedule("constant", 0, 1, 0.0))
+    return Learner(policy, optimizer, loss, reduction, tokens_per_micro, **more)
+
+
+def batch_of(seeds=range(5), name: str = "grpo"):
+    rows = rows_of([random_tree(seed) for seed in seeds])
+    batch = to_batch(rows)
+    _, credit, _, _ = build(name)
+    return rows, batch.replace(advantages=credit(batch.zeros(), batch))
+
+
+def gradients_of(learner: Learner, rows, batch) -> dict[str, torch.Tensor]:
+    taken: dict[str, torch.Tensor] = {}
+
+    def remember() -> dict[str, float]:
+        taken.update({n: p.grad.clone() for n, p in learner.policy.named_parameters()})
+        learner.discard()
+        return {}
+
+    learner.optimizer.step = remember  # type: ignore[method-assign]
+    learner.update(rows, batch)
+    return taken
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "dr_grpo", "cispo"])
+def test_gradients_do_not_depend_on_the_micro_batch_size(name: str):
+    rows, batch = batch_of()
+    old = torch.zeros_like(batch.logprobs) - 1.0
+    batch = batch.replace(old_logprobs=old)
+    whole = gradients_of(learner_for(name), rows, batch)
+    assert sum(float(g.abs().sum()) for g in whole.values()) > 0
+    for budget in (1, 25, 60):
+        parts = gradients_of(learner_for(name, budget), rows, batch)
+        for key, grad in whole.items():
+            torch.testing.assert_close(parts[key], grad, atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_do_not_depend_on_the_order_of_rows():
+    rows, batch = batch_of()
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    whole = gradients_of(learner_for(), rows, batch)
+    mixed = gradients_of(learner_for(), [rows[i] for i in order.tolist()], batch.rows(order))
+    for key, grad in whole.items():
+        torch.testing.assert_close(mixed[key], grad, atol=1e-5, rtol=1e-4)
+
+
+def test_an_update_makes_rewarded_answers_likelier():
+    episode = group([1, 2, 3], [[4, 5], [6, 7]], [1.0, 0.0])
+    rows = rows_of([episode])
+    batch = to_batch(rows)
+    _, credit, _, _ = build("grpo")
+    batch = batch.replace(advantages=credit(batch.zeros(), batch))
+    learner = learner_for(epochs=2)
+    before = learner.annotate(rows, batch).need("old_logprobs", "test").sum(1)
+    metrics = learner.update(rows, batch)
+    after = learner.annotate(rows, batch).need("old_logprobs", "test").sum(1)
+    assert after[0] > before[0] and after[1] < before[1]
+    assert metrics["optimizer_steps"] == 2.0
+
+
+def test_a_loss_that_is_not_finite_takes_no_step():
+    rows, batch = batch_of()
+    learner = learner_for()
+    before = copy.deepcopy(learner.policy.state_dict())
+    bad = batch.advantages.clone()
+    bad[batch.mask] = float("nan")
+    with pytest.raises(NonFinite, match="loss"):
+        learner.update(rows, batch.replace(advantages=bad))
+    for name, value in learner.policy.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(p.grad is None for p in learner.policy.parameters())
+    assert learner.optimizer.steps == 0
+
+
+def test_recomputing_activations_changes_nothing():
+    rows, batch = batch_of()
+    plain = gradients_of(learner_for(), rows, batch)
+    saving = learner_for()
+    saving.policy.recompute = True
+    for key, grad in gradients_of(saving, rows, batch).items():
+        torch.testing.assert_close(grad, plain[key], atol=1e-6, rtol=1e-5)
+
+
+def test_a_critic_learns_the_returns():
+    rows, batch = batch_of()
+    learner = learner_for("ppo")
+    learner.critic = Critic(learner.policy)
+    learner.critic_optimizer = Optimizer(
+        [learner.critic], lr=1e-2, schedule=schedule("constant", 0, 1, 0.0)
+    )
+    returns = batch.reward[:, None].expand_as(batch.logprobs)
+    losses = []
+    for _ in range(60):
+        annotated = learner.annotate(rows, batch)
+        assert float(annotated.values[~batch.mask].abs().sum()) == 0.0
+        losses.append(learner.update(rows, annotated.replace(returns=returns))["loss/value"])
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_the_reference_is_computed_by_its_own_weights():
+    rows, batch = batch_of()
+    learner = learner_for()
+    learner.reference = Decoder(SHAPE).initialise(9)
+    own = learner_for()
+    own.policy = learner.reference
+    own.epochs = 2
+    want = own.annotate(rows, batch).old_logprobs
+    got = learner.annotate(rows, batch).ref_logprobs
+    torch.testing.assert_close(got[batch.mask], want[batch.mask])
+
+
+def test_bf16_weights_follow_their_fp32_masters_in_place():
+    policy = Decoder(SHAPE).initialise(1).to(torch.bfloat16)
+    optimizer = Optimizer([policy], lr=1e-4, schedule=schedule("constant", 0, 1, 0.0))
+    place = policy.embed.weight.data_ptr()
+    for _ in range(20):  # each step is far below bf16's resolution of a weight near 1
+        policy.norm.weight.grad = torch.ones_like(policy.norm.weight)
+        optimizer.collect()
+        optimizer.step()
+    assert policy.embed.weight.data_ptr() == place
+    assert float(policy.norm.weight.detach().float().mean()) == pytest.approx(0.998, abs=2e-3)
+    assert float(policy.norm.weight.detach().float().mean()) < 1.0
+
+
+def test_schedules_by_hand():
+    linear = schedule("linear", 2, 6, 0.0)
+    assert [linear(i) for i in range(7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    cosine = schedule("cosine", 0, 4, 0.1)
+    assert [round(cosine(i), 4) for i in (0, 2, 4, 9)] == [1.0, 0.55, 0.1, 0.1]
+    assert schedule("constant", 0, 4, 0.0)(100) == 1.0
+
+
+def test_gradients_are_clipped_to_the_global_norm():
+    policy = Decoder(SHAPE).initialise(1)
+    optimizer = Optimizer(
+        [policy], lr=0.0, schedule=schedule("constant", 0, 1, 0.0), max_grad_norm=1.0
+    )
+    for p in policy.parameters():
+        p.grad = torch.ones_like(p)
+    count = sum(p.numel() for p in policy.parameters())
+    assert optimizer._clip() == pytest.approx(count**0.5, rel=1e-5)
+    total = sum(float(p.grad.square().sum()) for p in policy.parameters())
+    assert total == pytest.approx(1.0, rel=1e-3)
