@@ -6,12 +6,13 @@
 PYTHON ?= python3
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n < 4 ? n : 4)))
 ARGS ?=
+BENCH ?= cpu_step
 
 ASKED := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 CORE := .venv/.core-$(ASKED)
 TEST := .venv/.test-$(ASKED)
 COMMA := ,
-PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
+PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 
 .PHONY: help setup quickstart test lint format bench clean
 .DEFAULT_GOAL := help
@@ -25,6 +26,7 @@ help:  ## show this list
 	@echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids CUDA wheels on Linux x86-64."
 
 setup: $(TEST)  ## create .venv with graft and everything the tests need
+	@echo "setup: .venv is ready"
 
 quickstart: $(CORE)  ## train a small tool-using agent on the CPU, in minutes (ARGS go to `graft train`)
 	@.venv/bin/graft train quickstart $(ARGS)
@@ -41,8 +43,8 @@ format: $(TEST)  ## let ruff format and repair what it can
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
-bench: $(CORE)  ## run the benchmarks (ARGS go to them)
-	@.venv/bin/python -m benchmarks $(ARGS)
+bench: $(TEST)  ## run BENCH, a file of benchmarks/ (default cpu_step, against TRL); ARGS go to it
+	@.venv/bin/python -m benchmarks.$(BENCH) $(ARGS)
 
 clean:  ## remove .venv, caches and build outputs; runs/ stays
 	@rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
@@ -54,7 +56,7 @@ define install
 	@set -eu; \
 	if [ -e .venv/.installing ]; then \
 		if kill -0 "$$(cat .venv/.installing)" 2>/dev/null; then \
-			echo "setup: another make (process $$(cat .venv/.installing)) is installing into .venv; wait for it" >&2; exit 1; \
+			echo "setup: another make (process $$(cat .venv/.installing)) is installing into .venv; wait for it (or, if that is something else, delete .venv)" >&2; exit 1; \
 		fi; \
 		echo "setup: the last install did not finish; starting again"; \
 		rm -rf .venv; \

@@ -83,7 +83,7 @@ def rebn(eps: float = 1e-6) -> Credit:
 
     Returns 1, 0, 0 of three turns: 1.414, -0.707, -0.707, whatever their lengths.
     """
-    # eps is 1e-9 as published, which blows returns that differ by rounding alone up to about +-1
+    # published with eps 1e-9, which blows returns that differ by rounding alone up to about +-1
 
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
         turn_M, num_turns = number(_turn_ids(batch)[batch.mask])

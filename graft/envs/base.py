@@ -78,7 +78,7 @@ class BaseEnv:
         self.turns = 0
         self.is_over = False
         self.prompt = self.pose()
-        return self.prompt, {"seed": self.seed}
+        return self.prompt, {"seed": self.seed, "answer": self.answer}
 
     def step(self, action: str) -> Turn:
         if self.is_over:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from graft.models.functions import rms_norm, rotate, silu_gate
 from graft.models.shape import Shape, rope_frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -25,7 +26,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm, computed in fp32."""
+    """The weight of a root-mean-square norm."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -33,13 +34,7 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype) * self.weight
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i+d/2}) of a head by its position's angle. x [T,H,d], cos [T,1,d/2]"""
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Block(nn.Module):
@@ -64,17 +59,17 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         shape, tokens = self.shape, x.shape[0]
-        qkv = self.qkv(self.attn_norm(x))
-        q, k, v = qkv.split([shape.q_size, shape.kv_size, shape.kv_size], dim=-1)
-        q = q.view(tokens, shape.heads, shape.head_dim)
-        k = k.view(tokens, shape.kv_heads, shape.head_dim)
-        v = v.view(tokens, shape.kv_heads, shape.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        seen = attend(self.index, rotate(q, cos, sin), rotate(k, cos, sin), v)
-        x = x + self.out(seen.reshape(tokens, shape.q_size))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        qkv = self.qkv(self.attn_norm(x)).view(tokens, -1, shape.head_dim)
+        qk, v = qkv.split([shape.heads + shape.kv_heads, shape.kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:  # both at once, head by head
+            weights = [
+                self.q_norm.weight.expand(shape.heads, -1),
+                self.k_norm.weight.expand(shape.kv_heads, -1),
+            ]
+            qk = rms_norm(qk, torch.cat(weights), shape.norm_eps)
+        q, k = rotate(qk, cos, sin).split([shape.heads, shape.kv_heads], dim=1)
+        x = x + self.out(attend(self.index, q, k, v).reshape(tokens, shape.q_size))
+        return x + self.down(silu_gate(self.gate_up(self.mlp_norm(x))))
 
 
 class Decoder(nn.Module):

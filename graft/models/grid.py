@@ -14,6 +14,7 @@ from torch import Tensor
 
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
+from graft.models.functions import gather_rows
 from graft.models.logprobs import action_logprobs
 from graft.models.packing import Packed, TreeAttention, pack
 from graft.types import Trajectory
@@ -45,7 +46,7 @@ class Forest:
         packed = self.packed
         hidden = model(packed.tokens, packed.positions, self._attention(model))
         logp, entropy = action_logprobs(
-            hidden[packed.parents[self.wanted]],
+            gather_rows(hidden, packed.parents[self.wanted]),
             model.head_weight,
             packed.actions[self.wanted],
             modes=packed.modes[self.wanted],

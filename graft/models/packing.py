@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graft.models.functions import gather_rows
 from graft.types import Author, Span, Trajectory
 
 
@@ -207,14 +208,16 @@ class TreeAttention:
         for queries, keys, mask in self.buckets:
             many, m = queries.shape
             # [S, m, K*G, d] -> [S, K, G*m, d]: the G heads of a group are more rows of one product
-            asked = q[queries].view(many, m, kv_heads, self.groups, size).permute(0, 2, 3, 1, 4)
-            asked = asked.reshape(many, kv_heads, self.groups * m, size)
-            found = F.scaled_dot_product_attention(
-                asked, k[keys].transpose(1, 2), v[keys].transpose(1, 2), attn_mask=mask
+            asked = gather_rows(q, queries.flatten()).view(many, m, kv_heads, self.groups, size)
+            asked = asked.permute(0, 2, 3, 1, 4).reshape(many, kv_heads, self.groups * m, size)
+            known, told = (
+                gather_rows(x, keys.flatten()).view(many, -1, kv_heads, size).transpose(1, 2)
+                for x in (k, v)
             )
+            found = F.scaled_dot_product_attention(asked, known, told, attn_mask=mask)
             found = found.view(many, kv_heads, self.groups, m, size).permute(0, 3, 1, 2, 4)
             outputs.append(found.reshape(many * m, heads, size))
-        return torch.cat(outputs)[self.inverse]
+        return gather_rows(torch.cat(outputs), self.inverse)
 
 
 def interval_mask(ends: Tensor) -> Tensor:

@@ -41,10 +41,11 @@ def to_batch(rows: Sequence[Trajectory]) -> Batch:
     numbers: dict[int, int] = {}  # span -> its number in the batch, the same in every row
     groups: dict[int, int] = {}
     leaves: dict[tuple[int, int], int] = {}
+    last_turn: dict[int, int] = {}
     for n, (row, spans) in enumerate(zip(rows, columns, strict=True)):
         groups.setdefault(id(row.episode), len(groups))
-        leaves.setdefault((id(row.episode), row.leaf_index), len(leaves))
-        start, turn, previous = 0, -1, None
+        leaf = leaves.setdefault((id(row.episode), row.leaf_index), len(leaves))
+        start, turn, previous = 0, last_turn.get(leaf, -1), None
         for span in spans:
             cells = np.s_[n, start : start + len(span)]
             start += len(span)
@@ -55,6 +56,7 @@ def to_batch(rows: Sequence[Trajectory]) -> Batch:
                 _write_choices(span, cells, mask, zeros, floats)
                 floats["rewards"][n, start - 1] = span.reward
             previous = span.author
+        last_turn[leaf] = turn  # the next context of this leaf goes on counting
     leaf_of_row = [leaves[id(row.episode), row.leaf_index] for row in rows]
     twins = [
         leaves.get((id(row.episode), row.leaf.twin), PAD) if row.leaf.twin is not None else PAD

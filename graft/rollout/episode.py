@@ -159,7 +159,7 @@ class Path:
             return self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
         if self.metrics["turns"] >= setting.max_turns:
             return self.end(Status.TRUNCATED)
-        self._observe(turn.observation, is_closed)
+        self._observe(turn, is_closed)
 
     def _sampling(self, room: int) -> Sampling:
         """The setting's sampling, cut to the room that is left and stopped where a turn ends."""
@@ -174,9 +174,13 @@ class Path:
             stop_tokens=(*asked.stop_tokens, *chat.end_ids),
         )
 
-    def _observe(self, observation: str, is_closed: bool) -> None:
-        """Append the environment's words: inside the policy's own turn, or as a chat message."""
-        chat, role = self.growth.setting.chat, self.env.observe_as
+    def _observe(self, turn: Turn, is_closed: bool) -> None:
+        """Append the environment's words: inside the policy's own turn, or as a chat message.
+
+        A turn may say how by itself: a tool's result inline, the world's answer as a message.
+        """
+        chat, observation = self.growth.setting.chat, turn.observation
+        role = turn.info.get("observe_as", self.env.observe_as)
         if role == "inline":
             tokens = chat.tokenizer.encode(observation)
         else:

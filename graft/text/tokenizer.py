@@ -50,6 +50,7 @@ class Tokenizer:
         backend.no_truncation()
         self.special_tokens = dict(special_tokens or {})  # {"eos_token": "<eos>", ...}
         self.chat_templates = dict(chat_templates or {})  # {"default": jinja, "tool_use": jinja}
+        self.chat_template: str | None = _default_template(self.chat_templates)
         self._backend = backend
         self._config = dict(config or {})
         _declare(backend, self.special_tokens.values())
@@ -78,17 +79,6 @@ class Tokenizer:
     @property
     def unk_token(self) -> str | None:
         return self.special_tokens.get("unk_token")
-
-    @property
-    def chat_template(self) -> str | None:
-        """The default template, or the only one."""
-        only = next(iter(self.chat_templates.values())) if len(self.chat_templates) == 1 else None
-        return self.chat_templates.get("default", only)
-
-    @chat_template.setter
-    def chat_template(self, template: str | None) -> None:
-        # one template from now on, so that `save` writes the one a model was trained with
-        self.chat_templates = {} if template is None else {"default": template}
 
     def encode(self, text: str) -> list[int]:
         encoding = self._backend.encode(text, add_special_tokens=False)
@@ -158,11 +148,12 @@ class Tokenizer:
         config.pop("chat_template", None)  # it gets a file of its own, which people can read
         config |= {"clean_up_tokenization_spaces": False, **self.special_tokens}
         _write(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False))
-        default = self.chat_template
-        if default is not None:
-            _write(folder / "chat_template.jinja", default)
+        if self.chat_template is not None:
+            _write(folder / "chat_template.jinja", self.chat_template)
+        if self.chat_template != _default_template(self.chat_templates):
+            return  # a model trained with another template has no use for the variants either
         for name, text in self.chat_templates.items():
-            if text != default:
+            if text != self.chat_template:
                 _write(folder / "additional_chat_templates" / f"{name}.jinja", text)
 
     def _id(self, name: str) -> int | None:
@@ -201,6 +192,12 @@ def _declare_from_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any
                 f"tokenizer_config.json gives {entry['content']!r} the id {index}, tokenizer.json "
                 f"makes it {got}; the two files do not belong together"
             )
+
+
+def _default_template(templates: Mapping[str, str]) -> str | None:
+    """The one called default, or the only one there is."""
+    only = next(iter(templates.values())) if len(templates) == 1 else None
+    return templates.get("default", only)
 
 
 def _content(entry: Any) -> str:

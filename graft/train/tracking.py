@@ -41,9 +41,8 @@ class Track:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / "metrics.jsonl"
         if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
-            _replace(
-                self.path, map(_line, read_metrics(self.path))
-            )  # killed in the middle of a line
+            # killed in the middle of a line: the next one must not be glued to it
+            _replace(self.path, map(_line, read_metrics(self.path)))
         self._file = self.path.open("ab")
         self._trackers: dict[str, Tracker] = {}
         for name, factory in factories.items():
@@ -51,23 +50,25 @@ class Track:
                 self._trackers[name] = factory(self.folder, config or {})
             except ImportError as error:  # asked for and not there: say so before the first step
                 self.close()
+                package = "graft-rl[wandb]" if name == "wandb" else error.name
                 raise ImportError(
-                    f"tracker {name!r} cannot import {error.name or error}: pip install "
-                    f"graft-rl[{name}], or leave it out of the trackers"
+                    f"tracker {name!r} cannot import {error.name}: pip install {package}, "
+                    "or leave it out of the trackers"
                 ) from error
             except Exception as error:  # not logged in, no network, ...: the run matters more
                 self._drop(name, error)
 
-    def log(self, step: int, metrics: Mapping[str, float], phase: Phase = "rl") -> None:
-        """Append one line to `metrics.jsonl` and tell the trackers."""
+    def log(self, step: int, metrics: Mapping[str, float], phase: str = "rl") -> None:
+        """Append one line to `metrics.jsonl` and tell the trackers; phase is "sft" or "rl"."""
+        named = _phase(phase)
         values = {name: _number(value) for name, value in metrics.items()}
-        line = _line(record(step, values, phase)).encode()
+        line = _line(record(step, values, named)).encode()
         try:
             self._file.write(line)
             self._file.flush()  # to the system, so that a killed process loses nothing
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
-        self._tell(lambda tracker: tracker.log(step, values, phase))
+        self._tell(lambda tracker: tracker.log(step, values, named))
 
     def episodes(self, step: int, episodes: Iterable[Episode]) -> Path:
         """Write `episodes/step_000012.jsonl`, one line per task. It appears whole or not at all."""
@@ -76,12 +77,13 @@ class Track:
         _replace(path, map(_episode_line, episodes))
         return path
 
-    def truncate_after(self, phase: Phase, step: int) -> None:
+    def truncate_after(self, phase: str, step: int) -> None:
         """Forget what came after `step` of `phase`: a run resumes there and will do it again.
 
         After ("rl", 20) sft lines stay, and rl lines up to 20; after ("sft", 20) no rl line stays.
         """
-        last = _order(phase, step)
+        named = _phase(phase)
+        last = _order(named, step)
         kept = [r for r in read_metrics(self.path) if _order(r["phase"], r["step"]) <= last]
         self._file.close()
         _replace(self.path, map(_line, kept))
@@ -90,7 +92,7 @@ class Track:
             done = path.name.removeprefix("step_").partition(".")[0]
             if path.suffix == ".tmp" or _order("rl", int(done)) > last:
                 path.unlink()
-        self._tell(lambda tracker: tracker.truncate_after(phase, step))
+        self._tell(lambda tracker: tracker.truncate_after(named, step))
 
     def close(self) -> None:
         self._file.close()
@@ -129,7 +131,6 @@ def record(step: int, metrics: Mapping[str, float], phase: Phase) -> dict[str, A
 
     JSON has no NaN: such a value becomes null and its name is listed under "nonfinite".
     """
-    _order(phase, step)
     if clash := sorted(set(RESERVED) & set(metrics)):
         raise ValueError(
             f"metrics may not be called {', '.join(clash)}: every line has these itself"
@@ -154,9 +155,14 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     return records
 
 
+def _phase(name: str) -> Phase:
+    for phase in PHASES:
+        if phase == name:
+            return phase
+    raise ValueError(f"phase {name!r} is none of {', '.join(PHASES)}")
+
+
 def _order(phase: Phase, step: int) -> tuple[int, int]:
-    if phase not in PHASES:
-        raise ValueError(f"phase {phase!r} is none of {', '.join(PHASES)}")
     return PHASES.index(phase), step
 
 

@@ -20,6 +20,12 @@ from graft.algos.reductions import constant, sequence, token
 
 pytestmark = pytest.mark.peer
 ROWS, COLUMNS = 4, 6
+RATIOS = [  # with advantages 1.2, -0.7, -1.5, 1.0 every bound of every case below is crossed
+    [1.5, 1.24, 0.6, 1.0, 0.9, 1.35],
+    [0.7, 0.75, 0.9, 1.0, 1.0, 1.0],
+    [1.5, 1.25, 0.7, 1.1, 0.9, 1.0],
+    [1.02, 1.0, 1.0, 1.0, 1.0, 1.0],
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,7 @@ def numbers(toy_batch):
         return torch.rand(ROWS, COLUMNS, generator=generator)
 
     old = -2 * draw()
-    logp = old + 0.8 * (draw() - 0.5)  # ratios of 0.67 to 1.49: both clips act
+    logp = old + torch.tensor(RATIOS).log()
     mask = torch.arange(COLUMNS) < torch.tensor([6, 3, 5, 1])[:, None]
     adv_N = torch.tensor([1.2, -0.7, -1.5, 1.0])
     batch = toy_batch(

@@ -177,6 +177,7 @@ def test_a_task_is_named_by_env_split_and_seed_and_survives_json(env_id: str):
         assert task.id == f"{env_id}:{split}:11"
         assert (task.env, task.seed, info["seed"]) == (env_id, 11, 11)
         assert task.data_source
+        assert info["answer"] == task.answer is not None
         assert task.prompt[-1]["content"] == observation
         assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
 

@@ -107,7 +107,7 @@ def test_without_max_uses_there_is_no_limit():
 def test_reset_starts_counting_anew():
     env = chat(max_uses=1)
     env.step("<echo>a</echo>")
-    assert env.reset(1)[1] == {"seed": 1, "tool_uses": 0}
+    assert env.reset(1)[1] == {"seed": 1, "answer": None, "tool_uses": 0}
     assert env.step("<echo>a</echo>").info["tool_uses"] == 1
 
 

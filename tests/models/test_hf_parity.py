@@ -53,16 +53,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, rope llama3": ("llama", {"rope_parameters": LLAMA3}),
     "llama, rope yarn": ("llama", {"rope_parameters": YARN}),
     "llama, rope yarn, all set": (
-        "llama",
+        "llama",  # a window in which the ramp begins and ends between two pairs
         {
+            "head_dim": 32,
+            "max_position_embeddings": 16_384,
             "rope_parameters": YARN
-            | {"beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3}
-            | {"truncate": False}
+            | {"original_max_position_embeddings": 4096, "beta_fast": 16.0, "beta_slow": 2.0}
+            | {"mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False},
         },
     ),
     "qwen2": ("qwen2", {}),
     "qwen2, tied, rope yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3, head size by default": ("qwen3", {}),
     "qwen3, tied, attention_bias": (
         "qwen3",
         {"head_dim": 6, "attention_bias": True, "tie_word_embeddings": True},
@@ -124,6 +127,21 @@ def test_positions_far_into_the_window_still_agree(tmp_path: Path) -> None:
         want_TV = model(tokens_T[None], position_ids=positions_T[None]).logits[0]
         seen_TV = decoder(tokens_T, positions_T, causal) @ decoder.head_weight.T
     torch.testing.assert_close(seen_TV, want_TV, atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_short_config_leaves_out_is_transformers_default(tmp_path: Path) -> None:
+    model = peer("qwen3, head size by default")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("head_dim", "rope_parameters", "rms_norm_eps", "attention_bias", "hidden_act"):
+        del config[name]
+    config["mlp_bias"] = True  # Qwen3 has no such switch, and transformers takes no notice
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    decoder = load_model(tmp_path)
+    assert decoder.shape.head_dim == 128
+    torch.testing.assert_close(
+        our_logits(decoder, tokens()), peer_logits(model, tokens()), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_a_config_in_the_older_format_is_read_alike(tmp_path: Path) -> None:

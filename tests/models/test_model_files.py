@@ -131,7 +131,8 @@ def test_a_smaller_dtype_is_written_and_named(tmp_path: Path) -> None:
     save_model(decoder, tmp_path, dtype=torch.bfloat16)
     stored = load_file(tmp_path / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == "bfloat16"
     assert decoder.dtype == torch.float32  # what is in memory keeps its precision
     assert_equal(load_model(tmp_path, dtype=torch.bfloat16), decoder.bfloat16())
 

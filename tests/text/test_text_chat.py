@@ -92,6 +92,13 @@ def test_text_before_the_end_token_belongs_to_the_closing():
     assert text(chat, chat.extend([say("user", "b")], closed=True)) == "\nb"
 
 
+def test_the_first_of_several_closing_tokens_ends_a_turn():
+    closing = "{% if m.role == 'assistant' %}<|im_end|><|endoftext|>{% endif %}{% endfor %}"
+    chat = Chat(small_bpe(), "{% for m in messages %}{{ m.content }}" + closing)
+    assert (chat.end_text, chat.end_ids) == ("<|im_end|>", {IM_END})
+    assert text(chat, chat.extend([say("user", "b")], closed=True)) == "<|endoftext|>b"
+
+
 def test_options_reach_the_template():
     assert text(CHATML, Chat(small_bpe(THINKING)).prompt([say("user", "a")])).endswith("ant\n")
     quiet = Chat(small_bpe(THINKING), enable_thinking=False)

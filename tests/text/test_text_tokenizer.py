@@ -7,13 +7,14 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from text_templates import THINKING, say, small_bpe
-from tokenizers import models, pre_tokenizers
+from tokenizers import AddedToken, models, pre_tokenizers
 
 from graft.protocols import Tokenizer as TokenizerProtocol
 from graft.text.template import CHATML, PLAIN, render
@@ -148,11 +149,16 @@ def test_templates_are_found_in_all_their_places(tmp_path: Path):
 
 def test_the_template_a_model_was_trained_with_is_the_one_saved(tmp_path: Path):
     tokenizer = small_bpe(THINKING)
+    tokenizer.chat_templates["tool_use"] = THINKING + " "
     tokenizer.chat_template = CHATML
     tokenizer.save(tmp_path)
-    assert Tokenizer.load(tmp_path).chat_template == CHATML
-    tokenizer.chat_template = None
-    assert tokenizer.chat_template is None
+    assert Tokenizer.load(tmp_path).chat_templates == {"default": CHATML}
+
+
+def test_declaring_a_special_token_keeps_how_it_treats_blanks():
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "\n": 1, "?": 2}, "?"))
+    backend.add_special_tokens([AddedToken("<end>", rstrip=True, special=True)])
+    assert Tokenizer(backend, {"eos_token": "<end>"}).encode("a<end>\n\na") == [0, 3, 0]
 
 
 def test_paths_without_a_tokenizer_say_what_was_looked_for(tmp_path: Path):
@@ -198,7 +204,8 @@ def test_transformers_reads_what_we_save(
     assert peer.decode(tokenizer.encode(text)) == tokenizer.decode(tokenizer.encode(text))
     messages = [say("user", "1+2="), say("assistant", "3"), say("user", "a b")]
     assert tokenizer.chat_template is not None
-    ours = render(tokenizer.chat_template, messages, **tokenizer.special_tokens)
+    special: dict[str, Any] = dict(tokenizer.special_tokens)
+    ours = render(tokenizer.chat_template, messages, **special)
     assert peer.apply_chat_template(messages, tokenize=False) == ours
 
 

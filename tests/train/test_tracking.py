@@ -100,7 +100,7 @@ def test_a_metric_may_not_take_the_name_of_the_step():
 
 def test_an_unknown_phase_is_refused_before_anything_is_written(tmp_path):
     with Track(tmp_path, []) as track, pytest.raises(ValueError, match="none of sft, rl"):
-        track.log(1, {}, phase="eval")  # pyright: ignore[reportArgumentType]
+        track.log(1, {}, phase="eval")
     assert lines(tmp_path) == []
 
 

@@ -85,7 +85,7 @@ class Extend:
     tokens: int
     padding: Padding
     tiles: Tensor
-    """[S*K*P], see `Pages.gather`."""
+    """[S*K, P], see `Pages.gather`."""
     bias: Tensor
     """[S, 1, G*m, L], 0 or -inf."""
 
@@ -94,80 +94,8 @@ class Extend:
         group = heads // pages.kv_heads
         q = self.padding.pad(q).view(rows, m, pages.kv_heads, group, size)
         q = q.permute(0, 2, 3, 1, 4).reshape(rows, pages.kv_heads, group * m, size)
-        kv_shape = (rows, pages.kv_heads, -1, size)
-        k = pages.gather(layer, 0, self.tiles).view(kv_shape)
-        v = pages.gather(layer, 1, self.tiles).view(kv_shape)
+        k = pages.gather(layer, 0, self.tiles).view(rows, pages.kv_heads, -1, size)
+        v = pages.gather(layer, 1, self.tiles).view(rows, pages.kv_heads, -1, size)
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
         seen = seen.view(rows, pages.kv_heads, group, m, size).permute(0, 3, 1, 2, 4)
         return self.padding.unpad(seen.reshape(rows, m, heads, size))
-
-
-@dataclass(slots=True)
-class Decode:
-    """One new token per sequence, float32: two matrix products around a softmax."""
-
-    tokens: int
-    tiles: Tensor
-    """[S*K*P]"""
-    bias: Tensor
-    """[S*K, G, L], 0 or -inf."""
-
-    def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        size = pages.head_dim
-        q_rows = q.reshape(self.bias.shape[0], -1, size)  # [S*K, G, d]
-        kv_shape = (self.bias.shape[0], -1, size)
-        keys = pages.gather(layer, 0, self.tiles).view(kv_shape)
-        scores = torch.baddbmm(self.bias, q_rows, keys.transpose(1, 2), alpha=size**-0.5)
-        values = pages.gather(layer, 1, self.tiles).view(kv_shape)
-        return torch.bmm(scores.softmax(-1), values).view(q.shape)
-
-
-@dataclass(slots=True)
-class SharedDecode:
-    """`Decode` for siblings: the pages of their common past are read once for all of them.
-
-    g groups of R siblings (padded by repeating one), each with its shared pages; S sequences with
-    their private pages. The scores of both parts go through one softmax.
-    """
-
-    tokens: int
-    groups: int
-    padding: Padding
-    """[S] <-> [g, R]"""
-    shared_tiles: Tensor
-    """[g*K*P1]"""
-    shared_bias: Tensor | None
-    """[g, 1, 1, 1, L1]; None if all groups share equally much."""
-    tiles: Tensor
-    """[S*K*P2]"""
-    bias: Tensor
-    """[S*K, G, L2]"""
-
-    def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        heads, size, scale = pages.kv_heads, pages.head_dim, pages.head_dim**-0.5
-        g, siblings = self.groups, self.padding.m
-        q_rows = q.reshape(self.bias.shape[0], -1, size)  # [S*K, G, d]
-        group = q_rows.shape[1]
-        keys = pages.gather(layer, 0, self.tiles).view(len(q_rows), -1, size)
-        private = torch.baddbmm(self.bias, q_rows, keys.transpose(1, 2), alpha=scale)
-
-        asked = self.padding.pad(q).view(g, siblings, heads, group, size).transpose(1, 2)
-        asked = (asked * scale).reshape(g * heads, siblings * group, size)
-        keys = pages.gather(layer, 0, self.shared_tiles).view(g * heads, -1, size)
-        common = torch.bmm(asked, keys.transpose(1, 2))
-        common = common.view(g, heads, siblings, group, -1)
-        if self.shared_bias is not None:
-            common = common + self.shared_bias
-        common = self.padding.unpad(common.transpose(1, 2)).view(len(q_rows), group, -1)
-
-        weights = torch.cat([common, private], dim=-1).softmax(-1)
-        common, private = weights.split([common.shape[-1], private.shape[-1]], dim=-1)
-        values = pages.gather(layer, 1, self.tiles).view(len(q_rows), -1, size)
-        seen = torch.bmm(private, values).view(q.shape)
-
-        asked = self.padding.pad(common.reshape(len(q), heads * group, -1))
-        asked = asked.view(g, siblings, heads, group, -1).transpose(1, 2)
-        asked = asked.reshape(g * heads, siblings * group, -1)
-        values = pages.gather(layer, 1, self.shared_tiles).view(g * heads, -1, size)
-        past = torch.bmm(asked, values).view(g, heads, siblings, group, size).transpose(1, 2)
-        return seen + self.padding.unpad(past).view(q.shape)

@@ -44,6 +44,7 @@ class Driver:
 
         A completion in flight goes on with its own past, and is dropped when it ends.
         """
+        self.runner.rest()
         in_flight = {r.sequence for r in self.scheduler.requests if r.logprobs}
         for sequence in self.tree.sequences:
             if sequence in in_flight:
@@ -66,6 +67,7 @@ class Driver:
             while True:
                 works = self.scheduler.plan()
                 if not works:
+                    self.runner.rest()
                     return
                 draws = self.runner.run(works)
                 self.steps += 1
@@ -131,6 +133,7 @@ class Driver:
             request.finish(Finish.LENGTH)
 
     def _forget_all(self) -> None:
+        self.runner.rest()
         for sequence in self.tree.sequences:
             self.tree.drop(sequence)
         self.tree.pages.wipe()

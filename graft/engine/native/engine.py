@@ -106,7 +106,7 @@ class NativeEngine:
         Cached keys and values are forgotten. A completion in flight goes on from its own past.
         """
         if weights is not None:
-            from graft.models.load import hf_names
+            from graft.models.names import hf_names
 
             views = hf_names(self.decoder)
             unknown = sorted(set(weights) - set(views))

@@ -98,8 +98,12 @@ class Pages:
         self._rows[layer, 1].index_copy_(0, rows, v.reshape(-1, self.head_dim))
 
     def gather(self, layer: int, which: int, tiles: Tensor) -> Tensor:
-        """Keys (which=0) or values (1) of `tiles` [S*K*P], the pool seen as [pages*K, page*d]."""
-        return self._tiles[layer, which].index_select(0, tiles)
+        """Keys (which=0) or values (1), [n*K, P*page, d], of `tiles` [n*K, P].
+
+        A tile is a row of the pool seen as [pages*K, page*d]: number `page * K + head`.
+        """
+        tiles_flat = self._tiles[layer, which].index_select(0, tiles.reshape(-1))
+        return tiles_flat.view(len(tiles), -1, self.head_dim)
 
 
 def pool_tokens(shape: Shape, device: torch.device, dtype: torch.dtype) -> int:

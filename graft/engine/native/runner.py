@@ -60,6 +60,10 @@ class Runner:
         tokens, logprobs, entropies = torch.stack([x.float() for x in drawn]).tolist()
         return list(zip(batch.requests, map(int, tokens), logprobs, entropies, strict=True))
 
+    def rest(self) -> None:
+        """Forget what is kept between steps: nothing runs, or the pages are no longer the same."""
+        self.batcher.traffic.clear()
+
     def _uniforms(self, requests: list[Request]) -> Tensor:
         keys = np.array([request.key for request in requests], dtype=np.uint64)
         lengths = np.array([len(r.sequence.tokens) for r in requests], dtype=np.uint64)

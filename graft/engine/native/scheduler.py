@@ -112,7 +112,10 @@ class Scheduler:
                 continue  # a sibling computes our stem in this very step
             gap = len(sequence.tokens) - sequence.cached
             count = 1 if gap == 1 else min(gap, budget)
-            if count == 0 or not self._make_room(request, sequence, sequence.cached + count):
+            if count == 0:
+                continue
+            end = sequence.cached + count
+            if end > sequence.writable and not self._make_room(request, sequence, end):
                 continue
             if gap > 1:
                 budget -= count

@@ -24,15 +24,16 @@ from graft.engine.native.pages import NOBODY, Pages
 class Sequence:
     """Tokens, and the pages that hold the keys and values of the first `cached` of them.
 
-    `cached` is 0 or at least the length of the stem. `row` is its line in `Tree.table`.
+    `cached` is 0 or at least the length of the stem. `row` is its line in `Tree.table`. Positions
+    from `cached` to `writable` lie in reserved pages that nobody else holds.
     """
 
-    __slots__ = ("cached", "pages", "row", "stem", "tokens", "used", "users")
+    __slots__ = ("cached", "pages", "row", "stem", "tokens", "used", "users", "writable")
 
     def __init__(self, tokens: list[int], stem: Sequence | None, row: int) -> None:
         self.tokens, self.stem, self.row = tokens, stem, row
         self.pages: list[int] = []
-        self.cached = 0
+        self.cached = self.writable = 0
         self.users = 0  # sequences that stand on this one, if it is a stem
         self.used = 0  # the step that last computed or adopted it
 
@@ -82,6 +83,7 @@ class Tree:
             stem.users = 1
             stem.used = sequence.used
             self._point(stem, sequence.pages, min(sequence.cached, length))
+            sequence.writable = 0  # the last page has two holders now
             if sequence.cached < length:
                 self.drop(sequence)  # the rest is computed in the stem, then adopted
         return self.open(list(sequence.tokens), sequence.stem)
@@ -104,6 +106,8 @@ class Tree:
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
         """Make positions `cached` to `length` writable, or change nothing and say False."""
+        if length <= sequence.writable:
+            return True
         missing = self.missing(sequence, length)
         if missing > self.pages.free:
             return False
@@ -117,6 +121,7 @@ class Tree:
             missing -= 1
         if missing:
             self._extend(sequence, self.pages.take(missing))
+        sequence.writable = len(sequence.pages) * self.pages.size
         return True
 
     def drop(self, sequence: Sequence) -> None:
@@ -125,7 +130,7 @@ class Tree:
             self.pages.release(sequence.pages)
             self.table[sequence.row, : len(sequence.pages)] = NOBODY
             sequence.pages = []
-        sequence.cached = 0
+        sequence.cached = sequence.writable = 0
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Take back the tokens after `length`, with their pages."""
@@ -136,6 +141,7 @@ class Tree:
         self.table[sequence.row, keep : len(sequence.pages)] = NOBODY
         del sequence.pages[keep:]
         sequence.cached = cached
+        sequence.writable = min(sequence.writable, keep * self.pages.size)
 
     def _shared_tail(self, sequence: Sequence) -> int | None:
         """Index of the page that `cached` points into, if another sequence holds it too."""

@@ -1,0 +1,248 @@
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from graft.engine.native.engine import NativeEngine
+from graft.envs.base import BaseEnv
+from graft.models.decoder import Decoder
+from graft.models.grid import Forest
+from graft.models.shape import Shape
+from graft.rollout.batching import rows_of, to_batch
+from graft.rollout.branch import independent
+from graft.rollout.collect import collect, collect_informative, grow, is_flat
+from graft.rollout.episode import Growth, Setting
+from graft.text.chat import Chat
+from graft.text.tokenizer import Tokenizer
+from graft.tools.errors import ToolError
+from graft.types import Author, Sampling, Status, Task, Turn
+
+ALPHABET = "0123456789+-*=[];?"
+
+
+class Echo(BaseEnv):
+    """Answers every text with "7;" until the third turn; `fault` breaks it in the second."""
+
+    observe_as = "inline"
+    stop = ("]",)
+    max_turns = None
+
+    def __init__(self, fault: Exception | None = None, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.fault, self.seconds, self.count = fault, seconds, 0
+
+    def pose(self) -> str:
+        self.count = 0
+        self.answer = "7"
+        return "1+2="
+
+    def respond(self, action: str) -> Turn:
+        self.count += 1
+        time.sleep(self.seconds)
+        if self.fault is not None and self.count == 2:
+            raise self.fault
+        return Turn("7;", reward=float(self.count), terminated=self.count == 3)
+
+
+class Slow(Echo):
+    blocking = True
+
+
+class Unforkable(Echo):
+    forkable = False
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Unforkable.made += 1
+
+    def fork(self):
+        raise AssertionError("an env that cannot fork was forked")
+
+
+def setting(make_env, engine=None, **changes) -> Setting:
+    tokenizer = Tokenizer.characters(ALPHABET)
+    shape = Shape(vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ff=16)
+    engine = engine or NativeEngine(
+        Decoder(shape).initialise(3), tokenizer=tokenizer, eos_ids=(tokenizer.eos_id,), kv_tokens=4096
+    )
+    base = Setting(
+        engine=engine,
+        chat=Chat(tokenizer),
+        make_env=lambda task: make_env(),
+        sampling=Sampling(max_tokens=12),
+    )
+    return replace(base, **changes)
+
+
+TASKS = [Task(f"t{i}", "echo", seed=i) for i in range(4)]
+
+
+def test_an_episode_is_one_tree_and_tokens_are_never_re_encoded():
+    where = setting(Echo, sampling=Sampling(max_tokens=64))
+    (episode,) = collect(TASKS[:1], where, independent(6))
+    assert len(episode.leaves) == 6
+    assert [s.parent for s in episode.spans].count(None) == 1
+    decode = where.chat.tokenizer.decode
+    for row in episode.trajectories():
+        assert row.spans[0] is episode.spans[0]
+        for span in row.spans:
+            if span.author is Author.ENV:
+                assert (span.text, span.mask, decode(span.tokens)) == ("7;", [], "7;")
+            elif span.author is Author.POLICY:
+                assert decode(span.tokens).removesuffix("<eos>") == span.text
+                assert len(span.tokens) == len(span.logprobs) == sum(span.mask)
+    finished = [leaf for leaf in episode.leaves if leaf.status is Status.DONE]
+    assert finished and all(leaf.reward == 6.0 for leaf in finished)  # 1 + 2 + 3
+
+
+def test_engine_logprobs_are_the_trainers_logprobs():
+    where = setting(Echo, sampling=Sampling(max_tokens=20, temperature=0.7))
+    rows = rows_of(collect(TASKS, where, independent(4)))
+    batch = to_batch(rows)
+    with torch.no_grad():
+        forest = Forest(rows, batch.mask, torch.device("cpu"))
+        logp, entropy = forest.logprobs(where.engine.decoder, temperature=0.7)
+    assert batch.num_tokens > 50
+    torch.testing.assert_close(logp[batch.mask], batch.logprobs[batch.mask], atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy[batch.mask], batch.entropies[batch.mask], atol=1e-5, rtol=0)
+
+
+def test_what_grows_beside_an_episode_does_not_change_it():
+    def texts(concurrency: int, tasks) -> dict[str, list[list[int]]]:
+        episodes = collect(tasks, setting(Echo), independent(3), concurrency=concurrency)
+        return {
+            e.task.id: sorted(
+                [t for s in row.spans for t in s.tokens] for row in e.trajectories()
+            )
+            for e in episodes
+        }
+
+    together = texts(8, TASKS)
+    assert texts(1, TASKS) == together
+    assert texts(8, TASKS[2:]) == {id_: together[id_] for id_ in ("t2", "t3")}
+
+
+def test_another_salt_draws_other_samples():
+    first, second = (
+        collect(TASKS[:1], setting(Echo, salt=salt), independent(4))[0] for salt in (1, 2)
+    )
+    assert [s.tokens for s in first.spans] != [s.tokens for s in second.spans]
+
+
+@pytest.mark.parametrize(
+    ("make_env", "status", "word"),
+    [
+        (lambda: Echo(KeyError("gone")), Status.ENV_ERROR, "KeyError: 'gone'"),
+        (lambda: Echo(ToolError("server is down")), Status.TOOL_ERROR, "server is down"),
+        (lambda: Slow(seconds=5.0), Status.TIMEOUT, "waited 0.2 s for env echo step"),
+    ],
+)
+def test_a_failure_is_a_status_of_its_own_path(make_env, status, word):
+    where = setting(make_env, sampling=Sampling(max_tokens=64), deadline=0.2 if status is Status.TIMEOUT else 60)
+    (episode,) = collect(TASKS[:1], where, independent(4))
+    assert len(episode.leaves) == 4
+    failed = [leaf for leaf in episode.leaves if leaf.status is status]
+    assert failed
+    assert any(word in span.info.get("error", "") for span in episode.spans)
+    assert rows_of([episode]) == [
+        row for row in episode.trajectories() if row.leaf.status.is_trainable
+    ]
+
+
+def test_an_env_that_cannot_be_posed_is_one_failed_leaf():
+    class Broken(Echo):
+        def pose(self):
+            raise OSError("no data")
+
+    (episode,) = collect(TASKS[:1], setting(Broken), independent(4))
+    assert [leaf.status for leaf in episode.leaves] == [Status.ENV_ERROR]
+    assert "no data" in episode.spans[0].info["error"]
+
+
+def test_a_bug_of_ours_is_not_hidden_in_a_status():
+    class Engine:
+        version, vocab_size = 0, 5
+
+        def open(self, tokens, key=None):
+            raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError):
+        collect(TASKS[:1], setting(Echo, engine=Engine()), independent(2))
+
+
+def test_budgets_truncate():
+    short = setting(Echo, sampling=Sampling(max_tokens=1, stop_tokens=()))
+    statuses = {leaf.status for e in collect(TASKS, short, independent(4)) for leaf in e.leaves}
+    assert Status.TRUNCATED in statuses
+    one_turn = setting(Echo, sampling=Sampling(max_tokens=64), max_turns=1)
+    for episode in collect(TASKS, one_turn, independent(2)):
+        assert all(leaf.metrics["turns"] == 1 for leaf in episode.leaves)
+        assert all(leaf.status is Status.TRUNCATED for leaf in episode.leaves)
+    tight = setting(Echo, sampling=Sampling(max_tokens=64), max_context=9)
+    for episode in collect(TASKS, tight, independent(2)):
+        for row in episode.trajectories():
+            assert len(row.tokens) <= 9 + 2  # an observation may pass the limit, a sample never
+
+
+def test_an_env_that_cannot_fork_is_rebuilt_by_replay():
+    async def play():
+        where = setting(Unforkable, sampling=Sampling(max_tokens=64))
+        async with Growth(TASKS[0], where) as growth:
+            await growth.open()
+            path = await growth.root()
+            while path.is_live and path.env.count < 2:
+                await path.turn()
+            twin = await path.fork()
+            assert twin.env is not path.env
+            assert twin.env.count == path.env.count == len(path.actions)
+            assert twin.context.tokens == path.context.tokens
+
+    asyncio.run(play())
+
+
+def test_a_forked_path_shares_its_past_and_nothing_else():
+    async def play():
+        where = setting(Echo, sampling=Sampling(max_tokens=64))
+        async with Growth(TASKS[0], where) as growth:
+            await growth.open()
+            path = await growth.root()
+            await path.turn()
+            if not path.is_live:
+                pytest.skip("the first turn was cut")
+            twin = await path.fork()
+            assert (twin.tip, twin.reward, twin.metrics) == (path.tip, path.reward, path.metrics)
+            await asyncio.gather(path.finish(), twin.finish())
+            shared = set(growth.episode.walk(path.tip)) & set(growth.episode.walk(twin.tip))
+            assert len(shared) == 3  # the prompt, the first turn, its answer
+            assert path.env.count == twin.env.count == 3
+
+    asyncio.run(play())
+
+
+def test_an_external_reward_replaces_the_envs_and_turns_still_add_up():
+    where = setting(
+        Echo, sampling=Sampling(max_tokens=64), reward=lambda task, row: float(len(row.spans))
+    )
+    rows = rows_of(collect(TASKS, where, independent(3)))
+    batch = to_batch(rows)
+    assert batch.reward.tolist() == [float(len(row.spans)) for row in rows]
+    torch.testing.assert_close(batch.rewards.sum(1), batch.reward)
+
+
+def test_dynamic_sampling_refills_flat_groups_and_never_comes_back_empty():
+    async def one(reward: float):
+        where = setting(Echo, reward=lambda task, row: reward)
+        return await grow(TASKS[0], where, independent(2))
+
+    flat = asyncio.run(one(1.0))
+    rich = asyncio.run(one(1.0))
+    rich.leaves[0].reward = 0.0
+    rich.leaves[0].status = rich.leaves[1].status = Status.DONE
+    assert is_flat(flat) and not is_flat(rich)
+    draws = iter([[flat, rich, flat], [rich, flat], [flat]])
+    kept, aside = collect_informative(iter(TASKS * 5), 3, lambda tasks: next(draws), max_rounds=3)
+    assert [is_flat(e) for e in kept] == [False, False, True]
+    assert len(aside) == 3
