@@ -22,8 +22,7 @@ help:  ## show this list
 	@echo "make TARGET [ARGS=\"...\"]"
 	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  \1\t\2/p' Makefile | expand -t 14
 	@echo
-	@echo "PYTHON=python3.12 picks the interpreter; WORKERS=1 runs tests in one process;"
-	@echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids CUDA wheels on Linux x86-64."
+	@echo "PYTHON=python3.12 picks the interpreter; WORKERS=1 runs tests in one process."
 
 setup: $(TEST)  ## create .venv with graft and everything the tests need
 	@echo "setup: .venv is ready"

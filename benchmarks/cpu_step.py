@@ -16,13 +16,11 @@ import statistics
 import sys
 import time
 
-os.environ.update(
-    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1"
-)
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
 
-import torch  # noqa: E402
+import torch
 
-from benchmarks.workloads import (  # noqa: E402
+from benchmarks.workloads import (
     CHARACTERS,
     SHAPE,
     WORKLOADS,

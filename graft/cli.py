@@ -26,7 +26,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as t
 
 
 @app.callback(invoke_without_command=True)
-def _main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     if version:
         from graft import __version__
 
@@ -102,7 +104,8 @@ def config(
     as_json: AsJson = False,
 ) -> None:
     """Print a recipe with every default filled in, or list the keys."""
-    from graft.config import ConfigError, keys as all_keys, load_config
+    from graft.config import ConfigError, load_config
+    from graft.config import keys as all_keys
 
     if keys:
         documented = all_keys()
@@ -123,8 +126,12 @@ def config(
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Argument(help="A Hugging Face folder, run, checkpoint or .gguf file.")],
-    prompt: Annotated[list[str], typer.Option("--prompt", "-p", help="May be given several times.")],
+    model: Annotated[
+        str, typer.Argument(help="A Hugging Face folder, run, checkpoint or .gguf file.")
+    ],
+    prompt: Annotated[
+        list[str], typer.Option("--prompt", "-p", help="May be given several times.")
+    ],
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     n: Annotated[int, typer.Option(min=1, help="Completions per prompt.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
@@ -134,7 +141,9 @@ def generate(
     min_p: Annotated[float, typer.Option(help="0 keeps every token.")] = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="End where this text appears.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template: the text as it stands.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="No chat template: the text as it stands.")
+    ] = False,
     template: Annotated[str, typer.Option(help="Chat template: a name, path or text.")] = "",
     device: Annotated[str, typer.Option()] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
@@ -153,7 +162,9 @@ def generate(
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )
-    generator = Generator(latest_model(model), device=device, dtype=dtype, template=template or None)
+    generator = Generator(
+        latest_model(model), device=device, dtype=dtype, template=template or None
+    )
     if generator.note:
         typer.echo(generator.note, err=True)
     drawn = generator(prompt, sampling, n=n, seed=seed, raw=raw)

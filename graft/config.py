@@ -35,15 +35,15 @@ class Run(Section):
     """Seed of weights, tasks and draws."""
     resume: bool = True
     """Go on from the newest checkpoint of the folder; false refuses a folder that has one."""
-    save_every: int = Field(25, ge=0)
+    save_every: int = Field(default=25, ge=0)
     """Steps between checkpoints; 0 saves at the end only."""
-    keep_last: int = Field(2, ge=1)
+    keep_last: int = Field(default=2, ge=1)
     """Checkpoints kept besides the best one."""
-    eval_every: int = Field(0, ge=0)
+    eval_every: int = Field(default=0, ge=0)
     """Steps between held-out evaluations; 0 evaluates before and after only."""
-    eval_tasks: int = Field(200, ge=0)
+    eval_tasks: int = Field(default=200, ge=0)
     """Held-out tasks per evaluation; 0 never evaluates."""
-    log_episodes: int = Field(1, ge=0)
+    log_episodes: int = Field(default=1, ge=0)
     """Write the episode trees of every n-th step; 0 never."""
     trackers: list[str] = ["tensorboard"]
     """Besides metrics.jsonl: tensorboard, wandb."""
@@ -76,34 +76,34 @@ class Tasks(Section):
 
 
 class Rollout(Section):
-    tasks: int = Field(16, ge=1)
+    tasks: int = Field(default=16, ge=1)
     """Tasks per step."""
-    samples: int = Field(8, ge=1)
+    samples: int = Field(default=8, ge=1)
     """Attempts per task."""
     branch: str = "independent"
     """Where attempts fork: a name or "your.module:fn"."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Of sampling, and of the log-probs that are trained."""
-    max_tokens: int = Field(256, ge=1)
+    max_tokens: int = Field(default=256, ge=1)
     """Sampled tokens per turn."""
-    max_turns: int = Field(8, ge=1)
+    max_turns: int = Field(default=8, ge=1)
     """Turns per attempt."""
-    max_context: int = Field(4096, ge=2)
+    max_context: int = Field(default=4096, ge=2)
     """Tokens of a whole attempt, prompt included."""
-    dynamic_rounds: int = Field(0, ge=0)
+    dynamic_rounds: int = Field(default=0, ge=0)
     """Draws per step to replace groups of equal rewards; 1 never redraws, 0 asks the preset."""
-    concurrency: int = Field(256, ge=1)
+    concurrency: int = Field(default=256, ge=1)
     """Tasks that grow at a time."""
-    deadline: float = Field(600.0, gt=0)
+    deadline: float = Field(default=600.0, gt=0)
     """Seconds any single wait may take: a completion, a tool, an environment."""
 
 
 class EngineSection(Section):
     name: str = "native"
     """native; others come with their extras."""
-    kv_tokens: int = Field(0, ge=0)
+    kv_tokens: int = Field(default=0, ge=0)
     """Tokens the KV pool holds; 0 chooses by memory."""
-    page_size: int = Field(16, ge=1)
+    page_size: int = Field(default=16, ge=1)
     """Tokens per KV page."""
 
 
@@ -116,7 +116,7 @@ class Algo(Section):
     """Instead of the preset's: a name, {name: {...}} or "your.module:fn"."""
     reduction: Any = None
     """Instead of the preset's: token, sequence or {constant: {length: n}}."""
-    kl_coef: float = Field(0.0, ge=0)
+    kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference model; 0 loads none."""
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
     """Its estimator."""
@@ -124,57 +124,57 @@ class Algo(Section):
     """Where it acts."""
     entropy_coef: float = 0.0
     """Bonus on the policy's entropy."""
-    importance_cap: float = Field(0.0, ge=0)
+    importance_cap: float = Field(default=0.0, ge=0)
     """Cap of the truncated importance weight between engine and learner; 0 is off."""
     mask_truncated: bool = False
     """Attempts that ran out of budget are not trained on."""
     overlong: list[int] = []
     """[length, buffer]: DAPO's soft penalty on the last `buffer` of `length` sampled tokens."""
-    critic_lr: float = Field(0.0, ge=0)
+    critic_lr: float = Field(default=0.0, ge=0)
     """Learning rate of the critic (ppo); 0 takes train.lr."""
 
 
 class Train(Section):
-    steps: int = Field(100, ge=0)
+    steps: int = Field(default=100, ge=0)
     """Optimizer rounds: one batch of rollouts each (sft: one batch of examples)."""
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
-    warmup: int = Field(0, ge=0)
+    warmup: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up."""
-    min_lr: float = Field(0.0, ge=0, le=1)
+    min_lr: float = Field(default=0.0, ge=0, le=1)
     """Where the schedule ends, as a share of lr."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's, on matrices only."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's."""
-    max_grad_norm: float = Field(1.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, ge=0)
     """Clip gradients to this global norm; 0 does not."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over each batch of rollouts."""
-    minibatches: int = Field(1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per pass."""
-    tokens_per_micro: int = Field(8192, ge=1)
+    tokens_per_micro: int = Field(default=8192, ge=1)
     """Unique tokens per micro-batch: memory, not mathematics."""
     recompute: bool = False
     """Activation checkpointing."""
 
 
 class Sft(Section):
-    steps: int = Field(0, ge=0)
+    steps: int = Field(default=0, ge=0)
     """Steps of supervised warm-up; 0 has none."""
     data: str = ""
     """jsonl or parquet with messages; empty takes the environment's demonstrations."""
     demo_args: dict[str, Any] = {}
     """Arguments of the environment's demonstrate()."""
-    batch: int = Field(64, ge=1)
+    batch: int = Field(default=64, ge=1)
     """Examples per step."""
-    lr: float = Field(1e-4, gt=0)
+    lr: float = Field(default=1e-4, gt=0)
     """Peak learning rate; linear decay to a tenth."""
-    warmup: int = Field(50, ge=0)
+    warmup: int = Field(default=50, ge=0)
     """Steps of linear warm-up."""
-    stop_at: float = Field(0.0, ge=0, le=1)
+    stop_at: float = Field(default=0.0, ge=0, le=1)
     """Stop early once held-out demonstrations are followed this exactly; 0 never does."""
 
 
@@ -193,7 +193,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _can_work(self) -> Config:
         if self.model.path and self.model.shape:
-            raise ValueError("model.path and model.shape exclude each other: load one, or start one")
+            raise ValueError(
+                "model.path and model.shape exclude each other: load one, or start one"
+            )
         if not self.model.path and not self.model.shape:
             raise ValueError("no model: give model.path, or model.shape to start from scratch")
         if self.algo.overlong and len(self.algo.overlong) != 2:
@@ -231,7 +233,9 @@ def find_recipe(name: str) -> Path:
     )
     hint = nearest(name, known)
     meant = f" Did you mean {hint!r}?" if hint else ""
-    raise ConfigError(f"no recipe {name!r}: neither a file nor bundled ({', '.join(known)}).{meant}")
+    raise ConfigError(
+        f"no recipe {name!r}: neither a file nor bundled ({', '.join(known)}).{meant}"
+    )
 
 
 def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
@@ -277,7 +281,9 @@ def check(values: Any, where: str = "config") -> Config:
 def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        hint = nearest(key, keys()) or nearest(key.split(".")[-1], [k.split(".")[-1] for k in keys()])
+        hint = nearest(key, keys()) or nearest(
+            key.split(".")[-1], [k.split(".")[-1] for k in keys()]
+        )
         full = next((k for k in keys() if hint and (k == hint or k.endswith(f".{hint}"))), None)
         meant = f"; did you mean {full!r}?" if full else "; see `graft config --keys`"
         return f"unknown key {key!r}{meant}"
@@ -291,9 +297,7 @@ def keys() -> dict[str, str]:
     """Every key and its line of documentation."""
     documented: dict[str, str] = {}
     for section, info in Config.model_fields.items():
-        model = info.annotation
-        assert model is not None and issubclass(model, BaseModel)
-        for name, field in model.model_fields.items():
+        for name, field in type(info.default).model_fields.items():
             documented[f"{section}.{name}"] = field.description or ""
     return documented
 

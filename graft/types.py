@@ -175,8 +175,9 @@ class Task:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
         known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in data.items() if name in known}
-        return cls(**{**values, "prompt": tuple(values.get("prompt", ()))})
+        values: dict[str, Any] = {name: value for name, value in data.items() if name in known}
+        values["prompt"] = tuple(values.get("prompt", ()))
+        return cls(**values)
 
 
 @dataclass(slots=True)
@@ -205,15 +206,15 @@ class Span:
     def __post_init__(self) -> None:
         lengths = {name: len(getattr(self, name)) for name in self.PER_TOKEN}
         if any(n not in (0, len(self.tokens)) for n in lengths.values()):
-            raise ValueError(f"a {self.author} span has per-token lists of unequal length: {lengths}")
+            raise ValueError(
+                f"a {self.author} span has per-token lists of unequal length: {lengths}"
+            )
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @classmethod
-    def sampled(
-        cls, parent: int, completion: Completion, text: str = "", **info: Any
-    ) -> Span:
+    def sampled(cls, parent: int, completion: Completion, text: str = "", **info: Any) -> Span:
         """The policy span of a completion; every chosen token is trained."""
         return cls(
             parent,
@@ -309,11 +310,18 @@ class Episode:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Episode:
-        spans = [Span(**{**span, "author": Author(span["author"])}) for span in data["spans"]]
-        leaves = [
-            Leaf(**{**leaf, "tips": tuple(leaf["tips"]), "status": Status(leaf["status"])})
-            for leaf in data["leaves"]
-        ]
+        def span(values: dict[str, Any]) -> Span:
+            values = dict(values)
+            values["author"] = Author(values["author"])
+            return Span(**values)
+
+        def leaf(values: dict[str, Any]) -> Leaf:
+            values = dict(values)
+            values["tips"], values["status"] = tuple(values["tips"]), Status(values["status"])
+            return Leaf(**values)
+
+        spans = [span(values) for values in data["spans"]]
+        leaves = [leaf(values) for values in data["leaves"]]
         return cls(Task.from_json(data["task"]), spans, leaves)
 
     def dumps(self) -> str:

@@ -102,7 +102,13 @@ def test_turns_never_share_their_info():
     first.info["seen"] = True
     assert second.info == {}
     observation, reward, terminated, truncated, info = first
-    assert (observation, reward, terminated, truncated, info) == ("a", 0.0, False, False, {"seen": True})
+    assert (observation, reward, terminated, truncated, info) == (
+        "a",
+        0.0,
+        False,
+        False,
+        {"seen": True},
+    )
 
 
 def test_only_chosen_tokens_of_a_completion_are_trained():

@@ -78,7 +78,9 @@ def _chat(row: Any, where: str) -> list[Message]:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             role = message.get("role") if isinstance(message, dict) else message
-            raise DataError(f"{where}, message {number}: role {role!r} is none of {', '.join(ROLES)}")
+            raise DataError(
+                f"{where}, message {number}: role {role!r} is none of {', '.join(ROLES)}"
+            )
     if not any(message["role"] == "assistant" for message in messages):
         raise DataError(f"{where}: no assistant message, so there is nothing to learn")
     if messages[0]["role"] == "assistant":

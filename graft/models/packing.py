@@ -87,7 +87,7 @@ def pack(rows: Sequence[Trajectory], width: int | None = None, share: bool = Tru
                 siblings.append(name)
             siblings = children[name]
     forest = _lay_out(roots, children, spans)
-    first = {name: start for name, start in forest.starts}
+    first = dict(forest.starts)
     total = len(forest.tokens)
     columns = [
         [

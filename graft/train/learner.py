@@ -55,7 +55,9 @@ class Learner:
         extras: dict[str, Tensor] = {}
         if self.reference is not None:
             extras["ref_logprobs"] = self._over_micros(
-                rows, batch, lambda f: f.logprobs(self._reference(), self.temperature, self.allowed)[0]
+                rows,
+                batch,
+                lambda f: f.logprobs(self._reference(), self.temperature, self.allowed)[0],
             )
         if self.epochs * self.minibatches > 1:
             extras["old_logprobs"] = self._over_micros(
@@ -99,7 +101,9 @@ class Learner:
                 yield torch.arange(batch.num_rows)
             return
         for epoch in range(self.epochs):
-            generator = torch.Generator().manual_seed(self.seed * 1000 + self.optimizer.steps + epoch)
+            generator = torch.Generator().manual_seed(
+                self.seed * 1000 + self.optimizer.steps + epoch
+            )
             shuffled = groups[torch.randperm(len(groups), generator=generator)]
             for part in shuffled.tensor_split(self.minibatches):
                 index = torch.isin(batch.group, part).nonzero()[:, 0]

@@ -67,7 +67,9 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> dict
     sampled = sum(len(s) for e in episodes for s in e.spans if s.author is Author.POLICY)
     return {
         **describe(episodes),
-        "advantages/std": float(advantages[batch.mask].std(correction=0)) if batch.num_tokens else 0.0,
+        "advantages/std": float(advantages[batch.mask].std(correction=0))
+        if batch.num_tokens
+        else 0.0,
         "rollout/set_aside": float(rollouts.set_aside),
         **updated,
         "num_tokens": float(sampled),

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-import graft
+from graft import __version__
 from graft.config import Config
 from graft.evaluate.run import Score, evaluate
 from graft.models.decoder import Decoder
@@ -88,7 +88,9 @@ class Session:
             else:
                 self.state = newest.state()
                 self.track.truncate_after(newest.phase, newest.step)
-                self.display.note(f"resuming {self.folder.path} after {newest.phase} step {newest.step}")
+                self.display.note(
+                    f"resuming {self.folder.path} after {newest.phase} step {newest.step}"
+                )
         return newest
 
     def _warm_up(self, resumed: Checkpoint | None) -> None:
@@ -282,7 +284,7 @@ class Session:
 
 
 def versions() -> Mapping[str, str]:
-    return {"graft": graft.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"graft": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def machine(device: torch.device) -> Mapping[str, Any]:

@@ -76,7 +76,9 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
         policy=policy,
         engine=engine,
         preset=preset,
-        branch=make((config.rollout.branch, {"samples": config.rollout.samples}), BRANCHES, "branch"),
+        branch=make(
+            (config.rollout.branch, {"samples": config.rollout.samples}), BRANCHES, "branch"
+        ),
         shape=shape,
         credit=credit,
         returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
@@ -151,7 +153,9 @@ def load_policy(config: Config, weights: Path | None, tokenizer: Tokenizer) -> D
     given = dict(config.model.shape)
     known = {name for name in Shape.__dataclass_fields__ if name != "vocab_size"}
     if unknown := sorted(set(given) - known):
-        raise ConfigError(f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+        )
     return Decoder(Shape(**given, vocab_size=tokenizer.vocab_size)).initialise(config.run.seed)
 
 
@@ -219,9 +223,7 @@ def sft_learner(config: Config, policy: Decoder) -> Learner:
     return Learner(policy, optimizer, loss, reduction, config.train.tokens_per_micro)
 
 
-def make_setting(
-    config: Config, engine: Engine, chat: Chat, env: Callable[[Task], Env]
-) -> Setting:
+def make_setting(config: Config, engine: Engine, chat: Chat, env: Callable[[Task], Env]) -> Setting:
     rollout = config.rollout
     return Setting(
         engine=engine,

@@ -149,7 +149,9 @@ def test_grid_logprobs_are_those_of_a_plain_forward(temperature: float):
             start = len(tokens) - sum(map(len, response(row)))
             for t in mask[n].nonzero()[:, 0].tolist():
                 before = log_p[start + t - 1]
-                assert float(logp[n, t]) == pytest.approx(float(before[tokens[start + t]]), abs=1e-5)
+                assert float(logp[n, t]) == pytest.approx(
+                    float(before[tokens[start + t]]), abs=1e-5
+                )
                 assert float(entropy[n, t]) == pytest.approx(
                     float(-(before.exp() * before).sum()), abs=1e-5
                 )

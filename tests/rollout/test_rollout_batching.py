@@ -5,7 +5,9 @@ from graft.types import Author, Episode, Leaf, Span, Status, Task
 from tests.trees import group
 
 
-def policy(parent: int, tokens: list[int], reward: float = 0.0, mask=None, version: int = 0) -> Span:
+def policy(
+    parent: int, tokens: list[int], reward: float = 0.0, mask=None, version: int = 0
+) -> Span:
     n = len(tokens)
     return Span(
         parent, Author.POLICY, tokens, tokens, [-0.5] * n, [0.1] * n, [0] * n,

@@ -64,9 +64,14 @@ class Unforkable(Echo):
 
 def setting(make_env, engine=None, **changes) -> Setting:
     tokenizer = Tokenizer.characters(ALPHABET)
-    shape = Shape(vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ff=16)
+    shape = Shape(
+        vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ff=16
+    )
     engine = engine or NativeEngine(
-        Decoder(shape).initialise(3), tokenizer=tokenizer, eos_ids=(tokenizer.eos_id,), kv_tokens=4096
+        Decoder(shape).initialise(3),
+        tokenizer=tokenizer,
+        eos_ids=(tokenizer.eos_id,),
+        kv_tokens=4096,
     )
     base = Setting(
         engine=engine,
@@ -114,9 +119,7 @@ def test_what_grows_beside_an_episode_does_not_change_it():
     def texts(concurrency: int, tasks) -> dict[str, list[list[int]]]:
         episodes = collect(tasks, setting(Echo), independent(3), concurrency=concurrency)
         return {
-            e.task.id: sorted(
-                [t for s in row.spans for t in s.tokens] for row in e.trajectories()
-            )
+            e.task.id: sorted([t for s in row.spans for t in s.tokens] for row in e.trajectories())
             for e in episodes
         }
 
@@ -141,7 +144,9 @@ def test_another_salt_draws_other_samples():
     ],
 )
 def test_a_failure_is_a_status_of_its_own_path(make_env, status, word):
-    where = setting(make_env, sampling=Sampling(max_tokens=64), deadline=0.2 if status is Status.TIMEOUT else 60)
+    where = setting(
+        make_env, sampling=Sampling(max_tokens=64), deadline=0.2 if status is Status.TIMEOUT else 60
+    )
     (episode,) = collect(TASKS[:1], where, independent(4))
     assert len(episode.leaves) == 4
     failed = [leaf for leaf in episode.leaves if leaf.status is status]

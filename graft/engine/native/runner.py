@@ -33,7 +33,7 @@ class Runner:
         self.batcher = Batcher(tree, shape.heads // shape.kv_heads, limit)
         self.allowed = None  # [modes, V]
         if space.allowed is not None:
-            self.allowed = torch.from_numpy(space.allowed).to(decoder.device)
+            self.allowed = torch.tensor(space.allowed, device=decoder.device)
 
     @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
     def run(self, works: list[Work]) -> list[Draw]:
