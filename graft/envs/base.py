@@ -108,7 +108,10 @@ class BaseEnv:
                 "its actions, or write fork()"
             )
         twin = copy.copy(self)
-        vars(twin).update(copy.deepcopy(without(self.shared, vars(self))))
+        generator = random.Random()
+        generator.setstate(self.rng.getstate())
+        known: dict[int, Any] = {id(self.rng): generator}  # deepcopy would walk its 625 numbers
+        vars(twin).update(copy.deepcopy(without(self.shared, vars(self)), known))
         return twin
 
     def get_state(self) -> dict[str, Any]:
@@ -141,9 +144,7 @@ class Wrapper:
     saved: tuple[str, ...] = ()
 
     def __init__(self, env: Env) -> None:
-        self.env: Any = (
-            env  # more than the protocol: task, get_state, ... if the inner env has them
-        )
+        self.env: Any = env  # more than the protocol: task, get_state, ... where it has them
         self.blocking = env.blocking
         self.forkable = env.forkable
         self.stop = env.stop

@@ -117,15 +117,24 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> Decoder:
-        """Random weights of variance 1/fan_in; zero biases, unit norms."""
+        """Random weights of variance 1/fan_in; zero biases, unit norms.
+
+        Two exceptions keep a token's own embedding audible in the stream: what a block adds starts
+        smaller by sqrt(2 * layers), and an embedding that is not also the head has variance 1.
+        Without them a small model takes two to four times as many steps to learn to copy.
+        """
         generator = torch.Generator().manual_seed(seed)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                fan_in = module.weight.shape[1]
-                drawn = torch.randn(module.weight.shape, generator=generator) / math.sqrt(fan_in)
-                module.weight.copy_(drawn)
-                if isinstance(module, nn.Linear) and module.bias is not None:
-                    module.bias.zero_()
+        for name, module in self.named_modules():
+            if not isinstance(module, (nn.Linear, nn.Embedding)):
+                continue
+            scale = 1 / math.sqrt(module.weight.shape[1])
+            if name.endswith((".out", ".down")):
+                scale /= math.sqrt(2 * self.shape.layers)
+            if module is self.embed and not self.shape.tied:
+                scale = 1.0
+            module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * scale)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
         return self
 
 

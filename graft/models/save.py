@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -70,7 +71,7 @@ def save_weights(
     }
     for file, names in files.items():
         shard = {name: tensors[name].to("cpu", dtype).contiguous() for name in names}
-        write_whole(folder / file, lambda to, shard=shard: save_file(shard, to, {"format": "pt"}))
+        write_whole(folder / file, lambda to, shard=shard: _save_file(shard, to))
     written = set(files)
     if len(shards) > 1:
         written.add(INDEX)
@@ -82,6 +83,13 @@ def save_weights(
         if stale.name not in written:
             stale.unlink(missing_ok=True)
     sync_folder(folder)
+
+
+def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:  # its own name for a disk that takes no more
+        raise OSError(f"safetensors could not write {path.name}: {error}") from error
 
 
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:

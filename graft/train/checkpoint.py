@@ -7,7 +7,6 @@ can be trusted. `rl-000040` holds the state *after* step 40 of the phase `rl`.
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Mapping
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from graft.models.save import save_model
-from graft.train.folder import out_of_disk, write_aside
+from graft.models.save import save_model, sync_folder, write_json, write_whole
+from graft.train.folder import out_of_disk
 from graft.train.learner import Learner
 
 PHASES = ("sft", "rl")
@@ -92,12 +91,11 @@ def save_checkpoint(
             if learner.critic is not None and learner.critic_optimizer is not None:
                 trainer["critic"] = learner.critic.state_dict()
                 trainer["critic_optimizer"] = learner.critic_optimizer.state_dict()
-            torch.save(trainer, aside / "trainer.pt")
-            _sync(aside / "trainer.pt")
-            write_aside(aside / "state.json", json.dumps({"phase": phase, "step": step, **state}))
+            write_whole(aside / "trainer.pt", lambda to: _save(trainer, to))
+            write_json(aside / "state.json", {"phase": phase, "step": step, **state})
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
-            _sync(folder)
+            sync_folder(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     _forget(folder, keep_last)
@@ -115,12 +113,11 @@ def _forget(folder: Path, keep_last: int) -> None:
             shutil.rmtree(old.path, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def _save(values: dict[str, Any], path: Path) -> None:
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        torch.save(values, path)
+    except RuntimeError as error:  # how torch's own writer reports a disk that takes no more
+        raise OSError(f"torch could not write {path.name}: {error}") from error
 
 
 def get_random_states() -> dict[str, Any]:

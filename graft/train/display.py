@@ -7,7 +7,7 @@ It receives plain dicts and episodes and knows nothing of the loop that sends th
         display.update(1, {"loss": 3.1, "tokens_per_second": 4512})
         ...
         display.phase("rl", 60)
-        display.update(12, {"reward": 0.5, "tools/call_frequency": 0.93})
+        display.update(12, {"reward": 0.5, "tools/rate": 0.93})
 
 writes, where nobody watches, `rl 12/60  reward 0.500  tools 93%  left 0:48`.
 """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import Config, dump_config
+from graft.models.save import write_json, write_whole
 
 
 class RunStopped(RuntimeError):
@@ -25,28 +24,12 @@ MAY_CHANGE = {
 """Keys that may differ between a run and its resumption; any other would make it another run."""
 
 
-def write_aside(path: Path, text: str) -> None:
-    """Replace a small file so that a reader, or a crash, sees the old one or the new one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
 @contextmanager
 def out_of_disk(folder: Path) -> Iterator[None]:
     """Turn failed writes into a stop that says how much room is left."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        # torch reports a failed write as RuntimeError, safetensors as its own subclass of Exception
-        if isinstance(error, RuntimeError) and "write" not in str(error).lower():
-            raise
+    except OSError as error:
         free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0.0
         raise RunStopped(
             f"cannot write to {folder} ({error}); {free:,.0f} MB are free there. The last good "
@@ -74,7 +57,8 @@ class RunFolder:
             before = self.path / "config.yaml"
             if before.exists():
                 self._same_run(before)
-            write_aside(before, dump_config(self.config))
+            resolved = dump_config(self.config)
+            write_whole(before, lambda to: to.write_text(resolved, encoding="utf-8"))
 
     def _take_lock(self) -> None:
         # an flock ends with its process, however that ends: no stale lock after kill -9
@@ -114,7 +98,7 @@ class RunFolder:
 
     def summary(self, values: dict[str, Any]) -> None:
         with out_of_disk(self.path):
-            write_aside(self.path / "summary.json", json.dumps(values, indent=2) + "\n")
+            write_json(self.path / "summary.json", values)
 
     def release(self) -> None:
         if self._lock is not None:

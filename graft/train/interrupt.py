@@ -11,40 +11,48 @@ from typing import Any
 
 
 class Interrupt:
-    """Turns SIGINT and SIGTERM into KeyboardInterrupt, held back while `held()` is active.
+    """Holds SIGINT back while weights change; SIGTERM counts as SIGINT.
 
-    A second signal while one is held back raises at once: the person means it, and the last
-    checkpoint on disk is whole in any case.
+    Outside `held()` Python's own handler is in place, which asyncio turns into an orderly
+    cancellation of whatever is being sampled. A second signal while one is held back raises at once:
+    the person means it, and the last checkpoint on disk is whole in any case.
     """
 
     def __init__(self) -> None:
-        self._is_holding = False
+        self._previous: Any = None
         self._is_pending = False
-        self._previous: dict[int, Any] = {}
+
+    @property
+    def _is_ours(self) -> bool:  # only the main thread may set handlers
+        return threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+        if self._is_ours:
+            self._previous = signal.signal(
+                signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT)
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        if self._is_ours:
+            signal.signal(signal.SIGTERM, self._previous)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_holding and not self._is_pending:
-            self._is_pending = True
-            return
-        raise KeyboardInterrupt
+    def _wait(self, number: int, frame: FrameType | None) -> None:
+        if self._is_pending:
+            raise KeyboardInterrupt
+        self._is_pending = True
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Nothing interrupts the block; a signal that came meanwhile is raised after it."""
-        self._is_holding, self._is_pending = True, False
+        if not self._is_ours:
+            yield
+            return
+        self._is_pending = False
+        previous = signal.signal(signal.SIGINT, self._wait)
         try:
             yield
         finally:
-            self._is_holding = False
+            signal.signal(signal.SIGINT, previous)
         if self._is_pending:
             raise KeyboardInterrupt

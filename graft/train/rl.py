@@ -13,7 +13,7 @@ from graft.rollout.collect import collect, collect_informative, is_flat
 from graft.train.folder import RunStopped
 from graft.train.learner import Learner
 from graft.train.setup import Parts
-from graft.types import Author, Episode, Task
+from graft.types import Author, Episode, Status, Task
 
 DYNAMIC_ROUNDS = 4
 """Draws per step of a preset that replaces flat groups (DAPO), where the recipe gives no number."""
@@ -55,8 +55,8 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> dict
     started = time.perf_counter()
     episodes = rollouts.episodes
     rows = rows_of(episodes)
-    if not rows:
-        raise RunStopped(why_nothing_to_train(episodes))
+    if is_dead(episodes):
+        raise RunStopped(why_it_died(episodes))
     batch = parts.shape(learner.annotate(rows, to_batch(rows)))
     advantages = parts.credit(batch.zeros(), batch)
     returns = None if parts.returns is None else parts.returns(batch.zeros(), batch)
@@ -141,12 +141,19 @@ def _share(flags: Iterator[bool]) -> float:
     return sum(listed) / max(len(listed), 1)
 
 
-def why_nothing_to_train(episodes: Sequence[Episode]) -> str:
-    """Every attempt failed: name the commonest reason."""
+def is_dead(episodes: Sequence[Episode]) -> bool:
+    """True if attempts failed and not one was played to its end: a tool or environment is down."""
+    statuses = {leaf.status for episode in episodes for leaf in episode.leaves}
+    return Status.DONE not in statuses and not all(status.is_trainable for status in statuses)
+
+
+def why_it_died(episodes: Sequence[Episode]) -> str:
+    """Name the commonest reason."""
     reasons = [s.info["error"] for e in episodes for s in e.spans if "error" in s.info]
     common = max(set(reasons), key=reasons.count) if reasons else "no reason was recorded"
     count = sum(len(episode.leaves) for episode in episodes)
     return (
-        f"all {count} attempts of this step failed, mostly: {common}. Nothing was trained; the last "
+        f"none of the {count} attempts of this step came to its end; {len(reasons)} failed, mostly: "
+        f"{common}. Nothing was trained; the last "
         "checkpoint is intact. Repair the environment or tool and run the same command again"
     )

@@ -11,7 +11,7 @@ SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("reward", "reward", "{:.3f}".format),
     ("accuracy", "accuracy", "{:.3f}".format),
     ("loss", "loss", "{:.3f}".format),
-    ("tools/call_frequency", "tools", "{:.0%}".format),
+    ("tools/rate", "tools", "{:.0%}".format),
     ("entropy", "entropy", "{:.3f}".format),
     ("tokens_per_second", "tokens/s", "{:,.0f}".format),
 )

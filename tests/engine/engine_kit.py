@@ -74,10 +74,10 @@ def assert_is_what_the_model_says(
 class ByteTokenizer:
     """One token per byte of UTF-8."""
 
-    vocab_size = 256
-    eos_id = None
-    pad_id = None
-    chat_template = None
+    vocab_size: int = 256
+    eos_id: int | None = None
+    pad_id: int | None = None
+    chat_template: str | None = None
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())

@@ -144,6 +144,16 @@ def test_a_context_larger_than_the_pool_fails_alone_and_says_what_to_raise() -> 
     # one that grows beyond the pool fails when it gets there
     with pytest.raises(EngineError, match="33 tokens needs 9 KV pages of 4 tokens, and the pool"):
         sample_one(engine.open(prompt(30)), Sampling(max_tokens=20))
+    # and one that waits behind a hopeless one gets its turn
+    narrow = tiny_engine(kv_tokens=32, max_running=1)
+    contexts = [narrow.open(prompt(40)), narrow.open(prompt(6))]
+
+    async def queue() -> list[Completion | BaseException]:
+        samples = (c.sample(Sampling(max_tokens=2)) for c in contexts)
+        return await asyncio.gather(*samples, return_exceptions=True)
+
+    hopeless, served = asyncio.run(queue())
+    assert isinstance(hopeless, EngineError) and isinstance(served, Completion)
     # exactly the pool is enough, even on a stem that shares its half page
     fork = engine.open(prompt(27)).fork()
     assert len(sample_one(fork, Sampling(max_tokens=6)).tokens) == 6
@@ -220,11 +230,11 @@ def test_a_ban_that_leaves_nothing_fails_that_sample_only() -> None:
     stuck, fine = engine.open(prompt(5)), engine.open(prompt(6))
 
     async def main() -> list[Completion | BaseException]:
-        return await asyncio.gather(
+        samples = [
             stuck.sample(Sampling(max_tokens=5, min_tokens=2)),
             fine.sample(Sampling(max_tokens=5)),
-            return_exceptions=True,
-        )
+        ]
+        return await asyncio.gather(*samples, return_exceptions=True)
 
     failed, done = asyncio.run(main())
     assert isinstance(failed, EngineError) and "min_tokens=2 allows no token" in str(failed)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -43,7 +46,7 @@ def test_log_probs_equal_a_full_forward(length: int, temperature: float) -> None
         {"kv_heads": 1},
     ],
 )
-def test_every_family_and_grouping_of_heads_is_exact(changes: dict[str, object]) -> None:
+def test_every_family_and_grouping_of_heads_is_exact(changes: dict[str, Any]) -> None:
     decoder = tiny_decoder(**changes)
     engine = tiny_engine(decoder)
     root = engine.open(prompt(26))
@@ -72,6 +75,16 @@ def test_masks_and_modes_are_part_of_the_log_prob() -> None:
     assert_is_what_the_model_says(decoder, before, second, 1.3, table)
 
 
+def test_the_mode_goes_on_in_the_next_sample_and_in_forks() -> None:
+    engine = tiny_engine(space=ActionSpace(VOCAB, allowed=np.ones((2, VOCAB), dtype=bool)))
+    grammar = Automaton(default={0: 1})
+    context = engine.open(prompt(5))
+    assert sample_one(context, Sampling(max_tokens=2), grammar).modes == [0, 1]
+    assert sample_one(context.fork(), Sampling(max_tokens=1), grammar).modes == [1]
+    assert sample_one(context, Sampling(max_tokens=1)).modes == [0]  # no grammar, mode 0
+    assert sample_one(context, Sampling(max_tokens=1), grammar).modes == [1]
+
+
 def test_truncated_log_probs_are_those_of_the_truncated_distribution() -> None:
     decoder = tiny_decoder()
     engine = tiny_engine(decoder)
@@ -81,6 +94,29 @@ def test_truncated_log_probs_are_those_of_the_truncated_distribution() -> None:
     greedy = sample_one(engine.open(prompt(9)), Sampling(temperature=0, max_tokens=6))
     assert greedy.tokens == completion.tokens
     assert_is_what_the_model_says(decoder, prompt(9), greedy)
+
+
+def test_rows_of_one_batch_keep_their_own_settings() -> None:
+    decoder = tiny_decoder()
+    engine = tiny_engine(decoder)
+    settings = [
+        Sampling(temperature=0, top_k=2, max_tokens=6),  # greedy: the cut does not matter
+        Sampling(top_k=1, max_tokens=6),
+        Sampling(temperature=1.5, max_tokens=6),
+        Sampling(max_tokens=4),
+    ]
+
+    async def main() -> list[Completion]:
+        contexts = [engine.open(prompt(9)) for _ in settings]
+        pairs = zip(contexts, settings, strict=True)
+        return await asyncio.gather(*(context.sample(sampling) for context, sampling in pairs))
+
+    greedy, top, warm, plain = asyncio.run(main())
+    assert greedy.tokens == top.tokens
+    assert top.logprobs == pytest.approx([0.0] * 6, abs=1e-6)
+    assert_is_what_the_model_says(decoder, prompt(9), greedy)
+    assert_is_what_the_model_says(decoder, prompt(9), warm, 1.5)
+    assert_is_what_the_model_says(decoder, prompt(9), plain)
 
 
 def test_a_fork_equals_a_context_opened_with_the_same_tokens_and_key() -> None:
@@ -198,6 +234,7 @@ def test_the_seed_and_the_key_decide_what_is_drawn() -> None:
     assert draw(0, 7) == draw(0, 7)
     assert draw(0, 7) != draw(1, 7)
     assert draw(0, 7) != draw(0, 8)
+    assert draw(0, -1) == draw(0, 2**64 - 1)  # keys are 64 bits
     assert draw(0, None) == draw(0, None)  # the first context opened, both times
 
 

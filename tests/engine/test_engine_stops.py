@@ -117,6 +117,10 @@ def test_a_string_before_min_tokens_does_not_stop_then_or_later() -> None:
     sampling = Sampling(max_tokens=50, min_tokens=4, stop=(";",))
     completion = sample_one(context, sampling, grammar)
     assert bytes(completion.tokens) == b"a;bcd;"
+    context, grammar = scripted("a;xbx;x!")
+    sampling = Sampling(max_tokens=50, min_tokens=4, stop=(";x",))
+    completion = sample_one(context, sampling, grammar)
+    assert bytes(completion.tokens) == b"a;xbx;x"  # the lone x looks back at ";x", in vain
 
 
 def test_stop_wins_over_length_on_the_last_token() -> None:

@@ -96,7 +96,7 @@ def test_the_order_of_values_is_the_order_of_bars(values):
 
 
 def test_a_summary_speaks_of_reward_and_not_of_the_policy_loss():
-    metrics = {"loss": 1e-9, "reward": 0.5, "tools/call_frequency": 0.934, "unknown/name": 3.0}
+    metrics = {"loss": 1e-9, "reward": 0.5, "tools/rate": 0.934, "unknown/name": 3.0}
     assert summary(metrics) == "reward 0.500  tools 93%"
     assert summary({"loss": 2.0, "tokens_per_second": 5512.4}) == "loss 2.000  tokens/s 5,512"
 

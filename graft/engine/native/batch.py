@@ -98,8 +98,9 @@ class Batcher:
         count = np.array(counts)
         start = np.array([sequence.cached for sequence in sequences])
         table = self.layout.table(sequences)
-        steps = np.minimum(np.arange(count.max()), count[:, None] - 1)  # [S, m]
-        position = np.tile(start[:, None] + steps, (1, self.layout.group))  # [S, G*m]
+        position = np.tile(
+            start[:, None] + np.arange(count.max()), (1, self.layout.group)
+        )  # [S, G*m]
         seen = np.arange(table.shape[1] * self.tree.pages.size) <= position[:, :, None]
         bias = self.layout.bias(seen)[:, None].to(self.tree.pages.pool.dtype)
         return Extend(int(count.sum()), self.layout.padding(count), self.layout.tiles(table), bias)

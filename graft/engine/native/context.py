@@ -35,7 +35,7 @@ class Context:
         self, sequence: Sequence, key: int, driver: Driver, make_request: MakeRequest
     ) -> None:
         self.tokens = sequence.tokens
-        self.key = key
+        self.key = key % 2**64
         self.mode: int | None = None
         self.sequence = sequence
         self._driver, self._make_request = driver, make_request

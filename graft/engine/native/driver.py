@@ -44,7 +44,6 @@ class Driver:
 
         A completion in flight goes on with its own past, and is dropped when it ends.
         """
-        self.runner.rest()
         in_flight = {r.sequence for r in self.scheduler.requests if r.logprobs}
         for sequence in self.tree.sequences:
             if sequence in in_flight:
@@ -89,8 +88,6 @@ class Driver:
     def _take(self, draws: list[Draw]) -> None:
         broken = False
         for request, token, logprob, entropy in draws:
-            if request.is_over:
-                continue
             if math.isnan(logprob):
                 broken = True
                 request.fail(
@@ -133,7 +130,6 @@ class Driver:
             request.finish(Finish.LENGTH)
 
     def _forget_all(self) -> None:
-        self.runner.rest()
         for sequence in self.tree.sequences:
             self.tree.drop(sequence)
         self.tree.pages.wipe()

@@ -34,7 +34,6 @@ class Layout:
         table = self.table(heads_of)[:, : pages.max()]
         bias = None
         if pages.min() < pages.max():
-            table = np.where(np.arange(table.shape[1]) < pages[:, None], table, 0)
             seen = np.arange(table.shape[1] * self.tree.pages.size) < (
                 pages[:, None] * self.tree.pages.size
             )

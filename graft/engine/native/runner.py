@@ -61,7 +61,7 @@ class Runner:
         return list(zip(batch.requests, map(int, tokens), logprobs, entropies, strict=True))
 
     def rest(self) -> None:
-        """Forget what is kept between steps: nothing runs, or the pages are no longer the same."""
+        """Nothing runs: give back the memory that is kept between steps."""
         self.batcher.traffic.clear()
 
     def _uniforms(self, requests: list[Request]) -> Tensor:

@@ -129,25 +129,31 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Move waiting requests up while there is room for what they still have to compute."""
+        if not self.waiting:
+            return
         pages = self.tree.pages
+        needed = sum(self._needed(request.sequence) for request in self.running)
         while self.waiting and len(self.running) < self.max_running:
             request = self.waiting[0]
             if request.is_over:
                 self.waiting.popleft()
                 continue
-            if self.running:
-                # a page in hand for each running request, or they preempt the newcomer at once
-                needed = self._needed(request.sequence) + len(self.running)
-                if needed > pages.free and needed > pages.free + self._reclaimable():
-                    return
+            needed += self._needed(request.sequence)
+            is_short = needed > pages.free and needed > pages.free + self._reclaimable()
+            if is_short and self.running:
+                return
             self.running.append(self.waiting.popleft())
 
     def _needed(self, sequence: Sequence) -> int:
+        """Pages to compute its tokens, and one to grow; without it newcomers are preempted at once.
+
+        Siblings on an unfinished stem each count all of it: a few wait a step longer.
+        """
         stem = sequence.stem
         shared = 0
         if stem is not None and sequence.cached < len(stem.tokens) == stem.cached:
             shared = stem.cached // self.tree.pages.size
-        return self.tree.missing(sequence, len(sequence.tokens)) - shared
+        return self.tree.missing(sequence, len(sequence.tokens)) - shared + 1
 
     def _make_room(self, request: Request, sequence: Sequence, length: int) -> bool:
         """Reserve pages up to `length`, taking them from others if need be.

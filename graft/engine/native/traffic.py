@@ -34,7 +34,7 @@ class Traffic:
         return arranged
 
     def clear(self) -> None:
-        """Forget the lanes: the pages they were read from may have changed."""
+        """Give back what the lanes keep."""
         self._lanes, self._slots = [], {}
 
     def _go_on(self, sequences: list[Sequence]) -> Arranged | None:
@@ -43,7 +43,7 @@ class Traffic:
         for sequence in sequences:
             place = self._slots.get(sequence)
             if place is None or place[2] != sequence.cached:
-                return None  # a newcomer, or one that was away in between
+                return None  # a newcomer, or one that was dropped in between
             left[place[0]].append((place[1], sequence))
         heads = self.layout.tree.pages.kv_heads
         ready: list[tuple[Lane, list[Sequence], np.ndarray, np.ndarray]] = []

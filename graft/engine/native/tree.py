@@ -25,7 +25,8 @@ class Sequence:
     """Tokens, and the pages that hold the keys and values of the first `cached` of them.
 
     `cached` is 0 or at least the length of the stem. `row` is its line in `Tree.table`. Positions
-    from `cached` to `writable` lie in reserved pages that nobody else holds.
+    from `cached` to `writable` lie in pages that nobody else writes to: the one who was there
+    before a fork goes on in the half-full page, its siblings take copies.
     """
 
     __slots__ = ("cached", "pages", "row", "stem", "tokens", "used", "users", "writable")
@@ -83,7 +84,6 @@ class Tree:
             stem.users = 1
             stem.used = sequence.used
             self._point(stem, sequence.pages, min(sequence.cached, length))
-            sequence.writable = 0  # the last page has two holders now
             if sequence.cached < length:
                 self.drop(sequence)  # the rest is computed in the stem, then adopted
         return self.open(list(sequence.tokens), sequence.stem)
@@ -106,13 +106,11 @@ class Tree:
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
         """Make positions `cached` to `length` writable, or change nothing and say False."""
-        if length <= sequence.writable:
-            return True
         missing = self.missing(sequence, length)
         if missing > self.pages.free:
             return False
         tail = self._shared_tail(sequence)
-        if tail is not None:  # half-full and a sibling may still write here: take a copy
+        if tail is not None:  # half-full, and somebody else may be writing here: take a copy
             own = self.pages.take(1)
             self.pages.copy_later(sequence.pages[tail], own[0])
             self.pages.release([sequence.pages[tail]])

@@ -1,0 +1,108 @@
+"""Kill the process at any moment, run the same command again: the same metrics as without."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+RECIPE = """
+run: {{dir: "{folder}", name: run, save_every: 3, eval_tasks: 12, trackers: [], seed: 3}}
+model:
+  shape: {{width: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ff: 32, max_positions: 96}}
+task: {{env: calculator}}
+rollout: {{tasks: 4, samples: 4, max_tokens: 10, max_turns: 4, max_context: 64}}
+algo: {{name: {algo}, kl_coef: 0.01}}
+train: {{steps: 8, lr: 1.0e-3, warmup: 2, epochs: {epochs}}}
+sft: {{steps: 8, batch: 16, lr: 3.0e-3, warmup: 2}}
+"""
+TIMED = ("time", "seconds", "per_second")
+
+
+def start(recipe: Path, *overrides: str) -> subprocess.Popen:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    return subprocess.Popen(
+        [sys.executable, "-m", "graft", "train", str(recipe), *overrides],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen) -> None:
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+
+
+def metrics(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if not any(word in name for word in TIMED)}
+        for line in lines
+    ]
+
+
+def scores(folder: Path) -> dict:
+    summary = json.loads((folder / "summary.json").read_text())
+    return {"before": summary["before"], "after": summary["after"]}
+
+
+def recipe_in(folder: Path, algo: str = "grpo", epochs: int = 1) -> Path:
+    folder.mkdir()
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE.format(folder=folder, algo=algo, epochs=epochs))
+    return path
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("algo", "epochs", "kills"), [("grpo", 1, 10), ("ppo", 2, 2)])
+def test_a_run_killed_at_random_moments_ends_with_the_same_metrics(tmp_path, algo, epochs, kills):
+    whole = recipe_in(tmp_path / "whole", algo, epochs)
+    started = time.monotonic()
+    finish(start(whole))
+    takes = time.monotonic() - started
+
+    broken = recipe_in(tmp_path / "broken", algo, epochs)
+    rng = random.Random(7)
+    was_cut = 0
+    for number in range(kills):
+        process = start(broken)
+        # early, late and in between; a resumed run has less left, so some kills come after the end
+        time.sleep(takes * rng.uniform(0.1, 0.95) * (1 - 0.04 * number))
+        was_cut += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert was_cut >= kills // 2
+    finish(start(broken))
+
+    assert metrics(tmp_path / "broken" / "run") == metrics(tmp_path / "whole" / "run")
+    assert len(metrics(tmp_path / "whole" / "run")) == 16
+    assert scores(tmp_path / "broken" / "run") == scores(tmp_path / "whole" / "run")
+    assert not list((tmp_path / "broken" / "run" / "checkpoints").glob(".*"))
+
+
+@pytest.mark.timeout(200)
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
+    recipe = recipe_in(tmp_path / "run_a")
+    folder = tmp_path / "run_a" / "run"
+    process = start(recipe, "train.steps=100000", "run.save_every=0")
+    log = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if log.exists() and '"phase": "rl", "step": 2,' in log.read_text():
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    done = metrics(folder)[-1]["step"]
+    assert [p.name for p in folder.glob("checkpoints/rl-*")][-1:] == [f"rl-{done:06d}"]
+    finish(start(recipe, f"train.steps={done + 1}", "run.save_every=0"))
+    steps = [line["step"] for line in metrics(folder) if line["phase"] == "rl"]
+    assert steps == list(range(1, done + 2))
