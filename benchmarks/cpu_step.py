@@ -16,6 +16,8 @@ import statistics
 import sys
 import time
 
+# both sides: threads that sleep while they wait; spinning ones stall whenever the machine is shared
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
 
 import torch

@@ -10,9 +10,12 @@ compared before anything is timed.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +61,7 @@ def padded_backward(trainer: GraftTrainer, rows, batch) -> float:
         loss_NT, _ = learner.loss(logp, entropy, micro)
         loss = (loss_NT * weights[part]).sum()
         loss.backward()
-        total += float(loss)
+        total += float(loss.detach())
     return total
 
 

@@ -72,7 +72,7 @@ class Digits(BaseEnv):
 class GraftTrainer:
     """graft's GRPO step on a workload, rollout and update apart."""
 
-    def __init__(self, work: Workload, seed: int = 0, tokens_per_micro: int = 8192) -> None:
+    def __init__(self, work: Workload, seed: int = 0, tokens_per_micro: int = 2048) -> None:
         from graft.engine.native.engine import NativeEngine
 
         tokenizer = Tokenizer.characters(CHARACTERS)

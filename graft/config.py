@@ -155,8 +155,8 @@ class Train(Section):
     """Passes over each batch of rollouts."""
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per pass."""
-    tokens_per_micro: int = Field(default=8192, ge=1)
-    """Unique tokens per micro-batch: memory, not mathematics."""
+    tokens_per_micro: int = Field(default=0, ge=0)
+    """Unique tokens per micro-batch: memory, not mathematics; 0 takes 2048 on a CPU, else 16384."""
     recompute: bool = False
     """Activation checkpointing."""
 

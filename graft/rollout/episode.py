@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -164,15 +165,9 @@ class Path:
     def _sampling(self, room: int) -> Sampling:
         """The setting's sampling, cut to the room that is left and stopped where a turn ends."""
         asked, chat = self.growth.setting.sampling, self.growth.setting.chat
-        limit = min(asked.max_tokens, room)
         end = () if chat.end_ids or not chat.end_text else (chat.end_text,)
-        return replace(
-            asked,
-            max_tokens=limit,
-            min_tokens=min(asked.min_tokens, limit),
-            stop=(*asked.stop, *self.env.stop, *end),
-            stop_tokens=(*asked.stop_tokens, *chat.end_ids),
-        )
+        limit = min(asked.max_tokens, room)
+        return _within(asked, limit, (*self.env.stop, *end), tuple(chat.end_ids))
 
     def _observe(self, turn: Turn, is_closed: bool) -> None:
         """Append the environment's words: inside the policy's own turn, or as a chat message.
@@ -219,6 +214,17 @@ class Path:
     def close(self) -> None:
         self.context.close()
         self.env.close()
+
+
+@lru_cache(maxsize=1024)  # one object for equal settings: the engine batches by identity
+def _within(asked: Sampling, limit: int, stop: tuple[str, ...], ends: tuple[int, ...]) -> Sampling:
+    return replace(
+        asked,
+        max_tokens=limit,
+        min_tokens=min(asked.min_tokens, limit),
+        stop=(*asked.stop, *stop),
+        stop_tokens=(*asked.stop_tokens, *ends),
+    )
 
 
 async def _call(env: Env, function: Callable[..., Any], *args: Any) -> Any:

@@ -195,7 +195,7 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
         optimizer=optimizer(policy, train.lr),
         loss=loss,
         reduction=reduction,
-        tokens_per_micro=train.tokens_per_micro,
+        tokens_per_micro=micro_budget(config, policy),
         temperature=config.rollout.temperature,
         critic=critic,
         critic_optimizer=optimizer(critic, config.algo.critic_lr or train.lr) if critic else None,
@@ -220,7 +220,12 @@ def sft_learner(config: Config, policy: Decoder) -> Learner:
         max_grad_norm=config.train.max_grad_norm,
     )
     loss, reduction = make("sft", LOSSES, "loss"), make("token", REDUCTIONS, "reduction")
-    return Learner(policy, optimizer, loss, reduction, config.train.tokens_per_micro)
+    return Learner(policy, optimizer, loss, reduction, micro_budget(config, policy))
+
+
+def micro_budget(config: Config, policy: Decoder) -> int:
+    """On a CPU a micro-batch should stay in the caches; a GPU wants large matrices."""
+    return config.train.tokens_per_micro or (2048 if policy.device.type == "cpu" else 16384)
 
 
 def make_setting(config: Config, engine: Engine, chat: Chat, env: Callable[[Task], Env]) -> Setting:
