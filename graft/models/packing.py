@@ -179,7 +179,7 @@ class TreeAttention:
 
     def __init__(self, packed: Packed, heads: int, kv_heads: int) -> None:
         self.groups = heads // kv_heads
-        device, ends = packed.tokens.device, packed.ends
+        device = packed.tokens.device
         self.buckets: list[tuple[Tensor, Tensor, Tensor]] = []
         order: list[Tensor] = []
         offset = 0
@@ -187,9 +187,8 @@ class TreeAttention:
             queries = _padded([[(run.start, run.stop)] for run in bucket]).to(device)  # [S, m]
             keys = _padded([[*run.path, (run.start, run.stop)] for run in bucket]).to(device)
             key, query = keys[:, None, :], queries[:, :, None]
-            seen = (
-                (key >= 0) & (key <= query) & (query < ends[key.clamp(min=0)])
-            )  # the interval rule
+            # a path holds ancestors only: of the interval rule, "not in the future" is left to check
+            seen = (key >= 0) & (key <= query)
             seen[..., 0] |= query[..., 0] < 0  # a padding query looks at one key: no empty softmax
             mask = seen.repeat(1, self.groups, 1)[:, None]  # [S, 1, G*m, n]
             self.buckets.append((queries.clamp(min=0), keys.clamp(min=0), mask))

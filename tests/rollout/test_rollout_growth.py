@@ -3,7 +3,10 @@ import time
 from dataclasses import replace
 
 import pytest
+import tokenizers
 import torch
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
 
 from graft.engine.native.engine import NativeEngine
 from graft.envs.base import BaseEnv
@@ -15,6 +18,7 @@ from graft.rollout.branch import independent
 from graft.rollout.collect import collect, collect_informative, grow, is_flat
 from graft.rollout.episode import Growth, Setting
 from graft.text.chat import Chat
+from graft.text.template import TEMPLATES
 from graft.text.tokenizer import Tokenizer
 from graft.tools.errors import ToolError
 from graft.types import Author, Sampling, Status, Task, Turn
@@ -62,8 +66,17 @@ class Unforkable(Echo):
         raise AssertionError("an env that cannot fork was forked")
 
 
-def setting(make_env, engine=None, **changes) -> Setting:
-    tokenizer = Tokenizer.characters(ALPHABET)
+def merging_tokenizer() -> Tokenizer:
+    """A BPE in which "1" "2" and "12" are all tokens: most samples are not what encode() gives."""
+    pieces = ["<eos>", *ALPHABET, *(a + b for a in "0123456789" for b in "0123456789")]
+    merges = [(a, b) for a in "0123456789" for b in "0123456789"]
+    backend = tokenizers.Tokenizer(BPE({p: i for i, p in enumerate(pieces)}, merges))
+    backend.decoder = Fuse()
+    return Tokenizer(backend, {"eos_token": "<eos>"}, {"default": TEMPLATES["plain"]})
+
+
+def setting(make_env, engine=None, tokenizer=None, **changes) -> Setting:
+    tokenizer = tokenizer or Tokenizer.characters(ALPHABET)
     shape = Shape(
         vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ff=16
     )
@@ -101,6 +114,24 @@ def test_an_episode_is_one_tree_and_tokens_are_never_re_encoded():
                 assert len(span.tokens) == len(span.logprobs) == sum(span.mask)
     finished = [leaf for leaf in episode.leaves if leaf.status is Status.DONE]
     assert finished and all(leaf.reward == 6.0 for leaf in finished)  # 1 + 2 + 3
+
+
+def test_samples_that_encode_would_write_differently_stay_as_they_were_drawn():
+    where = setting(Echo, tokenizer=merging_tokenizer(), sampling=Sampling(max_tokens=20))
+    rows = rows_of(collect(TASKS, where, independent(4)))
+    tokenizer = where.chat.tokenizer
+    odd = [
+        span
+        for row in rows
+        for span in row.spans
+        if span.author is Author.POLICY
+        and tokenizer.encode(tokenizer.decode(span.tokens)) != span.tokens
+    ]
+    assert len(odd) > 5
+    batch = to_batch(rows)
+    with torch.no_grad():
+        logp, _ = Forest(rows, batch.mask, torch.device("cpu")).logprobs(where.engine.decoder)
+    torch.testing.assert_close(logp[batch.mask], batch.logprobs[batch.mask], atol=1e-5, rtol=0)
 
 
 def test_engine_logprobs_are_the_trainers_logprobs():
@@ -168,14 +199,25 @@ def test_an_env_that_cannot_be_posed_is_one_failed_leaf():
 
 
 def test_a_bug_of_ours_is_not_hidden_in_a_status():
-    class Engine:
-        version, vocab_size = 0, 5
+    class Broken:
+        """An engine and its context, with a bug in sampling."""
+
+        version, vocab_size, tokens = 0, 5, (1, 2)
 
         def open(self, tokens, key=None):
+            return self
+
+        def fork(self, key=None):
+            return self
+
+        async def sample(self, sampling, grammar=None):
             raise ZeroDivisionError("a bug")
 
+        def close(self):
+            pass
+
     with pytest.raises(ZeroDivisionError):
-        collect(TASKS[:1], setting(Echo, engine=Engine()), independent(2))
+        collect(TASKS[:1], setting(Echo, engine=Broken()), independent(2))
 
 
 def test_budgets_truncate():

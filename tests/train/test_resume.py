@@ -18,9 +18,10 @@ model:
 task: {{env: calculator}}
 rollout: {{tasks: 4, samples: 4, max_tokens: 10, max_turns: 4, max_context: 64}}
 algo: {{name: {algo}, kl_coef: 0.01}}
-train: {{steps: 8, lr: 1.0e-3, warmup: 2, epochs: {epochs}}}
+train: {{steps: 16, lr: 1.0e-3, warmup: 2, epochs: {epochs}}}
 sft: {{steps: 8, batch: 16, lr: 3.0e-3, warmup: 2}}
 """
+STEPS = 24
 TIMED = ("time", "seconds", "per_second")
 
 
@@ -60,29 +61,37 @@ def recipe_in(folder: Path, algo: str = "grpo", epochs: int = 1) -> Path:
     return path
 
 
+def wait_for_lines(process: subprocess.Popen, log: Path, count: int) -> None:
+    """Until the run has logged so many steps, or is over."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.01)
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("algo", "epochs", "kills"), [("grpo", 1, 10), ("ppo", 2, 2)])
 def test_a_run_killed_at_random_moments_ends_with_the_same_metrics(tmp_path, algo, epochs, kills):
     whole = recipe_in(tmp_path / "whole", algo, epochs)
-    started = time.monotonic()
     finish(start(whole))
-    takes = time.monotonic() - started
 
     broken = recipe_in(tmp_path / "broken", algo, epochs)
+    log = tmp_path / "broken" / "run" / "metrics.jsonl"
     rng = random.Random(7)
     was_cut = 0
-    for number in range(kills):
+    for steps in sorted(rng.sample(range(STEPS - 1), kills)):  # some in the warm-up, most in RL
         process = start(broken)
-        # early, late and in between; a resumed run has less left, so some kills come after the end
-        time.sleep(takes * rng.uniform(0.1, 0.95) * (1 - 0.04 * number))
+        wait_for_lines(process, log, steps)
+        time.sleep(rng.uniform(0.0, 0.15))  # a step, its log and its checkpoint take about as long
         was_cut += process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    assert was_cut >= kills // 2
+    assert was_cut == kills
     finish(start(broken))
 
+    assert len(metrics(tmp_path / "whole" / "run")) == STEPS
     assert metrics(tmp_path / "broken" / "run") == metrics(tmp_path / "whole" / "run")
-    assert len(metrics(tmp_path / "whole" / "run")) == 16
     assert scores(tmp_path / "broken" / "run") == scores(tmp_path / "whole" / "run")
     assert not list((tmp_path / "broken" / "run" / "checkpoints").glob(".*"))
 
