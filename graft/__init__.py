@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from graft.api import train
     from graft.config import load_config as load_recipe
     from graft.envs import make, register
+    from graft.train.run import train_recipe as train
 
 __all__ = ["__version__", "load_recipe", "make", "register", "train"]
 
@@ -17,12 +18,13 @@ _LAZY = {
     "load_recipe": "graft.config:load_config",
     "make": "graft.envs:make",
     "register": "graft.envs:register",
-    "train": "graft.api:train",
 }
 """Looked up when first used: importing graft imports neither torch nor transformers."""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "train":  # a package that can be called, see there
+        return import_module("graft.train")
     if name not in _LAZY:
         raise AttributeError(f"module 'graft' has no attribute {name!r}")
     from graft.registry import load

@@ -47,8 +47,7 @@ def train(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) 
 @app.command()
 def sft(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Run only the supervised part of a recipe."""
-    from graft.api import only_sft
-    from graft.config import load_config
+    from graft.config import load_config, only_sft
 
     _run(only_sft(load_config(recipe, overrides or [])), as_json)
 
@@ -63,10 +62,11 @@ def _run(config: Any, as_json: bool) -> None:
         with display:
             summary = session.train()
     except KeyboardInterrupt:
-        display.note(
-            f"interrupted; what was learned is saved in {session.folder.path}, and the same command "
-            "goes on from there"
-        )
+        if any(session.folder.checkpoints.glob("*/state.json")):
+            saved = f"what was learned is saved in {session.folder.path}"
+            display.note(f"interrupted; {saved}, and the same command goes on from there")
+        else:
+            display.note("interrupted before the first checkpoint; nothing was saved")
         raise
     _show(display, session, summary)
     if as_json:
@@ -209,7 +209,8 @@ def _complain(error: Exception) -> int:
             typer.echo("graft: this is a fault in graft or in your own code, shown above", err=True)
         return 1
     typer.echo(f"graft: {error}", err=True)
-    return 2 if isinstance(error, (ConfigError, UnknownName)) else 1
+    is_usage = isinstance(error, (ConfigError, UnknownName)) or type(error) is ValueError
+    return 2 if is_usage else 1
 
 
 def _is_for_the_user(error: Exception) -> bool:

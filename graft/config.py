@@ -4,7 +4,7 @@ A recipe is a YAML file (or the name of a bundled one), `key=value` overrides co
 
     graft train quickstart train.lr=1e-4 rollout.samples=16
 
-Each field's line of documentation is what `graft config --help-keys` prints.
+Each field's line of documentation is what `graft config --keys` prints.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Tasks(Section):
     """An environment's id, or "your.module:Class"."""
     args: dict[str, Any] = {}
     """Its keyword arguments."""
-    eval_args: dict[str, Any] = {"split": "test"}
-    """Arguments that differ when tasks are held out."""
+    eval_args: dict[str, Any] = {}
+    """Arguments that differ when tasks are held out, such as {split: test}."""
     reward: str = ""
     """A reward's name or "your.module:fn"; empty takes the environment's own rewards."""
 
@@ -80,8 +80,8 @@ class Rollout(Section):
     """Tasks per step."""
     samples: int = Field(default=8, ge=1)
     """Attempts per task."""
-    branch: str = "independent"
-    """Where attempts fork: a name or "your.module:fn"."""
+    branch: str = ""
+    """Where attempts fork: a name or "your.module:fn"; empty takes the preset's."""
     temperature: float = Field(default=1.0, gt=0)
     """Of sampling, and of the log-probs that are trained."""
     max_tokens: int = Field(default=256, ge=1)
@@ -129,7 +129,7 @@ class Algo(Section):
     mask_truncated: bool = False
     """Attempts that ran out of budget are not trained on."""
     overlong: list[int] = []
-    """[length, buffer]: DAPO's soft penalty on the last `buffer` of `length` sampled tokens."""
+    """[length, buffer]: soft penalty on the last `buffer` of `length` sampled tokens (DAPO)."""
     critic_lr: float = Field(default=0.0, ge=0)
     """Learning rate of the critic (ppo); 0 takes train.lr."""
 
@@ -198,6 +198,14 @@ class Config(Section):
             )
         if not self.model.path and not self.model.shape:
             raise ValueError("no model: give model.path, or model.shape to start from scratch")
+        if not self.train.steps and not self.sft.steps:
+            raise ValueError("nothing to do: train.steps and sft.steps are both 0")
+        if self.run.eval_every and not self.run.eval_tasks:
+            raise ValueError("run.eval_every wants run.eval_tasks to be more than 0")
+        if self.train.steps and not self.task.env:
+            raise ValueError("no environment: RL needs task.env (train.steps=0 runs SFT alone)")
+        if self.sft.steps and not (self.task.env or self.sft.data):
+            raise ValueError("nothing to imitate: give sft.data, or task.env for demonstrations")
         if self.algo.overlong and len(self.algo.overlong) != 2:
             raise ValueError(f"algo.overlong={self.algo.overlong}: give [length, buffer]")
         if self.rollout.max_tokens >= self.rollout.max_context:
@@ -255,8 +263,11 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
         if "=" not in override or override.startswith("-"):
             raise ConfigError(f"override {override!r} is not of the form key=value (train.lr=1e-4)")
     try:
-        merged = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
-        values: Any = OmegaConf.to_container(merged, resolve=True)
+        for override in overrides:  # set, not merge: model.shape={} really is empty then
+            key = override.partition("=")[0]
+            value = OmegaConf.select(OmegaConf.from_dotlist([override]), key)
+            OmegaConf.update(base, key, value, merge=False, force_add=True)
+        values: Any = OmegaConf.to_container(base, resolve=True)
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{path} with {list(overrides)}: {error}") from error
     config = check(values, where=str(path))
@@ -307,3 +318,12 @@ def dump_config(config: Config) -> str:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+
+
+def only_sft(config: Config) -> Config:
+    """The same recipe without its RL phase."""
+    if not config.sft.steps:
+        raise ConfigError("sft.steps is 0: this recipe has no supervised part; give sft.steps=N")
+    values = config.model_dump()
+    values["train"]["steps"] = 0
+    return check(values)

@@ -21,7 +21,7 @@ def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
 
 
 def load(path: str, what: str = "object") -> Any:
-    """Import "package.module:attr"; modules beside the user's recipe or script are found too."""
+    """Import "package.module:attr"; modules in the working folder are found too."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise UnknownName(f"{what} {path!r} is not of the form 'package.module:name'")

@@ -11,7 +11,7 @@ TINY = """
 run: {{dir: "{folder}", name: run, save_every: 2, eval_tasks: 8, trackers: [{trackers}]}}
 model:
   shape: {{width: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ff: 32, max_positions: 96}}
-task: {{env: calculator}}
+task: {{env: calculator, eval_args: {{split: test}}}}
 rollout: {{tasks: 2, samples: 4, max_tokens: 10, max_turns: 4, max_context: 64}}
 train: {{steps: {steps}, lr: 1.0e-3}}
 sft: {{steps: 4, batch: 8}}
@@ -115,7 +115,7 @@ def test_a_checkpoint_loads_in_transformers_with_the_same_greedy_text(trained):
             2,
             "did you mean 'calculator'",
         ),
-        (["train", "quickstart", "algo.loss={clip: {hihg: 1}}", "run.name=x"], 1, "clip(low"),
+        (["train", "quickstart", "algo.loss={clip: {hihg: 1}}", "run.name=x"], 2, "clip(low"),
         (["sft", "quickstart", "sft.steps=0"], 2, "sft.steps is 0"),
         (["generate", "/no/such/model", "-p", "x"], 1, "/no/such/model"),
         (["generate", "x"], 2, "--prompt"),

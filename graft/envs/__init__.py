@@ -32,7 +32,8 @@ def make(env_id: str, **kwargs: Any) -> Any:
     env = build(**{**DEFAULTS.get(env_id, {}), **kwargs})
     innermost = getattr(env, "unwrapped", env)  # tasks are named by the env that poses them
     innermost.env_id = env_id
-    innermost.entry_point = f"{build.__module__}:{build.__qualname__}"
+    where = getattr(build, "func", build)  # a functools.partial has no name of its own
+    innermost.entry_point = f"{where.__module__}:{where.__qualname__}"
     return env
 
 

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from graft.engine.native.engine import NativeEngine
 from graft.models.device import choose_device, choose_dtype
-from graft.models.gguf import gguf_tokenizer_files
+from graft.models.gguf import open_tokenizer
 from graft.models.load import load_model
 from graft.rollout.episode import draw_key
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
 from graft.types import Message, Sampling
-
-
-def open_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder or of a .gguf file."""
-    if path.suffix != ".gguf":
-        return Tokenizer.load(path)
-    with tempfile.TemporaryDirectory() as folder:
-        gguf_tokenizer_files(path, Path(folder))
-        return Tokenizer.load(folder)
 
 
 class Generator:

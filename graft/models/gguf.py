@@ -17,6 +17,7 @@ from torch import Tensor
 from graft.models.decoder import Decoder
 from graft.models.fill import ModelFileError, fill
 from graft.models.shape import ARCHITECTURES, Shape, UnsupportedModel, rope_frequencies
+from graft.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
@@ -237,6 +238,15 @@ def gguf_tokenizer_files(path: str | os.PathLike[str], folder: str | os.PathLike
             ]
         )
     tokenizer.save_pretrained(folder)
+
+
+def open_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder or of a .gguf file."""
+    if path.suffix != ".gguf":
+        return Tokenizer.load(path)
+    with tempfile.TemporaryDirectory() as folder:
+        gguf_tokenizer_files(path, folder)
+        return Tokenizer.load(folder)
 
 
 def _value(reader: GGUFReader, key: str, default: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from graft.rollout.branch import Branch
 from graft.rollout.episode import Growth, Setting
@@ -18,7 +19,10 @@ async def grow(task: Task, setting: Setting, branch: Branch) -> Episode:
             await growth.open()
             await branch(growth)
         except Failure as failure:
+            growth.settle()
             growth.fail(failure)
+        else:
+            growth.settle()
         return growth.episode
 
 
@@ -48,7 +52,12 @@ def collect(
             raise broken.exceptions[0] from None
         return [job.result() for job in jobs]
 
-    return asyncio.run(everyone())
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(everyone())
+    with ThreadPoolExecutor(1) as pool:  # called from a notebook, whose own loop is running
+        return pool.submit(lambda: asyncio.run(everyone())).result()
 
 
 def is_flat(episode: Episode) -> bool:

@@ -32,6 +32,7 @@ def demonstration(task: Task, env: Env, chat: Chat, seed: int, **args: Any) -> E
         [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
     )
     trace: Sequence[tuple[Author, str]] = env.demonstrate(random.Random(seed), **args)  # type: ignore[attr-defined]
+    env.close()
     tokens = chat.prompt(list(messages), tools=info.get("tools"))
     episode = Episode(replace(task, prompt=tuple(messages), answer=info.get("answer", task.answer)))
     tip = episode.append(Span(None, Author.TASK, tokens))

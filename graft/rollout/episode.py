@@ -7,7 +7,7 @@ was sampled is never re-encoded; the context only ever grows.
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,8 +16,20 @@ from typing import Any
 
 from graft.protocols import Context, Engine, Env, Reward
 from graft.rollout.failure import Failure, boundary
+from graft.rollout.threads import in_thread
 from graft.text.chat import Chat
-from graft.types import Author, Episode, Finish, Leaf, Sampling, Span, Status, Task, Turn
+from graft.types import (
+    Author,
+    Episode,
+    Finish,
+    Leaf,
+    Sampling,
+    Span,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +105,10 @@ class Growth:
         env = await _fork_env(self._env, self.setting, self.episode.task, actions=[])
         return self._add(Path(self, self._prompt.fork(key), env, tip=0))
 
+    def settle(self) -> None:
+        """Leaves in the order their paths began, whoever finished first."""
+        self.episode.leaves = [path.leaf for path in self.paths if path.leaf is not None]
+
     def _add(self, path: Path) -> Path:
         self.paths.append(path)
         return path
@@ -113,11 +129,11 @@ class Path:
         self.actions: list[str] = []
         self.metrics: dict[str, float] = {"turns": 0.0, "tool_calls": 0.0, "tool_failures": 0.0}
         self.reward = 0.0
-        self.status: Status | None = None
+        self.leaf: Leaf | None = None
 
     @property
     def is_live(self) -> bool:
-        return self.status is None
+        return self.leaf is None
 
     async def finish(self) -> None:
         """Take turns until it is over."""
@@ -141,8 +157,7 @@ class Path:
         async with boundary(f"completion of {self.growth.episode.task.id}", setting.deadline):
             completion = await self.context.sample(sampling)
         is_closed = setting.chat.is_closed(completion.tokens)
-        text = setting.chat.tokenizer.decode(completion.tokens)
-        text = text.removesuffix(setting.chat.end_text) if is_closed else text
+        text = self._words(completion.tokens, is_closed)
         span = Span.sampled(self.tip, completion, text)
         self.tip = self.growth.episode.append(span)
         self.metrics["turns"] += 1
@@ -152,6 +167,8 @@ class Path:
 
         async with boundary(f"env {self.growth.episode.task.env} step", setting.deadline):
             turn: Turn = await _call(self.env, self.env.step, text)
+            if not math.isfinite(turn.reward):
+                raise ValueError(f"reward {turn.reward} is not a finite number")
         self.actions.append(text)
         span.reward = turn.reward
         self.reward += turn.reward
@@ -168,6 +185,14 @@ class Path:
         end = () if chat.end_ids or not chat.end_text else (chat.end_text,)
         limit = min(asked.max_tokens, room)
         return _within(asked, limit, (*self.env.stop, *end), tuple(chat.end_ids))
+
+    def _words(self, tokens: list[int], is_closed: bool) -> str:
+        """What the environment hears: the turn without its end, be it the template's or plain eos."""
+        chat = self.growth.setting.chat
+        if not is_closed and tokens and tokens[-1] == chat.tokenizer.eos_id:
+            tokens = tokens[:-1]
+        text = chat.tokenizer.decode(tokens)
+        return text.removesuffix(chat.end_text) if is_closed else text
 
     def _observe(self, turn: Turn, is_closed: bool) -> None:
         """Append the environment's words: inside the policy's own turn, or as a chat message.
@@ -200,15 +225,19 @@ class Path:
 
     def end(self, status: Status) -> None:
         """Become a leaf."""
-        self.status = status
         episode, reward = self.growth.episode, self.growth.setting.reward
-        leaf = Leaf((self.tip,), self.reward, status, metrics=self.metrics)
-        episode.leaves.append(leaf)
-        if reward is not None and status.is_trainable:
-            trajectory = [*episode.trajectories()][-1]
-            leaf.reward = reward(episode.task, trajectory)
-            last = next(s for s in trajectory.spans[::-1] if s.author is Author.POLICY)
-            last.reward += leaf.reward - self.reward  # turn rewards still add up to the leaf's
+        self.leaf = Leaf((self.tip,), self.reward, status, metrics=self.metrics)
+        if reward is not None and self.metrics["turns"] and status.is_trainable:
+            spans = [episode.spans[i] for i in episode.walk(self.tip)]
+            row = Trajectory(replace_leaves(episode, self.leaf), 0, 0, spans)
+            self.leaf.reward = reward(episode.task, row)
+            if not math.isfinite(self.leaf.reward):
+                raise ValueError(
+                    f"the reward of task {episode.task.id!r} is {self.leaf.reward}; a reward function "
+                    "must return a finite number"
+                )
+            last = next(span for span in spans[::-1] if span.author is Author.POLICY)
+            last.reward += self.leaf.reward - self.reward  # turns still add up to the leaf's reward
         self.close()
 
     def close(self) -> None:
@@ -227,9 +256,14 @@ def _within(asked: Sampling, limit: int, stop: tuple[str, ...], ends: tuple[int,
     )
 
 
+def replace_leaves(episode: Episode, leaf: Leaf) -> Episode:
+    """The episode as one attempt sees it."""
+    return Episode(episode.task, episode.spans, [leaf])
+
+
 async def _call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
     """Envs that wait for something run on a thread, so that nobody waits with them."""
-    return await asyncio.to_thread(function, *args) if env.blocking else function(*args)
+    return await in_thread(function, *args) if env.blocking else function(*args)
 
 
 async def _fork_env(env: Env, setting: Setting, task: Task, actions: list[str]) -> Env:

@@ -27,11 +27,14 @@ async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
     other exception inside "env ..." is that environment's. Exceptions elsewhere are bugs of ours and
     go through.
     """
+    clock = asyncio.timeout(deadline)
     try:
-        async with asyncio.timeout(deadline):
+        async with clock:
             yield
     except TimeoutError as error:
-        raise Failure(Status.TIMEOUT, f"waited {deadline:g} s for {what}") from error
+        if clock.expired():  # not one that the code itself raised
+            raise Failure(Status.TIMEOUT, f"waited {deadline:g} s for {what}") from error
+        raise Failure(Status.ENV_ERROR, f"{what}: {type(error).__name__}: {error}") from error
     except EngineError as error:
         raise Failure(Status.ENGINE_ERROR, f"{what}: {error}") from error
     except ToolError as error:

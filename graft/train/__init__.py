@@ -1,0 +1,21 @@
+"""Training. The package is also the function: `graft.train("quickstart", "train.lr=1e-4")`.
+
+Python binds a subpackage to its name in the parent the first time anything inside it is imported;
+without the class below `graft.train` would be a function before that moment and a module after it.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Train(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        from graft.train.run import train_recipe
+
+        return train_recipe(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Train

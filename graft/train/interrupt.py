@@ -28,14 +28,17 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if self._is_ours:
-            self._previous = signal.signal(
-                signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT)
-            )
+            self._previous = signal.signal(signal.SIGTERM, self._end)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._is_ours:
             signal.signal(signal.SIGTERM, self._previous)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with & by a script
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
         if self._is_pending:

@@ -22,6 +22,9 @@ TRAIN_SEEDS = 1_000_003
 """Tasks of seed s start at s * this: runs with different seeds see different tasks."""
 
 
+HELD_OUT_SEEDS = 1 << 50
+
+
 @dataclass(slots=True)
 class TaskStream(Iterator[Task]):
     """Endless training tasks; `cursor` is all there is to save."""
@@ -37,8 +40,9 @@ class TaskStream(Iterator[Task]):
 
 
 def held_out_tasks(env: str, count: int) -> list[Task]:
-    """The same for every run and seed, so that scores compare."""
-    return [Task(f"{env}:test:{number}", env, seed=number) for number in range(count)]
+    """The same for every run and seed, so that scores compare; no training seed reaches them."""
+    seeds = range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + count)
+    return [Task(f"{env}:test:{seed}", env, seed=seed) for seed in seeds]
 
 
 @dataclass(slots=True)
@@ -57,6 +61,12 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> dict
     rows = rows_of(episodes)
     if is_dead(episodes):
         raise RunStopped(why_it_died(episodes))
+    if not any(span.author is Author.POLICY for row in rows for span in row.spans):
+        longest = max(len(episode.spans[0]) for episode in episodes)
+        raise RunStopped(
+            f"no attempt sampled a single token: prompts of up to {longest} tokens fill "
+            f"rollout.max_context={parts.config.rollout.max_context}; raise it"
+        )
     batch = parts.shape(learner.annotate(rows, to_batch(rows)))
     advantages = parts.credit(batch.zeros(), batch)
     returns = None if parts.returns is None else parts.returns(batch.zeros(), batch)
@@ -142,15 +152,25 @@ def _share(flags: Iterator[bool]) -> float:
 
 
 def is_dead(episodes: Sequence[Episode]) -> bool:
-    """True if attempts failed and not one was played to its end: a tool or environment is down."""
-    statuses = {leaf.status for episode in episodes for leaf in episode.leaves}
-    return Status.DONE not in statuses and not all(status.is_trainable for status in statuses)
+    """True if many attempts failed and not one came to its end: a tool or environment is down."""
+    statuses = [leaf.status for episode in episodes for leaf in episode.leaves]
+    failed = sum(not status.is_trainable for status in statuses)
+    return Status.DONE not in statuses and failed * 4 >= len(statuses)
+
+
+def failures(episodes: Sequence[Episode]) -> list[str]:
+    return [s.info["error"] for e in episodes for s in e.spans if "error" in s.info]
+
+
+def commonest_failure(episodes: Sequence[Episode]) -> str:
+    reasons = failures(episodes)
+    return max(set(reasons), key=reasons.count) if reasons else "no reason was recorded"
 
 
 def why_it_died(episodes: Sequence[Episode]) -> str:
     """Name the commonest reason."""
-    reasons = [s.info["error"] for e in episodes for s in e.spans if "error" in s.info]
-    common = max(set(reasons), key=reasons.count) if reasons else "no reason was recorded"
+    reasons = failures(episodes)
+    common = commonest_failure(episodes)
     count = sum(len(episode.leaves) for episode in episodes)
     return (
         f"none of the {count} attempts of this step came to its end; {len(reasons)} failed, mostly: "

@@ -7,28 +7,29 @@ and the run that was not have the same metrics, to the bit on a CPU.
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
 from graft import __version__
-from graft.config import Config
+from graft.config import Config, load_config
 from graft.evaluate.run import Score, evaluate
 from graft.models.decoder import Decoder
 from graft.models.load import load_model
 from graft.models.save import save_model
-from graft.train.checkpoint import Checkpoint, checkpoints, save_checkpoint
+from graft.train.checkpoint import Checkpoint, checkpoints, latest_model, save_checkpoint
 from graft.train.display import Display
 from graft.train.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.interrupt import Interrupt
 from graft.train.learner import Learner
 from graft.train.optimizer import NonFinite
-from graft.train.rl import TaskStream, held_out_tasks, learn, roll_out
+from graft.train.rl import TaskStream, commonest_failure, held_out_tasks, learn, roll_out
 from graft.train.setup import Parts, assemble, make_learner, sft_learner
 from graft.train.sft import demonstrations, recorded, sft_step
 from graft.train.tracking import Track
@@ -54,8 +55,8 @@ class Session:
 
     def train(self) -> dict[str, Any]:
         """Warm-up if the recipe has one, evaluation, RL, evaluation; returns the summary."""
-        self.folder.claim()
         try:
+            self.folder.claim()
             with self.interrupt, self._track() as self.track:
                 resumed = self._open()
                 if resumed is None or resumed.phase == "sft":
@@ -154,6 +155,7 @@ class Session:
                     metrics = learn(self.parts, learner, rollouts, step)
                     done = step
                     self.state["cursor"] = tasks.cursor
+                    self.state.pop("score", None)  # it belongs to the weights it was measured on
                     if config.run.eval_every and step % config.run.eval_every == 0:
                         scores = self._evaluate(f"step {step}")
                         metrics |= {f"eval/{k}": v for k, v in scores.items()}
@@ -170,7 +172,8 @@ class Session:
 
     def _reference(self, is_new: bool) -> Decoder | None:
         """The frozen policy of the KL term: the weights RL starts from, kept for every resumption."""
-        if not self.config.algo.kl_coef:
+        preset = self.parts.preset
+        if not (preset.kl_coef or any(part[0] == "kl_in_reward" for part in preset.shaping)):
             return None
         path = self.folder.path / "reference"
         with out_of_disk(self.folder.path):
@@ -193,7 +196,9 @@ class Session:
             where = self.folder.path / "failed" / f"step_{step:06d}.jsonl"
             with out_of_disk(self.folder.path):
                 where.parent.mkdir(exist_ok=True)
-                where.write_text("".join(e.dumps() + "\n" for e in episodes), encoding="utf-8")
+                # not Episode.dumps: what went wrong may be a NaN, and it must be seen
+                lines = [json.dumps(episode.to_json()) + "\n" for episode in episodes]
+                where.write_text("".join(lines), encoding="utf-8")
             raise RunStopped(
                 f"step {step}: {error}. The batch is in {where}; the last good checkpoint is intact. "
                 "Lower train.lr or train.max_grad_norm, or look at the batch for extreme log-probs"
@@ -217,6 +222,9 @@ class Session:
             )
         clock()
         self.episodes = scores["sampled"].episodes
+        if failed := scores["sampled"].failed:
+            reason = commonest_failure(self.episodes)
+            self.display.note(f"{failed:.0%} of the held-out attempts failed, mostly: {reason}")
         return {
             "sampled": scores["sampled"].reward,
             "greedy": scores["greedy"].reward,
@@ -238,7 +246,7 @@ class Session:
             self.parts.tokenizer,
             self.state,
             keep_last=self.config.run.keep_last,
-            source=self.config.model.path,
+            source=self.config.model.path and str(latest_model(self.config.model.path)),
         )
 
     def _log(self, step: int, metrics: dict[str, float], phase: Any) -> None:
@@ -281,6 +289,15 @@ class Session:
         }
         self.folder.summary(values)
         return values
+
+
+def train_recipe(
+    recipe: str | Config, *overrides: str, quiet: bool = True, stream: TextIO | None = None
+) -> dict[str, Any]:
+    """Run a recipe to its end, or go on with one that was interrupted; returns its summary."""
+    config = load_config(recipe, overrides) if isinstance(recipe, str) else recipe
+    with Display(config.train.steps, quiet=quiet, stream=stream) as display:
+        return Session(config, display).train()
 
 
 def versions() -> Mapping[str, str]:

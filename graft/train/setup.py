@@ -20,6 +20,7 @@ from graft.envs import make as make_env
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
+from graft.models.gguf import open_tokenizer
 from graft.models.load import load_model
 from graft.models.shape import Shape
 from graft.protocols import Engine, Env
@@ -29,6 +30,7 @@ from graft.rollout.branch import BRANCHES, Branch
 from graft.rollout.episode import Setting
 from graft.text.chat import Chat
 from graft.text.tokenizer import Tokenizer
+from graft.train.checkpoint import latest_model
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.types import Sampling, Task
@@ -58,13 +60,14 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
     device = choose_device(config.model.device)
     dtype, note = choose_dtype(config.model.dtype, device)
     preset = preset_of(config)
+    source = weights or (latest_model(config.model.path) if config.model.path else None)
     env = env_factory(config.task.env, config.task.args)
     held_out = env_factory(config.task.env, {**config.task.args, **config.task.eval_args})
-    tokenizer = load_tokenizer(config, weights, env)
+    tokenizer = load_tokenizer(config, source, env)
     chat = Chat(tokenizer, config.model.chat_template or None)
-    if config.rollout.max_turns > 1 and env(Task("probe", config.task.env)).observe_as != "inline":
+    if is_chatty(config, env):
         chat.check_append_only()
-    policy = load_policy(config, weights, tokenizer).to(device=device, dtype=dtype)
+    policy = load_policy(config, source, tokenizer).to(device=device, dtype=dtype)
     policy.recompute = config.train.recompute
     engine = make_engine(config, policy, tokenizer)
     shape, credit, _, _ = build(preset)
@@ -77,7 +80,9 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
         engine=engine,
         preset=preset,
         branch=make(
-            (config.rollout.branch, {"samples": config.rollout.samples}), BRANCHES, "branch"
+            (config.rollout.branch or preset.branch, {"samples": config.rollout.samples}),
+            BRANCHES,
+            "branch",
         ),
         shape=shape,
         credit=credit,
@@ -88,8 +93,19 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
     )
 
 
+def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:
+    """Whether turns follow each other as chat messages, so that the template must only append."""
+    if not config.task.env or config.rollout.max_turns == 1:
+        return False
+    return env(Task("probe", config.task.env)).observe_as != "inline"
+
+
 def preset_of(config: Config) -> Preset:
-    """The preset with the recipe's changes; a name nobody knows is an error here."""
+    """The preset with the recipe's changes; a name nobody knows is an error here.
+
+    Lengths that a preset publishes for its own budget (constant reductions, DAPO's overlong
+    penalty on the last fifth) are taken from `rollout.max_tokens` instead.
+    """
     algo = config.algo
     preset = resolve_preset(algo.name)
     changes: dict[str, Any] = {}
@@ -99,10 +115,14 @@ def preset_of(config: Config) -> Preset:
         changes["loss"] = as_part(algo.loss)
     if algo.reduction is not None:
         changes["reduction"] = as_part(algo.reduction)
-    shaping = [part for part in preset.shaping if algo.name != "dapo" or part[0] != "overlong"]
-    if algo.overlong:
-        length, buffer = algo.overlong
-        shaping.append(("overlong", {"max_length": length, "buffer": buffer}))
+    budget = config.rollout.max_tokens
+    length, buffer = algo.overlong or (budget, max(budget // 5, 1))
+    overlong = ("overlong", {"max_length": length, "buffer": buffer})
+    shaping = [overlong if part[0] == "overlong" else part for part in preset.shaping]
+    if algo.overlong and overlong not in shaping:
+        shaping.append(overlong)
+    if algo.reduction is None and preset.reduction[0] == "constant":
+        changes["reduction"] = ("constant", {"length": budget})
     if algo.mask_truncated:
         shaping.append("mask_truncated")
     if algo.kl_coef and algo.kl_in == "reward":
@@ -132,13 +152,14 @@ def env_factory(env_id: str, args: dict[str, Any]) -> Callable[[Task], Env]:
     return lambda task: make_env(env_id, **args)
 
 
-def load_tokenizer(config: Config, weights: Path | None, env: Callable[[Task], Env]) -> Tokenizer:
-    if weights is not None or config.model.path:
-        return Tokenizer.load(weights or config.model.path)
+def load_tokenizer(config: Config, source: Path | None, env: Callable[[Task], Env]) -> Tokenizer:
+    if source is not None:
+        return open_tokenizer(source)
     alphabet = config.model.alphabet
     if alphabet == "bytes":
         return Tokenizer.bytes()
-    alphabet = alphabet or getattr(env(Task("probe", config.task.env)), "alphabet", "")
+    if not alphabet and config.task.env:
+        alphabet = getattr(env(Task("probe", config.task.env)), "alphabet", "")
     if not alphabet:
         raise ConfigError(
             f"model.alphabet is empty and environment {config.task.env!r} names no alphabet; "
@@ -147,9 +168,9 @@ def load_tokenizer(config: Config, weights: Path | None, env: Callable[[Task], E
     return Tokenizer.characters(alphabet)
 
 
-def load_policy(config: Config, weights: Path | None, tokenizer: Tokenizer) -> Decoder:
-    if weights is not None or config.model.path:
-        return load_model(weights or config.model.path)
+def load_policy(config: Config, source: Path | None, tokenizer: Tokenizer) -> Decoder:
+    if source is not None:
+        return load_model(source)
     given = dict(config.model.shape)
     known = {name for name in Shape.__dataclass_fields__ if name != "vocab_size"}
     if unknown := sorted(set(given) - known):

@@ -15,7 +15,7 @@ RECIPE = """
 run: {{dir: "{folder}", name: run, save_every: 3, eval_tasks: 12, trackers: [], seed: 3}}
 model:
   shape: {{width: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ff: 32, max_positions: 96}}
-task: {{env: calculator}}
+task: {{env: calculator, eval_args: {{split: test}}}}
 rollout: {{tasks: 4, samples: 4, max_tokens: 10, max_turns: 4, max_context: 64}}
 algo: {{name: {algo}, kl_coef: 0.01}}
 train: {{steps: 16, lr: 1.0e-3, warmup: 2, epochs: {epochs}}}
