@@ -68,8 +68,13 @@ class Block(nn.Module):
             ]
             qk = rms_norm(qk, torch.cat(weights), shape.norm_eps)
         q, k = rotate(qk, cos, sin).split([shape.heads, shape.kv_heads], dim=1)
-        x = x + self.out(attend(self.index, q, k, v).reshape(tokens, shape.q_size))
-        return x + self.down(silu_gate(self.gate_up(self.mlp_norm(x))))
+        x = _add(x, self.out, attend(self.index, q, k, v).reshape(tokens, shape.q_size))
+        return _add(x, self.down, silu_gate(self.gate_up(self.mlp_norm(x))))
+
+
+def _add(x: Tensor, linear: nn.Linear, y: Tensor) -> Tensor:
+    """x + linear(y), the sum taken inside the matrix product where there is no bias."""
+    return torch.addmm(x, y, linear.weight.t()) if linear.bias is None else x + linear(y)
 
 
 class Decoder(nn.Module):

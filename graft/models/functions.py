@@ -28,14 +28,18 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        # y = x scale w;  dx = scale (g w) - x scale^3 / D sum(g w x);  dw = sum over rows of g x scale
         x, weight, scale = ctx.saved_tensors
-        unit = x.float() * scale
-        grad = grads[0].float()
-        along = grad * unit
-        grad_weight = along.flatten(0, x.ndim - 1 - weight.ndim).sum(0)
-        # d/dx = scale * (g - unit * mean(g * unit)),  g = grad * weight
-        mean = torch.matmul(along.unsqueeze(-2), weight.float().unsqueeze(-1)).squeeze(-1)
-        grad_x = (grad * weight).sub_(unit.mul_(mean.div_(x.shape[-1]))).mul_(scale)
+        grad, wide = grads[0].float(), x.float()
+        product = grad * wide
+        if weight.ndim == 1:  # two matrix-vector products instead of two more passes
+            along = (product @ weight.float()).unsqueeze(-1)
+            grad_weight = scale.flatten() @ product.flatten(0, -2)
+        else:
+            along = (product * weight).sum(-1, keepdim=True)
+            grad_weight = product.mul_(scale).flatten(0, -1 - weight.ndim).sum(0)
+        along *= scale.pow(3).div_(-x.shape[-1])
+        grad_x = (grad * weight).mul_(scale).addcmul_(wide, along)
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 
@@ -82,15 +86,10 @@ class _Gate(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, dim=-1)
-        torch.mul(grads[0], silu, out=grad_up)
-        # silu' = s + silu * (1 - s) = s + silu - silu * s
-        slope = sigmoid + silu
-        slope.addcmul_(silu, sigmoid, value=-1.0)
-        torch.mul(slope.mul_(up), grads[0], out=grad_gate)
+        torch.mul(grads[0], F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=grad_gate)
         return grad
 
 
