@@ -16,12 +16,15 @@ from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.functions import gather_rows
 from graft.models.logprobs import action_logprobs
-from graft.models.packing import Packed, TreeAttention, pack
+from graft.models.packing import Packed, TreeAttention, is_read, pack, shorten
 from graft.types import Trajectory
 
 
 class Forest:
-    """A packed set of rows on a device, ready to be evaluated by one or several models."""
+    """A packed set of rows on a device, ready to be evaluated by one or several models.
+
+    Only tokens that a trained one comes after are computed: what nobody reads costs nothing.
+    """
 
     def __init__(self, rows: Sequence[Trajectory], mask_NT: Tensor, device: torch.device) -> None:
         self.packed: Packed = pack(rows, width=mask_NT.shape[1]).to(device)
@@ -29,12 +32,17 @@ class Forest:
         wanted = torch.zeros(len(packed) + 1, dtype=torch.bool, device=device)
         wanted[packed.source[mask_NT.to(device)]] = True
         self.wanted = wanted[:-1].nonzero()[:, 0]  # [U] the tokens that are trained, each once
+        keep = is_read(packed.ends, wanted[:-1])
+        self.tokens, self.positions = packed.tokens[keep], packed.positions[keep]
+        self.runs = shorten(packed.runs, keep)
+        self.before = keep.cumsum(0)[packed.parents[self.wanted]] - 1  # [U] the token each follows
         slots = torch.full((len(packed) + 1,), len(self.wanted), device=device)
         slots[self.wanted] = torch.arange(len(self.wanted), device=device)
         self.slots_NT = slots[packed.source]  # U, the zero slot, where nothing is trained
 
     def _attention(self, model: Decoder) -> TreeAttention:
-        return TreeAttention(self.packed, model.shape.heads, model.shape.kv_heads)
+        shape = model.shape
+        return TreeAttention(self.runs, shape.heads, shape.kv_heads, self.tokens.device)
 
     def _grid(self, values: Tensor) -> Tensor:
         return torch.cat([values, values.new_zeros(1)])[self.slots_NT]
@@ -44,9 +52,9 @@ class Forest:
     ) -> tuple[Tensor, Tensor]:
         """Log-prob of each chosen action and entropy of its distribution, both [N, T]."""
         packed = self.packed
-        hidden = model(packed.tokens, packed.positions, self._attention(model))
+        hidden = model(self.tokens, self.positions, self._attention(model))
         logp, entropy = action_logprobs(
-            gather_rows(hidden, packed.parents[self.wanted]),
+            gather_rows(hidden, self.before),
             model.head_weight,
             packed.actions[self.wanted],
             modes=packed.modes[self.wanted],
@@ -57,6 +65,5 @@ class Forest:
 
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state each decision was taken in, [N, T]."""
-        packed = self.packed
-        values = critic(packed.tokens, packed.positions, self._attention(critic.body))
-        return self._grid(values[packed.parents[self.wanted]])
+        values = critic(self.tokens, self.positions, self._attention(critic.body))
+        return self._grid(values[self.before])

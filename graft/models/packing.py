@@ -67,8 +67,8 @@ def response(trajectory: Trajectory) -> list[Span]:
     return [] if first is None else trajectory.spans[first:]
 
 
-def pack(rows: Sequence[Trajectory], width: int | None = None, share: bool = True) -> Packed:
-    """One forest for these rows. `width` is T; `share=False` repeats every prefix (for comparison).
+def pack(rows: Sequence[Trajectory], width: int | None = None) -> Packed:
+    """One forest for these rows; `width` is T.
 
     Rows share a span when it is the same object, that is, when they come from one Episode.
     """
@@ -76,8 +76,8 @@ def pack(rows: Sequence[Trajectory], width: int | None = None, share: bool = Tru
     spans: dict[int, Span] = {}
     roots: list[int] = []
     paths: list[list[int]] = []
-    for number, row in enumerate(rows):
-        names = [id(span) if share else hash((number, id(span))) for span in row.spans]
+    for row in rows:
+        names = [id(span) for span in row.spans]
         paths.append(names)
         siblings = roots
         for name, span in zip(names, row.spans, strict=True):
@@ -170,6 +170,27 @@ def _lay_out(roots: list[int], children: dict[int, list[int]], spans: dict[int, 
     return forest
 
 
+def is_read(ends: Tensor, wanted: Tensor) -> Tensor:
+    """[L] True for tokens that some wanted token (bool [L]) comes after, so that it reads them.
+
+    The rows behind i and before ends[i] are exactly its descendants: count the wanted among them.
+    The last token of an answer is never read; it is only a label.
+    """
+    counted = F.pad(wanted.long().cumsum(0), (1, 0))  # wanted tokens before each row
+    row = torch.arange(len(ends), device=ends.device)
+    return counted[ends] > counted[row + 1]
+
+
+def shorten(runs: list[Run], keep: Tensor) -> list[Run]:
+    """The runs over the kept tokens alone, renumbered. What is kept of a run is its beginning."""
+    before = F.pad(keep.long().cumsum(0), (1, 0)).tolist()
+    short = [
+        Run(before[run.start], before[run.stop], [(before[a], before[b]) for a, b in run.path])
+        for run in runs
+    ]
+    return [run for run in short if run.stop > run.start]
+
+
 class TreeAttention:
     """`attend` for a packed forest: each run queries the tokens of its path and its own.
 
@@ -177,13 +198,13 @@ class TreeAttention:
     lies in other trees and other branches, which for G samples of one prompt is nearly everything.
     """
 
-    def __init__(self, packed: Packed, heads: int, kv_heads: int) -> None:
+    def __init__(self, runs: list[Run], heads: int, kv_heads: int, device: torch.device) -> None:
         self.groups = heads // kv_heads
-        device = packed.tokens.device
+        total = sum(run.stop - run.start for run in runs)
         self.buckets: list[tuple[Tensor, Tensor, Tensor]] = []
         order: list[Tensor] = []
         offset = 0
-        for bucket in _similar(packed.runs):
+        for bucket in _similar(runs):
             queries = _padded([[(run.start, run.stop)] for run in bucket]).to(device)  # [S, m]
             keys = _padded([[*run.path, (run.start, run.stop)] for run in bucket]).to(device)
             key, query = keys[:, None, :], queries[:, :, None]
@@ -193,7 +214,7 @@ class TreeAttention:
             mask = seen.repeat(1, self.groups, 1)[:, None]  # [S, 1, G*m, n]
             self.buckets.append((queries.clamp(min=0), keys.clamp(min=0), mask))
             flat = queries.flatten()
-            rows = torch.full((len(packed),), -1, dtype=torch.long, device=device)
+            rows = torch.full((total,), -1, dtype=torch.long, device=device)
             at = torch.arange(len(flat), device=device)[flat >= 0]
             rows[flat[flat >= 0]] = at + offset
             order.append(rows)
@@ -216,7 +237,7 @@ class TreeAttention:
             found = F.scaled_dot_product_attention(asked, known, told, attn_mask=mask)
             found = found.view(many, kv_heads, self.groups, m, size).permute(0, 3, 1, 2, 4)
             outputs.append(found.reshape(many * m, heads, size))
-        return gather_rows(torch.cat(outputs), self.inverse)
+        return gather_rows(torch.cat(outputs), self.inverse) if outputs else q
 
 
 def interval_mask(ends: Tensor) -> Tensor:

@@ -18,6 +18,21 @@ def rows(episodes: list[Episode]) -> list[Trajectory]:
     return [row for episode in episodes for row in episode.trajectories()]
 
 
+def attention(packed) -> TreeAttention:
+    return TreeAttention(packed.runs, 4, 2, torch.device("cpu"))
+
+
+def test_what_no_trained_token_reads_is_not_computed():
+    samples = rows([group([1, 2], [[11, 12, 13], [14, 15]], [1.0, 0.0])])
+    forest = Forest(samples, torch.tensor([[1, 1, 1], [1, 1, 0]]).bool(), torch.device("cpu"))
+    assert forest.tokens.tolist() == [1, 2, 11, 12, 14]  # 13 and 15 are labels only
+    assert forest.before.tolist() == [1, 2, 3, 1, 4]
+    first = Forest(samples, torch.tensor([[1, 0, 0], [0, 0, 0]]).bool(), torch.device("cpu"))
+    assert (first.tokens.tolist(), first.before.tolist()) == ([1, 2], [1])
+    nothing = Forest(samples, torch.zeros(2, 3).bool(), torch.device("cpu"))
+    assert len(nothing.tokens) == 0
+
+
 def test_the_worked_case_of_the_docstring():
     packed = pack(rows([group([1, 2], [[11, 12, 13], [14, 15]], [1.0, 0.0])]))
     assert packed.tokens.tolist() == [1, 2, 11, 12, 13, 14, 15]
@@ -52,7 +67,7 @@ def test_a_packed_tree_equals_its_separate_sequences(seeds: list[int]):
     samples = rows([random_tree(seed) for seed in seeds])
     packed = pack(samples)
     with torch.no_grad():
-        hidden = model(packed.tokens, packed.positions, TreeAttention(packed, 4, 2))
+        hidden = model(packed.tokens, packed.positions, attention(packed))
         for number, row in enumerate(samples):
             tokens = torch.tensor(row.tokens)
             alone = model(tokens, torch.arange(len(tokens)), causal)
@@ -74,7 +89,7 @@ def test_attention_by_runs_equals_the_dense_mask_in_values_and_gradients():
         out = F.scaled_dot_product_attention(Q, K, V, attn_mask=mask, enable_gqa=True)
         return out[0].transpose(0, 1)
 
-    by_runs, by_mask = TreeAttention(packed, 4, 2)(0, q, k, v), dense()
+    by_runs, by_mask = attention(packed)(0, q, k, v), dense()
     torch.testing.assert_close(by_runs, by_mask, atol=1e-5, rtol=0)
     weight = torch.randn_like(by_runs)
     got = torch.autograd.grad((by_runs * weight).sum(), (q, k, v))
@@ -84,28 +99,24 @@ def test_attention_by_runs_equals_the_dense_mask_in_values_and_gradients():
 
 
 def gradients(samples: list[Trajectory], share: bool) -> list[torch.Tensor]:
+    """Of a random loss; without sharing every row is a forest of its own."""
     model = Decoder(SHAPE).initialise(2)
-    packed = pack(samples, share=share)
-    mask = torch.tensor([[c < len(packed) for c in row] for row in packed.source.tolist()])
-    forest = Forest(samples, mask, torch.device("cpu"))
-    if not share:
-        forest.packed = packed
-        wanted = packed.source[mask].unique()
-        slots = torch.full((len(packed) + 1,), len(wanted))
-        slots[wanted] = torch.arange(len(wanted))
-        forest.wanted, forest.slots_NT = wanted, slots[packed.source]
-    logp, entropy = forest.logprobs(model, temperature=0.8)
+    packed = pack(samples)
+    mask = packed.source < len(packed)
     torch.manual_seed(3)
-    (torch.randn(mask.shape) * logp + torch.randn(mask.shape) * entropy).where(
-        mask, torch.zeros(())
-    ).sum().backward()
+    weight, weight_entropy = torch.randn(mask.shape), torch.randn(mask.shape)
+    parts = [list(range(len(samples)))] if share else [[n] for n in range(len(samples))]
+    for part in parts:
+        forest = Forest([samples[n] for n in part], mask[part], torch.device("cpu"))
+        logp, entropy = forest.logprobs(model, temperature=0.8)
+        (logp * weight[part] + entropy * weight_entropy[part]).sum().backward()
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
 def test_gradients_of_a_shared_prefix_equal_those_of_repeated_ones():
     samples = rows([random_tree(seed) for seed in range(4)])
     shared, repeated = gradients(samples, share=True), gradients(samples, share=False)
-    assert len(pack(samples)) < len(pack(samples, share=False))
+    assert len(pack(samples)) < sum(len(row.tokens) for row in samples)
     for a, b in zip(shared, repeated, strict=True):
         torch.testing.assert_close(a, b, atol=2e-4, rtol=1e-4)
 

@@ -64,6 +64,17 @@ def test_gradients_do_not_depend_on_the_order_of_rows():
         torch.testing.assert_close(mixed[key], grad, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_rows_with_nothing_to_train_cost_nothing_and_break_nothing(name: str):
+    rows, batch = batch_of()
+    mask = batch.mask.clone()
+    mask[1:] = False
+    metrics = learner_for(name, tokens_per_micro=1).update(rows, batch.replace(mask=mask))
+    assert metrics["loss"] == metrics["loss"]  # not NaN
+    nothing = learner_for(name).update(rows, batch.replace(mask=torch.zeros_like(mask)))
+    assert (nothing["loss"], nothing["grad_norm"]) == (0.0, 0.0)
+
+
 def test_an_update_makes_rewarded_answers_likelier():
     episode = group([1, 2, 3], [[4, 5], [6, 7]], [1.0, 0.0])
     rows = rows_of([episode])

@@ -103,6 +103,13 @@ class Driver:
             request.logprobs.append(logprob)
             request.entropies.append(entropy)
             request.modes.append(request.mode)
+            if (  # nothing can end it here: no need to look closer
+                request.grammar is None
+                and request.stop_strings is None
+                and token not in request.stop_tokens
+                and len(request.logprobs) < request.room
+            ):
+                continue
             self._after(request, token)
         if broken:
             self._forget_all()

@@ -98,7 +98,7 @@ class Scheduler:
         Empty only if nothing is under way. A request that can never fit is failed here.
         """
         self.running = [r for r in self.running if not r.is_over]
-        self.tree.clock += 1
+        self.tree.clock = clock = self.tree.clock + 1
         self._admit()
         works: list[Work] = []
         planned: set[Sequence] = set()
@@ -107,7 +107,13 @@ class Scheduler:
         while index < len(self.running):  # the list shrinks at its end when somebody is preempted
             request = self.running[index]
             index += 1
-            sequence = self.tree.ready(request.sequence)
+            sequence = request.sequence
+            gap = len(sequence.tokens) - sequence.cached
+            if gap == 1 and sequence.cached < sequence.writable:  # the usual case, and quick
+                sequence.used = clock
+                works.append(Work(sequence, 1, request))
+                continue
+            sequence = self.tree.ready(sequence)
             if sequence in planned:
                 continue  # a sibling computes our stem in this very step
             gap = len(sequence.tokens) - sequence.cached
