@@ -59,7 +59,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         shape, tokens = self.shape, x.shape[0]
-        qkv = self.qkv(self.attn_norm(x)).view(tokens, -1, shape.head_dim)
+        heads = shape.heads + 2 * shape.kv_heads
+        qkv = self.qkv(self.attn_norm(x)).view(tokens, heads, shape.head_dim)
         qk, v = qkv.split([shape.heads + shape.kv_heads, shape.kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:  # both at once, head by head
             weights = [
