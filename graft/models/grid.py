@@ -16,7 +16,8 @@ from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.functions import gather_rows
 from graft.models.logprobs import action_logprobs
-from graft.models.packing import Packed, TreeAttention, is_read, pack, shorten
+from graft.models.packing import Packed, is_read, pack, shorten
+from graft.models.tree_attention import TreeAttention
 from graft.types import Trajectory
 
 

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from graft.models.decoder import Decoder, causal
 from graft.models.grid import Forest
-from graft.models.packing import TreeAttention, interval_mask, pack, response, split_rows
+from graft.models.packing import interval_mask, pack, response, split_rows
 from graft.models.shape import Shape
+from graft.models.tree_attention import TreeAttention
 from graft.types import Episode, Trajectory
 from tests.trees import group, random_tree
 
