@@ -80,11 +80,15 @@ def _show(display: Any, session: Any, summary: dict[str, Any]) -> None:
         display.note(f"held-out attempt {number}")
         display.transcript(episode, leaf=0)
     folder = session.folder.path
+    started_as = Path(os.path.relpath(sys.argv[0]))  # .venv/bin/graft, where nothing is activated
+    command = started_as if started_as.name == "graft" else Path("graft")
+    stops = "".join(f" --stop '{text}'" for text in session.stop_strings)
+    example = _example(session.episodes)
     display.closing(
         folder,
         [
-            f"graft generate {folder} --prompt '{_example(session.episodes)}' --greedy",
-            f"tensorboard --logdir {folder}/tensorboard",
+            f"{command} generate {folder} --prompt '{example}' --greedy{stops}",
+            f"{command.parent / 'tensorboard'} --logdir {folder}/tensorboard",
         ],
     )
 

@@ -33,7 +33,7 @@ from graft.train.rl import TaskStream, commonest_failure, held_out_tasks, learn,
 from graft.train.setup import Parts, assemble, make_learner, sft_learner
 from graft.train.sft import demonstrations, recorded, sft_step
 from graft.train.tracking import Track
-from graft.types import Episode
+from graft.types import Episode, Task
 
 SFT_CHECK_EVERY = 25
 """Steps between looks at held-out tasks, where a warm-up may stop early."""
@@ -67,6 +67,12 @@ class Session:
                 return self._summarise()
         finally:
             self.folder.release()
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Texts that end a turn in this run's environment."""
+        task = self.config.task
+        return self.parts.held_out.make_env(Task("probe", task.env)).stop if task.env else ()
 
     def _track(self) -> Track:
         with out_of_disk(self.folder.path):
