@@ -47,9 +47,9 @@ def train(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) 
 @app.command()
 def sft(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Run only the supervised part of a recipe."""
-    from graft.config import load_config, only_sft
+    from graft.config import load_config
 
-    _run(only_sft(load_config(recipe, overrides or [])), as_json)
+    _run(load_config(recipe, [*(overrides or []), "train.steps=0"]), as_json)
 
 
 def _run(config: Any, as_json: bool) -> None:

@@ -318,12 +318,3 @@ def dump_config(config: Config) -> str:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
-
-
-def only_sft(config: Config) -> Config:
-    """The same recipe without its RL phase."""
-    if not config.sft.steps:
-        raise ConfigError("sft.steps is 0: this recipe has no supervised part; give sft.steps=N")
-    values = config.model_dump()
-    values["train"]["steps"] = 0
-    return check(values)

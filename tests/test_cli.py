@@ -116,7 +116,7 @@ def test_a_checkpoint_loads_in_transformers_with_the_same_greedy_text(trained):
             "did you mean 'calculator'",
         ),
         (["train", "quickstart", "algo.loss={clip: {hihg: 1}}", "run.name=x"], 2, "clip(low"),
-        (["sft", "quickstart", "sft.steps=0"], 2, "sft.steps is 0"),
+        (["sft", "quickstart", "sft.steps=0"], 2, "sft.steps are both 0"),
         (["generate", "/no/such/model", "-p", "x"], 1, "/no/such/model"),
         (["generate", "x"], 2, "--prompt"),
         (["config"], 2, "--keys"),
@@ -213,3 +213,29 @@ def test_help_is_light():
         "import sys, graft.cli; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_sft_on_recorded_chats_needs_no_environment(tmp_path):
+    chats = [("hi", "hello"), ("bye", "goodbye")]
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]}
+            )
+            + "\n"
+            for a, b in chats
+        )
+    )
+    (tmp_path / "sft.yaml").write_text(
+        f"run: {{dir: '{tmp_path}', eval_tasks: 0, trackers: []}}\n"
+        "model: {shape: {width: 32, layers: 1, heads: 2, kv_heads: 2, head_dim: 16, ff: 64},"
+        " alphabet: bytes}\n"
+        f"sft: {{steps: 60, data: '{tmp_path}/chats.jsonl', batch: 4, lr: 0.01, warmup: 5}}\n"
+    )
+    assert graft("sft", str(tmp_path / "sft.yaml")).returncode == 0
+    for said, answer in chats:
+        shown = graft("generate", str(tmp_path / "sft"), "-p", said, "--greedy")
+        assert shown.stdout == answer + "\n"
+    (tmp_path / "bad.jsonl").write_text('{"messages": 3}\n')
+    bad = graft("sft", str(tmp_path / "sft.yaml"), f"sft.data={tmp_path}/bad.jsonl", "run.name=x")
+    assert bad.returncode == 1 and "row 1: no list `messages`" in bad.stderr
