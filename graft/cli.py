@@ -188,8 +188,8 @@ def generate(
 
 def main() -> None:
     """Entry point: errors a user can act on are one line; anything else is a bug and shows itself."""
-    # torch's threads would spin while they wait; beside one busy neighbour that made a step twenty
-    # times slower, and on a quiet machine it gained nothing
+    # torch's threads would spin while they wait; beside one busy neighbour that made a step
+    # sixteen times slower (4.1 s for 0.24 s), and on a quiet machine it gained nothing
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = app(standalone_mode=False)  # typer hands an exit code back instead of raising it

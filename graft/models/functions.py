@@ -1,7 +1,7 @@
 """Norm, rotation and gate as single differentiable functions.
 
 Written out with autograd's own pieces each of them is a dozen small passes over memory, most of
-them in the backward; by hand it is three or four. On a CPU that is a third of a training step.
+them in the backward; by hand it is three or four. A CPU feels each of them.
 Sums are kept in fp32 whatever the weights are.
 """
 

@@ -229,7 +229,7 @@ class Path:
         self.leaf = Leaf((self.tip,), self.reward, status, metrics=self.metrics)
         if reward is not None and self.metrics["turns"] and status.is_trainable:
             spans = [episode.spans[i] for i in episode.walk(self.tip)]
-            row = Trajectory(replace_leaves(episode, self.leaf), 0, 0, spans)
+            row = Trajectory(_as_only_leaf(episode, self.leaf), 0, 0, spans)
             self.leaf.reward = reward(episode.task, row)
             if not math.isfinite(self.leaf.reward):
                 raise ValueError(
@@ -256,7 +256,7 @@ def _within(asked: Sampling, limit: int, stop: tuple[str, ...], ends: tuple[int,
     )
 
 
-def replace_leaves(episode: Episode, leaf: Leaf) -> Episode:
+def _as_only_leaf(episode: Episode, leaf: Leaf) -> Episode:
     """The episode as one attempt sees it."""
     return Episode(episode.task, episode.spans, [leaf])
 
