@@ -71,6 +71,8 @@ class Tasks(Section):
     """Its keyword arguments."""
     eval_args: dict[str, Any] = {}
     """Arguments that differ when tasks are held out, such as {split: test}."""
+    wrappers: list[str | dict[str, Any]] = []
+    """Put around it in this order: names, {name: {key: value}}, or "your.module:Class"."""
     reward: str = ""
     """A reward's name or "your.module:fn"; empty takes the environment's own rewards."""
 

@@ -19,7 +19,9 @@ class Env(Protocol):
 
     `stop` are strings that end the policy's turn (they belong to the action). `observe_as` says how
     an observation enters the context: "inline" (appended to the policy's own turn, as tool tags do),
-    or as a chat message with the role "user" or "tool".
+    as a chat message with the role "user" or "tool", or in place of it: "prompt" is the whole next
+    prompt, for wrappers that rewrite the history, and "raw" the same already put through the chat
+    template.
     """
 
     blocking: bool

@@ -95,9 +95,9 @@ class Turn(_Turn):
         info: dict[str, Any] | None = None,
     ) -> Turn:
         # a fresh dict each time: wrappers write into info, and must not write into each other's
-        return super().__new__(
-            cls, observation, reward, terminated, truncated, {} if info is None else info
-        )
+        # tuple's own constructor: this is on the path of every step of every environment
+        values = (observation, reward, terminated, truncated, {} if info is None else info)
+        return tuple.__new__(cls, values)
 
     @property
     def is_over(self) -> bool:

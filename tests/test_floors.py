@@ -1,7 +1,7 @@
 """The house rules about imports: files look downhill, heavy libraries wait until they are needed.
 
-Floors, from the ground: 0 types, protocols, registry, config; 1a text, actions, tools, rewards,
-envs, data; 1b algos; 2 models, engine; 3 rollout; 4 train, evaluate; 5 the rest (cli, doctor, ...).
+Floors, from the ground: 0 types, protocols, registry, config; 1a text, actions, data, tools,
+rewards, envs; 1b algos; 2 models, engine; 3 rollout; 4 train, evaluate; 5 the rest (cli, doctor, ...).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUND = {"types", "protocols", "registry", "config", "__version__"}
 for room in GROUND:
     LOOKS_AT[room] = GROUND
 below = set(GROUND)
-for room in ("text", "actions", "tools", "rewards", "envs", "data"):  # downhill in this order
+for room in ("text", "actions", "data", "tools", "rewards", "envs"):  # downhill in this order
     LOOKS_AT[room] = {room} | below
     below |= {room}
 NO_TORCH = below.copy()  # floors 0 and 1a
@@ -54,6 +54,18 @@ HEAVY = {
     "sglang",
     "mcp",
     "pyarrow",
+    "reasoning_gym",
+    "bm25s",
+    "faiss",
+    "sentence_transformers",
+    "starlette",
+    "uvicorn",
+    "httpx",
+    "msgpack",
+    "gymnasium",
+    "verifiers",
+    "openenv",
+    "gem",
 }
 MORE_THAN_ONE_FILE: dict[str, set[str]] = {
     # old tokenizer files on floor 1a, which may not see models/; GGUF vocabularies in models/

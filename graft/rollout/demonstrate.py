@@ -31,6 +31,11 @@ def demonstration(task: Task, env: Env, chat: Chat, seed: int, **args: Any) -> E
     messages = (
         [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
     )
+    if env.observe_as in ("prompt", "raw"):
+        raise ValueError(
+            f"{task.env} has a wrapper that rewrites the history, so its teacher's turns are no "
+            "single conversation; warm up without such a wrapper, or from recorded chats (sft.data)"
+        )
     trace: Sequence[tuple[Author, str]] = env.demonstrate(random.Random(seed), **args)  # type: ignore[attr-defined]
     env.close()
     tokens = chat.prompt(list(messages), tools=info.get("tools"))

@@ -93,7 +93,10 @@ class Growth:
             answer=info.get("answer", task.answer),
             data_source=task.data_source or task.env,
         )
-        tokens = setting.chat.prompt(messages, tools=info.get("tools"))
+        if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
+            tokens = setting.chat.tokenizer.encode(str(observation))
+        else:
+            tokens = setting.chat.prompt(messages, tools=info.get("tools"))
         text = "".join(str(message.get("content") or "") for message in messages)
         self.episode.append(Span(None, Author.TASK, tokens, text=text))
         self._prompt = setting.engine.open(tokens)
@@ -103,7 +106,7 @@ class Growth:
         assert self._env is not None and self._prompt is not None, "open() comes first"
         key = draw_key(self.setting.salt, self.episode.task.id, len(self.paths))
         env = await _fork_env(self._env, self.setting, self.episode.task, actions=[])
-        return self._add(Path(self, self._prompt.fork(key), env, tip=0))
+        return self._add(Path(self, len(self.paths), self._prompt.fork(key), env, tip=0))
 
     def settle(self) -> None:
         """Leaves in the order their paths began, whoever finished first."""
@@ -124,8 +127,10 @@ class Growth:
 class Path:
     """One live attempt."""
 
-    def __init__(self, growth: Growth, context: Context, env: Env, tip: int) -> None:
-        self.growth, self.context, self.env, self.tip = growth, context, env, tip
+    def __init__(self, growth: Growth, number: int, context: Context, env: Env, tip: int) -> None:
+        self.growth, self.number = growth, number
+        self.context, self.env, self.tip = context, env, tip
+        self.past: list[int] = []  # the tips of contexts that an observation has replaced
         self.actions: list[str] = []
         self.metrics: dict[str, float] = {"turns": 0.0, "tool_calls": 0.0, "tool_failures": 0.0}
         self.reward = 0.0
@@ -197,10 +202,16 @@ class Path:
     def _observe(self, turn: Turn, is_closed: bool) -> None:
         """Append the environment's words: inside the policy's own turn, or as a chat message.
 
-        A turn may say how by itself: a tool's result inline, the world's answer as a message.
+        A turn may say how by itself: a tool's result inline, the world's answer as a message. A
+        wrapper that rewrites the history gives the whole next prompt, and a new context begins.
         """
         chat, observation = self.growth.setting.chat, turn.observation
         role = turn.info.get("observe_as", self.env.observe_as)
+        if role == "prompt":
+            message = {"role": "user", "content": observation}
+            return self._begin_anew(chat.prompt([message]), observation)
+        if role == "raw":
+            return self._begin_anew(chat.tokenizer.encode(observation), observation)
         if role == "inline":
             tokens = chat.tokenizer.encode(observation)
         else:
@@ -208,6 +219,17 @@ class Path:
             tokens = chat.extend([message], closed=is_closed)
         self.tip = self.growth.episode.append(Span(self.tip, Author.ENV, tokens, text=observation))
         self.context.append(tokens)
+
+    def _begin_anew(self, tokens: list[int], text: str) -> None:
+        """Go on from a new root; the leaf will have one walk per context."""
+        growth = self.growth
+        self.past.append(self.tip)
+        self.tip = growth.episode.append(Span(None, Author.TASK, tokens, text=text))
+        self.context.close()
+        name = f"{growth.episode.task.id}/{len(self.past)}"  # its draws are its own
+        self.context = growth.setting.engine.open(
+            tokens, key=draw_key(growth.setting.salt, name, self.number)
+        )
 
     def _count(self, info: dict[str, Any]) -> None:
         if "tool" in info:
@@ -219,17 +241,18 @@ class Path:
         growth = self.growth
         key = draw_key(growth.setting.salt, growth.episode.task.id, len(growth.paths))
         env = await _fork_env(self.env, growth.setting, growth.episode.task, self.actions)
-        twin = Path(growth, self.context.fork(key), env, self.tip)
+        twin = Path(growth, len(growth.paths), self.context.fork(key), env, self.tip)
+        twin.past = [*self.past]
         twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward
         return growth._add(twin)
 
     def end(self, status: Status) -> None:
         """Become a leaf."""
         episode, reward = self.growth.episode, self.growth.setting.reward
-        self.leaf = Leaf((self.tip,), self.reward, status, metrics=self.metrics)
+        self.leaf = Leaf((*self.past, self.tip), self.reward, status, metrics=self.metrics)
         if reward is not None and self.metrics["turns"] and status.is_trainable:
             spans = [episode.spans[i] for i in episode.walk(self.tip)]
-            row = Trajectory(_as_only_leaf(episode, self.leaf), 0, 0, spans)
+            row = Trajectory(_as_only_leaf(episode, self.leaf), 0, len(self.past), spans)
             self.leaf.reward = reward(episode.task, row)
             if not math.isfinite(self.leaf.reward):
                 raise ValueError(

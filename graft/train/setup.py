@@ -61,9 +61,9 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
     dtype, note = choose_dtype(config.model.dtype, device)
     preset = preset_of(config)
     source = weights or (latest_model(config.model.path) if config.model.path else None)
-    env = env_factory(config.task.env, config.task.args)
-    held_out = env_factory(config.task.env, {**config.task.args, **config.task.eval_args})
-    tokenizer = load_tokenizer(config, source, env)
+    tokenizer = load_tokenizer(config, source)
+    env = env_factory(config, config.task.args, tokenizer)
+    held_out = env_factory(config, {**config.task.args, **config.task.eval_args}, tokenizer)
     chat = Chat(tokenizer, config.model.chat_template or None)
     if is_chatty(config, env):
         chat.check_append_only()
@@ -97,7 +97,7 @@ def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:
     """Whether turns follow each other as chat messages, so that the template must only append."""
     if not config.task.env or config.rollout.max_turns == 1:
         return False
-    return env(Task("probe", config.task.env)).observe_as != "inline"
+    return env(Task("probe", config.task.env)).observe_as in ("user", "tool")
 
 
 def preset_of(config: Config) -> Preset:
@@ -147,19 +147,22 @@ def as_part(entry: Any) -> Any:
     raise ConfigError(f"{entry!r} is neither a name nor {{name: {{key: value}}}}")
 
 
-def env_factory(env_id: str, args: dict[str, Any]) -> Callable[[Task], Env]:
-    """A fresh environment for a task."""
-    return lambda task: make_env(env_id, **args)
+def env_factory(
+    config: Config, args: dict[str, Any], tokenizer: Tokenizer
+) -> Callable[[Task], Env]:
+    """A fresh environment for a task, in the recipe's wrappers."""
+    env_id, wrappers = config.task.env, config.task.wrappers
+    return lambda task: make_env(env_id, wrappers=wrappers, tokenizer=tokenizer, **args)
 
 
-def load_tokenizer(config: Config, source: Path | None, env: Callable[[Task], Env]) -> Tokenizer:
+def load_tokenizer(config: Config, source: Path | None) -> Tokenizer:
     if source is not None:
         return open_tokenizer(source)
     alphabet = config.model.alphabet
     if alphabet == "bytes":
         return Tokenizer.bytes()
     if not alphabet and config.task.env:
-        alphabet = getattr(env(Task("probe", config.task.env)), "alphabet", "")
+        alphabet = getattr(make_env(config.task.env, **config.task.args), "alphabet", "")
     if not alphabet:
         raise ConfigError(
             f"model.alphabet is empty and environment {config.task.env!r} names no alphabet; "

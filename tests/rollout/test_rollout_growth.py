@@ -293,3 +293,66 @@ def test_dynamic_sampling_refills_flat_groups_and_never_comes_back_empty():
     kept, aside = collect_informative(iter(TASKS * 5), 3, lambda tasks: next(draws), max_rounds=3)
     assert [is_flat(e) for e in kept] == [False, False, True]
     assert len(aside) == 3
+
+
+class Rewritten(Echo):
+    """Gives the whole next prompt each turn: "1+2=", then "1+2=7", then "1+2=77"."""
+
+    observe_as = "prompt"
+
+    def respond(self, action: str) -> Turn:
+        turn = super().respond(action)
+        return turn._replace(observation="1+2=" + "7" * self.count)
+
+
+class Raw(Rewritten):
+    observe_as = "raw"
+
+
+@pytest.mark.parametrize("make_env", [Rewritten, Raw])
+def test_a_rewritten_history_is_a_new_context_and_a_row_of_its_own(make_env):
+    where = setting(make_env, sampling=Sampling(max_tokens=64))
+    (episode,) = collect(TASKS[:1], where, independent(6))
+    decode = where.chat.tokenizer.decode
+    done = [n for n, leaf in enumerate(episode.leaves) if leaf.status is Status.DONE]
+    assert done
+    for number in done:
+        rows = [row for row in episode.trajectories() if row.leaf_index == number]
+        prompts = [decode(row.spans[0].tokens) for row in rows]
+        assert prompts == ["1+2=", "1+2=7", "1+2=77"]
+        assert all([s.author for s in row.spans] == [Author.TASK, Author.POLICY] for row in rows)
+        assert rows[0].leaf.reward == 6.0
+    rows = rows_of([episode])
+    batch = to_batch(rows)
+    assert batch.leaf.unique().numel() == len({row.leaf_index for row in rows})
+    with torch.no_grad():
+        logp, _ = Forest(rows, batch.mask, torch.device("cpu")).logprobs(where.engine.decoder)
+    torch.testing.assert_close(logp[batch.mask], batch.logprobs[batch.mask], atol=1e-5, rtol=0)
+
+
+def test_contexts_of_one_path_draw_independently_and_the_same_again():
+    texts = []
+    for _ in range(2):
+        where = setting(Rewritten, sampling=Sampling(max_tokens=64))
+        (episode,) = collect(TASKS[:1], where, independent(6))
+        texts.append([s.text for s in episode.spans if s.author is Author.POLICY])
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > len(texts[0]) // 2
+
+
+def test_a_fork_keeps_the_contexts_before_it():
+    async def run():
+        where = setting(Rewritten, sampling=Sampling(max_tokens=64))
+        async with Growth(TASKS[0], where) as growth:
+            await growth.open()
+            path = await growth.root()
+            while path.is_live and not path.past:
+                await path.turn()
+            twin = await path.fork()
+            await asyncio.gather(path.finish(), twin.finish())
+            growth.settle()
+            return growth.episode
+
+    episode = asyncio.run(run())
+    first, second = episode.leaves
+    assert first.tips[0] == second.tips[0] and len(first.tips) > 1
