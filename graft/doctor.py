@@ -1,0 +1,108 @@
+"""Is this machine ready? One line per thing that a run may ask of it, with the remedy."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
+from importlib.util import find_spec
+from typing import NamedTuple
+
+PASS, WARN, FAIL = "pass", "warn", "fail"
+
+EXTRAS = {
+    "envs": ("reasoning_gym",),
+    "search": ("bm25s",),
+    "dense": ("sentence_transformers", "faiss"),
+    "serve": ("starlette", "uvicorn", "msgpack"),
+    "mcp": ("mcp",),
+    "hub": ("datasets",),
+}
+"""Extra -> the modules that it brings."""
+
+
+class Check(NamedTuple):
+    name: str
+    verdict: str
+    seen: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verdict}  {self.name:<10} {self.seen}" + (
+            f"\n      {'':<10} -> {self.remedy}" if self.remedy else ""
+        )
+
+
+def examine() -> Iterator[Check]:
+    for look in (python, torch, device, sandbox, extras, disk):
+        yield from look()
+
+
+def python() -> Iterable[Check]:
+    seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < (3, 11):
+        return [Check("python", FAIL, seen, "graft needs Python 3.11 or newer")]
+    return [Check("python", PASS, seen)]
+
+
+def torch() -> Iterable[Check]:
+    seen = []
+    for name, least in (("torch", (2, 11)), ("transformers", (5, 16))):
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return [Check("packages", FAIL, f"{name} is not installed", "pip install graft-rl")]
+        seen.append(f"{name} {version}")
+        if tuple(int(part) for part in version.split("+")[0].split(".")[:2]) < least:
+            wanted = ".".join(map(str, least))
+            return [Check("packages", FAIL, seen[-1], f"pip install '{name}>={wanted}'")]
+    return [Check("packages", PASS, ", ".join(seen))]
+
+
+def device() -> Iterable[Check]:
+    from torch import cuda
+
+    if not cuda.is_available():
+        return [Check("device", PASS, "CPU (no CUDA device is visible); models run in float32")]
+    name, size = cuda.get_device_name(0), cuda.get_device_properties(0).total_memory
+    return [Check("device", PASS, f"{cuda.device_count()} x {name}, {size / 2**30:.0f} GiB")]
+
+
+def sandbox() -> Iterable[Check]:
+    from graft.tools.sandbox import SandboxUnavailable, choose, methods
+
+    tried = [(name, works, why) for name, works, why in methods() if name != "none"]
+    others = "; ".join(f"{name}: {'works' if works else why}" for name, works, why in tried)
+    try:
+        return [Check("sandbox", PASS, f"{choose()} ({others})")]
+    except SandboxUnavailable:
+        remedy = "install bubblewrap, or allow user namespaces; code tasks are refused until then"
+        return [Check("sandbox", WARN, f"no method works ({others})", remedy)]
+
+
+def extras() -> Iterable[Check]:
+    absent = [
+        extra for extra, modules in EXTRAS.items() if not all(find_spec(m) for m in modules)
+    ]
+    if not absent:
+        return [Check("extras", PASS, ", ".join(EXTRAS))]
+    remedy = f'if you want them: pip install "graft-rl[{",".join(absent)}]"'
+    return [Check("extras", WARN, f"not installed: {', '.join(absent)}", remedy)]
+
+
+def disk() -> Iterable[Check]:
+    free = shutil.disk_usage(".").free / 2**30
+    if free < 2:
+        return [Check("disk", WARN, f"{free:.1f} GiB free here", "checkpoints may not fit")]
+    return [Check("disk", PASS, f"{free:.0f} GiB free here")]
+
+
+def report(say: Callable[[str], None]) -> list[Check]:
+    """Every check, said as it is made."""
+    found: list[Check] = []
+    for check in examine():
+        say(str(check))
+        found.append(check)
+    return found

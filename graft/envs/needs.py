@@ -1,0 +1,48 @@
+"""Can an environment run on this machine? `Entry.needs` against what is really here."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+from graft.envs.catalogue import Entry
+
+
+def missing(entry: Entry) -> str:
+    """What an entry lacks here, with the way to get it; "" if it can run.
+
+    Entry(..., needs=("package:reasoning-gym",)) -> 'pip install "graft-rl[envs]"'
+    """
+    return "; ".join(filter(None, map(_lack, entry.needs)))
+
+
+@cache  # three hundred ids share a handful of needs
+def _lack(need: str) -> str:
+    kind, _, name = need.partition(":")
+    return LOOK[kind](name)
+
+
+def _package(name: str) -> str:
+    is_here = find_spec(name.replace("-", "_")) is not None
+    return "" if is_here else 'pip install "graft-rl[envs]"'
+
+
+def _data(hub_id: str) -> str:
+    from graft.envs.dataset import locate
+
+    if locate(hub_id) is not None:
+        return ""
+    if "/" not in hub_id:  # not on the hub: a file that the user has
+        return "a local file, data=PATH"
+    return f"the dataset {hub_id}, or data=PATH"
+
+
+def _sandbox(_: str) -> str:
+    from graft.tools.sandbox import methods
+
+    if any(works for name, works, _ in methods() if name != "none"):
+        return ""
+    return "a sandbox for untrusted code, see graft doctor"
+
+
+LOOK = {"package": _package, "data": _data, "sandbox": _sandbox}

@@ -1,0 +1,83 @@
+"""Every environment of the table, ready to run: ids that need data get a few made rows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from graft.envs import ENVS, make
+from graft.envs.catalogue import family_of
+from graft.types import Author, Turn
+
+MATH = [
+    {"problem": f"What is {n} + {n + 1}?", "question": f"{n}+{n + 1}?", "answer": str(2 * n + 1)}
+    for n in range(3, 40)
+]
+QA = [
+    {"problem": f"Who is number {n}?", "question": f"Who is number {n}?", "answer": [f"Person {n}"]}
+    for n in range(37)
+]
+LOGIC = [{"question": f"Is {n} even?", "answer": str(n % 2 == 0)} for n in range(37)]
+CODE = [
+    {
+        "problem": f"Read a number and print it plus {n}.",
+        "tests": {"inputs": ["1\n", "5\n"], "outputs": [f"{1 + n}\n", f"{5 + n}\n"]},
+    }
+    for n in range(37)
+]
+REWRITTEN = [
+    {
+        "question_rewrite": f"Ann has {n} apples and buys {n} more. How many has she?",
+        "answer": f"{n}+{n}={2 * n}\n#### {2 * n}",
+        "extra_info": {"rewrite_tag": "yes"},
+    }
+    for n in range(1000, 1400, 10)
+]
+EVAL_QA = set(
+    "QaOpen 2Wiki PopQA TriviaQA HotpotQA Bamboogle NaturalQuestions Musique".split()  # noqa: SIM905
+)
+
+
+def rows_for(env_id: str) -> list[dict[str, Any]]:
+    """A made dataset with the columns of the real one."""
+    family, _, name = env_id.partition(":")
+    if family == "code" or name == "CodeContest":
+        return CODE
+    if family == "qa" or name in EVAL_QA:
+        return QA
+    if family == "logic":
+        return LOGIC
+    return MATH
+
+
+def build(env_id: str, **kwargs: Any) -> Any:
+    needs = ENVS[env_id].needs
+    if any(need.startswith("data:") for need in needs):
+        kwargs = {"rows": REWRITTEN if family_of(env_id) == "earl" else rows_for(env_id), **kwargs}
+    return make(env_id, **kwargs)
+
+
+def teacher(env: Any, seed: int = 0) -> list[str] | None:
+    """What the policy says in the env's own demonstration, None where it has no teacher."""
+    try:
+        told = env.demonstrate(random.Random(seed))
+    except NotImplementedError:
+        return None
+    return [text for author, text in told if author is Author.POLICY]
+
+
+def scripted(env_id: str, seed: int, count: int = 4) -> list[str]:
+    """A mixed list of actions for the instance of this seed: random ones, the teacher's, nonsense."""
+    env = build(env_id)
+    env.reset(seed)
+    actions = [env.sample_random_action() for _ in range(count)]
+    return [*actions, *(teacher(env) or [])[:4], env.sample_random_action(), "é\x00"]
+
+
+def play(env: Any, actions: list[str]) -> list[Turn]:
+    turns: list[Turn] = []
+    for action in actions:
+        turns.append(env.step(action))
+        if turns[-1].is_over:
+            break
+    return turns
