@@ -7,14 +7,14 @@ has all the methods of `random.Random`, each drawing from `getrandbits`.
 
 from __future__ import annotations
 
-import random
+from random import Random, SystemRandom
 from typing import Any
 
 MASK = (1 << 64) - 1
 STRIDE = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: the counter visits every value once
 
 
-class Dice(random.Random):
+class Dice(Random):
     """SplitMix64 (Steele, Lea, Flood 2014): a counter, and a hash of it for every 64 bits.
 
     >>> dice = Dice(7)
@@ -26,7 +26,7 @@ class Dice(random.Random):
 
     def seed(self, a: Any = None, version: int = 2) -> None:
         """Start the stream that `a` names, a whole number of 64 bits; None takes any stream."""
-        self.state = random.SystemRandom().getrandbits(64) if a is None else a & MASK
+        self.state = SystemRandom().getrandbits(64) if a is None else a & MASK
 
     def getrandbits(self, k: int, /) -> int:
         # one draw is nearly always enough; written out because every game lives on it
@@ -41,10 +41,10 @@ class Dice(random.Random):
     def random(self) -> float:
         return self.getrandbits(53) * 2.0**-53
 
-    def getstate(self) -> int:
+    def getstate(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.state
 
-    def setstate(self, state: int) -> None:
+    def setstate(self, state: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.state = state
 
-    gauss = random.Random.normalvariate  # the built-in one keeps half of a pair beside the state
+    gauss = Random.normalvariate  # the built-in one keeps half of a pair beside the state
