@@ -1,0 +1,233 @@
+"""Answers to queries, kept in one SQLite file, so that a run can be repeated without its source.
+
+The file is in WAL mode: any number of threads and processes of one machine read and write it at
+once, and what `put` returned is on disk, whoever is killed or unplugged afterwards. (WAL needs a
+local disk. On network file systems give each machine a file of its own.)
+
+    cache.put("bm25:4f:9c", "capital of peru", 3, [Hit("7", "Lima", "Lima is ...", 5.1)])
+    cache.get("bm25:4f:9c", "capital of peru", 3)    the same hits
+    cache.get("bm25:4f:9c", "capital of peru", 5)    None: a different question to the source
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graft.data.corpus import whole
+from graft.tools.errors import ToolError
+from graft.tools.search.source import Hit
+
+Answer = list[Hit] | str
+"""What a source found, or a text that was imported as it is."""
+
+IMPORTED = "*"
+"""The source of imported answers. They serve for every source and every topk."""
+
+BUSY = 30.0  # seconds to wait for other writers
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS answers (
+    source TEXT NOT NULL, query TEXT NOT NULL, topk INTEGER NOT NULL,
+    answer TEXT NOT NULL, stored REAL NOT NULL,
+    PRIMARY KEY (source, query, topk)
+)"""
+
+
+class CacheMiss(ToolError):
+    """A query that was never recorded."""
+
+
+class CacheBroken(ToolError):
+    """A file that cannot be read or written: no cache, no space, no right to."""
+
+
+class Entry(NamedTuple):
+    source: str
+    query: str
+    topk: int
+    answer: Answer
+
+
+class SearchCache:
+    """One cache file. `read_only` never creates or changes it and works on read-only media."""
+
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        self.path = Path(path)
+        self.read_only = read_only
+        if read_only and not self.path.is_file():
+            raise ValueError(f"no search cache {str(path)!r}; record one with cache_mode=record")
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._left: list[sqlite3.Connection] = []
+        _caches.add(self)
+        try:
+            self._do("SELECT 1 FROM answers LIMIT 1")
+        except CacheBroken as error:
+            self.close()
+            raise ValueError(f"cannot use the search cache {error}") from error
+
+    def get(self, source: str, query: str, topk: int) -> Answer | None:
+        """The stored answer, or None. Only blanks around the query are ignored."""
+        key = _key(query)
+        # imported caches were filled by a tool that took double quotes out of its queries
+        keys = [(source, key, topk), (IMPORTED, key, 0), (IMPORTED, _key(key.replace('"', "")), 0)]
+        for one in keys:
+            found = self._do(
+                "SELECT answer FROM answers WHERE source = ? AND query = ? AND topk = ?", one
+            )
+            if found:
+                return _decode(found[0][0])
+        return None
+
+    def put(self, source: str, query: str, topk: int, answer: Answer) -> Answer:
+        """Store an answer and return the one that counts.
+
+        Of two rollouts that ask the same at once the first to store wins and both get its answer,
+        so that a replay shows each what it saw.
+        """
+        key = (source, _key(query), topk)
+        self._write([(*key, _encode(answer), time.time())], "DO NOTHING")
+        found = self._do(
+            "SELECT answer FROM answers WHERE source = ? AND query = ? AND topk = ?", key
+        )
+        return _decode(found[0][0])
+
+    def put_imported(self, answers: Iterable[tuple[str, str]]) -> None:
+        """Texts from elsewhere, by query; they replace what was imported before."""
+        now = time.time()
+        self._write(
+            [(IMPORTED, _key(query), 0, _encode(text), now) for query, text in answers],
+            "DO UPDATE SET answer = excluded.answer, stored = excluded.stored",
+        )
+
+    def sources(self) -> list[str]:
+        """Fingerprints of the sources that answers were recorded from."""
+        found = self._do(
+            "SELECT DISTINCT source FROM answers WHERE source != ? ORDER BY source", (IMPORTED,)
+        )
+        return [source for (source,) in found]
+
+    def entries(self) -> Iterator[Entry]:
+        """Everything, in the order it was stored."""
+        for source, query, topk, answer in self._do(
+            "SELECT source, query, topk, answer FROM answers ORDER BY stored, source, query, topk"
+        ):
+            yield Entry(source, query, topk, _decode(answer))
+
+    def __len__(self) -> int:
+        return self._do("SELECT COUNT(*) FROM answers")[0][0]
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _write(self, rows: list[tuple[Any, ...]], on_conflict: str) -> None:
+        with self._ready() as connection:
+            # one transaction: all or nothing; IMMEDIATE waits for its turn before it starts
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany(
+                    "INSERT INTO answers VALUES (?, ?, ?, ?, ?) "
+                    f"ON CONFLICT (source, query, topk) {on_conflict}",
+                    rows,
+                )
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def _do(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._ready() as connection:
+            return connection.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _ready(self) -> Iterator[sqlite3.Connection]:
+        """The one connection of this process, for one thread at a time."""
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = _open(self.path, self.read_only)
+                yield self._connection
+            except (sqlite3.Error, OSError) as error:
+                raise CacheBroken(f"{self.path}: {error}") from error
+
+    def _after_fork(self) -> None:
+        """SQLite forbids a child even to close its parent's connection: keep it and never touch it."""
+        self._lock = threading.Lock()
+        if self._connection is not None:
+            self._left.append(self._connection)
+            self._connection = None
+
+
+def _open(path: Path, read_only: bool) -> sqlite3.Connection:
+    mode = "ro" if read_only else "rwc"
+    if read_only and not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+        mode = "ro&immutable=1"  # WAL would need a file beside it even for reading
+    if not read_only:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=BUSY,
+        isolation_level=None,
+        check_same_thread=False,  # guarded by the lock
+    )
+    try:
+        if not read_only:
+            _prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    end = time.monotonic() + BUSY
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            break
+        except sqlite3.OperationalError as error:
+            # the switch to WAL does not wait for its turn as other statements do
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+    if mode != "wal":
+        raise OSError(f"its file system does not allow WAL mode (it stays in {mode!r})")
+    connection.execute("PRAGMA synchronous = FULL")  # a commit is on disk when it returns
+    connection.execute(_SCHEMA)
+
+
+def _key(query: str) -> str:
+    return whole(query).strip()
+
+
+def _encode(answer: Answer) -> str:
+    return json.dumps(answer)
+
+
+def _decode(text: str) -> Answer:
+    found = json.loads(text)
+    return found if isinstance(found, str) else [Hit(*hit) for hit in found]
+
+
+_caches: weakref.WeakSet[SearchCache] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for cache in list(_caches):
+        cache._after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_all)

@@ -1,0 +1,145 @@
+"""Search by meaning: documents and queries as vectors (sentence-transformers), compared by faiss."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graft.tools.search.source import Hit
+from graft.tools.search.store import Corpus, Documents, build_once, short_hash
+
+CHUNK = 4096  # documents turned into vectors at a time
+
+
+class Dense:
+    """The documents whose vectors have the largest inner product (cosine) with the query's.
+
+    `model` is a folder or a hub name. Some models were trained with a marker before each text and
+    need it here: for the e5 family `query_prefix="query: ", document_prefix="passage: "`. `kind` is a
+    faiss factory string: "Flat" compares with every document, exactly; "HNSW64" is the approximate
+    one for corpora of millions. `vectors` is a faiss index file that exists already, made from this
+    corpus in its order; then nothing is computed but the queries.
+    """
+
+    def __init__(
+        self,
+        corpus: str,
+        *,
+        model: str,
+        query_prefix: str = "",
+        document_prefix: str = "",
+        kind: str = "Flat",
+        vectors: str | None = None,
+        device: str | None = None,
+        index: str | None = None,
+    ) -> None:
+        self.corpus = Corpus(corpus, index)
+        if vectors is not None and not Path(vectors).is_file():
+            raise ValueError(f"no faiss index file {vectors!r}")
+        self.model, self.vectors, self.kind, self.device = model, vectors, kind, device
+        self.query_prefix, self.document_prefix = query_prefix, document_prefix
+        made = [_identity(model), document_prefix, kind]
+        given = [str(Path(vectors).resolve()), Path(vectors).stat().st_size] if vectors else None
+        self.fingerprint = f"dense:{self.corpus.hash}:{short_hash([made, query_prefix, given])}"
+        self._folder = self.corpus.folder / f"dense-{short_hash(made)}"
+        self._lock = threading.Lock()
+        self._opened: tuple[Documents, Any, Any] | None = None
+
+    def open(self) -> None:
+        with self._lock:
+            self._open()
+
+    def _open(self) -> tuple[Documents, Any, Any]:
+        if self._opened is None:
+            faiss, _ = _libraries()
+            documents, encoder = self.corpus.documents(), self._encoder()
+            file = self.vectors
+            if file is None:
+                folder = build_once(
+                    self._folder, lambda folder: self._build(documents, encoder, folder)
+                )
+                file = str(folder / "vectors.faiss")
+            index = faiss.read_index(file, faiss.IO_FLAG_MMAP_IFC)
+            if index.ntotal != len(documents):
+                raise ValueError(
+                    f"{file} holds {index.ntotal} vectors, but {self.corpus.path} has "
+                    f"{len(documents)} documents; they must be made from one another"
+                )
+            self._opened = documents, index, encoder
+        return self._opened
+
+    def _build(self, documents: Documents, encoder: Any, folder: Path) -> None:
+        faiss, _ = _libraries()
+        index = None
+        for start in range(0, len(documents), CHUNK):
+            numbers = range(start, min(start + CHUNK, len(documents)))
+            texts = [self.document_prefix + documents[number].contents for number in numbers]
+            vector_DH = _vectors(encoder, texts)
+            if index is None:
+                width = vector_DH.shape[1]
+                index = faiss.index_factory(width, self.kind, faiss.METRIC_INNER_PRODUCT)
+            if not index.is_trained:
+                index.train(vector_DH)
+            index.add(vector_DH)
+        faiss.write_index(index, str(folder / "vectors.faiss"))
+
+    def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        if not queries:
+            return []
+        with self._lock:  # one model: callers take turns, a server sends them in batches
+            documents, index, encoder = self._open()
+            vector_QH = _vectors(encoder, [self.query_prefix + query for query in queries])
+            score_QK, number_QK = index.search(vector_QH, min(topk, len(documents)))
+        return [
+            # -1 fills up what an approximate index did not find
+            [Hit(*documents[n], float(s)) for n, s in zip(numbers, scores, strict=True) if n >= 0]
+            for numbers, scores in zip(number_QK.tolist(), score_QK.tolist(), strict=True)
+        ]
+
+    def _encoder(self) -> Any:
+        _, SentenceTransformer = _libraries()
+        try:
+            return SentenceTransformer(self.model, device=self.device)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"cannot load the embedding model {self.model!r}: {error}; give the folder of a "
+                "sentence-transformers model, or fetch it with `hf download`"
+            ) from error
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        import faiss
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError(
+            'search with source="dense" needs sentence-transformers and faiss: '
+            'pip install "graft-rl[dense]"'
+        ) from error
+    return faiss, SentenceTransformer
+
+
+def _vectors(encoder: Any, texts: list[str]) -> np.ndarray:
+    """Unit vectors, [texts, width], float32."""
+    found = encoder.encode(
+        texts, convert_to_numpy=True, normalize_embeddings=True, show_progress_bar=False
+    )
+    return np.ascontiguousarray(found, dtype=np.float32)
+
+
+def _identity(model: str) -> str:
+    """A hub name stands for itself; a folder for the weights in it, wherever it lies."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return model
+    found = hashlib.blake2b(digest_size=16)
+    weights = (*folder.rglob("*.safetensors"), *folder.rglob("*.bin"), *folder.rglob("*.json"))
+    for path in sorted(weights):
+        with path.open("rb") as file:
+            found.update(hashlib.file_digest(file, hashlib.blake2b).digest())
+    return found.hexdigest()

@@ -1,0 +1,96 @@
+"""Search by asking a retrieval service over HTTP; the messages are those of `wire`."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from http.client import HTTPException
+
+from graft.tools.errors import ToolError
+from graft.tools.search.source import Hit
+from graft.tools.search.wire import TYPES, BadMessage, read_reply, write_request
+
+MAX_REPLY = 64 * 2**20  # bytes; more is no list of documents
+FIRST_PAUSE = 0.1  # seconds before the second attempt, doubled from then on
+
+
+class Http:
+    """A service at `url`, Search-R1's (`wire="json"`) or GEM's (`wire="msgpack"`).
+
+    "http://host:8000" means http://host:8000/retrieve. `timeout` is for a whole request with all its
+    attempts: what is refused at once or answered with 429 or 5xx is tried again after 0.1, 0.2, ...
+    seconds for as long as that leaves time. Other answers are final. A service that falls silent in
+    the middle of its reply is given the same time once more.
+    """
+
+    def __init__(
+        self, url: str, *, wire: str = "json", timeout: float = 5.0, retries: int = 2
+    ) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"search url {url!r} is not of the form http://host:port/retrieve")
+        if wire not in TYPES:
+            raise ValueError(f"wire={wire!r}; known: {', '.join(TYPES)} (Search-R1's, GEM's)")
+        if timeout <= 0 or retries < 0:
+            raise ValueError(f"timeout={timeout} must be above 0, retries={retries} at least 0")
+        self.url = parts._replace(path="/retrieve").geturl() if parts.path in "/" else url
+        self.wire, self.timeout, self.retries = wire, timeout, retries
+        self.fingerprint = f"http:{self.url}"
+
+    def open(self) -> None:
+        """Nothing to prepare: the service may still be starting."""
+
+    def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        if self.wire == "json":
+            return self._ask(queries, topk) if queries else []
+        return [self._ask([query], topk)[0] for query in queries]  # this wire holds one query
+
+    def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        body = write_request(queries, topk, self.wire)
+        end = time.monotonic() + self.timeout
+        fault = ToolError(f"{self.url} was never asked")
+        for attempt in range(self.retries + 1):
+            try:
+                data = self._post(body, end)
+                found = read_reply(data, len(queries), is_single=self.wire == "msgpack")
+                return [hits[:topk] for hits in found]  # web services may not know `topk`
+            except urllib.error.HTTPError as error:
+                with error:  # it holds the connection
+                    said = error.read(300).decode("utf-8", "replace").strip()
+                fault = ToolError(f"{self.url} answered {error.code}: {said or error.reason}")
+                if error.code != 429 and error.code < 500:
+                    raise fault from error
+            except TimeoutError as error:
+                raise ToolError(f"{self.url} gave no answer in {self.timeout:g} s") from error
+            except ValueError as error:  # BadMessage, or a row that is no document
+                raise ToolError(f"{self.url} sent no usable reply: {error}") from error
+            except (OSError, HTTPException) as error:
+                reason = getattr(error, "reason", error)
+                if isinstance(reason, TimeoutError):
+                    raise ToolError(f"{self.url} gave no answer in {self.timeout:g} s") from error
+                fault = ToolError(f"cannot reach {self.url}: {reason}")
+            pause = FIRST_PAUSE * 2**attempt
+            if attempt == self.retries or time.monotonic() + pause >= end:
+                break
+            time.sleep(pause)
+        raise fault
+
+    def _post(self, body: bytes, end: float) -> bytes:
+        request = urllib.request.Request(
+            self.url, body, {"Content-Type": TYPES[self.wire]}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=max(end - time.monotonic(), 0.001)) as reply:
+            parts: list[bytes] = []
+            size = 0
+            # piece by piece: the socket's own timeout starts anew with every byte of a slow reply
+            while part := reply.read1(65536):
+                parts.append(part)
+                size += len(part)
+                if size > MAX_REPLY:
+                    raise BadMessage(f"more than {MAX_REPLY} bytes")
+                if time.monotonic() > end:
+                    raise TimeoutError
+        return b"".join(parts)

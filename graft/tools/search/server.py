@@ -1,0 +1,141 @@
+"""A retrieval service over any source: POST /retrieve in both forms of `wire`, GET /health.
+
+Requests that come within a few milliseconds of each other are put to the source in one call, each
+with its own topk and with or without scores as it asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from graft.tools.errors import ToolError
+from graft.tools.search.source import MAX_TOPK, Hit, Source
+from graft.tools.search.wire import TYPES, BadMessage, read_request, write_reply
+
+MAX_BODY = 8 * 2**20  # bytes
+MAX_BATCH = 256  # queries in one call of the source
+
+
+class Asked(NamedTuple):
+    query: str
+    topk: int
+    answer: asyncio.Future[list[Hit]]
+
+
+class Batcher:
+    """Gathers queries for `wait` seconds and asks the source once; while it works, more gather."""
+
+    def __init__(self, source: Source, wait: float) -> None:
+        self.source, self.wait = source, wait
+        self.queue: asyncio.Queue[Asked] = asyncio.Queue()
+
+    async def ask(self, query: str, topk: int) -> list[Hit]:
+        if not query.strip():
+            return []
+        asked = Asked(query, topk, asyncio.get_running_loop().create_future())
+        self.queue.put_nowait(asked)
+        return await asked.answer
+
+    async def run(self) -> None:
+        while True:
+            batch = [await self.queue.get()]
+            if self.wait:
+                await asyncio.sleep(self.wait)
+            while len(batch) < MAX_BATCH and not self.queue.empty():
+                batch.append(self.queue.get_nowait())
+            by_topk: dict[int, list[Asked]] = defaultdict(list)
+            for asked in batch:
+                if not asked.answer.done():  # its client has gone
+                    by_topk[asked.topk].append(asked)
+            # one call for each topk: an approximate index may order the first three of ten otherwise
+            for topk, group in by_topk.items():
+                await self._answer(group, topk)
+
+    async def _answer(self, group: list[Asked], topk: int) -> None:
+        queries = [asked.query for asked in group]
+        try:
+            answers = await asyncio.to_thread(self.source.retrieve, queries, topk)
+            for asked, hits in zip(group, answers, strict=True):
+                if not asked.answer.done():
+                    asked.answer.set_result(hits)
+        except Exception as error:  # belongs to those who asked; the service itself goes on
+            for asked in group:
+                if not asked.answer.done():
+                    asked.answer.set_exception(error)
+
+
+def build_app(source: Source, topk: int = 3, *, wait: float = 0.01) -> Any:
+    """The service as an ASGI application; it opens the source when it starts.
+
+    `topk` is for requests that name none; `wait` is the time in seconds to gather a batch.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.requests import ClientDisconnect, Request
+        from starlette.responses import JSONResponse, PlainTextResponse, Response
+        from starlette.routing import Route
+    except ImportError as error:
+        raise ImportError(
+            'a retrieval service needs starlette and uvicorn: pip install "graft-rl[serve]"'
+        ) from error
+    if not 1 <= topk <= MAX_TOPK:
+        raise ValueError(f"topk={topk} is not between 1 and {MAX_TOPK}")
+    batcher: Batcher
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        nonlocal batcher
+        await asyncio.to_thread(source.open)
+        batcher = Batcher(source, wait)
+        task = asyncio.create_task(batcher.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def retrieve(request: Request) -> Response:
+        body = bytearray()
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:
+                    return PlainTextResponse(f"more than {MAX_BODY} bytes", 413)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        try:
+            asked = read_request(bytes(body))
+        except (BadMessage, ImportError) as error:  # ImportError: msgpack came, but cannot be read
+            return PlainTextResponse(str(error), 400)
+        try:
+            answers = await asyncio.gather(
+                *(batcher.ask(query, asked.topk or topk) for query in asked.queries)
+            )
+        except ToolError as error:
+            return PlainTextResponse(f"the source failed: {error}", 502)
+        return Response(write_reply(asked, answers), media_type=TYPES[asked.wire])
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "source": source.fingerprint, "topk": topk})
+
+    routes = [
+        Route("/retrieve", retrieve, methods=["POST"]),
+        Route("/health", health, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def serve(source: Source, host: str = "127.0.0.1", port: int = 8000, topk: int = 3) -> None:
+    """Answer until interrupted. Port 0 takes a free one; the address is printed either way."""
+    app = build_app(source, topk)
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ImportError(
+            'a retrieval service needs starlette and uvicorn: pip install "graft-rl[serve]"'
+        ) from error
+    uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)

@@ -1,0 +1,99 @@
+"""Where documents come from: one interface, and the table of what offers it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from graft.registry import resolve
+
+MAX_QUERY = 4000  # characters; a question is shorter, a pasted transcript is not a query
+MAX_TOPK = 1000
+
+
+class Hit(NamedTuple):
+    """One document that was found. `score` orders hits of one query; services may leave it out."""
+
+    id: str
+    title: str
+    text: str
+    score: float | None = None
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Finds documents. Called from many threads at once.
+
+    `fingerprint` names what the answers depend on (corpus, settings, address), so that an answer
+    recorded from one source is never passed off as another's. `open` does what takes long (build or
+    load an index); it may be called often. A service that does not answer raises ToolError.
+    """
+
+    fingerprint: str
+
+    def open(self) -> None: ...
+    def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]: ...
+
+
+SOURCES: dict[str, Any] = {
+    "bm25": "graft.tools.search.bm25:Bm25",
+    "dense": "graft.tools.search.dense:Dense",
+    "http": "graft.tools.search.http:Http",
+}
+"""Name -> the source's class, or where to import it from."""
+
+_alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+_alive_lock = threading.Lock()
+
+
+def make_source(name: str, **options: Any) -> Source:
+    """The source called `name` (or "your.module:Class"), not opened yet.
+
+    Equal arguments over an unchanged corpus give the same object for as long as somebody holds it:
+    64 envs that search one corpus load its index once.
+    """
+    kind = resolve(name, SOURCES, "search source")
+    takes = inspect.signature(kind)
+    try:
+        takes.bind(**options)
+    except TypeError as error:
+        names = ", ".join(takes.parameters)
+        raise ValueError(f"search source {name!r}: {error}; it takes: {names}") from None
+    made = kind(**options)
+    key = (kind, made.fingerprint, repr(sorted(options.items())))
+    with _alive_lock:
+        return _alive.setdefault(key, made)
+
+
+def pick_source(
+    source: str | Source | None,
+    corpus: str | None,
+    url: str | None,
+    timeout: float,
+    options: dict[str, Any],
+) -> Source:
+    """The source that a tool's arguments describe."""
+    if source is not None and not isinstance(source, str):
+        extra = [*options, *(["corpus"] if corpus else []), *(["url"] if url else [])]
+        if extra:
+            raise ValueError(f"a source object is complete; take away {', '.join(extra)}")
+        return source
+    if corpus and url:
+        raise ValueError("both corpus= and url= are given; search in one of them")
+    url = url or (None if corpus else os.environ.get("SEARCH_URL"))
+    name = source or ("bm25" if corpus else "http")
+    if name == "http":
+        if corpus:
+            raise ValueError("source='http' searches behind a url; corpus= is for bm25 and dense")
+        if not url:
+            raise ValueError(
+                'nothing to search in: give corpus=FILE (or corpus="small"), or url=, or set SEARCH_URL'
+            )
+        return make_source(name, url=url, timeout=timeout, **options)
+    if corpus:
+        options = {**options, "corpus": corpus}
+    return make_source(name, **options)

@@ -1,0 +1,182 @@
+"""Indexes on disk: built once, shared by every process, never seen half written.
+
+    ROOT/<hash of the corpus>/documents/       the documents, one JSON list per line, and offsets
+    ROOT/<hash of the corpus>/bm25-<hash>/     an index, named by its settings
+    ROOT/<hash of the corpus>/dense-<hash>/
+
+Names come from contents: a corpus that changed has another hash, so an old index is never used for
+it, and two copies of one corpus share theirs. ROOT is `index=` of a source, else $GRAFT_CACHE/search,
+else ~/.cache/graft/search. Folders of corpora no longer used may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from graft.data.corpus import Document, read_documents
+from graft.data.rows import DataError
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Part of every corpus hash: raise it when the layout of these folders changes."""
+SMALL = Path(__file__).parent / "small.jsonl"
+"""The corpus that ships with graft: `corpus="small"`."""
+PATIENCE = 3600.0
+"""Seconds to wait for another process that builds the same index, before building our own."""
+
+
+class Corpus:
+    """A corpus file and the folder of everything built from it."""
+
+    def __init__(self, path: str, index: str | None = None) -> None:
+        self.path = SMALL if path == "small" else Path(path)
+        if not self.path.is_file():
+            raise ValueError(
+                f"no corpus file {path!r}; give a .jsonl or .parquet file with rows "
+                '{id, contents: "Title\\ntext"} or {title, text}, or "small" for the one that ships'
+            )
+        facts = self.path.stat()
+        self.hash = _hash_of_file(str(self.path.resolve()), facts.st_size, facts.st_mtime_ns)
+        self.folder = (Path(index) if index else default_root()) / self.hash
+
+    def documents(self) -> Documents:
+        folder = build_once(self.folder / "documents", self._write)
+        return Documents(folder)
+
+    def _write(self, folder: Path) -> None:
+        if write_documents(read_documents(str(self.path)), folder) == 0:
+            raise DataError(f"{self.path} has no rows, so there is nothing to search in")
+
+
+class Documents:
+    """Random access to a corpus that may be larger than memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+        with (folder / "documents.jsonl").open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, number: int) -> Document:
+        start, end = int(self._offsets[number]), int(self._offsets[number + 1])
+        return Document(*json.loads(self._bytes[start:end]))
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self[number] for number in range(len(self)))
+
+
+def write_documents(documents: Iterator[Document], folder: Path) -> int:
+    """`documents` in the form that `Documents` reads; how many there were."""
+    offsets = array("q", [0])
+    with (folder / "documents.jsonl").open("wb") as file:
+        for document in documents:
+            line = json.dumps(document, ensure_ascii=False).encode("utf-8") + b"\n"
+            file.write(line)
+            offsets.append(offsets[-1] + len(line))
+    np.save(folder / "offsets.npy", np.array(offsets, dtype=np.int64))
+    return len(offsets) - 1
+
+
+def default_root() -> Path:
+    if cache := os.environ.get("GRAFT_CACHE"):
+        return Path(cache) / "search"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graft" / "search"
+
+
+def short_hash(settings: Any) -> str:
+    """A name for settings: equal ones give equal names, on every machine."""
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """`folder`, filled by `build` if it does not exist yet.
+
+    `build` writes into a temporary folder that is renamed when it is complete, so that a folder by
+    its final name is always whole, whoever was killed. The lock only spares work: of many processes
+    that start together one builds and the others wait for it.
+    """
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(folder.name + ".lock")) as is_ours:
+            if folder.is_dir():
+                return folder
+            if is_ours:  # nobody else is at work, so what lies there was left by the dead
+                for left in folder.parent.glob(f"{folder.name}.part-*"):
+                    shutil.rmtree(left, ignore_errors=True)
+            part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
+            try:
+                build(part)
+                _to_disk(part)
+                part.rename(folder)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        if folder.is_dir():  # somebody was faster
+            return folder
+        raise ValueError(
+            f"cannot write an index to {folder}: {error}; pass index=FOLDER or set GRAFT_CACHE"
+        ) from error
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """True inside if the lock is held; False if it cannot be had, which only costs work."""
+    with path.open("w") as file:  # closing the file gives the lock back, and so does dying
+        yield _take(file, path)
+
+
+def _take(file: IO[str], path: Path) -> bool:
+    end = time.monotonic() + PATIENCE
+    is_told = False
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not is_told:
+                log.info("waiting for the process that builds %s", path.with_suffix(""))
+                is_told = True
+            time.sleep(0.05)
+        except OSError:  # some network file systems have no locks
+            return False
+    return False
+
+
+def _to_disk(folder: Path) -> None:
+    """Without this a power cut could leave the name of a folder and not what is in it."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+@functools.lru_cache(maxsize=64)
+def _hash_of_file(path: str, size: int, changed: int) -> str:
+    """Of the contents; size and time of change only say when to read them again."""
+    with Path(path).open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+    found.update(json.dumps([FORMAT, Path(path).suffix]).encode())
+    return found.hexdigest()

@@ -1,0 +1,204 @@
+"""The search tool: a query in, the documents that answer it out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from graft.data.corpus import whole
+from graft.tools import ERROR
+from graft.tools.errors import ToolError
+from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, CacheMiss, SearchCache
+from graft.tools.search.source import MAX_QUERY, MAX_TOPK, Hit, Source, pick_source
+
+MODES = ("live", "record", "replay")
+NOTHING_FOUND = "No documents found."
+CUT = " [...]"
+
+
+class SearchTool:
+    """Documents for a query: "capital of Peru" -> "<information>Doc 1(Title: Lima) Lima is ...".
+
+    Where to search: `corpus` (a jsonl or parquet file, or "small") with source "bm25" (the default)
+    or "dense", or `url` of a retrieval service (else $SEARCH_URL). `source` may also be a
+    "your.module:Class" or an object with `retrieve`. Further keywords go to the source: k1, b, index;
+    model, query_prefix, ...; wire, retries. `timeout` is the service's; what is local has no network
+    to wait for, and the length of a query is bounded.
+
+    With a `cache` file, `cache_mode` says what it is for:
+    live    the source answers every query; the cache is left alone
+    record  what the cache holds is not asked again, what it lacks is asked and stored (default)
+    replay  only the cache answers; corpus, service and network may be gone
+
+    What goes wrong (an empty query, a dead service, a query never recorded) is answered with a text
+    that begins with "Error: ", so that the policy goes on; `counts` holds calls, cached, failures.
+    """
+
+    name = "search"
+    blocking = True
+    description = "Search a collection of documents; the best matches are shown."
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "What to look for."}},
+        "required": ["query"],
+    }
+
+    def __init__(
+        self,
+        source: str | Source | None = None,
+        *,
+        corpus: str | None = None,
+        url: str | None = None,
+        topk: int = 3,
+        tag: str = "information",
+        max_chars: int | None = 2000,
+        cache: str | None = None,
+        cache_mode: str | None = None,
+        concurrency: int | None = None,
+        timeout: float = 5.0,
+        **options: Any,
+    ) -> None:
+        """
+        tag: the results stand between <tag> and </tag>; "" leaves the tags out.
+        max_chars: a longer text of a document is cut there; None shows it whole.
+        concurrency: calls that the envs of a process may make at a time; None: no limit. Whoever
+        calls tools for envs keeps it (`graft.tools.calling`).
+        """
+        self._made_with = dict(
+            source=source,
+            corpus=corpus,
+            url=url,
+            topk=topk,
+            tag=tag,
+            max_chars=max_chars,
+            cache=cache,
+            cache_mode=cache_mode,
+            concurrency=concurrency,
+            timeout=timeout,
+            **options,
+        )
+        if not 1 <= topk <= MAX_TOPK:
+            raise ValueError(f"topk={topk} is not between 1 and {MAX_TOPK}")
+        if max_chars is not None and max_chars < 1:
+            raise ValueError(f"max_chars={max_chars}; give at least 1, or None for whole documents")
+        if concurrency is not None and concurrency < 1:
+            raise ValueError(f"concurrency={concurrency}; give at least 1, or None for no limit")
+        self.topk, self.tag, self.max_chars = topk, tag, max_chars
+        self.concurrency = concurrency
+        self.cache_mode = cache_mode or ("record" if cache else "live")
+        if self.cache_mode not in MODES:
+            raise ValueError(f"cache_mode={cache_mode!r}; known: {', '.join(MODES)}")
+        if self.cache_mode != "live" and not cache:
+            raise ValueError(f"cache_mode={self.cache_mode} needs cache=, the path of its file")
+        is_replay = self.cache_mode == "replay"
+        self.cache: SearchCache | None = None
+        if cache and self.cache_mode != "live":
+            self.cache = SearchCache(cache, read_only=is_replay)
+        self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
+        self._counting = threading.Lock()
+        self.source: Source | None = None
+        if is_replay:
+            self.fingerprint = self._recorded(source, corpus, url, timeout, options)
+        else:
+            self.source = pick_source(source, corpus, url, timeout, options)
+            self.source.open()
+            self.fingerprint = self.source.fingerprint
+
+    def __call__(self, content: str) -> str:
+        query = whole(content).strip()
+        if not query:
+            return self._failed("empty query; write what to look for")
+        if len(query) > MAX_QUERY:
+            return self._failed(
+                f"query of {len(query)} characters; at most {MAX_QUERY} are allowed"
+            )
+        try:
+            answer = self._look_up(query)
+        except CacheBroken:
+            raise  # to go on would mean a run that cannot be replayed
+        except ToolError as error:
+            return self._failed(f"search failed: {error}")
+        self._count("calls")
+        return self.render(answer)
+
+    def render(self, answer: Answer) -> str:
+        """Hits as "Doc 1(Title: t) text", a line each; an imported text as it is."""
+        if not answer:
+            body = NOTHING_FOUND
+        elif isinstance(answer, str):
+            body = answer
+        else:
+            body = "".join(f"{self._line(number, hit)}\n" for number, hit in enumerate(answer, 1))
+        return f"<{self.tag}>{body}</{self.tag}>" if self.tag else body
+
+    def close(self) -> None:
+        if self.cache is not None:
+            self.cache.close()
+
+    def _line(self, number: int, hit: Hit) -> str:
+        text = hit.text
+        if self.max_chars is not None and len(text) > self.max_chars:
+            text = text[: self.max_chars] + CUT
+        return f"Doc {number}(Title: {hit.title}) {text}"
+
+    def _look_up(self, query: str) -> Answer:
+        if self.cache is not None:
+            answer = self.cache.get(self.fingerprint, query, self.topk)
+            if answer is not None:
+                self._count("cached")
+                return answer
+        if self.source is None:
+            assert self.cache is not None  # replay
+            raise CacheMiss(f"no recorded answer to {query[:200]!r} in {self.cache.path.name}")
+        (answer,) = self.source.retrieve([query], self.topk)
+        if self.cache is not None:
+            return self.cache.put(self.fingerprint, query, self.topk, answer)
+        return answer
+
+    def _failed(self, text: str) -> str:
+        self._count("calls", "failures")
+        return f"{ERROR}{text}"
+
+    def _count(self, *names: str) -> None:
+        with self._counting:
+            self.counts.update(names)
+
+    def _recorded(
+        self,
+        source: str | Source | None,
+        corpus: str | None,
+        url: str | None,
+        timeout: float,
+        options: dict[str, Any],
+    ) -> str:
+        """Whose answers a replay reads: those of the source described, else the only ones there."""
+        assert self.cache is not None
+        known = self.cache.sources()
+        is_gone = corpus is not None and corpus != "small" and not Path(corpus).is_file()
+        is_described = corpus or url or not isinstance(source, str | None)
+        wanted = None
+        if is_described and not is_gone:
+            wanted = pick_source(source, corpus, url, timeout, options).fingerprint
+        if wanted in known or (wanted is None and len(known) == 1):
+            return wanted or known[0]
+        if not known and len(self.cache):
+            return IMPORTED
+        held = ", ".join(known) or "nothing"
+        self.cache.close()
+        raise ValueError(
+            f"{self.cache.path} cannot be replayed for {wanted or 'an unnamed source'}: it holds "
+            f"answers of {held}. Give the corpus, url and options it was recorded with, or none of "
+            "them if it was recorded from one source"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SearchTool:
+        return self  # a forked env searches in the same place
+
+    def __reduce__(self) -> Any:
+        return _again, (self._made_with,)  # a worker process opens index and cache itself
+
+
+def _again(made_with: dict[str, Any]) -> SearchTool:
+    return SearchTool(**made_with)

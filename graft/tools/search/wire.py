@@ -1,0 +1,129 @@
+"""What clients and retrieval services send each other, POST /retrieve, in two forms.
+
+    Search-R1, JSON   {queries: [q], topk, return_scores} -> {result: [[{document, score}]]}
+    GEM, msgpack      {query: q, topk, return_scores}     -> {result: [{document, score}]}
+
+A document is {id, contents: "Title\\ntext"}. Without scores Search-R1 sends bare documents and GEM a
+score of nil. Which bytes these are is seen from the first of them; which shape, from the key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from graft.data.corpus import Document, as_document, whole
+from graft.tools.search.source import MAX_QUERY, MAX_TOPK, Hit
+
+MAX_QUERIES = 1024
+"""Of one request."""
+TYPES = {"json": "application/json", "msgpack": "application/msgpack"}
+
+
+class BadMessage(ValueError):
+    """Bytes that are no request or no reply; the text says what was expected."""
+
+
+class Request(NamedTuple):
+    queries: list[str]
+    topk: int | None
+    """None: as many as the service sends by default."""
+    return_scores: bool
+    is_single: bool
+    """One `query` instead of a list: the answer is one list of documents, not a list of lists."""
+    wire: str
+
+
+def pack(message: Any, wire: str) -> bytes:
+    if wire == "json":
+        return json.dumps(message).encode()
+    return _msgpack().packb(message)
+
+
+def unpack(data: bytes) -> tuple[Any, str]:
+    """The message and the wire it came in. A msgpack map never begins like JSON text."""
+    wire = "msgpack" if data[:1] >= b"\x80" else "json"
+    try:
+        return (json.loads(data) if wire == "json" else _msgpack().unpackb(data)), wire
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadMessage(f"not {wire}: {str(error)[:200]}") from error
+
+
+def read_request(data: bytes) -> Request:
+    message, wire = unpack(data)
+    if not isinstance(message, dict):
+        raise BadMessage(f"expected an object with `queries` or `query`, got {_kind(message)}")
+    is_single = "queries" not in message
+    queries: Any = [message.get("query")] if is_single else message["queries"]
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise BadMessage("`queries` must be a list of texts, or `query` one text")
+    if len(queries) > MAX_QUERIES:
+        raise BadMessage(f"{len(queries)} queries; at most {MAX_QUERIES} in one request")
+    topk = message.get("topk")
+    if topk is not None and (type(topk) is not int or not 0 <= topk <= MAX_TOPK):
+        raise BadMessage(f"`topk` must be a whole number up to {MAX_TOPK}, got {str(topk)[:40]!r}")
+    scores = message.get("return_scores", False)
+    if not isinstance(scores, bool):
+        raise BadMessage(f"`return_scores` must be true or false, got {_kind(scores)}")
+    # cut, not refused: one endless query must not cost the others in its request their answer
+    cut = [whole(query[:MAX_QUERY]) for query in queries]
+    # a topk of 0 asks for the default, as in both originals
+    return Request(cut, topk or None, scores, is_single, wire)
+
+
+def write_reply(request: Request, answers: Sequence[Sequence[Hit]]) -> bytes:
+    result: list[Any] = [[_sent(hit, request) for hit in hits] for hits in answers]
+    return pack({"result": result[0] if request.is_single else result}, request.wire)
+
+
+def _sent(hit: Hit, request: Request) -> dict[str, Any]:
+    document = {"id": hit.id, "contents": Document(hit.id, hit.title, hit.text).contents}
+    if request.return_scores:
+        return {"document": document, "score": hit.score}
+    return {"document": document, "score": None} if request.is_single else document
+
+
+def write_request(queries: Sequence[str], topk: int, wire: str) -> bytes:
+    """Scores are always asked for: the original services fail without."""
+    clean = [whole(query) for query in queries]
+    asked: dict[str, Any] = {"queries": clean}
+    if wire == "msgpack":
+        (query,) = clean
+        asked = {"query": query}
+    return pack({**asked, "topk": topk, "return_scores": True}, wire)
+
+
+def read_reply(data: bytes, num_queries: int, *, is_single: bool) -> list[list[Hit]]:
+    message, _ = unpack(data)
+    result = message.get("result") if isinstance(message, dict) else None
+    if not isinstance(result, list):
+        raise BadMessage("the reply has no list `result`")
+    answers = [result] if is_single else result
+    if len(answers) != num_queries or not all(isinstance(hits, list) for hits in answers):
+        raise BadMessage(f"expected {num_queries} lists of documents in `result`")
+    return [[_received(item, number) for number, item in enumerate(hits)] for hits in answers]
+
+
+def _received(item: Any, number: int) -> Hit:
+    has_score = isinstance(item, dict) and "document" in item
+    document = item["document"] if has_score else item
+    score = item.get("score") if has_score else None
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        score = None
+    return Hit(*as_document(document, number, f"document {number + 1}"), score)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def _msgpack() -> Any:
+    try:
+        import msgpack
+    except ImportError as error:
+        raise ImportError(
+            'the msgpack form of /retrieve needs the msgpack package: pip install "graft-rl[search]"'
+        ) from error
+    return msgpack
