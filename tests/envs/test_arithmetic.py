@@ -26,21 +26,25 @@ def posed(expression: str, value: int, **options: object) -> CalculatorTask:
 
 def test_the_calculator_task_is_the_same_on_every_machine():
     assert [make("calculator").reset(seed)[0] for seed in (0, 1, 2, 7)] == [
-        "876+623-902=",
-        "82-73=",
-        "21-95=",
-        "254*19*56=",
+        "127-41=",
+        "20+149*86=",
+        "454*548*308=",
+        "117+435+206=",
     ]
     test = make("calculator", split="test")
-    assert [test.reset(seed)[0] for seed in (0, 1, 2)] == ["957+292*26=", "99-85+131=", "598-88="]
+    assert [test.reset(seed)[0] for seed in (0, 1, 2)] == [
+        "625*393-542=",
+        "554-642-92=",
+        "335-79*964=",
+    ]
 
 
 def test_arithmetic_in_words_is_the_same_on_every_machine():
     env = make("arithmetic")
     assert [(env.reset(seed), env.expression)[1] for seed in (0, 1, 7)] == [
-        "5 * 7634 * 74 - 46",
-        "(85 + 6) - 7 - 9",
-        "1791 + 9 + (14 / 7)",
+        "447 * 82 + 1366 + 74",
+        "(642 * 93) * 234 - 2437",
+        "7 + 670 * 92 + 1957",
     ]
 
 
@@ -209,18 +213,18 @@ def test_values_in_words_need_no_more_than_three_decimals():
 @pytest.mark.parametrize(
     ("text", "reward"),
     [
-        ("#### 2824534", 1.0),
-        ("#### 2,824,534", 1.0),
-        ("first #### 1\nthen\n####2824534.0 \n", 1.0),
-        ("#### 2824534\n#### 1", 0.0),
-        ("2824534", 0.0),
+        ("#### 38094", 1.0),
+        ("#### 38,094", 1.0),
+        ("first #### 1\nthen\n####38094.0 \n", 1.0),
+        ("#### 38094\n#### 1", 0.0),
+        ("38094", 0.0),
         ("####", 0.0),
     ],
 )
 def test_the_last_marked_number_counts(text: str, reward: float):
     env = make("arithmetic")
     env.reset(0)
-    assert env.answer == "2824534"
+    assert env.answer == "38094"
     assert env.step(text).reward == reward
 
 

@@ -17,18 +17,18 @@ def test_instances_are_the_same_on_every_machine():
     env = make("countdown")
     drawn = [(env.reset(seed), env.answer)[1] for seed in (0, 1, 2)]
     assert drawn == [
-        {"numbers": [13, 19, 90], "target": 58},
-        {"numbers": [13, 63, 4], "target": 54},
-        {"numbers": [66, 47, 88, 80], "target": 27},
+        {"numbers": [4, 14, 42, 23], "target": 35},
+        {"numbers": [21, 39, 17, 42], "target": 836},
+        {"numbers": [74, 84, 6, 35], "target": 185},
     ]
     test = make("countdown", split="test")
     test.reset(0)
-    assert test.answer == {"numbers": [72, 84, 21], "target": 18}
+    assert test.answer == {"numbers": [18, 26, 20], "target": 24}
 
 
 def test_the_prompt_names_numbers_target_and_tag():
     prompt, _ = make("countdown").reset(0)
-    assert "13, 19, 90 into 58" in prompt
+    assert "4, 14, 42, 23 into 35" in prompt
     assert "<answer>" in prompt
     assert "<result>" in make("countdown", tag="result").reset(0)[0]
     assert "<" not in make("countdown", tag=None).reset(0)[0]
@@ -37,20 +37,20 @@ def test_the_prompt_names_numbers_target_and_tag():
 @pytest.mark.parametrize(
     ("text", "reward"),
     [
-        ("<answer>90 - (13 + 19)</answer>", 1.0),
-        ("hm <answer>1</answer> no: <answer> 90 - 13 - 19 = 58 </answer>.", 1.0),
-        ("<answer>90 - 13 - 19</answer> or <answer>1</answer>", 0.1),
-        ("<answer>90 - 32</answer>", 0.1),
+        ("<answer>4 / (14 / 42) + 23</answer>", 1.0),
+        ("hm <answer>1</answer> no: <answer> 4 * 42 / 14 + 23 = 35 </answer>.", 1.0),
+        ("<answer>4 * 42 / 14 + 23</answer> or <answer>1</answer>", 0.1),
+        ("<answer>12 + 23</answer>", 0.1),
         ("<answer>9**9**9</answer>", 0.1),
         ("<answer></answer>", 0.1),
-        ("90 - 13 - 19", 0.0),
-        ("<answer>90 - 13 - 19", 0.0),
+        ("4 * 42 / 14 + 23", 0.0),
+        ("<answer>4 * 42 / 14 + 23", 0.0),
         ("", 0.0),
     ],
 )
 def test_right_well_formed_and_neither_are_paid_apart(text: str, reward: float):
     env = make("countdown")
-    env.reset(0)  # 13, 19, 90 into 58
+    env.reset(0)  # 4, 14, 42, 23 into 35
     turn = env.step(text)
     assert (turn.reward, turn.terminated) == (reward, True)
     assert turn.info == {"is_right": reward == 1.0, "has_form": reward > 0.0}
@@ -58,7 +58,13 @@ def test_right_well_formed_and_neither_are_paid_apart(text: str, reward: float):
 
 @pytest.mark.parametrize(
     ("text", "reward"),
-    [("90-13-19", 1.0), (" 90-13-19 = 58", 1.0), ("90-13", 0.25), ("so 90-13-19", 0.0), ("", 0.0)],
+    [
+        ("4*42/14+23", 1.0),
+        (" 4*42/14+23 = 35", 1.0),
+        ("42-4", 0.25),
+        ("so 4*42/14+23", 0.0),
+        ("", 0.0),
+    ],
 )
 def test_without_a_tag_the_whole_text_is_the_answer(text: str, reward: float):
     env = make("countdown", tag=None, format_reward=0.25)

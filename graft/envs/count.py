@@ -1,0 +1,77 @@
+"""Count a digit: how often does 3 occur in three hundred and thirty-one?   #### 2
+
+A calculator is of no help here. The task is in EARL's mix so that a policy meets questions it should
+answer without one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from graft.envs.base import BaseEnv, Trace, check_range, check_split, split_of
+from graft.envs.wording import TOO_LARGE, marked_number, number_in_words
+from graft.rewards.answers import same_number
+from graft.types import Author, Turn
+
+MAX_TRIES = 10_000  # draws until an instance of the wanted split turns up
+
+
+class Count(BaseEnv):
+    """One turn: 1.0 if the number after the last "####" is the count, else 0.0.
+
+    The length of the number is uniform over `digits`, the digit asked for over 0..9; a share
+    `language` of the numbers is in words.
+    """
+
+    env_id = "count"
+    saved = (*BaseEnv.saved, "number", "digit", "form")
+
+    def __init__(
+        self, *, digits: Sequence[int] = (1, 20), language: float = 0.9, split: str = "train"
+    ) -> None:
+        super().__init__()
+        self.digits = check_range("digits", digits, 1)
+        if 10 ** self.digits[1] > TOO_LARGE:
+            raise ValueError(
+                f"digits={digits!r}: words are known for numbers below {TOO_LARGE:.0e}"
+            )
+        if not 0.0 <= language <= 1.0:
+            raise ValueError(f"language={language}: a share of the questions, must lie in 0..1")
+        self.language = language
+        self.split = check_split(split)
+        self.number = ""  # as text: 20 digits are too many for a JSON reader that has only doubles
+        self.digit = 0
+        self.form = "digits"
+
+    def pose(self) -> str:
+        for _ in range(MAX_TRIES):
+            length = self.rng.randint(*self.digits)
+            number = str(self.rng.randrange(10 ** (length - 1), 10**length))
+            digit = self.rng.randrange(10)
+            if split_of(f"{digit} in {number}") == self.split:
+                break
+        else:
+            raise ValueError(f"no {self.split} instance with digits={self.digits}; allow more")
+        self.number, self.digit = number, digit
+        self.answer = str(number.count(str(digit)))
+        self.form = "numbers" if self.rng.random() < self.language else "digits"
+        shown = number_in_words(int(number)) if self.form == "numbers" else number
+        return (
+            f"How many times does the digit {digit} occur in the number {shown}, written in "
+            "digits? Write the final answer after ####, for example: #### 2"
+        )
+
+    def respond(self, action: str) -> Turn:
+        is_right = same_number(marked_number(action) or "", self.answer)
+        return Turn(reward=float(is_right), terminated=True, info={"is_right": is_right})
+
+    def demonstrate(self, rng: random.Random) -> Trace:
+        return [(Author.POLICY, f"{' '.join(self.number)}\n#### {self.answer}")]
+
+    def describe(self) -> dict[str, Any]:
+        return {"number": self.number, "digit": self.digit, "form": self.form}
+
+    def sample_random_action(self) -> str:
+        return f"#### {self.rng.randrange(10)}"

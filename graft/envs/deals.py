@@ -1,0 +1,64 @@
+"""What is dealt in the sorting tasks: EARL's sets, and the facts that give an order away."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from graft.tools.sorting import SYMBOLS
+
+TASK_TOOLS = {"sort": ("compare", "swap"), "order": ("swap",), "compare": ("compare",)}
+"""What each task needs, and offers unless told otherwise."""
+
+
+class Deal(NamedTuple):
+    """What is drawn: tasks and numbers of items, each with its weight; the original's row count."""
+
+    rows: int
+    tasks: Mapping[str, float]
+    counts: Mapping[int, float]
+
+
+_ORDER_COUNTS = {2: 0.3, 3: 0.3, 4: 0.2, 5: 0.2}
+_SORT_4 = Deal(2_000, {"sort": 1.0}, {4: 1.0})
+_SORT_4_5 = Deal(2_000, {"sort": 1.0}, {4: 0.5, 5: 0.5})
+
+SETS: dict[str, dict[str, Deal]] = {
+    "order": {
+        "train": Deal(20_000, {"order": 0.95, "compare": 0.05}, _ORDER_COUNTS),
+        "test": Deal(2_000, {"order": 1.0}, _ORDER_COUNTS),
+    },
+    "sort": {
+        "train": Deal(80_000, {"sort": 1.0}, {2: 0.1, 3: 0.2, 4: 0.3, 5: 0.4}),
+        "test": _SORT_4_5,
+    },
+    "sort-4": {"train": _SORT_4, "test": _SORT_4},
+    "sort-4-5": {"train": _SORT_4_5, "test": _SORT_4_5},
+    "compare": {
+        "train": Deal(10_000, {"compare": 1.0}, {2: 1.0}),
+        "test": Deal(1_000, {"compare": 1.0}, {2: 1.0}),
+    },
+}
+
+
+def draw_facts(rng: random.Random, items: Sequence[int]) -> list[str]:
+    """Relations that fix the order of the items, and up to n - 2 more that follow from them.
+
+    Items 2, 0, 1 behind A, B, C -> ["C > B", "C < A"], or with "A > B" as well; shuffled, and each
+    either way round.
+    """
+    n = len(items)
+    ascending = sorted(range(n), key=items.__getitem__)
+    pairs = list(itertools.combinations(ascending, 2))
+    needed = list(itertools.pairwise(ascending))
+    others = [pair for pair in pairs if pair not in needed]
+    chosen = needed + rng.sample(others, rng.randint(0, n - 2))
+    rng.shuffle(chosen)
+    return [
+        f"{SYMBOLS[low]} < {SYMBOLS[high]}"
+        if rng.random() < 0.5
+        else f"{SYMBOLS[high]} > {SYMBOLS[low]}"
+        for low, high in chosen
+    ]

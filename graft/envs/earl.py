@@ -1,0 +1,45 @@
+"""EARL's tasks, `earl:NAME`: arithmetic, countdown, the four of CalcBench, and sorting.
+
+Every id takes `split="train"` or "test", which also switches to the test parameters where the
+original's differ. The calculator tasks take `tool=False` to leave the calculator out, the sorting
+tasks `dress="words"` for calls without tags. The original begins every answer with "Let me solve
+this step by step.\\n", which is for a recipe to add.
+"""
+
+from __future__ import annotations
+
+from graft.envs.catalogue import Entry
+
+CALC_TURNS = 34  # 32 calls, one refusal, the answer
+SORT_TURNS = 32
+
+_DRAWN = (
+    "arithmetic-digit",
+    "arithmetic-lang1",
+    "arithmetic-lang2",
+    "arithmetic-lang3",
+    "countdown-0",
+    "countdown-1",
+    "countdown-2",
+    "calc-arithmetic",
+    "calc-countdown",
+    "calc-count",
+)
+_SORTED = ("order", "sort", "sort-4", "sort-4-5", "compare")
+_GSM = ("data:gsm_8k_rewrite",)
+_MIX = ("calc-arithmetic", "calc-countdown", "calc-gsm8k", "calc-count")
+
+
+def _calc(*tasks: str, needs: tuple[str, ...] = ()) -> Entry:
+    return Entry("graft.envs.calc:calc_task", {"tasks": tasks}, CALC_TURNS, needs)
+
+
+EARL: dict[str, Entry] = {
+    **{f"earl:{name}": _calc(name) for name in _DRAWN},
+    "earl:calc-gsm8k": _calc("calc-gsm8k", needs=_GSM),
+    "earl:calc": _calc(*_MIX, needs=_GSM),
+    **{
+        f"earl:{name}": Entry("graft.envs.sorting:Sorting", {"name": name}, SORT_TURNS)
+        for name in _SORTED
+    },
+}

@@ -1,0 +1,286 @@
+"""Put hidden items in order with as few comparisons and swaps as possible.
+
+    sort, ascending    A, B hide 1, 0
+    policy             <compare> A, B </compare>     env  <result> A > B </result>
+    policy             <swap> A, B </swap>           env  <result> B, A </result>
+    policy             Done.                         1 comparison, 1 swap: reward 1.0
+
+Three tasks: "sort" (nothing is known), "order" (facts are given, only swaps are needed), "compare"
+(say how two items relate). What counts is the order in which the items stand when the policy stops.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from graft.envs.base import BaseEnv, Trace, check_split, split_of
+from graft.envs.deals import SETS, TASK_TOOLS, Deal, draw_facts
+from graft.envs.efficiency import (
+    least_swaps,
+    order_efficiency,
+    sort_by_comparing,
+    sort_efficiency,
+)
+from graft.protocols import Observation
+from graft.registry import resolve
+from graft.text.parse import last_tag
+from graft.tools.sorting import (
+    DRESSES,
+    PROPERTIES,
+    SYMBOLS,
+    TRANSITIONS,
+    Call,
+    Dress,
+    Hidden,
+    carry_out,
+    is_carried_out,
+)
+from graft.types import Author, Turn
+
+MAX_TRIES = 10_000  # draws until an instance of the wanted split turns up
+
+
+class Sorting(BaseEnv):
+    """0.0 for a wrong order or answer, (1 + efficiency) / 2 for a right one.
+
+    `dress` is how calls are written: "tags" (`<compare> A, B </compare>`, answered with
+    ` <result> A < B </result>`) or "words" (`compare A and B`, answered with `: A < B`). A turn that
+    ends with a call is answered inline, any other ends the episode, and so does turn `max_turns`;
+    every call counts, in either dress, whatever came of it.
+
+    `tools` overrides the tools of the task ("check" is in no set). `held_out=False` draws training
+    and test instances from all there are, as the original does.
+    """
+
+    env_id = "sorting"
+    data_source = "sorting"
+    observe_as = "inline"
+    shared = ("deal", "dress")
+    saved = (*BaseEnv.saved, "kind", "items", "order", "reverse", "facts", "asked", "calls", "said")
+
+    def __init__(
+        self,
+        *,
+        name: str = "sort",
+        dress: str = "tags",
+        tools: Sequence[str] | None = None,
+        max_turns: int = 32,
+        held_out: bool = True,
+        split: str = "train",
+    ) -> None:
+        super().__init__()
+        if max_turns < 1:
+            raise ValueError(f"max_turns={max_turns}: must be 1 or more")
+        self.split = check_split(split)
+        self.deal: Deal = resolve(name, SETS, "sorting set")[split]
+        self.dress: Dress = resolve(dress, DRESSES, "dress of a call")
+        needed = tuple(dict.fromkeys(tool for task in self.deal.tasks for tool in TASK_TOOLS[task]))
+        self.given_tools = None if tools is None else tuple(tools)
+        self.offered = needed if tools is None else tuple(tools)  # all are answered in every task
+        if set(needed) - set(self.offered) or set(self.offered) - set(TRANSITIONS):
+            raise ValueError(
+                f"tools={tools!r}: must be some of {', '.join(TRANSITIONS)}, and {name} cannot be "
+                f"done without {', '.join(needed)}"
+            )
+        self.stop = self.dress.stops(self.offered)
+        self.max_turns = max_turns
+        self.held_out = held_out
+        self.kind = "sort"
+        self.items: list[int] = []
+        self.order: list[str] = []
+        self.reverse = False
+        self.facts: list[str] = []
+        self.asked: list[str] = []
+        self.calls = dict.fromkeys(TRANSITIONS, 0)
+        self.said = ""
+
+    def pose(self) -> Observation:
+        rng = self.rng
+        self.kind = rng.choices(list(self.deal.tasks), list(self.deal.tasks.values()))[0]
+        n = rng.choices(list(self.deal.counts), list(self.deal.counts.values()))[0]
+        self.reverse = rng.random() < 0.5
+        self.order = list(SYMBOLS[:n])
+        self.calls = dict.fromkeys(TRANSITIONS, 0)
+        self.said = ""
+        for _ in range(MAX_TRIES):
+            self.items = rng.sample(range(n), n)
+            self.facts = draw_facts(rng, self.items) if self.kind == "order" else []
+            self.asked = rng.sample(self.order, 2) if self.kind == "compare" else []
+            is_done = self.kind == "order" and self.order == self.target
+            if not is_done and (not self.held_out or self._home() == self.split):
+                break
+        else:
+            raise ValueError(f"no {self.split} instance of {self.kind} with {n} items")
+        self.answer = self._relation() if self.kind == "compare" else self.target
+        system = {"role": "system", "content": self._system()}
+        return [system, {"role": "user", "content": self._question()}]
+
+    def respond(self, action: str) -> Turn:
+        if self.kind == "compare":  # its answer may stand anywhere in the response
+            self.said += action
+        call = self.dress.find(action, self.offered)
+        if call is None:
+            score, details = self._score()
+            return Turn(reward=score, terminated=True, info={**self._counts(), **details})
+        is_ok = is_carried_out(self.hidden, call)
+        hidden, result = carry_out(self.hidden, call)
+        self.order = list(hidden.order)
+        self.calls[call.tool] += 1
+        info = {"tool": call.tool, "tool_ok": is_ok, **self._counts()}
+        text = self.dress.render(call.tool, result)
+        if self.turns + 1 != self.max_turns:
+            return Turn(text, info=info)
+        score, details = self._score()  # no turns are left: it is graded as it stands
+        return Turn(text, reward=score, truncated=True, info={**info, **details})
+
+    def demonstrate(self, rng: random.Random) -> Trace:
+        """As few comparisons as always suffice, then as few swaps as possible: reward 1.0."""
+        state = self.hidden
+        trace: Trace = []
+
+        def use(tool: str, a: str, b: str) -> str:
+            nonlocal state
+            state, result = carry_out(state, Call(tool, (a, b)))
+            lead = self.dress.gap if trace else ""
+            trace.append((Author.POLICY, f"{lead}{self.dress.write(tool, a, b)}"))
+            trace.append((Author.ENV, self.dress.render(tool, result)))
+            return result
+
+        if self.kind == "compare":
+            answer = use("compare", *self.asked)
+            return [*trace, (Author.POLICY, f"\n<answer> {answer} </answer>")]
+        if self.kind == "sort":
+            found = sort_by_comparing(self.order, lambda a, b: use("compare", a, b)[2] == "<")
+            target = found[::-1] if self.reverse else found
+        else:
+            target = self.target
+        for place, symbol in enumerate(target):
+            if state.order[place] != symbol:
+                use("swap", state.order[place], symbol)
+        return [*trace, (Author.POLICY, "\nDone.")]
+
+    def describe(self) -> dict[str, Any]:
+        """What the original keeps beside a row, by its names."""
+        return {
+            "task": self.kind,
+            "tools": list(self.tools),
+            "items": self.items,
+            "symbols": list(SYMBOLS[: len(self.items)]),
+            "reverse": self.reverse,
+            "conditions": self.facts,
+        }
+
+    def sample_random_action(self) -> str:
+        """A call, now and then the end."""
+        if self.rng.random() < 0.2:
+            return f"<answer> {' < '.join(self.asked)} </answer>" if self.asked else "Done."
+        tool = self.rng.choice(self.tools)
+        a, b = self.rng.sample(self.order, 2)
+        return self.dress.write(
+            tool, a, self.rng.choice(list(PROPERTIES)) if tool == "check" else b
+        )
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """What the prompt speaks of."""
+        return self.given_tools or TASK_TOOLS[self.kind]
+
+    @property
+    def hidden(self) -> Hidden:
+        return Hidden(tuple(self.items), tuple(self.order))
+
+    @property
+    def target(self) -> list[str]:
+        """The symbols in the order in which they should stand."""
+        value_of = self.hidden.value_of
+        return sorted(value_of, key=value_of.__getitem__, reverse=self.reverse)
+
+    def _home(self) -> str:
+        """The split this instance belongs to, decided where possible by what the policy sees.
+
+        Two items make too few instances for a hash: training names them in the order A, B and test
+        the other way round. With two or three items to sort the prompt is always the same, and
+        holding back some of the hidden orders would teach that they cannot occur; no test set has
+        so few.
+        """
+        if named := self.asked or (self.facts[0].split()[::2] if len(self.facts) == 1 else []):
+            return "test" if named[0] > named[1] else "train"
+        if self.kind == "sort" and len(self.items) < 4:
+            return "train"
+        return split_of(f"{self.kind} {self.facts or self.items} {self.reverse}")
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "tool_uses": sum(self.calls.values()),
+            "compares": self.calls["compare"],
+            "swaps": self.calls["swap"],
+        }
+
+    def _score(self) -> tuple[float, dict[str, Any]]:
+        n, compares, swaps = len(self.items), self.calls["compare"], self.calls["swap"]
+        least = least_swaps(SYMBOLS[:n], self.target)
+        match self.kind:
+            case "compare":
+                said = "".join((last_tag(self.said, "answer") or "").split())
+                is_right = said in (_squeeze(self._relation()), _squeeze(self._relation(True)))
+                efficiency = float(sum(self.calls.values()) == 1)
+            case "order":
+                is_right = self.order == self.target
+                efficiency = order_efficiency(n, swaps, least)
+            case _:
+                is_right = self.order == self.target
+                efficiency = sort_efficiency(n, compares, swaps, least)
+        details = {"is_right": is_right, "efficiency": efficiency}
+        return (1.0 + efficiency) / 2 if is_right else 0.0, details
+
+    def _relation(self, is_reversed: bool = False) -> str:
+        """ "A < B" for the two symbols asked for, or "B > A"."""
+        pair = self.asked[::-1] if is_reversed else self.asked
+        return carry_out(self.hidden, Call("compare", (pair[0], pair[1])))[1]
+
+    def _system(self) -> str:
+        lines = [self._example(tool) for tool in self.tools]
+        return "\n".join(
+            [
+                "You are a helpful assistant. You think about the task first and then solve it. "
+                "You may use these tools, as often as you like; what comes after the call is the "
+                "tool's answer:",
+                *lines,
+            ]
+        )
+
+    def _example(self, tool: str) -> str:
+        a, b, result = {
+            "compare": ("A", "B", "A > B"),
+            "swap": ("A", "B", "B, A"),
+            "check": ("A", "even", "True"),
+        }[tool]
+        purpose = {
+            "compare": "how two items relate",
+            "swap": "exchange two items; shows the new order",
+            "check": "whether an item is negative, positive, even or odd",
+        }[tool]
+        text = f"{self.dress.write(tool, a, b)}{self.dress.render(tool, result)}"
+        return f"- {purpose}: {text.rstrip()}"
+
+    def _question(self) -> str:
+        listed = ", ".join(self.order)
+        if self.kind == "compare":
+            return (
+                f"The items {listed} have hidden values. How do {self.asked[0]} and {self.asked[1]} "
+                "compare? Use the tool once, then answer in <answer> </answer> tags, for example "
+                "<answer> A > B </answer>."
+            )
+        way = "descending" if self.reverse else "ascending"
+        known = f" It is known that {', '.join(self.facts)}." if self.facts else ""
+        return (
+            f"The items {listed} have hidden values and stand in this order.{known} Bring them into "
+            f"{way} order with as few comparisons and swaps as possible. Stop as soon as they are "
+            "sorted; give no answer."
+        )
+
+
+def _squeeze(text: str) -> str:
+    return text.replace(" ", "")

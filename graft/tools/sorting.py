@@ -1,0 +1,189 @@
+"""Compare, swap and check: the only ways to touch items whose values are hidden behind symbols.
+
+    A, B, C hide 2, 0, 1
+    compare A, B  ->  "A > B"        learns something, changes nothing
+    swap A, B     ->  "B, A, C"      the order from now on
+    check B, even ->  "True"
+
+Each is a pure function from a state and two arguments to the next state and the observation. Who
+calls them, in tags, in words or by actions of its own, is not their business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from graft.tools import ERROR
+
+SYMBOLS = "ABCDE"
+MAX_ECHO = 20  # characters of a symbol that an answer repeats
+
+PROPERTIES: dict[str, Callable[[int], bool]] = {
+    "negative": lambda value: value < 0,
+    "positive": lambda value: value > 0,
+    "even": lambda value: value % 2 == 0,
+    "odd": lambda value: value % 2 == 1,
+}
+
+
+class Hidden(NamedTuple):
+    """Items and their order. Symbol number i ("A" is 0) hides `values[i]`, wherever it stands."""
+
+    values: tuple[int, ...]
+    order: tuple[str, ...]
+
+    @property
+    def value_of(self) -> dict[str, int]:
+        return dict(zip(SYMBOLS, self.values, strict=False))
+
+    def undefined(self, *symbols: str) -> list[str]:
+        """Those that hide nothing, each once and short enough to be repeated."""
+        unknown = [symbol[:MAX_ECHO] for symbol in symbols if symbol not in self.order]
+        return list(dict.fromkeys(unknown))
+
+
+Result = tuple[Hidden, str]
+
+
+def apply_compare(state: Hidden, a: str, b: str) -> Result:
+    """ "A < B", "A > B", or "A = B" for a symbol and itself."""
+    if unknown := state.undefined(a, b):
+        return state, f"Cannot compare due to undefined symbols {', '.join(unknown)}."
+    left, right = state.value_of[a], state.value_of[b]
+    sign = "<" if left < right else ">" if left > right else "="
+    return state, f"{a} {sign} {b}"
+
+
+def apply_swap(state: Hidden, a: str, b: str) -> Result:
+    """The order after two items have changed places; an undefined or equal pair changes nothing."""
+    if a in state.order and b in state.order:
+        trade = {a: b, b: a}
+        state = state._replace(order=tuple(trade.get(symbol, symbol) for symbol in state.order))
+    return state, ", ".join(state.order)
+
+
+def apply_check(state: Hidden, symbol: str, quality: str) -> Result:
+    """ "True" or "False": is the hidden value negative, positive, even, odd?"""
+    if unknown := state.undefined(symbol):
+        return state, f"Cannot check due to undefined symbol {unknown[0]}."
+    name = quality.removeprefix("is ").strip()
+    if name not in PROPERTIES:
+        return state, f"{ERROR}known properties are {', '.join(PROPERTIES)}"
+    return state, str(PROPERTIES[name](state.value_of[symbol]))
+
+
+TRANSITIONS: dict[str, Callable[[Hidden, str, str], Result]] = {
+    "compare": apply_compare,
+    "swap": apply_swap,
+    "check": apply_check,
+}
+
+
+class Call(NamedTuple):
+    tool: str
+    arguments: tuple[str, str] | None
+    """None: there were not two of them."""
+
+
+class Dress(NamedTuple):
+    """How calls are written, found and answered. "{0}" and "{1}" are arguments, "{}" the result."""
+
+    call: dict[str, str]
+    result: dict[str, str]
+    gap: str
+    """What a careful writer puts between a result and the next call."""
+    find: Callable[[str, tuple[str, ...]], Call | None]
+    """(text, tools) -> the call that the text ends with, if it ends with one to these tools."""
+    stops: Callable[[tuple[str, ...]], tuple[str, ...]]
+    """tools -> the strings that end a turn because a call is complete."""
+
+    def write(self, tool: str, a: str, b: str) -> str:
+        return self.call[tool].format(a, b)
+
+    def render(self, tool: str, result: str) -> str:
+        return self.result[tool].replace("{}", result)
+
+
+def find_in_tags(text: str, tools: tuple[str, ...]) -> Call | None:
+    """ "so <swap> A, B </swap>" -> swap, A and B.
+
+    A closing tag makes it a call; one with no opening tag before it, or without exactly two
+    arguments between them, has `arguments` None.
+    """
+    text = text.rstrip()
+    for tool in tools:
+        if text.endswith(f"</{tool}>"):
+            _, opened, content = text.removesuffix(f"</{tool}>").rpartition(f"<{tool}>")
+            parts = content.split(",", 2) if opened else []
+            both = (parts[0].strip(), parts[1].strip()) if len(parts) == 2 else None
+            return Call(tool, both)
+    return None
+
+
+def find_in_words(text: str, tools: tuple[str, ...]) -> Call | None:
+    """ "Now compare A and B" -> compare, A and B."""
+    found = _IN_WORDS.search(text.rstrip()[-_LONGEST:])
+    if found is None:
+        return None
+    tool, a, b = found.groups()[:3] if found[1] else found.groups()[3:]
+    return Call(tool, (a, b)) if tool in tools else None
+
+
+_LONGEST = 40  # characters; a call in words is shorter
+_IN_WORDS = re.compile(
+    r"\b(?:(compare|swap) ([A-Z]) and ([A-Z])|(check) if ([A-Z]) is ([a-z]{1,9}))\Z"
+)
+
+
+def closing_tags(tools: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"</{tool}>" for tool in tools)
+
+
+def every_call(tools: tuple[str, ...]) -> tuple[str, ...]:
+    """ "swap A and A", "swap A and B", ...: without tags only the whole call says that it ends."""
+    return tuple(
+        WORDS.write(tool, a, b)
+        for tool in tools
+        for a in SYMBOLS
+        for b in (PROPERTIES if tool == "check" else SYMBOLS)
+    )
+
+
+TAGS = Dress(
+    call={tool: f"<{tool}> {{0}}, {{1}} </{tool}>" for tool in TRANSITIONS},
+    result=dict.fromkeys(TRANSITIONS, " <result> {} </result>"),
+    gap="\n",
+    find=find_in_tags,
+    stops=closing_tags,
+)
+WORDS = Dress(
+    call={
+        "compare": "compare {0} and {1}",
+        "swap": "swap {0} and {1}",
+        "check": "check if {0} is {1}",
+    },
+    result={"compare": ": {}\n", "swap": " => {}\n", "check": ": {}\n"},
+    gap="",
+    find=find_in_words,
+    stops=every_call,
+)
+DRESSES = {"tags": TAGS, "words": WORDS}
+
+
+def carry_out(state: Hidden, call: Call) -> Result:
+    """The answer to any call, also one without two arguments; the state after it."""
+    if call.arguments is None:
+        return state, f"{ERROR}{call.tool} takes two arguments, A, B"
+    return TRANSITIONS[call.tool](state, *call.arguments)
+
+
+def is_carried_out(state: Hidden, call: Call) -> bool:
+    """False for a call that could not do anything: wrong arguments or undefined symbols."""
+    if call.arguments is None:
+        return False
+    a, b = call.arguments
+    if call.tool == "check":
+        return not state.undefined(a) and b.removeprefix("is ").strip() in PROPERTIES
+    return not state.undefined(a, b) and not (call.tool == "swap" and a == b)

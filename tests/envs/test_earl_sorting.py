@@ -1,0 +1,554 @@
+"""Sorting hidden items: transitions, both dresses, formulas worked by hand, teachers, splits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graft.envs import ENVS, make
+from graft.envs.base import split_of
+from graft.envs.deals import SETS, draw_facts
+from graft.envs.efficiency import (
+    least_compares,
+    least_swaps,
+    order_efficiency,
+    reference_compares,
+    reference_swaps,
+    sort_by_comparing,
+    sort_efficiency,
+    thrift,
+)
+from graft.envs.sorting import Sorting
+from graft.tools.sorting import (
+    SYMBOLS,
+    Call,
+    Hidden,
+    apply_check,
+    apply_compare,
+    apply_swap,
+    find_in_tags,
+    find_in_words,
+)
+from graft.types import Author, Turn
+
+ALL = ("compare", "swap", "check")
+THREE = Hidden((2, 0, 1), ("A", "B", "C"))
+dresses = pytest.mark.parametrize("dress", ["tags", "words"])
+
+
+def posed(kind: str, items: list[int], reverse: bool = False, **options: Any) -> Sorting:
+    """A running episode with these items; for "compare" A and B are asked for."""
+    env = make(f"earl:{kind}", **options)
+    env.reset(0)
+    env.kind, env.items, env.reverse = kind, items, reverse
+    env.order = list(SYMBOLS[: len(items)])
+    env.asked = ["A", "B"] if kind == "compare" else []
+    return env
+
+
+def follow(env: Any, trace: Any) -> list[Turn]:
+    turns: list[Turn] = []
+    for author, text in trace:
+        if author is Author.POLICY:
+            turns.append(env.step(text))
+        else:
+            assert turns[-1].observation == text
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "observation"),
+    [
+        ("A", "B", "A > B"),
+        ("B", "A", "B < A"),
+        ("A", "A", "A = A"),
+        ("A", "X", "Cannot compare due to undefined symbols X."),
+        ("Y", "X", "Cannot compare due to undefined symbols Y, X."),
+        ("X", "X", "Cannot compare due to undefined symbols X."),
+        ("D", "A", "Cannot compare due to undefined symbols D."),
+        ("", "A", "Cannot compare due to undefined symbols ."),
+    ],
+)
+def test_comparing_changes_nothing(a: str, b: str, observation: str):
+    assert apply_compare(THREE, a, b) == (THREE, observation)
+
+
+def test_swapping_exchanges_places_and_not_values():
+    state, observation = apply_swap(THREE, "A", "C")
+    assert (state, observation) == (Hidden((2, 0, 1), ("C", "B", "A")), "C, B, A")
+    assert apply_compare(state, "A", "B")[1] == "A > B"
+    assert apply_swap(state, "C", "B")[1] == "B, C, A"
+    for a, b in [("A", "A"), ("A", "X"), ("X", "Y"), ("", "")]:
+        assert apply_swap(THREE, a, b) == (THREE, "A, B, C")
+    assert THREE.order == ("A", "B", "C")
+
+
+def test_checking_tells_properties_of_the_hidden_value():
+    told = {
+        name: [apply_check(THREE, symbol, name)[1] for symbol in "ABC"]
+        for name in ("negative", "positive", "even", "is odd")
+    }
+    assert told == {  # values 2, 0, 1
+        "negative": ["False", "False", "False"],
+        "positive": ["True", "False", "True"],
+        "even": ["True", "True", "False"],
+        "is odd": ["False", "False", "True"],
+    }
+    assert apply_check(THREE, "X", "even")[1] == "Cannot check due to undefined symbol X."
+    assert apply_check(THREE, "A", "prime")[1].startswith("Error: known properties are negative")
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("<compare> A, B </compare>", Call("compare", ("A", "B"))),
+        ("so <swap>B,A</swap> \n", Call("swap", ("B", "A"))),
+        (
+            "<compare> A, B </compare> <result> A > B </result>\n<swap> A, B </swap>",
+            Call("swap", ("A", "B")),
+        ),
+        ("<swap> x <swap> A, B </swap>", Call("swap", ("A", "B"))),
+        ("<compare> A </compare>", Call("compare", None)),
+        ("<compare> A, B, C </compare>", Call("compare", None)),
+        ("<compare></compare>", Call("compare", None)),
+        ("A, B </compare>", Call("compare", None)),
+        ("<check> A, is even </check>", Call("check", ("A", "is even"))),
+        ("<compare> A, B </compare> and", None),
+        ("<compare> A, B", None),
+        ("", None),
+    ],
+)
+def test_a_turn_in_tags_is_a_call_if_it_ends_with_a_closing_tag(text: str, call: Call | None):
+    assert find_in_tags(text, ALL) == call
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("compare A and B", Call("compare", ("A", "B"))),
+        ("First I swap B and A \n", Call("swap", ("B", "A"))),
+        ("compare A and B: A < B\nswap A and Z", Call("swap", ("A", "Z"))),
+        ("check if A is even", Call("check", ("A", "even"))),
+        ("compare A and B: A < B", None),
+        ("compare a and b", None),
+        ("recompare A and B", None),
+        ("compare AB and C", None),
+        ("compare A, B", None),
+        ("", None),
+    ],
+)
+def test_a_turn_in_words_is_a_call_if_it_ends_with_one(text: str, call: Call | None):
+    assert find_in_words(text, ALL) == call
+
+
+def test_only_offered_tools_are_called():
+    assert find_in_tags("<check> A, even </check>", ("compare", "swap")) is None
+    assert find_in_words("check if A is even", ("compare", "swap")) is None
+
+
+def test_both_dresses_look_as_in_the_original():
+    tags = posed("sort", [1, 0])
+    assert tags.stop == ("</compare>", "</swap>")
+    assert tags.step("<compare> A, B </compare>").observation == " <result> A > B </result>"
+    assert tags.step("<swap> A, B </swap>").observation == " <result> B, A </result>"
+    words = posed("sort", [1, 0], dress="words", tools=ALL)
+    assert {"compare A and B", "swap E and D", "check if C is odd"} < set(words.stop)
+    assert words.step("I compare A and B").observation == ": A > B\n"
+    assert words.step(" swap A and B").observation == " => B, A\n"
+    assert words.step(" check if A is odd").observation == ": True\n"
+    assert tags.observe_as == words.observe_as == "inline"
+
+
+def test_the_prompt_shows_the_tools_in_the_dress():
+    tags, words = (make("earl:sort", dress=dress).reset(0)[0] for dress in ("tags", "words"))
+    assert "<compare> A, B </compare> <result> A > B </result>" in tags[0]["content"]
+    assert "<swap> A, B </swap> <result> B, A </result>" in tags[0]["content"]
+    assert "compare A and B: A > B" in words[0]["content"]
+    assert "swap A and B => B, A" in words[0]["content"]
+    assert tags[1] == words[1]
+    order = make("earl:order", split="test").reset(0)[0]
+    assert "compare A" not in order[0]["content"].replace("<", "").replace(">", "")
+
+
+def test_every_call_counts_alike_in_both_dresses():
+    calls = [("compare", "A", "B"), ("compare", "A", "X"), ("swap", "A", "A"), ("swap", "A", "B")]
+    ends: list[Turn] = []
+    for dress in ("tags", "words"):
+        env = posed("sort", [1, 0], dress=dress)
+        turns = [env.step(env.dress.write(*call)) for call in calls]
+        assert [turn.info["tool"] for turn in turns] == ["compare", "compare", "swap", "swap"]
+        assert [turn.info["tool_ok"] for turn in turns] == [True, False, False, True]
+        assert [turn.info["tool_uses"] for turn in turns] == [1, 2, 3, 4]
+        ends.append(env.step("Done."))
+    assert ends[0] == ends[1]
+    # 2 compares (least 1, reference 2) and 2 swaps (least 1, reference 2): nothing for thrift
+    assert ends[0] == Turn(
+        reward=0.5,
+        terminated=True,
+        info={"tool_uses": 4, "compares": 2, "swaps": 2, "is_right": True, "efficiency": 0.0},
+    )
+
+
+def test_a_malformed_call_is_answered_and_counted():
+    env = posed("sort", [1, 0])
+    turn = env.step("<compare> A </compare>")
+    assert turn.observation == " <result> Error: compare takes two arguments, A, B </result>"
+    assert turn.info == {
+        "tool": "compare",
+        "tool_ok": False,
+        "tool_uses": 1,
+        "compares": 1,
+        "swaps": 0,
+    }
+    assert not turn.is_over
+
+
+def test_limits_of_comparing_are_the_papers():
+    assert [least_compares(n) for n in (2, 3, 4, 5)] == [1, 3, 5, 7]
+    assert [reference_compares(n) for n in (2, 3, 4, 5)] == [2, 6, 8, 15]
+
+
+def test_least_swaps_are_items_minus_cycles():
+    assert least_swaps("ABC", "ABC") == 0
+    assert least_swaps("BAC", "ABC") == 1
+    assert least_swaps("BCA", "ABC") == 2
+    assert least_swaps("BADCE", "ABCDE") == 2
+    assert least_swaps("EABCD", "ABCDE") == 4
+    # the mean over all orders of n is n - H(n): for 4, 4 - 25/12
+    total = sum(least_swaps(order, "ABCD") for order in itertools.permutations("ABCD"))
+    assert total / 24 == pytest.approx(4 - 25 / 12)
+    assert [reference_swaps(n, n - 1) for n in (2, 3, 4, 5)] == [2, 3, 6, 10]
+    assert reference_swaps(2, 0) == 1
+
+
+def test_thrift_falls_in_a_straight_line():
+    assert [thrift(used, 5, 8) for used in (5, 6, 8, 20)] == [1.0, pytest.approx(2 / 3), 0.0, 0.0]
+    assert thrift(2, 3, 9) == 1.0
+    assert thrift(4, 3, 3) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("n", "compares", "swaps", "least", "efficiency"),
+    [
+        (4, 5, 1, 1, 1.0),
+        (4, 6, 2, 1, ((1 - 1 / 3) + (1 - 1 / 5)) / 2),
+        (4, 4, 1, 1, 0.0),  # fewer comparisons than can tell the order
+        (4, 8, 1, 1, 0.5),
+        (4, 5, 6, 1, 0.5),
+        (4, 50, 50, 1, 0.0),
+        (5, 11, 4, 4, (0.5 + 1.0) / 2),
+        (3, 3, 3, 2, 0.5),
+        (2, 1, 0, 0, 1.0),
+    ],
+)
+def test_sorting_pays_for_few_comparisons_and_few_swaps(
+    n: int, compares: int, swaps: int, least: int, efficiency: float
+):
+    assert sort_efficiency(n, compares, swaps, least) == pytest.approx(efficiency)
+
+
+def test_ordering_pays_for_few_swaps():
+    assert order_efficiency(3, 1, 1) == 1.0
+    assert order_efficiency(3, 2, 1) == 0.5
+    assert order_efficiency(3, 3, 1) == 0.0
+    assert order_efficiency(2, 2, 1) == 0.0  # reference 2
+
+
+@dresses
+def test_a_scripted_sort_is_paid_by_the_formula(dress: str):
+    env = posed("sort", [2, 0, 1], dress=dress)  # ascending: B, C, A, two swaps away
+    calls = [("A", "B"), ("A", "C"), ("B", "C"), ("B", "C")]
+    for pair in calls:
+        env.step(env.dress.write("compare", *pair))
+    env.step(env.dress.write("swap", "A", "B"))
+    env.step(env.dress.write("swap", "A", "C"))
+    turn = env.step("Sorted.")
+    # comparisons: 1 - (4 - 3)/(6 - 3) = 2/3; swaps: as few as possible
+    assert turn.reward == pytest.approx((1 + (2 / 3 + 1) / 2) / 2)
+    assert turn.info["efficiency"] == pytest.approx((2 / 3 + 1) / 2)
+    assert turn.terminated
+
+
+def test_a_wrong_order_earns_nothing_and_a_guess_half():
+    env = posed("sort", [2, 0, 1])
+    env.step("<compare> A, B </compare>")
+    assert env.step("Done.").reward == 0.0
+    env = posed("sort", [0, 1, 2])
+    assert env.step("").reward == 0.5  # it was sorted, but nobody looked
+    env = posed("sort", [0, 1, 2], reverse=True)
+    assert env.step("").reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("calls", "answer", "reward"),
+    [
+        (1, "<answer> A > B </answer>", 1.0),
+        (1, "<answer>B<A</answer>", 1.0),
+        (1, "<answer>A < B</answer> no, <answer> A > B </answer>", 1.0),
+        (0, "<answer> A > B </answer>", 0.5),
+        (2, "<answer> A > B </answer>", 0.5),
+        (1, "<answer> A < B </answer>", 0.0),
+        (1, "<answer> A = B </answer>", 0.0),
+        (1, "A > B", 0.0),
+        (1, "<answer></answer>", 0.0),
+        (1, "", 0.0),
+    ],
+)
+@dresses
+def test_comparing_is_paid_in_full_for_exactly_one_call(
+    dress: str, calls: int, answer: str, reward: float
+):
+    env = posed("compare", [1, 0], dress=dress)
+    for _ in range(calls):
+        env.step(env.dress.write("compare", "A", "B"))
+    assert env.step(answer).reward == reward
+
+
+def test_an_answer_before_the_call_counts_as_part_of_the_response():
+    env = posed("compare", [1, 0])
+    env.step("I say <answer> A > B </answer>, let me see: <compare> A, B </compare>")
+    assert env.step("Yes.").reward == 1.0
+
+
+@dresses
+def test_at_the_turn_limit_the_order_is_graded_as_it_stands(dress: str):
+    env = posed("order", [1, 0], dress=dress, max_turns=3)
+    swap = env.dress.write("swap", "A", "B")
+    turns = [env.step(swap) for _ in range(3)]
+    assert [turn.is_over for turn in turns] == [False, False, True]
+    assert (turns[2].truncated, turns[2].terminated) == (True, False)
+    assert turns[2].reward == 0.5  # right after three swaps, of which one was needed
+    assert turns[2].info["swaps"] == 3
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step(swap)
+
+
+def test_the_turns_of_the_table_are_the_envs():
+    for name in SETS:
+        assert make(f"earl:{name}").max_turns == ENVS[f"earl:{name}"].turns == 32
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_the_teacher_needs_no_more_comparisons_than_the_least(n: int):
+    for values in itertools.permutations(range(n)):
+        value_of = dict(zip(SYMBOLS, values, strict=False))
+        asked: list[tuple[str, str]] = []
+
+        def is_less(a: str, b: str, value_of: Any = value_of, asked: Any = asked) -> bool:
+            asked.append((a, b))
+            return value_of[a] < value_of[b]
+
+        found = sort_by_comparing(SYMBOLS[:n], is_less)
+        assert found == sorted(SYMBOLS[:n], key=value_of.__getitem__)
+        assert len(asked) == least_compares(n)
+
+
+@pytest.mark.parametrize("name", list(SETS))
+@pytest.mark.parametrize("split", ["train", "test"])
+@dresses
+def test_a_demonstration_earns_everything(name: str, split: str, dress: str):
+    env = make(f"earl:{name}", split=split, dress=dress)
+    for seed in range(25):
+        env.reset(seed)
+        trace = env.demonstrate(random.Random(seed))
+        calls = [text for author, text in trace[:-1] if author is Author.POLICY]
+        assert all(text.endswith(env.stop) for text in calls)
+        turn = follow(env.fork(), trace)[-1]
+        assert (turn.reward, turn.terminated) == (1.0, True)
+        assert turn.info["efficiency"] == 1.0
+
+
+def test_every_small_instance_can_be_sorted_for_the_full_reward():
+    for n in (2, 3, 4):
+        for values in itertools.permutations(range(n)):
+            for reverse in (False, True):
+                env = posed("sort", list(values), reverse=reverse)
+                assert follow(env, env.demonstrate(random.Random(0)))[-1].reward == 1.0
+
+
+@pytest.mark.parametrize("name", list(SETS))
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_tasks_counts_and_directions_come_in_their_shares(name: str, split: str):
+    env = make(f"earl:{name}", split=split)
+    deal, n = SETS[name][split], 1000
+    tasks: Counter[str] = Counter()
+    counts: Counter[int] = Counter()
+    backwards = 0
+    for seed in range(n):
+        env.reset(seed)
+        assert sorted(env.items) == list(range(len(env.items)))
+        tasks[env.kind] += 1
+        counts[len(env.items)] += 1
+        backwards += env.reverse
+    assert set(tasks) == set(deal.tasks)
+    assert set(counts) == set(deal.counts)
+    shares = [(tasks[task], share) for task, share in deal.tasks.items()]
+    for seen, share in [*shares, *((counts[size], share) for size, share in deal.counts.items())]:
+        assert abs(seen - n * share) <= 4 * math.sqrt(n * share * (1 - share))
+    assert 437 <= backwards <= 563  # 500, four deviations of 15.8
+
+
+def test_facts_fix_the_order_and_add_up_to_n_minus_2():
+    rng = random.Random(0)
+    extra: Counter[int] = Counter()
+    for _ in range(300):
+        items = rng.sample(range(5), 5)
+        facts = draw_facts(rng, items)
+        value_of = dict(zip(SYMBOLS, items, strict=False))
+        pairs: set[frozenset[str]] = set()
+        for fact in facts:
+            a, sign, b = fact.split()
+            assert (value_of[a] < value_of[b]) == (sign == "<")
+            pairs.add(frozenset((a, b)))
+        assert len(pairs) == len(facts)
+        extra[len(facts) - 4] += 1
+        agree = [
+            order
+            for order in itertools.permutations(SYMBOLS)
+            if all(
+                (order.index(f.split()[0]) < order.index(f.split()[2])) == (f.split()[1] == "<")
+                for f in facts
+            )
+        ]
+        assert agree == [tuple(sorted(SYMBOLS, key=value_of.__getitem__))]
+    assert set(extra) == {0, 1, 2, 3}
+    assert min(extra.values()) > 45  # 75, four deviations of 7.5
+    assert {len(draw_facts(rng, [1, 0])) for _ in range(9)} == {1}
+
+
+def test_nothing_already_in_order_is_asked_to_be_ordered():
+    env = make("earl:order", split="test")
+    for seed in range(300):
+        messages, _ = env.reset(seed)
+        assert env.order != env.target
+        assert all(fact in messages[1]["content"] for fact in env.facts)
+        way = "descending" if env.reverse else "ascending"
+        assert way in messages[1]["content"]
+
+
+def instances(env_id: str, split: str, **options: Any) -> set[str]:
+    env = make(env_id, split=split, **options)
+    seen: set[str] = set()
+    for seed in range(600):
+        messages, _ = env.reset(seed)
+        seen.add(f"{messages[1]['content']} {env.items}")
+    return seen
+
+
+@pytest.mark.parametrize("name", list(SETS))
+def test_no_test_instance_occurs_in_training(name: str):
+    train, test = instances(f"earl:{name}", "train"), instances(f"earl:{name}", "test")
+    assert train and test
+    assert not train & test
+
+
+def test_one_in_ten_hidden_orders_of_four_and_five_is_held_out():
+    assert len(instances("earl:sort-4", "test")) == 3 + 2  # of 24 ascending, 24 descending
+    assert len(instances("earl:sort-4", "train")) == 21 + 22
+    assert len(instances("earl:sort-4-5", "test")) == 3 + 2 + 12 + 12
+    assert len(instances("earl:sort-4", "test", held_out=False)) == 48
+    env = make("earl:sort-4", split="test")
+    env.reset(0)
+    assert split_of(f"sort {env.items} {env.reverse}") == "test"
+
+
+def test_two_items_are_named_one_way_in_training_and_the_other_in_test():
+    for split, pair in (("train", ["A", "B"]), ("test", ["B", "A"])):
+        env = make("earl:compare", split=split)
+        assert {tuple(env.items) for seed in range(20) if env.reset(seed)} == {(0, 1), (1, 0)}
+        assert env.asked == pair
+        env = make("earl:order", split=split)
+        for seed in range(60):
+            env.reset(seed)
+            if env.kind == "order" and len(env.items) == 2:
+                assert env.facts[0].split()[::2] == pair
+    env = make("earl:sort")
+    seen = {tuple(env.items) for seed in range(600) if env.reset(seed) and len(env.items) == 3}
+    assert len(seen) == 6  # nothing is held back where the prompt says nothing
+
+
+@dresses
+def test_a_fork_or_a_snapshot_in_the_middle_goes_on_like_a_replay(dress: str):
+    for seed in range(8):
+        env = make("earl:sort", dress=dress)
+        env.reset(seed)
+        trace = env.demonstrate(random.Random(0))
+        actions = [text for author, text in trace if author is Author.POLICY]
+        whole = [env.step(action) for action in actions]
+        for cut in range(len(actions)):
+            half = make("earl:sort", dress=dress)
+            half.reset(seed)
+            head = [half.step(action) for action in actions[:cut]]
+            twin, other = half.fork(), make("earl:sort", dress=dress)
+            other.set_state(json.loads(json.dumps(half.get_state(), allow_nan=False)))
+            assert other.task() == twin.task() == half.task()
+            tails = [[one.step(action) for action in actions[cut:]] for one in (twin, other, half)]
+            assert [head + tail for tail in tails] == [whole] * 3
+            assert twin.reset() == other.reset() == half.reset()
+
+
+def test_the_task_keeps_what_the_original_keeps_beside_a_row():
+    env = make("earl:order", split="test")
+    messages, info = env.reset(2)
+    task = env.task()
+    assert task.prompt == tuple(messages)
+    assert task.data_source == "sorting"
+    assert set(task.meta) == {"task", "tools", "items", "symbols", "reverse", "conditions"}
+    assert task.meta["tools"] == ["swap"]
+    assert task.answer == info["answer"] == env.target
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="sort cannot be done without compare, swap"):
+        make("earl:sort", tools=["swap"])
+    with pytest.raises(ValueError, match="must be some of compare, swap, check"):
+        make("earl:sort", tools=["compare", "swap", "look"])
+    with pytest.raises(ValueError, match="'tag'; did you mean 'tags'"):
+        make("earl:sort", dress="tag")
+    with pytest.raises(ValueError, match="max_turns=0"):
+        make("earl:sort", max_turns=0)
+    with pytest.raises(ValueError, match="split='dev'"):
+        make("earl:sort", split="dev")
+    with pytest.raises(ValueError, match="sorting set 'sort-6'"):
+        Sorting(name="sort-6")
+
+
+HOSTILE = st.one_of(
+    st.text(max_size=60),
+    st.text(alphabet="<>/comparesw checkif, ABCDEX\n", max_size=60),
+    st.text(max_size=30).map("<compare>{}</compare>".format),
+    st.text(max_size=30).map("<swap>{}</swap>".format),
+    st.text(alphabet="ABX, ", max_size=6).map("<compare>{}</compare>".format),
+    st.text(alphabet="ABCDEXYZ", max_size=2).map(lambda pair: f"compare {pair[:1]} and {pair[1:]}"),
+    st.text(alphabet="ABCDEXYZ", max_size=2).map(lambda pair: f"swap {pair[:1]} and {pair[1:]}"),
+    st.sampled_from(["<compare>", "</compare>", "A,", " ", "compare A and B ", "é", "\x00"]).map(
+        lambda piece: piece * (1_000_000 // len(piece))
+    ),
+    st.sampled_from(["A", ",", "{}", "{0}"]).map(
+        lambda piece: f"<compare> {piece * 500_000}, B </compare>"
+    ),
+)
+
+
+@settings(max_examples=60)
+@given(actions=st.lists(HOSTILE, min_size=1, max_size=6), seed=st.integers(0, 50))
+@dresses
+def test_no_text_makes_it_raise(dress: str, actions: list[str], seed: int):
+    env = make("earl:sort", dress=dress)
+    env.reset(seed)
+    for action in actions:
+        turn = env.step(action)
+        assert 0.0 <= turn.reward <= 1.0
+        assert len(turn.observation) < 200
+        json.dumps(turn.info, allow_nan=False)
+        assert sorted(env.order) == list(SYMBOLS[: len(env.items)])
+        if turn.is_over:
+            break
