@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from graft.data.rows import DataError
 from graft.envs import ENVS, make
 from graft.envs.base import split_of
-from graft.envs.calc import TASKS
-from graft.envs.count import Count
 from graft.envs.countdown import ExpressionCountdown, first_answer, first_marked
-from graft.envs.gsm import GsmRewrite
+from graft.envs.earl.calc import TASKS
+from graft.envs.earl.count import Count
+from graft.envs.earl.gsm import GsmRewrite
 from graft.tools.calculator import evaluate, work
 from graft.types import Author, Turn
 
@@ -457,7 +457,7 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, line: str, message: 
 
 
 def test_without_the_file_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("graft.envs.gsm.locate", lambda hub_id: None)
+    monkeypatch.setattr("graft.envs.earl.gsm.locate", lambda hub_id: None)
     for env_id in ("earl:calc-gsm8k", "earl:calc"):
         with pytest.raises(DataError, match=r"gsm_8k_rewrite.*data="):
             make(env_id)

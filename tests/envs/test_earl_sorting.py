@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from graft.envs import ENVS, make
 from graft.envs.base import split_of
-from graft.envs.deals import SETS, draw_facts
-from graft.envs.efficiency import (
+from graft.envs.earl.deals import SETS, draw_facts
+from graft.envs.earl.efficiency import (
     least_compares,
     least_swaps,
     order_efficiency,
@@ -26,7 +26,7 @@ from graft.envs.efficiency import (
     sort_efficiency,
     thrift,
 )
-from graft.envs.sorting import Sorting
+from graft.envs.earl.sorting import Sorting
 from graft.tools.sorting import (
     SYMBOLS,
     Call,

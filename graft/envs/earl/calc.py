@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Self
 from graft.envs.arithmetic import Arithmetic, draw_flat
 from graft.envs.base import SPLITS, BaseEnv, Trace, as_messages, check_split
 from graft.envs.catalogue import NOTHING
-from graft.envs.count import Count
 from graft.envs.countdown import ExpressionCountdown
-from graft.envs.gsm import GsmRewrite
+from graft.envs.earl.count import Count
+from graft.envs.earl.gsm import GsmRewrite
 from graft.envs.tooled import CallStyle, ToolEnv, find_call
 from graft.protocols import Observation
 from graft.registry import resolve

@@ -31,7 +31,7 @@ _MIX = ("calc-arithmetic", "calc-countdown", "calc-gsm8k", "calc-count")
 
 
 def _calc(*tasks: str, needs: tuple[str, ...] = ()) -> Entry:
-    return Entry("graft.envs.calc:calc_task", {"tasks": tasks}, CALC_TURNS, needs)
+    return Entry("graft.envs.earl.calc:calc_task", {"tasks": tasks}, CALC_TURNS, needs)
 
 
 EARL: dict[str, Entry] = {
@@ -39,7 +39,7 @@ EARL: dict[str, Entry] = {
     "earl:calc-gsm8k": _calc("calc-gsm8k", needs=_GSM),
     "earl:calc": _calc(*_MIX, needs=_GSM),
     **{
-        f"earl:{name}": Entry("graft.envs.sorting:Sorting", {"name": name}, SORT_TURNS)
+        f"earl:{name}": Entry("graft.envs.earl.sorting:Sorting", {"name": name}, SORT_TURNS)
         for name in _SORTED
     },
 }

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from graft.envs.base import BaseEnv, Trace, check_split, split_of
-from graft.envs.deals import SETS, TASK_TOOLS, Deal, draw_facts
-from graft.envs.efficiency import (
+from graft.envs.earl.deals import SETS, TASK_TOOLS, Deal, draw_facts
+from graft.envs.earl.efficiency import (
     least_swaps,
     order_efficiency,
     sort_by_comparing,
