@@ -1,47 +1,102 @@
-"""Environments by name: `make("calculator", digits=(2, 2))`, and `register` for one's own.
+"""Environments by name: `make("game:Wordle-v0-easy")`, and `register` for one's own.
 
 `ENVS` is the whole list; a name that is not in it may also be written "your.module:Class".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from graft.envs.base import Made
+from graft.envs.catalogue import Entry, family_of
+from graft.envs.dataset import DATASETS
+from graft.envs.earl import EARL
+from graft.envs.games import GAMES
+from graft.envs.reasoning import REASONING
+from graft.envs.webshop import WEBSHOP
 from graft.protocols import Env
-from graft.registry import resolve
+from graft.registry import UnknownName, load, nearest
 
-ENVS: dict[str, Any] = {
-    "arithmetic": "graft.envs.arithmetic:Arithmetic",
-    "calculator": "graft.envs.arithmetic:CalculatorTask",
-    "countdown": "graft.envs.countdown:Countdown",
+ENVS: dict[str, Entry] = {
+    "arithmetic": Entry("graft.envs.arithmetic:Arithmetic"),
+    "calculator": Entry("graft.envs.arithmetic:CalculatorTask", turns=6),
+    "countdown": Entry("graft.envs.countdown:Countdown"),
+    **EARL,
+    **GAMES,
+    **REASONING,
+    **DATASETS,
+    **WEBSHOP,
 }
-"""Id -> the env's class (anything callable that returns an Env), or where to import it from."""
-
-DEFAULTS: dict[str, dict[str, Any]] = {}
-"""Id -> keyword arguments that `make` passes unless told otherwise; filled by `register`."""
 
 
-def make(env_id: str, **kwargs: Any) -> Any:
+def make(
+    env_id: str,
+    *,
+    wrappers: str | Sequence[str | Mapping[str, Any]] = (),
+    tokenizer: Any = None,
+    **kwargs: Any,
+) -> Any:
     """Build an Env; keyword arguments override the ones it was registered with.
 
     >>> make("calculator", operands=(2, 2)).reset(seed=0)[0]
-    '876+623='
+    '127-41='
+
+    `wrappers` are names in the order they are put around it: "python_tool,concat". Those that
+    render chats take the `tokenizer`.
     """
-    build = resolve(env_id, ENVS, "env")
-    env = build(**{**DEFAULTS.get(env_id, {}), **kwargs})
+    entry = find(env_id)
+    build = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
+    env = build(**{**entry.args, **kwargs})
     innermost = getattr(env, "unwrapped", env)  # tasks are named by the env that poses them
     innermost.env_id = env_id
     where = getattr(build, "func", build)  # a functools.partial has no name of its own
     innermost.entry_point = f"{where.__module__}:{where.__qualname__}"
+    if wrappers:
+        from graft.envs.wrappers import wrap
+
+        env = wrap(env, wrappers, tokenizer)
+    if isinstance(env, Made):
+        env.made_by = partial(make, env_id, wrappers=wrappers, tokenizer=tokenizer, **kwargs)
     return env
+
+
+def find(env_id: str) -> Entry:
+    """The entry behind an id, or the user's own "module:attr" as one."""
+    if env_id in ENVS:
+        return ENVS[env_id]
+    if family_of(env_id) == "graft":
+        known = [name for name in ENVS if family_of(name) == "graft"]
+    elif (family := family_of(env_id)) in {family_of(name) for name in ENVS}:
+        known = [name for name in ENVS if family_of(name) == family]
+    else:
+        return Entry(load(env_id, "env"), turns=None)
+    hint = nearest(env_id, list(ENVS)) or nearest(env_id.lower(), known)
+    meant = f" did you mean {hint!r}?" if hint else ""
+    listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
+    raise UnknownName(
+        f"unknown env {env_id!r};{meant} known: {listed} (all: graft envs). "
+        'Your own: "your.module:name"'
+    )
 
 
 def register(env_id: str, entry: str | Callable[..., Env], **defaults: Any) -> None:
     """Add an env to `ENVS`: a class, a function that returns an env, or "package.module:name"."""
     if env_id in ENVS:
         raise ValueError(
-            f"env {env_id!r} is already registered as {ENVS[env_id]!r}; pick another id"
+            f"env {env_id!r} is already registered as {ENVS[env_id].build!r}; pick another id"
         )
-    ENVS[env_id] = entry
-    DEFAULTS[env_id] = defaults
+    ENVS[env_id] = Entry(entry, defaults, turns=None)
+
+
+def make_vec(env_ids: str | Sequence[str], **kwargs: Any) -> Any:
+    """Many environments that step together; see `graft.envs.vector.make_vec`."""
+    from graft.envs.vector import make_vec as build
+
+    return build(env_ids, **kwargs)
+
+
+def print_envs() -> None:
+    """Every registered id, a line each (`graft envs` says more)."""
+    print("\n".join(sorted(ENVS)))

@@ -14,9 +14,10 @@ import copy
 import hashlib
 import operator
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
+from graft.envs.dice import Dice
 from graft.protocols import Env, Observation
 from graft.types import Author, Message, Task, Turn
 
@@ -27,7 +28,27 @@ SPLITS = ("train", "test")
 TEST_SHARE = 10  # per cent
 
 
-class BaseEnv:
+class Made:
+    """Remembers how `make` built it, so that there can be another one."""
+
+    made_by: Callable[..., Any] | None = None
+
+    def fork(self) -> Self:
+        raise NotImplementedError
+
+    def spawn(self, same_state: bool = False, **changes: Any) -> Any:
+        """A sibling with the same settings, `changes` aside: fresh, or where this one stands."""
+        if same_state:
+            return self.fork()
+        if self.made_by is None:
+            raise TypeError(
+                f"this {type(self).__name__} was not built by graft.make(), so its settings are "
+                "not known; build the sibling yourself, or fork()"
+            )
+        return self.made_by(**changes)
+
+
+class BaseEnv(Made):
     """Implements the Env protocol around `pose` and `respond`."""
 
     env_id = ""
@@ -46,7 +67,7 @@ class BaseEnv:
     """Attributes that make up the current episode, in plain data; a subclass adds its own."""
 
     def __init__(self) -> None:
-        self.rng = random.Random()
+        self.rng = Dice()
         self.seed = 0
         self.turns = 0
         self.is_over = True  # nothing to act on before the first reset
@@ -69,23 +90,31 @@ class BaseEnv:
         """What else is worth knowing about the instance; becomes `Task.meta`, so JSON only."""
         return {}
 
+    def margins(self) -> dict[str, Any]:
+        """Ends of the observation that hold only now: {"suffix": the board}, or "prefix"."""
+        return {}
+
     def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
-        # 53 bits: the seed of every episode survives a JSON reader that has only doubles
-        self.seed = self.rng.getrandbits(53) if seed is None else operator.index(seed)
-        if self.seed < 0:
+        if seed is None:
+            # 53 bits: the seed of every episode survives a JSON reader that has only doubles
+            seed = self.rng.getrandbits(53)
+        elif (seed := operator.index(seed)) < 0:
             raise ValueError(f"seed={seed}: must be 0 or more")
-        self.rng.seed(self.seed)
+        self.seed = seed
+        self.rng.seed(seed)
         self.turns = 0
         self.is_over = False
-        self.prompt = self.pose()
-        return self.prompt, {"seed": self.seed, "answer": self.answer}
+        self.prompt = prompt = self.pose()
+        return prompt, {"seed": seed, "answer": self.answer, **self.margins()}
 
     def step(self, action: str) -> Turn:
         if self.is_over:
             raise RuntimeError(f"env {self.env_id!r}: no episode is running; call reset() first")
-        turn = limit_turns(self.respond(action), self.turns + 1, self.max_turns)
+        turn = self.respond(action)
         self.turns += 1
-        self.is_over = turn.is_over
+        if not (turn.terminated or turn.truncated) and self.turns == self.max_turns:
+            turn = turn._replace(truncated=True)
+        self.is_over = turn.terminated or turn.truncated
         return turn
 
     def task(self) -> Task:
@@ -108,10 +137,7 @@ class BaseEnv:
                 "its actions, or write fork()"
             )
         twin = copy.copy(self)
-        generator = random.Random()
-        generator.setstate(self.rng.getstate())
-        known: dict[int, Any] = {id(self.rng): generator}  # deepcopy would walk its 625 numbers
-        vars(twin).update(copy.deepcopy(without(self.shared, vars(self)), known))
+        vars(twin).update(copy.deepcopy(without((*self.shared, "made_by"), vars(self))))
         return twin
 
     def get_state(self) -> dict[str, Any]:
@@ -121,8 +147,7 @@ class BaseEnv:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a snapshot of an env with the same settings, even one read from JSON."""
-        version, words, gauss = state["rng"]
-        self.rng.setstate((version, tuple(words), gauss))  # JSON made lists of the tuples
+        self.rng.setstate(state["rng"])
         vars(self).update(copy.deepcopy({name: state[name] for name in self.saved}))
 
     def close(self) -> None:
@@ -133,7 +158,7 @@ class BaseEnv:
         return self
 
 
-class Wrapper:
+class Wrapper(Made):
     """An env around an env. What it does not define itself is the inner env's, read when asked for.
 
     A subclass keeps its own state in attributes, copied when it forks; `saved` and `shared` mean
@@ -156,15 +181,15 @@ class Wrapper:
             raise AttributeError(name)
         return getattr(self.env, name)
 
-    def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
-        return self.env.reset(seed)
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        return self.env.reset(seed, **options)
 
     def step(self, action: str) -> Turn:
         return self.env.step(action)
 
     def fork(self) -> Self:
         twin = copy.copy(self)
-        own = without((*self.shared, "env"), vars(self))
+        own = without((*self.shared, "made_by", "env"), vars(self))
         vars(twin).update(copy.deepcopy(own), env=self.env.fork())
         return twin
 

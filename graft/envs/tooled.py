@@ -4,125 +4,197 @@
     env     "<result>170</result>"                           appended inline, never trained
     policy  "<answer>170</answer>"                            no call: goes to the inner env
 
-A turn is a call if it ends with a close string. The call is what stands after the last open string;
-a close string without an open one is a call too, a malformed one. Everything else is the inner
-env's business, half-written calls included.
+That is the format "tags": a turn is a call if it ends with a close string. The call is what stands
+after the last open string; a close string without an open one is a call too, a malformed one.
+Everything else is the inner env's business, half-written calls included. The other formats are in
+`graft.tools.formats`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 from graft.envs.base import Wrapper, as_messages, limit_turns
-from graft.protocols import Env, Observation, Tool
-from graft.tools import ERROR, is_error
+from graft.protocols import Env, Observation
+from graft.registry import resolve
+from graft.text.parse import ToolCall
+from graft.tools import ERROR, has_state, is_error, make_tools
+from graft.tools.calling import call_tool, shorten
+from graft.tools.formats import (
+    COMPACT,
+    FORMATS,
+    Call,
+    CallStyle,
+    Format,
+    find_call,
+    instructions_for,
+    tagged,
+)
+from graft.tools.schema import schema
 from graft.types import Task, Turn
 
+__all__ = ["COMPACT", "Call", "CallStyle", "ToolEnv", "find_call", "tagged"]
 
-@dataclass(frozen=True, slots=True)
-class CallStyle:
-    """How calls to one tool and their results are written. "{}" stands for the result."""
-
-    open: str
-    close: str
-    result: str
-    error: str | None = None
-    """Written in place of any error message, for alphabets too small to spell one."""
-    spent: str = ""
-    """The answer to calls beyond `max_uses`."""
-
-    def render(self, result: str) -> str:
-        if self.error is not None and is_error(result):
-            return self.error
-        return self.result.replace("{}", result)
+MAX_RESULT = 10_000
+MAX_CALLS = 16
+"""Calls of one message that are carried out; a policy that writes more is told so once."""
+UNKNOWN = "unknown"
+"""How info names a tool that does not exist: what the policy wrote could be anything."""
 
 
-def tagged(name: str) -> CallStyle:
-    """<calculator>12*3</calculator> is answered with <result>36</result>."""
-    return CallStyle(
-        open=f"<{name}>",
-        close=f"</{name}>",
-        result="<result>{}</result>",
-        spent="<result>No calls are left. Give the final answer.</result>",
-    )
+class Answer(NamedTuple):
+    """What came of one call."""
 
-
-COMPACT = CallStyle(open="[", close="]", result="{};", error="?;", spent="?;")
-"""[12*3] is answered with 36; and every fault with ?; for models that read single characters."""
-
-
-class Call(NamedTuple):
     tool: str
-    content: str | None
-    """None: the close string came without an open one."""
+    text: str
+    is_ok: bool
+    reward: float = 0.0
+    seconds: float | None = None
 
 
 class ToolEnv(Wrapper):
-    """`env` with `tools`. Calls do not use up turns of the inner env.
+    """`env` with `tools`: anything `make_tools` takes. Calls do not use up turns of the inner env.
 
     Calls beyond `max_uses` are counted and answered with the style's `spent` text, and the episode
     goes on, so that the policy can still answer. Beyond the inner env's turns, the uses and one
     such refusal the episode is truncated: `max_turns` = inner max_turns + max_uses + 1.
     `max_uses=None` sets no limit, then only the caller's budget ends a policy that never answers.
 
-    Each Turn's info has "tool_uses" (calls so far), and for a call also "tool" and "tool_ok". An
-    observation of the inner env that enters the context another way says so in "observe_as".
+    A call earns `tool_reward`, and `tool_success_reward` on top if it succeeds. Where
+    `tool_error_reward` is not 0, it is all that a failed call earns. Refused calls earn nothing.
+
+    `instructions` are put at the end of the prompt, before a board; None writes them from the tools'
+    descriptions. Of a tool with state each fork of the env has its own, and the env resets and
+    closes it. Other tools are shared, and left open for whoever made them.
+
+    Each Turn's info has "tool_uses" (calls so far), and for a call also "tool" and "tool_ok" (in a
+    message with several: the first one's name, whether all went well, "tool_calls" and
+    "tool_results"), "tool_seconds" if the tool is one that waits, and "parsed_action" where what
+    follows the call is ignored. An observation of the inner env that enters the context another way
+    says so in "observe_as". `counters` adds what a log wants: "tools/NAME/calls", "/failures" and
+    "/seconds" at the end of an episode, and GEM's keys (`tool_use_counter`, `tool_success_counter`,
+    `use_tool`, `tool_type`, `prev_ep_*`).
     """
 
-    shared = ("tools", "styles")
-    saved = ("turns", "tool_uses", "is_over")
+    shared = ("tools", "styles", "format")
+    saved = ("turns", "tool_uses", "is_over", "prompt", "counts", "previous")
 
     def __init__(
         self,
         env: Env,
-        tools: Sequence[Tool],
+        tools: Any,
         *,
+        format: str = "tags",
         styles: Mapping[str, CallStyle] | None = None,
         max_uses: int | None = 10,
-        instructions: str = "",
+        instructions: str | None = "",
+        tool_reward: float = 0.0,
+        tool_success_reward: float = 0.0,
+        tool_error_reward: float = 0.0,
+        max_result: int | None = MAX_RESULT,
+        counters: bool = False,
     ) -> None:
         super().__init__(env)
-        self.tools = {tool.name: tool for tool in tools}
-        if len(self.tools) != len(tools):
-            raise ValueError(f"two tools share a name: {[tool.name for tool in tools]}")
+        made = make_tools(tools)
+        self.tools: dict[str, Any] = {tool.name: tool for tool in made}
+        if len(self.tools) != len(made):
+            raise ValueError(f"two tools share a name: {[tool.name for tool in made]}")
+        if max_uses is not None and max_uses < 0:
+            raise ValueError(f"max_uses={max_uses}: must be 0 or more, or None for no limit")
+        self.format: Format = resolve(format, FORMATS, "call format")
         given = styles or {}
-        self.styles = {name: given.get(name) or tagged(name) for name in self.tools}
+        self.styles = {name: given.get(name) or self.format.style(name) for name in self.tools}
         self.max_uses = max_uses
-        self.instructions = instructions
-        inner_turns: int | None = getattr(env, "max_turns", None)
-        self.max_turns = (
-            None if max_uses is None or inner_turns is None else inner_turns + max_uses + 1
+        self.instructions = (
+            instructions_for(self.tools, self.format, self.styles, max_uses)
+            if instructions is None
+            else instructions
         )
-        closes = [style.close for style in self.styles.values()]
+        self.tool_reward = tool_reward
+        self.tool_success_reward = tool_success_reward
+        self.tool_error_reward = tool_error_reward
+        self.max_result = max_result
+        self.counters = counters
+        closes = [style.close for style in self.styles.values()] if self.format.stops else []
         self.stop = tuple(dict.fromkeys((*env.stop, *closes)))
-        self.observe_as = "inline"
-        self.blocking = env.blocking or any(getattr(tool, "blocking", False) for tool in tools)
+        self.observe_as = self.format.observe_as
+        self.blocking = env.blocking or any(getattr(tool, "blocking", False) for tool in made)
+        self.forkable = env.forkable and all(getattr(tool, "forkable", True) for tool in made)
         self.turns = 0
         self.tool_uses = 0
         self.is_over = True
+        self.prompt: Observation = ""
+        self.counts: dict[str, dict[str, float]] = {}
+        self.previous: dict[str, int] = {}
 
-    def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
-        observation, info = self.env.reset(seed)
+    @property
+    def max_turns(self) -> int | None:
+        inner: int | None = getattr(self.env, "max_turns", None)  # some draw it with the instance
+        return None if self.max_uses is None or inner is None else inner + self.max_uses + 1
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        observation, info = self.env.reset(seed, **options)
+        for tool in self._stateful():
+            tool.reset()
+        self.previous = self._counters()
         self.turns = self.tool_uses = 0
+        self.counts = {}
         self.is_over = False
-        return with_instructions(observation, self.instructions), {**info, "tool_uses": 0}
+        self.prompt = with_instructions(observation, self.instructions, info.get("suffix", ""))
+        info = {**info, "tool_uses": 0}
+        if self.format.in_prompt and self.tools:
+            info["tools"] = [schema(tool) for tool in self.tools.values()]
+        if self.counters:
+            before = {f"prev_ep_{name}": count for name, count in self.previous.items()}
+            info.update(self._counters(), **before, use_tool=False)
+        return self.prompt, info
 
     def step(self, action: str) -> Turn:
         if self.is_over:
             raise RuntimeError("no episode is running; call reset() first")
-        call = find_call(action, self.styles)
-        turn = self._pass_on(action) if call is None else self._answer(call)
+        calls = self.format.find(action, self.styles)
+        turn = self._answer(action, calls) if calls else self._pass_on(action)
         self.turns += 1
         turn = limit_turns(turn, self.turns, self.max_turns)
         self.is_over = turn.is_over
+        if self.counters:
+            turn.info.update(self._counters(), use_tool=bool(calls))
+            if turn.is_over:
+                turn.info.update(self._report())
         return turn
 
     def task(self) -> Task:
         task: Task = self.env.task()
-        observation: Observation = list(task.prompt)
-        return replace(task, prompt=as_messages(with_instructions(observation, self.instructions)))
+        return replace(task, prompt=as_messages(self.prompt)) if self.prompt else task
+
+    def fork(self) -> Self:
+        twin = super().fork()
+        twin.tools = {
+            name: tool.fork() if has_state(tool) else tool for name, tool in self.tools.items()
+        }
+        return twin
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            **super().get_state(),
+            "tools": {tool.name: tool.get_state() for tool in self._stateful()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        for name, of_tool in state["tools"].items():
+            self.tools[name].set_state(of_tool)
+
+    def close(self) -> None:
+        self.env.close()
+        for tool in self._stateful():
+            tool.close()
+
+    def _stateful(self) -> list[Any]:
+        return [tool for tool in self.tools.values() if has_state(tool)]
 
     def _pass_on(self, action: str) -> Turn:
         turn: Turn = self.env.step(action)
@@ -131,48 +203,95 @@ class ToolEnv(Wrapper):
             info.setdefault("observe_as", self.env.observe_as)
         return turn._replace(info=info)
 
-    def _answer(self, call: Call) -> Turn:
-        style = self.styles[call.tool]
+    def _answer(self, action: str, calls: list[ToolCall]) -> Turn:
+        answers = [self._use(call) for call in calls[:MAX_CALLS]]
+        texts = [answer.text for answer in answers]
+        if len(calls) > MAX_CALLS:
+            texts.append(f"{ERROR}{len(calls) - MAX_CALLS} calls were left out: too many at once")
+        info: dict[str, Any] = {
+            "tool": answers[0].tool,
+            "tool_ok": all(answer.is_ok for answer in answers),
+            "tool_uses": self.tool_uses,
+        }
+        if len(answers) > 1:
+            info.update(tool_calls=len(answers), tool_results=texts)
+        if waited := [answer.seconds for answer in answers if answer.seconds is not None]:
+            info["tool_seconds"] = sum(waited)
+        kept = action[: calls[-1].end]
+        if kept != action or self.counters:
+            info["parsed_action"] = kept
+        if self.counters:
+            info["tool_type"] = answers[0].tool
+        return Turn("\n".join(texts), sum(answer.reward for answer in answers), info=info)
+
+    def _use(self, call: ToolCall) -> Answer:
+        name = call.name if call.name in self.tools else UNKNOWN
+        style = self.styles.get(name) or self.format.style(name)
         self.tool_uses += 1
         if self.max_uses is not None and self.tool_uses > self.max_uses:
-            text, is_ok = style.spent, False
-        else:
-            if call.content is None:
-                result = f"{ERROR}{style.close} without {style.open}"
-            else:
-                result = self.tools[call.tool](call.content)
-            text, is_ok = style.render(result), not is_error(result)
-        info = {"tool": call.tool, "tool_ok": is_ok, "tool_uses": self.tool_uses}
-        return Turn(text, info=info)
+            return Answer(name, style.spent, is_ok=False)
+        waits = not call.error and getattr(self.tools.get(name), "blocking", False)
+        started = time.perf_counter()
+        result = self._result(call)
+        # only of tools that wait: elsewhere a clock would make equal episodes unequal
+        seconds = time.perf_counter() - started if waits else None
+        is_ok = not is_error(result)
+        text = style.render(shorten(result, self.max_result))
+        if self.tool_uses == self.max_uses:
+            text += style.last
+        self._note(name, is_ok, seconds)
+        return Answer(name, text, is_ok, self._pay(is_ok), seconds)
+
+    def _result(self, call: ToolCall) -> str:
+        if call.error:
+            return f"{ERROR}{call.error}"
+        if call.name not in self.tools:
+            return f"{ERROR}there is no tool {call.name[:40]!r}; known: {', '.join(self.tools)}"
+        what = call.arguments if self.format.is_json else call.content
+        return call_tool(self.tools[call.name], what)
+
+    def _pay(self, is_ok: bool) -> float:
+        if is_ok:
+            return self.tool_reward + self.tool_success_reward
+        return self.tool_error_reward or self.tool_reward
+
+    def _note(self, name: str, is_ok: bool, seconds: float | None) -> None:
+        counts = self.counts.setdefault(name, {"calls": 0, "failures": 0})
+        counts["calls"] += 1
+        counts["failures"] += not is_ok
+        if seconds is not None:
+            counts["seconds"] = counts.get("seconds", 0.0) + seconds
+
+    def _counters(self) -> dict[str, int]:
+        """GEM's two: calls that were carried out, and those that went well."""
+        calls = sum(int(count["calls"]) for count in self.counts.values())
+        failures = sum(int(count["failures"]) for count in self.counts.values())
+        return {"tool_use_counter": calls, "tool_success_counter": calls - failures}
+
+    def _report(self) -> dict[str, float]:
+        """{"tools/python/calls": 2, "tools/python/failures": 1, ...}, tools never called too."""
+        none = {"calls": 0, "failures": 0}
+        by_tool = {**dict.fromkeys(self.tools, none), **self.counts}
+        return {
+            f"tools/{name}/{what}": number
+            for name, counts in by_tool.items()
+            for what, number in counts.items()
+        }
 
 
-def find_call(action: str, styles: Mapping[str, CallStyle]) -> Call | None:
-    """The call that an action ends with, if it ends with one.
+def with_instructions(observation: Observation, instructions: str, suffix: str = "") -> Observation:
+    """`instructions` on lines of their own at the end of the prompt, before its `suffix`.
 
-    >>> find_call("so [34*5]", {"calculator": COMPACT})
-    Call(tool='calculator', content='34*5')
+    "rules\\nboard" with the suffix "board" -> "rules\\ninstructions\\nboard"
     """
-    text = action.rstrip()
-    ending = {name: style for name, style in styles.items() if text.endswith(style.close)}
-    if not ending:
-        return None
-    # tools may share a close string: the one opened last is the one being closed
-    opened = {
-        name: text.rfind(style.open, 0, len(text) - len(style.close))
-        for name, style in ending.items()
-    }
-    name = max(opened, key=opened.__getitem__)
-    if opened[name] < 0:
-        return Call(name, None)
-    style = ending[name]
-    return Call(name, text[opened[name] + len(style.open) : len(text) - len(style.close)])
-
-
-def with_instructions(observation: Observation, instructions: str) -> Observation:
-    """`instructions` on a line of their own at the end of the prompt."""
     if not instructions:
         return observation
     if isinstance(observation, str):
-        return f"{observation}\n{instructions}"
-    *before, last = observation
-    return [*before, {**last, "content": f"{last['content']}\n{instructions}"}]
+        before = observation.removesuffix(suffix)
+        gap = "" if not before or before.endswith("\n") else "\n"
+        return f"{before}{gap}{instructions}" + (f"\n{suffix}" if suffix else "")
+    *others, last = observation
+    return [
+        *others,
+        {**last, "content": with_instructions(last["content"], instructions, suffix)},
+    ]

@@ -62,6 +62,8 @@ class Growth:
         self.setting = setting
         self.episode = Episode(task)
         self.paths: list[Path] = []
+        self.tools: Any = None
+        """Schemas that the chat template shows in every prompt of this task."""
         self._env: Env | None = None
         self._prompt: Context | None = None
 
@@ -96,7 +98,8 @@ class Growth:
         if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
             tokens = setting.chat.tokenizer.encode(str(observation))
         else:
-            tokens = setting.chat.prompt(messages, tools=info.get("tools"))
+            self.tools = info.get("tools")
+            tokens = setting.chat.prompt(messages, self.tools)
         text = "".join(str(message.get("content") or "") for message in messages)
         self.episode.append(Span(None, Author.TASK, tokens, text=text))
         self._prompt = setting.engine.open(tokens)
@@ -209,14 +212,16 @@ class Path:
         role = turn.info.get("observe_as", self.env.observe_as)
         if role == "prompt":
             message = {"role": "user", "content": observation}
-            return self._begin_anew(chat.prompt([message]), observation)
+            return self._begin_anew(chat.prompt([message], self.growth.tools), observation)
         if role == "raw":
             return self._begin_anew(chat.tokenizer.encode(observation), observation)
         if role == "inline":
             tokens = chat.tokenizer.encode(observation)
         else:
-            message = {"role": role, "content": observation}
-            tokens = chat.extend([message], closed=is_closed)
+            several = turn.info.get("tool_results") if role == "tool" else None
+            said = several or [observation]  # calls made in one message are answered one by one
+            messages = [{"role": role, "content": text} for text in said]
+            tokens = chat.extend(messages, closed=is_closed)
         self.tip = self.growth.episode.append(Span(self.tip, Author.ENV, tokens, text=observation))
         self.context.append(tokens)
 
@@ -233,7 +238,7 @@ class Path:
 
     def _count(self, info: dict[str, Any]) -> None:
         if "tool" in info:
-            self.metrics["tool_calls"] += 1
+            self.metrics["tool_calls"] += info.get("tool_calls", 1)
             self.metrics["tool_failures"] += not info.get("tool_ok", True)
 
     async def fork(self) -> Path:

@@ -143,11 +143,43 @@ def tool_calls(text: str, style: str, names: Collection[str] | None = None) -> l
     tags    <python>print(1)</python>                                 name python, content print(1)
     hermes  <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>  name f, arguments {"x": 1}
     fenced  a fenced code block                                       name is its language
+    gem     one call at most: a tag or a fence, see `first_call`
+    mcp     <tool_call><tool_name>f</tool_name><arguments>{"x": 1}</arguments></tool_call>
 
-    A hermes call that cannot be read is kept whatever `names` says: its `error` is the answer.
+    A call in JSON that cannot be read is kept whatever `names` says: its `error` is the answer.
     """
     calls = resolve(style, STYLES, "tool-call style")(text, names)
     return [call for call in calls if names is None or call.error or call.name in names]
+
+
+def first_call(text: str, name: str) -> ToolCall | None:
+    """The first call to one tool, written as a tag or as a fence: of the two the one that ends first.
+
+    "<python>```python\\nprint(1)```</python>" -> "print(1)": a fence inside the tag wins.
+    """
+    tag_at = text.find(f"<{name}>")
+    body = tag_at + len(name) + 2
+    found = _until(text, name, f"</{name}>", tag_at, body) if tag_at >= 0 else None
+    fence = re.compile(rf"```\n?{re.escape(name)}(?![A-Za-z0-9_])").search(text)
+    fenced = _until(text, name, "```", fence.start(), fence.end()) if fence else None
+    return min(filter(None, (found, fenced)), key=lambda call: call.end, default=None)
+
+
+def _until(text: str, name: str, close: str, start: int, body: int) -> ToolCall | None:
+    end = text.find(close, body)
+    if end < 0:  # then no later opening is closed either: one search is enough
+        return None
+    return ToolCall(name, text[body:end].strip(), start=start, end=end + len(close))
+
+
+def _gem_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
+    known = ("python", "search") if names is None else names  # GEM's own; each costs a search
+    calls = [call for name in known if (call := first_call(text, name))]
+    return [min(calls, key=lambda call: call.start)] if calls else []
+
+
+def _mcp_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
+    return [_mcp_call(tag) for tag in tags(text, ["tool_call"])]
 
 
 def _tag_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
@@ -170,7 +202,10 @@ def _hermes_call(tag: Tag) -> ToolCall:
         call = _read_json(tag.content)
         if not isinstance(call, dict):
             return broken(f"a tool call must be a JSON object, not {type(call).__name__}")
-        name, arguments = call.get("name"), call.get("arguments", {})
+        if isinstance(call.get("function"), dict):  # {"type": "function", "function": {...}}
+            call = call["function"]
+        name = call.get("name")
+        arguments = call.get("arguments", call.get("parameters", {}))  # Llama says "parameters"
         if not isinstance(name, str) or not name:
             return broken('a tool call needs a "name", which is a string')
         if isinstance(arguments, str):  # the wire form: JSON inside JSON
@@ -182,6 +217,33 @@ def _hermes_call(tag: Tag) -> ToolCall:
     if not isinstance(arguments, dict):
         return broken(f'"arguments" must be a JSON object, not {type(arguments).__name__}', name)
     return ToolCall(name, tag.content, arguments, start=tag.start, end=tag.end)
+
+
+def _mcp_call(tag: Tag) -> ToolCall:
+    name = last_tag(tag.content, "tool_name")
+    written = last_tag(tag.content, "arguments")
+    if not name or written is None:
+        lacking = "arguments" if name else "tool_name"
+        why = f"a tool call needs <{lacking}>...</{lacking}>"
+        return ToolCall(name or "", tag.content, error=why, start=tag.start, end=tag.end)
+    arguments, why = read_arguments(written)
+    return ToolCall(name, tag.content, arguments, why, start=tag.start, end=tag.end)
+
+
+def read_arguments(text: str) -> tuple[dict[str, Any], str]:
+    """The arguments of a call, written as a JSON object, and "", or {} and why they are none.
+
+    '{"x": 1}' -> {"x": 1}, "";  "" -> {}, "";  "[1]" -> {}, "the arguments must be ..."
+    """
+    try:
+        value = _read_json(text) if text.strip() else {}
+    except RecursionError:
+        return {}, "the arguments are nested too deeply"
+    except ValueError as error:
+        return {}, f"the arguments are not valid JSON: {error}"
+    if not isinstance(value, dict):
+        return {}, f"the arguments must be a JSON object, not {type(value).__name__}"
+    return value, ""
 
 
 def _read_json(text: str) -> Any:
@@ -227,5 +289,11 @@ def _bare(number: str) -> str:
     return number.replace(",", "").replace("\u2212", "-").lstrip("+")
 
 
-STYLES = {"tags": _tag_calls, "hermes": _hermes_calls, "fenced": _fenced_calls}
+STYLES = {
+    "tags": _tag_calls,
+    "hermes": _hermes_calls,
+    "fenced": _fenced_calls,
+    "gem": _gem_calls,
+    "mcp": _mcp_calls,
+}
 """How a policy writes tool calls."""

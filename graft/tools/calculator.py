@@ -145,6 +145,12 @@ class Calculator:
     """
 
     name = "calculator"
+    description = "Works out an arithmetic expression with + - * / and parentheses."
+    parameters = {
+        "type": "object",
+        "properties": {"expression": {"type": "string", "description": "For example (12+6)/4."}},
+        "required": ["expression"],
+    }
 
     def __init__(self, max_operations: int | None = None) -> None:
         self.max_operations = max_operations

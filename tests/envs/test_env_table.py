@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from graft.envs import DEFAULTS, ENVS, make, register
+from graft.envs import ENVS, make, register
 from graft.envs.base import BaseEnv, Wrapper, as_messages, limit_turns, split_of
 from graft.types import Turn
 
@@ -42,7 +42,7 @@ class Guess(BaseEnv):
 def registered():
     register("guess", Guess, high=5)
     yield "guess"
-    del ENVS["guess"], DEFAULTS["guess"]
+    del ENVS["guess"]
 
 
 def test_registered_defaults_apply_and_arguments_override_them(registered: str):

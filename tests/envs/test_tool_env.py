@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.envs.base import BaseEnv
 from graft.envs.countdown import Countdown
-from graft.envs.tooled import COMPACT, Call, CallStyle, ToolEnv, find_call, tagged
+from graft.envs.tooled import (
+    COMPACT,
+    Call,
+    CallStyle,
+    ToolEnv,
+    find_call,
+    tagged,
+    with_instructions,
+)
 from graft.protocols import Env
 from graft.tools.calculator import Calculator
 from graft.types import Turn
@@ -137,8 +147,11 @@ def test_tools_of_one_name_are_refused():
 def test_it_goes_around_any_env():
     env = ToolEnv(Countdown(tag="answer"), [Calculator()])
     env.reset(0)
-    assert env.step("<calculator>90 - (13 + 19)</calculator>").observation == "<result>58</result>"
-    turn = env.step("<answer>90 - (13 + 19)</answer>")
+    (_, solution), *_ = env.demonstrate(random.Random(0))
+    sum_ = solution.removeprefix("<answer>").removesuffix("</answer>")
+    result = f"<result>{Calculator()(sum_)}</result>"
+    assert env.step(f"<calculator>{sum_}</calculator>").observation == result
+    turn = env.step(solution)
     assert (turn.reward, turn.terminated, turn.info["tool_uses"]) == (1.0, True, 1)
 
 
@@ -175,3 +188,279 @@ def test_a_small_alphabet_has_one_text_for_every_fault():
     assert COMPACT.render("170") == "170;"
     assert COMPACT.render("Error: division by zero") == "?;"
     assert tagged("t").render("{}") == "<result>{}</result>"
+
+
+def square(x: int) -> int:
+    """x times x."""
+    return x * x
+
+
+class Memory:
+    """A tool with state: everything it was told, in order."""
+
+    name = "memory"
+    blocking = True
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.is_closed = False
+
+    def __call__(self, content: str) -> str:
+        self.told.append(content)
+        return " ".join(self.told)
+
+    def fork(self) -> Memory:
+        twin = Memory()
+        twin.told = [*self.told]
+        return twin
+
+    def reset(self) -> None:
+        self.told = []
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def get_state(self) -> dict[str, Any]:
+        return {"told": [*self.told]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.told = [*state["told"]]
+
+
+def test_functions_and_names_are_tools_too():
+    env = ToolEnv(Chat(), [square, "calculator"])
+    env.reset(0)
+    assert env.step("<square>12</square>").observation == "<result>144</result>"
+    assert env.step("<calculator>2*3</calculator>").observation == "<result>6</result>"
+    assert env.blocking  # a function may wait for something
+
+
+def test_a_call_is_paid_and_a_success_more():
+    env = chat(tool_reward=0.05, tool_success_reward=0.25, max_uses=3)
+    rewards = [env.step(f"<calculator>{e}</calculator>").reward for e in ("1+1", "1/0", "2", "2")]
+    assert rewards == [0.3, 0.05, 0.3, 0.0]  # the last one was refused
+
+
+def test_an_error_reward_is_all_that_a_failed_call_earns():
+    env = chat(tool_reward=0.05, tool_success_reward=0.25, tool_error_reward=-0.1)
+    rewards = [env.step(f"<calculator>{e}</calculator>").reward for e in ("1+1", "1/0")]
+    assert rewards == [0.3, -0.1]
+    assert env.step("oops</echo>").reward == -0.1
+    assert env.step("hello").reward == 0.0
+
+
+def test_long_results_are_cut_and_say_so():
+    env = chat(max_result=6)
+    turn = env.step("<echo>0123456789</echo>")
+    assert turn.observation == "<result>012\n[... 4 characters left out ...]\n789</result>"
+    assert len(chat().step(f"<echo>{'x' * 1_000_000}</echo>").observation) < 10_100
+
+
+def test_arpos_tags_give_the_result_on_lines_of_its_own():
+    env = chat(format="arpo")
+    turn = env.step("<think>hm</think> <calculator>34*5</calculator>")
+    assert turn.observation == " <result>\n170\n</result>"
+    assert (env.observe_as, env.stop) == ("inline", ("</calculator>", "</echo>"))
+
+
+def test_in_gems_format_the_first_call_counts_and_the_rest_is_ignored():
+    env = chat(format="gem", max_uses=2)
+    assert (env.observe_as, env.stop) == ("tool", ("</calculator>", "</echo>"))
+    turn = env.step("Let me see: ```calculator\n34*5\n```, so \\boxed{170} <echo>x</echo>")
+    assert turn.observation == "170"
+    assert turn.info == {
+        "tool": "calculator",
+        "tool_ok": True,
+        "tool_uses": 1,
+        "parsed_action": "Let me see: ```calculator\n34*5\n```",
+    }
+    last = env.step("<echo>x</echo>")
+    assert last.observation == "x\nNo calls are left. Give the final answer."
+    assert "parsed_action" not in last.info
+    refused = env.step("<echo>y</echo>")
+    assert refused.observation == "No calls are left. Give the final answer."
+    assert env.told == []  # a call after the limit is no move in the game
+    assert env.step("170").info == {"words": 1, "tool_uses": 3, "observe_as": "user"}
+
+
+def test_a_match_that_fails_is_not_lost_to_a_later_tool():
+    env = chat(format="gem")
+    turn = env.step("<calculator>1/0</calculator> <echo>x</echo>")
+    assert (turn.observation, turn.info["tool"]) == ("Error: division by zero", "calculator")
+    assert turn.info["tool_ok"] is False
+    assert env.told == []
+
+
+def test_fenced_code_is_answered_by_a_message():
+    env = chat(format="fenced")
+    assert (env.observe_as, env.stop) == ("user", ())
+    turn = env.step("First:\n```echo\nhi\n```\nand on.")
+    assert (turn.observation, turn.info["parsed_action"]) == ("hi\n", "First:\n```echo\nhi\n```")
+    assert env.step("```sh\nls\n```").observation == "And?"
+
+
+def hermes(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def test_json_calls_run_in_order_and_their_schemas_are_in_the_prompts_info():
+    env = ToolEnv(Chat(), [Calculator(), square], format="hermes")
+    observation, info = env.reset(0)
+    assert observation == "Hello."
+    assert [one["function"]["name"] for one in info["tools"]] == ["calculator", "square"]
+    json.dumps(info)
+    assert (env.observe_as, env.stop) == ("tool", ())
+    turn = env.step(hermes("calculator", expression="34*5"))
+    assert (turn.observation, turn.info["tool"]) == ("170", "calculator")
+    both = env.step("so " + hermes("square", x=3) + hermes("calculator", expression="1/0"))
+    assert both.observation == "9\nError: division by zero"
+    assert both.info == {
+        "tool": "square",
+        "tool_ok": False,
+        "tool_uses": 3,
+        "tool_calls": 2,
+        "tool_results": ["9", "Error: division by zero"],
+        "tool_seconds": both.info["tool_seconds"],
+    }
+
+
+def test_json_calls_that_make_no_sense_are_answered():
+    env = ToolEnv(Chat(), [Calculator(), square], format="hermes")
+    env.reset(0)
+    turn = env.step(hermes("calculater", expression="1"))
+    assert turn.observation == "Error: there is no tool 'calculater'; known: calculator, square"
+    assert (turn.info["tool"], turn.info["tool_ok"]) == ("unknown", False)
+    assert "not valid JSON" in env.step("<tool_call>{</tool_call>").observation
+    assert env.step(hermes("square")).observation == "Error: x: Field required"
+    assert env.step('<tool_call>{"name": "square"').observation == "And?"  # never closed: no call
+
+
+def test_a_flood_of_calls_in_one_message_is_answered_once():
+    env = ToolEnv(Chat(), [square], format="hermes", max_uses=None)
+    env.reset(0)
+    turn = env.step(hermes("square", x=3) * 20)
+    assert turn.observation == "9\n" * 16 + "Error: 4 calls were left out: too many at once"
+    assert turn.info["tool_uses"] == 16
+
+
+def test_gems_mcp_form_lists_the_tools_in_the_prompt():
+    env = ToolEnv(Chat(), [square], format="mcp", instructions=None)
+    observation, info = env.reset(0)
+    assert '"name": "square"' in observation and "<tool_name>name</tool_name>" in observation
+    assert "tools" not in info
+    call = "<tool_call><tool_name>square</tool_name><arguments>{}</arguments></tool_call>"
+    turn = env.step(f"{call.replace('{}', json.dumps({'x': 4}))} {call}")
+    assert (turn.observation, turn.info["tool_uses"]) == ("16", 1)
+
+
+def test_instructions_can_be_written_from_the_tools():
+    env = ToolEnv(Chat(), [Calculator()], instructions=None, max_uses=2)
+    assert env.reset(0)[0] == (
+        "Hello.\nYou may use tools; the result of a call is shown to you before you go on. "
+        "At most 2 calls in all.\n- calculator: Works out an arithmetic expression with + - * / and "
+        "parentheses. Write <calculator>...</calculator>."
+    )
+
+
+class Board(Chat):
+    def pose(self) -> str:
+        super().pose()
+        return "Rules.\nBoard."
+
+    def margins(self) -> dict[str, Any]:
+        return {"suffix": "Board."}
+
+
+def test_instructions_come_before_a_board_which_stays_the_end():
+    env = ToolEnv(Board(), [Echo()], instructions="Tools.")
+    observation, info = env.reset(0)
+    assert observation == "Rules.\nTools.\nBoard."
+    assert observation.endswith(info["suffix"])
+    assert env.task().prompt[0]["content"] == observation
+    told = [{"role": "system", "content": "S."}, {"role": "user", "content": "R.\nB."}]
+    assert with_instructions(told, "T.", "B.")[1]["content"] == "R.\nT.\nB."
+
+
+def test_state_of_tools_is_forked_reset_saved_and_closed_with_the_env():
+    env = ToolEnv(Chat(), [Memory()])
+    env.reset(0)
+    env.step("<memory>a</memory>")
+    twin = env.fork()
+    assert twin.step("<memory>b</memory>").observation == "<result>a b</result>"
+    assert env.step("<memory>c</memory>").observation == "<result>a c</result>"
+    state = json.loads(json.dumps(twin.get_state()))
+    other = ToolEnv(Chat(), [Memory()])
+    other.set_state(state)
+    assert other.step("<memory>d</memory>").observation == "<result>a b d</result>"
+    env.reset(1)
+    assert env.step("<memory>e</memory>").observation == "<result>e</result>"
+    twin.close()
+    assert twin.tools["memory"].is_closed and not env.tools["memory"].is_closed
+
+
+def test_waiting_is_measured_where_a_tool_waits():
+    env = ToolEnv(Chat(), [Memory(), Echo()])
+    env.reset(0)
+    assert env.step("<memory>a</memory>").info["tool_seconds"] >= 0.0
+    assert "tool_seconds" not in env.step("<echo>a</echo>").info
+
+
+def test_counters_report_per_tool_and_speak_gems_names():
+    env = ToolEnv(Chat(), [Calculator(), Echo()], counters=True, max_uses=3)
+    _, info = env.reset(0)
+    assert info["use_tool"] is False
+    assert (info["tool_use_counter"], info["prev_ep_tool_use_counter"]) == (0, 0)
+    first = env.step("<calculator>1/0</calculator>").info
+    assert (first["tool_use_counter"], first["tool_success_counter"]) == (1, 0)
+    assert (first["use_tool"], first["tool_type"]) == (True, "calculator")
+    assert first["parsed_action"] == "<calculator>1/0</calculator>"
+    env.step("<calculator>1</calculator>")
+    assert env.step("hm").info["use_tool"] is False
+    assert "tools/echo/calls" not in env.step("hm").info
+    end = env.step("hm")
+    assert end.truncated
+    assert {name: end.info[name] for name in end.info if name.startswith("tools/")} == {
+        "tools/calculator/calls": 2,
+        "tools/calculator/failures": 1,
+        "tools/echo/calls": 0,
+        "tools/echo/failures": 0,
+    }
+    again = env.reset(1)[1]
+    assert (again["tool_use_counter"], again["prev_ep_tool_use_counter"]) == (0, 2)
+    assert again["prev_ep_tool_success_counter"] == 1
+
+
+def test_a_turn_limit_drawn_with_the_instance_is_followed():
+    env = ToolEnv(Chat(), [Echo()], max_uses=2)
+    env.env.max_turns = 5
+    assert env.max_turns == 8
+    env.env.max_turns = None
+    assert env.max_turns is None
+
+
+def test_mistakes_of_the_caller_are_told():
+    with pytest.raises(ValueError, match="max_uses=-1"):
+        ToolEnv(Chat(), [Echo()], max_uses=-1)
+    with pytest.raises(ValueError, match="unknown call format 'hermess'; did you mean 'hermes'"):
+        ToolEnv(Chat(), [Echo()], format="hermess")
+
+
+TAGS = ["<echo>", "</echo>", "<tool_call>", "</tool_call>", "<tool_name>echo</tool_name>"]
+HUGE = ["x" * 1_000_000, "<echo>" * 100_000, "<tool_call>" * 50_000, "```echo\n" * 100_000]
+CALL = '{"name": "echo", "arguments": {"content": "é"}}'
+PIECES = st.sampled_from(
+    [*TAGS, *HUGE, CALL, "<arguments>", "</arguments>", "```echo\n", "```", "\x00", "9**9**9"]
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(PIECES | st.text(max_size=6), max_size=8).map("".join),
+    st.sampled_from(["tags", "arpo", "gem", "fenced", "hermes", "mcp"]),
+)
+def test_no_action_makes_a_format_raise_or_answer_without_end(action: str, format: str):
+    env = ToolEnv(Chat(), [Echo()], format=format, max_uses=1)
+    env.reset(0)
+    while not (turn := env.step(action)).is_over:
+        assert len(turn.observation) < 12_000
+        json.dumps(turn.info)

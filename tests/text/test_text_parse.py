@@ -141,8 +141,76 @@ def test_a_broken_hermes_call_is_kept_with_its_reason(body: str, why: str):
 
 
 def test_an_unknown_style_is_the_programs_fault():
-    with pytest.raises(UnknownName, match="known: fenced, hermes, tags"):
+    with pytest.raises(UnknownName, match="known: fenced, gem, hermes, mcp, tags"):
         tool_calls("", "xml")
+
+
+def test_openais_own_form_and_llamas_are_hermes_calls_too():
+    text = (
+        '<tool_call>{"type": "function", "function": {"name": "f", "arguments": "{}"}}</tool_call>'
+        '<tool_call>{"name": "g", "parameters": {"x": 1}}</tool_call>'
+    )
+    assert [(c.name, c.arguments) for c in tool_calls(text, "hermes")] == [
+        ("f", {}),
+        ("g", {"x": 1}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, name, content, rest",
+    [
+        ("a <python> 1+1 </python> b", "python", "1+1", " b"),
+        ("```python\n1\n``` then <python>2</python>", "python", "1", " then <python>2</python>"),
+        ("<python>1</python> then ```python\n2\n```", "python", "1", " then ```python\n2\n```"),
+        ("<python>```python\n1\n```</python>", "python", "1", "</python>"),  # ends first
+        ("```python print(1)```", "python", "print(1)", ""),
+        ("```\npython\n1```", "python", "1", ""),
+        ("<search>q</search><python>1</python>", "search", "q", "<python>1</python>"),
+        ("<python>'<search>q</search>'</python>", "python", "'<search>q</search>'", ""),
+        ("<python>1 <search>q</search>", "search", "q", ""),  # what never closes is no call
+        ("</python><python>", None, "", ""),
+        ("```pythonic\n1\n```", None, "", ""),
+        ("```python\n1", None, "", ""),
+        ("", None, "", ""),
+    ],
+)
+def test_gems_rule_takes_the_first_call_as_tag_or_fence(
+    text: str, name: str | None, content: str, rest: str
+):
+    calls = tool_calls(text, "gem", ["python", "search"])
+    if name is None:
+        assert calls == []
+    else:
+        (call,) = calls
+        assert (call.name, call.content, text[call.end :]) == (name, content, rest)
+    assert calls == tool_calls(text, "gem")
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.text(max_size=30))
+def test_a_call_is_found_in_any_text_around_it(before: str, content: str, after: str):
+    (call,) = tool_calls(f"{before}<t>{content}</t>{after}", "gem", ["t"])
+    assert (call.content, call.end) == (content.strip(), len(before) + len(content) + 7)
+
+
+def test_gems_mcp_form():
+    text = 'so <tool_call> <tool_name> f </tool_name>\n<arguments>\n{"x": 1}\n</arguments></tool_call>.'
+    (call,) = tool_calls(text, "mcp")
+    assert (call.name, call.arguments, call.error, text[call.end :]) == ("f", {"x": 1}, "", ".")
+
+
+@pytest.mark.parametrize(
+    "body, why",
+    [
+        ("<arguments>{}</arguments>", "needs <tool_name>"),
+        ("<tool_name>f</tool_name>", "needs <arguments>"),
+        ("<tool_name>f</tool_name><arguments>[1]</arguments>", "must be a JSON object"),
+        ("<tool_name>f</tool_name><arguments>{'x'}</arguments>", "not valid JSON"),
+        ("<tool_name>f</tool_name><arguments>" + "[" * 100_000 + "</arguments>", "too deeply"),
+    ],
+)
+def test_a_broken_mcp_call_is_kept_with_its_reason(body: str, why: str):
+    (call,) = tool_calls(f"<tool_call>{body}</tool_call>", "mcp", ["g"])
+    assert why in call.error and call.arguments == {}
 
 
 WORDS = ["<a>", "</a>", "<tool_call>", "</tool_call>", "```", "~~~", "1,234", "e5", "\\boxed{"]
@@ -159,9 +227,11 @@ def test_no_text_makes_a_parser_raise(text: str):
     assert boxed is None or f"{{{boxed}}}" in text
     for number in (first_number(text), last_number(text)):
         assert number is None or not math.isnan(float(number))
-    for style in ("tags", "hermes", "fenced"):
+    for style in ("tags", "hermes", "fenced", "mcp"):
         starts = [call.start for call in tool_calls(text, style)]
         assert starts == sorted(starts)
+    for call in tool_calls(text, "gem", ["a", "tool_call"]):
+        assert call.content in text[call.start : call.end]
     last_tag(text, "a")
 
 
@@ -173,5 +243,6 @@ def test_long_texts_are_read_in_linear_time(unit: str):
     text = unit * (LONG // len(unit)) + "`"
     for parse in (last_boxed, first_number, last_number):
         parse(text)
-    for style in ("tags", "hermes", "fenced"):
+    for style in ("tags", "hermes", "fenced", "mcp"):
         tool_calls(text, style)
+    tool_calls(text, "gem", ["a", "x", "tool_call"])

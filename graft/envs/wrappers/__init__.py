@@ -1,0 +1,78 @@
+"""Wrappers by name: `wrap(env, "python_tool,concat,episode_tracking")`.
+
+The order is inside out: tools first, then what the policy sees of the history, then tracking.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from graft.protocols import Env
+from graft.registry import resolve
+
+WRAPPERS: dict[str, Any] = {
+    "tools": "graft.envs.wrappers.tools:tools",
+    "python_tool": "graft.envs.wrappers.tools:python_tool",
+    "python_tool_no_int_reward": "graft.envs.wrappers.tools:python_tool_no_int_reward",
+    "python_tool_no_int_reward_last_line_error": (
+        "graft.envs.wrappers.tools:python_tool_no_int_reward_last_line_error"
+    ),
+    "search_tool": "graft.envs.wrappers.tools:search_tool",
+    "search_tool_no_int_reward": "graft.envs.wrappers.tools:search_tool_no_int_reward",
+    "concat": "graft.envs.wrappers.history:concat",
+    "concat_with_action": "graft.envs.wrappers.history:concat_with_action",
+    "concat_chat": "graft.envs.wrappers.history:concat_chat",
+    "concat_chat_on_reset": "graft.envs.wrappers.history:concat_chat_on_reset",
+    "max_history": "graft.envs.wrappers.history:max_history",
+    "episode_tracking": "graft.envs.wrappers.tracking:EpisodeTracking",
+}
+"""Name -> what puts the wrapper around an env: `build(env, **arguments)`."""
+
+Names = str | Sequence[str | Mapping[str, Any]]
+""" "a,b", or a list of names and of {name: {argument: value}}."""
+
+
+def wrap(env: Env, names: Names, tokenizer: Any = None) -> Any:
+    """`env` inside the named wrappers, the first one innermost.
+
+    wrap(env, ["python_tool", {"max_history": {"turns": 4}}, "your.module:Wrapper"])
+    """
+    for build in get_wrapper_fns(names, tokenizer):
+        env = build(env)
+    return env
+
+
+def get_wrapper_fns(names: Names, tokenizer: Any = None) -> list[Callable[[Env], Any]]:
+    """One function from env to env per name; those that take a `tokenizer` are given it."""
+    return [_builder(name, arguments, tokenizer) for name, arguments in _listed(names)]
+
+
+def _builder(name: str, arguments: Mapping[str, Any], tokenizer: Any) -> Callable[[Env], Any]:
+    build = resolve(name, WRAPPERS, "wrapper")
+    accepted = inspect.signature(build).parameters
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in accepted.values())
+    for argument in arguments:
+        if argument not in accepted and not takes_any:
+            known = ", ".join(list(accepted)[1:]) or "none"
+            raise ValueError(f"wrapper {name!r} has no argument {argument!r}; known: {known}")
+    given = dict(arguments)
+    if tokenizer is not None and "tokenizer" in accepted:
+        given.setdefault("tokenizer", tokenizer)
+    return partial(build, **given)
+
+
+def _listed(names: Names) -> list[tuple[str, Mapping[str, Any]]]:
+    if isinstance(names, str):
+        return [(name.strip(), {}) for name in names.split(",") if name.strip()]
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for one in names:
+        if isinstance(one, str):
+            found += _listed(one)
+        elif isinstance(one, Mapping):
+            found += [(name, arguments or {}) for name, arguments in one.items()]
+        else:
+            raise ValueError(f"wrapper {one!r}: must be a name, or {{name: {{argument: value}}}}")
+    return found

@@ -1,0 +1,205 @@
+"""Wrappers that show the whole history in every prompt, instead of letting the context grow.
+
+    reset   rules, board 0
+    concat              rules, feedback 1, board 1
+    concat_with_action  rules, action 1, feedback 1, board 1
+    concat_chat         the same as messages, through the chat template
+
+What holds only now (the board, `info["suffix"]`; or `info["prefix"]`) is shown once, as it was last
+said. The observation is the complete next prompt, and `observe_as` says of what kind: "prompt" (a
+text for the user's turn) or "raw" (through the chat template already).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from graft.envs.base import Wrapper, as_messages
+from graft.protocols import Env, Observation
+from graft.text.chat import Chat
+from graft.text.tokenizer import Tokenizer
+from graft.types import Message, Turn
+
+GONE = "(what was shown here no longer holds)"
+"""Stands for an old message that was all board: a chat needs some message in its place."""
+
+Render = Callable[[Sequence[Message], Any], str]
+
+
+class History(Wrapper):
+    """Rewrites observations to prompts that hold the history.
+
+    `actions` shows what the policy did (`info["parsed_action"]` where the env names it). `chat` is
+    "turns" (every turn a message), "reset" (the first observation a message, the rest plain text
+    after it) or "" (no template). `turns` keeps only the last so many; the first observation, which
+    holds the instructions, always stays.
+    """
+
+    shared = ("_render",)
+    saved = ("seen", "schemas")
+
+    def __init__(
+        self,
+        env: Env,
+        *,
+        actions: bool,
+        chat: str = "",
+        turns: int | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        super().__init__(env)
+        if turns is not None and turns < 0:
+            raise ValueError(f"turns={turns}: must be 0 or more, or None for the whole history")
+        self.actions = actions
+        self.chat = chat
+        self.keep = turns
+        self._render = renderer(tokenizer) if chat else None
+        self.observe_as = "raw" if chat else "prompt"
+        self.seen: list[dict[str, Any]] = []
+        self.schemas: list[Any] | None = None
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        observation, info = self.env.reset(seed, **options)
+        messages = [dict(message) for message in as_messages(observation)]
+        self.schemas = info.get("tools")
+        self.seen = [{"messages": messages, **margins(info)}]
+        return self._prompt(), self._without_margins(info)
+
+    def step(self, action: str) -> Turn:
+        turn: Turn = self.env.step(action)
+        role = "tool" if "tool" in turn.info else "user"
+        said = turn.info.get("observe_as", role)
+        self.seen.append(
+            {
+                "action": turn.info.get("parsed_action", action),
+                "messages": [
+                    {
+                        "role": said if said in ("user", "tool") else role,
+                        "content": turn.observation,
+                    }
+                ],
+                **margins(turn.info),
+            }
+        )
+        return turn._replace(observation=self._prompt(), info=self._without_margins(turn.info))
+
+    def limited(self, turns: int) -> History:
+        """The same wrapper around the same env, showing only the last `turns`."""
+        twin = copy.copy(self)
+        twin.seen, twin.keep = [], turns
+        return twin
+
+    def _prompt(self) -> str:
+        if self.chat == "turns":
+            return self._rendered(self._messages())
+        first, *rest = self._turns()
+        opening = (
+            self._rendered(first["messages"])
+            if self.chat == "reset"
+            else "\n".join(str(message["content"]) for message in first["messages"])
+        )
+        texts = [opening]
+        for turn in rest:
+            if self.actions:
+                texts.append(turn["action"])
+            texts.append(turn["messages"][0]["content"])
+        *before, last = [text for text in texts if text] or [""]
+        return "".join(text if text.endswith("\n") else f"{text}\n" for text in before) + last
+
+    def _messages(self) -> list[Message]:
+        first, *rest = self._turns()
+        messages: list[Message] = list(first["messages"])
+        for turn in rest:
+            (said,) = turn["messages"]
+            messages.append({"role": "assistant", "content": turn["action"]})
+            messages.append(said)
+        return messages
+
+    def _turns(self) -> list[dict[str, Any]]:
+        """What is shown of the history: boards that no longer hold taken out, old turns too."""
+        prefix = next((turn["prefix"] for turn in self.seen[::-1] if turn["prefix"]), "")
+        live = max((i for i, turn in enumerate(self.seen) if turn["suffix"]), default=0)
+        start = 1 if self.keep is None else max(1, len(self.seen) - self.keep)
+        shown = [0, *range(start, len(self.seen))]
+        turns: list[dict[str, Any]] = []
+        for i in shown:
+            turn = copy.deepcopy(self.seen[i])
+            last = turn["messages"][-1]
+            text: str = last["content"].removeprefix(turn["prefix"])
+            if turn["suffix"] and i != live:
+                text = text.removesuffix(turn["suffix"]).removesuffix("\n")
+            if i == 0 and live not in shown:  # the board was last shown in a turn now left out
+                text = f"{text}\n{self.seen[live]['suffix']}".removeprefix("\n")
+            last["content"] = f"{prefix}{text}" if i == 0 else text
+            turns.append(turn)
+        return turns
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        assert self._render is not None, "only called where `chat` is set"
+        filled = [
+            message if message["content"] else {**message, "content": GONE} for message in messages
+        ]
+        return self._render(filled, self.schemas)
+
+    def _without_margins(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """The prompt is complete now: nothing is left to move, or to render."""
+        done = {"prefix", "suffix", "observe_as", *(["tools"] if self.chat else [])}
+        return {name: value for name, value in info.items() if name not in done}
+
+
+def margins(info: Mapping[str, Any]) -> dict[str, str]:
+    return {"prefix": info.get("prefix") or "", "suffix": info.get("suffix") or ""}
+
+
+def renderer(tokenizer: Any) -> Render:
+    """Messages and tool schemas to text, with whatever knows a chat template."""
+    if tokenizer is None:
+        raise ValueError(
+            "a chat wrapper renders prompts and needs the model's tokenizer: "
+            'wrap(env, "concat_chat", tokenizer=...), or use concat_with_action'
+        )
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer = Chat(tokenizer)
+    if isinstance(tokenizer, Chat):
+        chat = tokenizer
+        return lambda messages, tools: chat.render(messages, tools, add_generation_prompt=True)
+    if not hasattr(tokenizer, "apply_chat_template"):
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no apply_chat_template; pass a tokenizer with a chat "
+            "template, or a graft Chat"
+        )
+
+    def render(messages: Sequence[Message], tools: Any) -> str:
+        more = {"tools": tools} if tools else {}
+        return tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True, **more
+        )
+
+    return render
+
+
+def concat(env: Env, *, turns: int | None = None) -> History:
+    """All observations so far, one after the other."""
+    return History(env, actions=False, turns=turns)
+
+
+def concat_with_action(env: Env, *, turns: int | None = None) -> History:
+    """Observation, action, observation, ... as plain text."""
+    return History(env, actions=True, turns=turns)
+
+
+def concat_chat(env: Env, *, tokenizer: Any = None, turns: int | None = None) -> History:
+    """The history as messages through the chat template; a tool's result has the role "tool"."""
+    return History(env, actions=True, chat="turns", turns=turns, tokenizer=tokenizer)
+
+
+def concat_chat_on_reset(env: Env, *, tokenizer: Any = None, turns: int | None = None) -> History:
+    """The first observation through the chat template, later turns after it as plain text."""
+    return History(env, actions=True, chat="reset", turns=turns, tokenizer=tokenizer)
+
+
+def max_history(env: Env, *, turns: int = 4) -> History:
+    """The instructions and the last `turns`: of the history wrapper inside, else as plain text."""
+    return env.limited(turns) if isinstance(env, History) else concat_with_action(env, turns=turns)

@@ -1,0 +1,100 @@
+"""Tools by name around an env, with GEM's rewards and limits, and any tools as a recipe lists them."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from graft.envs.tooled import CallStyle, ToolEnv
+from graft.protocols import Env
+from graft.tools import has_state, make_tool
+from graft.tools.formats import plain
+
+MAX_USES = 5
+
+
+def tools(env: Env, *, use: Any, **options: Any) -> ToolEnv:
+    """Any tools in any format: {"tools": {"use": ["calculator", {"search": {...}}], ...}}.
+
+    `use` is what `make_tools` takes, the rest are ToolEnv's options.
+    """
+    return ToolEnv(env, use, **{"counters": True, "instructions": None, **options})
+
+
+def python_tool(
+    env: Env,
+    *,
+    tool_reward: float = 0.05,
+    tool_success_reward: float = 0.25,
+    max_uses: int | None = MAX_USES,
+    instructions: str | None = None,
+    **arguments: Any,
+) -> ToolEnv:
+    """Python in <python> tags or a fence; `arguments` are PythonTool's (timeout=5, ...)."""
+    return _gem(
+        env,
+        _shared("python", {"timeout": 5.0, **arguments}),
+        "Code execution result: {}",
+        tool_reward=tool_reward,
+        tool_success_reward=tool_success_reward,
+        max_uses=max_uses,
+        instructions=instructions,
+    )
+
+
+def python_tool_no_int_reward(env: Env, **arguments: Any) -> ToolEnv:
+    """The same, and calls earn nothing."""
+    return python_tool(env, **{"tool_reward": 0.0, "tool_success_reward": 0.0, **arguments})
+
+
+def python_tool_no_int_reward_last_line_error(env: Env, **arguments: Any) -> ToolEnv:
+    """The same, and of a traceback only the last line is shown."""
+    return python_tool_no_int_reward(env, **{"keep_error_last_line": True, **arguments})
+
+
+def search_tool(
+    env: Env,
+    *,
+    tool_reward: float = 0.3,
+    max_uses: int | None = MAX_USES,
+    instructions: str | None = None,
+    **arguments: Any,
+) -> ToolEnv:
+    """Search in <search> tags; `arguments` are SearchTool's (corpus=, url=, topk=3, ...)."""
+    return _gem(
+        env,
+        _shared("search", arguments),
+        "{}",
+        tool_reward=tool_reward,
+        max_uses=max_uses,
+        instructions=instructions,
+    )
+
+
+def search_tool_no_int_reward(env: Env, **arguments: Any) -> ToolEnv:
+    """The same, and calls earn nothing."""
+    return search_tool(env, **{"tool_reward": 0.0, **arguments})
+
+
+def _gem(env: Env, tool: Any, result: str, **options: Any) -> ToolEnv:
+    style = plain(tool.name)
+    styles = {tool.name: CallStyle(style.open, style.close, result, None, style.spent, style.last)}
+    return ToolEnv(env, [tool], format="gem", styles=styles, counters=True, **options)
+
+
+def _shared(name: str, arguments: dict[str, Any]) -> Any:
+    """One tool for all envs that ask for the same: an index is opened once, not once per env."""
+    try:
+        written = json.dumps(arguments, sort_keys=True)
+    except (
+        TypeError
+    ):  # an argument that is an object: only its owner knows whether it can be shared
+        return make_tool(name, **arguments)
+    tool = _built(name, written)
+    return tool.fork() if has_state(tool) else tool
+
+
+@lru_cache(maxsize=32)
+def _built(name: str, written: str) -> Any:
+    return make_tool(name, **json.loads(written))

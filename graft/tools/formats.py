@@ -1,0 +1,194 @@
+r"""How calls are written, and how their results come back.
+
+    tags    <python>print(1)</python>   the turn stops there; <result>1</result> is appended inline
+    arpo    the same, with the result on lines of its own
+    gem     <python>...</python> or a ```python fence anywhere, whichever ends first; what follows
+            is ignored; the result is a message
+    fenced  the first ```python block; the result is a message
+    hermes  <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as many as one likes; the
+            schemas are in the prompt, the results are messages of the role "tool"
+    mcp     <tool_call><tool_name>f</tool_name><arguments>{...}</arguments></tool_call>, the first
+
+Names in the first four are those of the tools; a text that calls none is no call. In the last two a
+call to a tool that does not exist is a call, and is answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from graft.text.parse import ToolCall, tool_calls
+from graft.tools import is_error
+from graft.tools.schema import schema
+
+SPENT = "No calls are left. Give the final answer."
+
+
+@dataclass(frozen=True, slots=True)
+class CallStyle:
+    """How calls to one tool and their results are written. "{}" stands for the result."""
+
+    open: str
+    close: str
+    result: str
+    error: str | None = None
+    """Written in place of any error message, for alphabets too small to spell one."""
+    spent: str = ""
+    """The answer to calls beyond `max_uses`."""
+    last: str = ""
+    """Added to the result of the last call that `max_uses` allows."""
+
+    def render(self, result: str) -> str:
+        if self.error is not None and is_error(result):
+            return self.error
+        return self.result.replace("{}", result)
+
+
+def tagged(name: str) -> CallStyle:
+    """<calculator>12*3</calculator> is answered with <result>36</result>."""
+    return CallStyle(
+        open=f"<{name}>",
+        close=f"</{name}>",
+        result="<result>{}</result>",
+        spent=f"<result>{SPENT}</result>",
+    )
+
+
+def lined(name: str) -> CallStyle:
+    """<search>Bern</search> is answered with " <result>", the text and "</result>" on three lines."""
+    result = " <result>\n{}\n</result>"
+    return CallStyle(f"<{name}>", f"</{name}>", result, spent=result.replace("{}", SPENT))
+
+
+def plain(name: str) -> CallStyle:
+    """The result is a message of its own and needs no marks."""
+    return CallStyle(f"<{name}>", f"</{name}>", "{}", spent=SPENT, last=f"\n{SPENT}")
+
+
+def enclosed(name: str) -> CallStyle:
+    """The same for calls that stand in <tool_call> tags, whatever the tool."""
+    return CallStyle("<tool_call>", "</tool_call>", "{}", spent=SPENT, last=f"\n{SPENT}")
+
+
+COMPACT = CallStyle(open="[", close="]", result="{};", error="?;", spent="?;")
+"""[12*3] is answered with 36; and every fault with ?; for models that read single characters."""
+
+Styles = Mapping[str, CallStyle]
+
+
+class Call(NamedTuple):
+    tool: str
+    content: str | None
+    """None: the close string came without an open one."""
+
+
+def find_call(action: str, styles: Styles) -> Call | None:
+    """The call that an action ends with, if it ends with one.
+
+    >>> find_call("so [34*5]", {"calculator": COMPACT})
+    Call(tool='calculator', content='34*5')
+    """
+    text = action.rstrip()
+    ending = {name: style for name, style in styles.items() if text.endswith(style.close)}
+    if not ending:
+        return None
+    # tools may share a close string: the one opened last is the one being closed
+    opened = {
+        name: text.rfind(style.open, 0, len(text) - len(style.close))
+        for name, style in ending.items()
+    }
+    name = max(opened, key=opened.__getitem__)
+    if opened[name] < 0:
+        return Call(name, None)
+    style = ending[name]
+    return Call(name, text[opened[name] + len(style.open) : len(text) - len(style.close)])
+
+
+def _at_the_end(action: str, styles: Styles) -> list[ToolCall]:
+    call = find_call(action, styles)
+    if call is None:
+        return []
+    style = styles[call.tool]
+    error = f"{style.close} without {style.open}" if call.content is None else ""
+    return [ToolCall(call.tool, call.content or "", error=error, end=len(action))]
+
+
+def _first_of(written: str) -> Callable[[str, Styles], list[ToolCall]]:
+    return lambda action, styles: tool_calls(action, written, list(styles))[:1]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way of calling. `find` gives the calls of an action in order, [] if it makes none."""
+
+    find: Callable[[str, Styles], list[ToolCall]]
+    style: Callable[[str], CallStyle]
+    """The style of a tool for which the user names none."""
+    observe_as: str
+    """How results enter the context: "inline", or as a message of the role "user" or "tool"."""
+    stops: bool = False
+    """Whether a turn ends at a close string."""
+    is_json: bool = False
+    """Whether calls carry arguments, so that the model must be shown schemas."""
+    in_prompt: bool = False
+    """Whether the chat template shows them (`info["tools"]`), or else our instructions do."""
+    example: str = ""
+    """A call as instructions show it, if not by its open and close; "{name}" stands for the tool."""
+
+
+FORMATS: dict[str, Format] = {
+    "tags": Format(_at_the_end, tagged, "inline", stops=True),
+    "arpo": Format(_at_the_end, lined, "inline", stops=True),
+    "gem": Format(
+        _first_of("gem"),
+        plain,
+        "tool",
+        stops=True,
+        example="<{name}>...</{name}> or a block fenced with ```{name} and ```",
+    ),
+    "fenced": Format(
+        _first_of("fenced"), plain, "user", example="a block fenced with ```{name} and ```"
+    ),
+    "hermes": Format(
+        lambda action, styles: tool_calls(action, "hermes"),
+        enclosed,
+        "tool",
+        is_json=True,
+        in_prompt=True,
+    ),
+    "mcp": Format(
+        lambda action, styles: tool_calls(action, "mcp")[:1],
+        enclosed,
+        "tool",
+        stops=True,
+        is_json=True,
+        example="<tool_call><tool_name>name</tool_name><arguments>{...}</arguments></tool_call>",
+    ),
+}
+"""Name -> how calls are written."""
+
+
+def instructions_for(
+    tools: Mapping[str, Any], form: Format, styles: Styles, uses: int | None
+) -> str:
+    """What a policy is told about its tools; "" where the chat template does that.
+
+    Two lines for a calculator in tags: "You may use tools; ... At most 5 calls in all." and
+    "- calculator: Works out an expression. Write <calculator>...</calculator>."
+    """
+    if form.in_prompt or not tools:
+        return ""
+    limit = "" if uses is None else f" At most {uses} calls in all."
+    if form.is_json:
+        listed = "\n".join(json.dumps(schema(tool), ensure_ascii=False) for tool in tools.values())
+        head = "You may use tools, one call in a message; the result is in the next one. Tools:"
+        return f"{head}\n<tools>\n{listed}\n</tools>\nA call is written {form.example}.{limit}"
+    lines = ["You may use tools; the result of a call is shown to you before you go on." + limit]
+    for name, tool in tools.items():
+        shown = form.example or f"{styles[name].open}...{styles[name].close}"
+        said = getattr(tool, "description", "") or "see its name."
+        lines.append(f"- {name}: {said} Write {shown.replace('{name}', name)}.")
+    return "\n".join(lines)

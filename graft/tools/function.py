@@ -1,0 +1,227 @@
+"""Any typed Python function as a tool: its signature is the schema, its docstring the manual.
+
+def weather(city: str, days: int = 1) -> dict:
+    '''What the weather will be.
+
+    Args:
+        city: Where, in English.
+    '''
+
+as_tool(weather)('{"city": "Bern", "days": 2}')   the arguments as JSON
+as_tool(weather)("Bern")                          the only one it must have, as it is
+as_tool(weather)('{"days": 2}')                   "Error: city: Field required"
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError, to_json
+
+from graft.text.parse import read_arguments
+from graft.tools import ERROR, background
+from graft.tools.errors import ToolError
+from graft.tools.schema import only_text, tidy
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_SECTION = re.compile(  # of a docstring; what comes before the first one describes the function
+    r"^(args|arguments|parameters|returns?|yields|raises|examples?|notes?)\s*:\s*$"
+    r"|^:(param|returns?|raises?|type)\b",
+    re.IGNORECASE,
+)
+_ENTRY = re.compile(r"^(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
+_FIELD = re.compile(r"^\s*:param\s+(?:\S+\s+)??(\w+)\s*:\s*(.*)$")
+
+
+class FunctionTool:
+    """`function` by its name. Arguments are checked and converted; what it returns becomes text.
+
+    A bare content is the function's only required parameter, if it has just one. An exception of
+    the function is answered with "Error: Type: message"; a ToolError goes through. Past `timeout`
+    seconds the caller has its answer; a function that is not async goes on in its thread.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout: float | None = None,
+        blocking: bool = True,
+        concurrency: int | None = None,
+    ) -> None:
+        self.function = function
+        self.name = name or getattr(function, "__name__", "")
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"tool name {self.name!r}: must be 1 to 64 letters, digits, _ or -; pass name="
+            )
+        told, about = read_docstring(inspect.getdoc(function) or "")
+        self.description = told if description is None else description
+        if not self.description:
+            raise ValueError(
+                f"tool {self.name!r} has no docstring, so the model would not know what it does; "
+                "write one, or pass description="
+            )
+        self.timeout = timeout
+        self.blocking = blocking
+        self.concurrency = concurrency
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._model = arguments_model(function, self.name, about)
+        self.parameters = tidy(self._model.model_json_schema())
+        required = self.parameters.get("required", [])
+        self._only = required[0] if len(required) == 1 else None
+        self._takes_text = only_text(self.parameters) is not None
+
+    def __call__(self, content: str) -> str:
+        if self._only is not None and self._takes_text:
+            return self.call({self._only: content})
+        arguments, why = read_arguments(content)
+        if why and self._only is not None:  # no object: the value itself, converted from its text
+            return self.call({self._only: content.strip()})
+        return f"{ERROR}{why}" if why else self.call(arguments)
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """Call the function with arguments as JSON gave them."""
+        try:
+            checked = self._model.model_validate(dict(arguments))
+        except ValidationError as error:
+            return f"{ERROR}{explain(error)}"
+        given = {
+            str(field.alias): getattr(checked, inner)
+            for inner, field in self._model.model_fields.items()
+        }
+        try:
+            return as_text(self._run(given))
+        except ToolError:
+            raise
+        except TimeoutError as error:
+            if self.timeout is None:
+                return f"{ERROR}TimeoutError: {error}"
+            return f"{ERROR}{self.name} took longer than {self.timeout:g} s"
+        except (
+            Exception
+        ) as error:  # the function is the user's: its faults are the policy's to read
+            return f"{ERROR}{type(error).__name__}: {error}"
+
+    def _run(self, arguments: dict[str, Any]) -> Any:
+        if self.is_async:
+            return background.run(self.function(**arguments), self.timeout)
+        if self.timeout is None:
+            return self.function(**arguments)
+        return within(self.timeout, lambda: self.function(**arguments))
+
+
+def as_tool(function: Callable[..., Any], **options: Any) -> FunctionTool:
+    """`function` as a tool; see FunctionTool for the options."""
+    return FunctionTool(function, **options)
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """The result of `work`, or TimeoutError; then its thread is left to finish alone."""
+    done: list[Any] = []
+    failed: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:  # raised again below, in the thread that asked
+            failed.append(error)
+
+    worker = threading.Thread(target=target, name="graft-tool-call", daemon=True)
+    worker.start()
+    worker.join(seconds)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise TimeoutError
+    return done[0]
+
+
+def as_text(value: Any) -> str:
+    """A text as it is, anything else as JSON: [1, 2] -> "[1,2]", None -> "null"."""
+    if isinstance(value, str):
+        return value
+    try:
+        return to_json(value, fallback=str).decode()
+    except PydanticSerializationError:
+        return str(value)
+
+
+def arguments_model(
+    function: Callable[..., Any], name: str, about: Mapping[str, str]
+) -> type[BaseModel]:
+    """A pydantic model with one field per parameter; `about` are their descriptions.
+
+    The fields are numbered and the parameters' names are aliases: "schema" or "_id" would be no
+    name for a field.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    fields: dict[str, Any] = {}
+    for number, parameter in enumerate(signature.parameters.values()):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(f"tool {name!r}: {parameter} has no schema; name every parameter")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise ValueError(f"tool {name!r}: {parameter.name!r} must be callable by its name")
+        if parameter.annotation is parameter.empty:
+            raise ValueError(
+                f"tool {name!r}: parameter {parameter.name!r} has no type hint; "
+                f"write {parameter.name}: str, or what it is"
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        said: dict[str, Any] = (
+            {"description": about[parameter.name]} if parameter.name in about else {}
+        )
+        described = Field(default, alias=parameter.name, **said)
+        fields[f"field_{number}"] = (parameter.annotation, described)
+    try:
+        model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        model.model_json_schema()  # types without one are found out here, not in a rollout
+        return model
+    except (TypeError, NameError, ValueError, PydanticUserError) as error:
+        raise ValueError(f"tool {name!r}: its parameters have no JSON schema: {error}") from error
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """What a docstring says of the function, and of each parameter (Google's Args, or :param).
+
+    >>> read_docstring("Add.\\n\\nArgs:\\n    a: The first.\\n        A number.\\n    b: More.")
+    ('Add.', {'a': 'The first. A number.', 'b': 'More.'})
+    """
+    lines = text.split("\n")
+    first = next((i for i, line in enumerate(lines) if _SECTION.match(line)), len(lines))
+    about: dict[str, str] = {}
+    in_args, indent, last = False, None, ""
+    for line in lines[first:]:
+        if _SECTION.match(line) and not line.startswith(":"):
+            in_args = line.lower().startswith(("args", "arguments", "parameters"))
+            indent = None
+        elif found := _FIELD.match(line):
+            last = found[1]
+            about[last] = found[2].strip()
+        elif in_args and line.strip():
+            entry = _ENTRY.match(line)
+            depth = len(line) - len(line.lstrip())
+            indent = depth if indent is None else indent
+            if entry and depth == indent:
+                last = entry[2]
+                about[last] = entry[3].strip()
+            elif last in about:
+                about[last] = f"{about[last]} {line.strip()}".strip()
+    return " ".join("\n".join(lines[:first]).split()), about
+
+
+def explain(error: ValidationError) -> str:
+    """What is wrong with the arguments, a clause each: "days: Input should be a valid integer"."""
+    clauses = [
+        f"{'.'.join(str(part)[:40] for part in fault['loc']) or 'arguments'}: {fault['msg']}"
+        for fault in error.errors(include_url=False, include_input=False)[:5]
+    ]
+    return "; ".join(clauses)

@@ -1,0 +1,251 @@
+"""A connection to one MCP server that is there when it is needed; the only importer of mcp.
+
+Connections live on the background event loop. Each is held open by a task of its own, because the
+library wants a connection closed by the task that opened it:
+
+    _hold    opens the connection, hands the client over, waits for `_stop`, closes
+    _call    from any other task: uses the client; a broken connection is dropped and opened again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import inspect
+import json
+import os
+import tempfile
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from graft.tools import ERROR, background
+from graft.tools.errors import ToolError
+from graft.tools.mcp_config import where
+
+MAX_CLOSE = 10.0  # seconds for a server to end by itself
+MAX_PAGES = 100  # of a list of tools
+CONNECTION_CLOSED = -32000  # the library's code for a connection that is gone
+
+Work = Callable[[Any], Awaitable[Any]]
+"""What is done with a connected client."""
+
+
+class Broken(Exception):
+    """The connection failed; another may work."""
+
+
+class Refused(Exception):
+    """The server answered, and the answer is no."""
+
+
+class Link:
+    """One server and the connection to it, opened when it is needed and again when it broke."""
+
+    def __init__(
+        self, name: str, entry: Mapping[str, Any], deadline: float, retries: int, delay: float
+    ) -> None:
+        self.name, self.entry = name, entry
+        self.deadline, self.retries, self.delay = deadline, retries, delay
+        library()  # absent, it is missed now and not in a rollout
+        self._process = os.getpid()
+        self._forget()
+        atexit.register(_close_late, weakref.ref(self))
+
+    def _forget(self) -> None:
+        self._client: Any = None
+        self._holder: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._opening = asyncio.Lock()
+
+    def tools(self) -> list[dict[str, Any]]:
+        return self._run(self._list)
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        return self._run(lambda client: self._call(client, name, arguments))
+
+    def close(self) -> None:
+        if self._holder is not None and self._process == os.getpid():
+            background.run(self._drop(), 3 * MAX_CLOSE)
+
+    def _run(self, work: Work) -> Any:
+        if self._process != os.getpid():  # forked: the connection is the parent's
+            self._process = os.getpid()
+            self._forget()
+        return background.run(self._with_retries(work))
+
+    async def _with_retries(self, work: Work) -> Any:
+        """Do `work`, connecting again where the connection is at fault."""
+        why = ""
+        for attempt in range(self.retries + 1):
+            if attempt:
+                await asyncio.sleep(self.delay)
+            holder = None
+            try:
+                client, holder = await self._connected()
+                return await work(client)
+            except Broken as error:
+                why = str(error)
+                async with self._opening:
+                    if holder is self._holder:  # else somebody has connected again already
+                        await self._drop()
+        raise ToolError(f"MCP server {self.name!r} ({where(self.entry)}) is out of reach: {why}")
+
+    async def _list(self, client: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            try:
+                page = await self._guarded(client.list_tools(cursor=cursor))
+            except (TimeoutError, Refused) as error:
+                raise Broken(f"it does not list its tools: {error!r}") from error
+            found += [
+                {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": tool.input_schema,
+                }
+                for tool in page.tools
+            ]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return found
+
+    async def _call(self, client: Any, name: str, arguments: dict[str, Any]) -> str:
+        try:
+            result = await self._guarded(client.call_tool(name, arguments))
+        except TimeoutError:
+            return f"{ERROR}{name} took longer than {self.deadline:g} s"
+        except Refused as error:
+            return f"{ERROR}{error}"
+        text = "\n".join(block_text(block) for block in result.content)
+        if not text and result.structured_content is not None:
+            text = json.dumps(result.structured_content, ensure_ascii=False)
+        return f"{ERROR}{text.removeprefix(ERROR)}" if result.is_error else text
+
+    async def _guarded(self, work: Any) -> Any:
+        """What the library raises, sorted: Broken (try again), Refused (tell the policy), late."""
+        mcp = library()
+        try:
+            async with asyncio.timeout(self.deadline):
+                return await work
+        except mcp.MCPError as error:
+            if error.code == CONNECTION_CLOSED or self._holder is None or self._holder.done():
+                raise Broken(str(error)) from error
+            raise Refused(str(error)) from error
+        except TimeoutError:
+            raise
+        except Exception as error:  # of the transport: closed streams, HTTP faults, groups of them
+            raise Broken(innermost(error)) from error
+
+    async def _connected(self) -> tuple[Any, asyncio.Task[None]]:
+        async with self._opening:
+            if self._holder is not None and self._holder.done():
+                await self._drop()
+            if self._holder is None:
+                ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                self._stop = asyncio.Event()
+                self._holder = asyncio.create_task(self._hold(ready))
+                try:
+                    self._client = await asyncio.wait_for(ready, self.deadline)
+                except (TimeoutError, Broken) as error:
+                    await self._drop()
+                    late = f"no answer within {self.deadline:g} s"
+                    raise Broken(str(error) or late) from error
+            return self._client, self._holder
+
+    async def _hold(self, ready: asyncio.Future[Any]) -> None:
+        """Open the connection, keep it until told to stop, close it: all in this one task."""
+        mcp = library()
+        with tempfile.TemporaryFile("w+", errors="replace") as words:
+            try:
+                async with mcp.Client(transport(self.entry, words)) as client:
+                    ready.set_result(client)
+                    await self._stop.wait()
+            except Exception as error:  # whatever keeps a server from answering
+                if not ready.done():
+                    words.seek(0)
+                    said = words.read()[-400:].strip()
+                    why = innermost(error) + (f"; it said: {said}" if said else "")
+                    ready.set_exception(Broken(why))
+
+    async def _drop(self) -> None:
+        """Close what is left of the connection; child processes end with it."""
+        holder, self._holder, self._client = self._holder, None, None
+        if holder is None:
+            return
+        self._stop.set()
+        await asyncio.wait({holder}, timeout=MAX_CLOSE)
+        if not holder.done():  # still opening, or a server that does not let go
+            holder.cancel()
+            await asyncio.wait({holder}, timeout=MAX_CLOSE)
+
+
+def _close_late(link: weakref.ref[Link]) -> None:
+    if (held := link()) is not None:
+        held.close()
+
+
+@asynccontextmanager
+async def transport(entry: Mapping[str, Any], words: Any) -> AsyncIterator[Any]:
+    """The streams to and from a server; what a command writes to stderr goes to `words`."""
+    if "command" in entry:
+        from mcp import StdioServerParameters, stdio_client
+
+        how = {key: entry[key] for key in ("args", "env", "cwd") if entry.get(key) is not None}
+        command = StdioServerParameters(command=entry["command"], **how)
+        async with stdio_client(command, errlog=words) as streams:
+            yield streams
+    else:
+        import httpx2  # comes with mcp
+        from mcp.client.streamable_http import streamable_http_client
+
+        patience = httpx2.Timeout(30.0, read=None)  # each call has its own deadline
+        async with (
+            httpx2.AsyncClient(
+                headers=entry["headers"], timeout=patience, follow_redirects=True
+            ) as client,
+            streamable_http_client(entry["url"], http_client=client) as streams,
+        ):
+            yield streams
+
+
+def block_text(block: Any) -> str:
+    """A piece of a result as text; pictures and the like by their kind."""
+    if hasattr(block, "text"):
+        return block.text
+    if hasattr(block, "data"):
+        return f"[{block.type}: {getattr(block, 'mime_type', '')}, {len(block.data)} characters]"
+    resource = getattr(block, "resource", block)
+    return getattr(resource, "text", "") or f"[{block.type}: {getattr(resource, 'uri', '')}]"
+
+
+def innermost(error: BaseException) -> str:
+    """What went wrong at the bottom of a group of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def library() -> Any:
+    try:
+        import mcp
+    except ImportError as error:
+        raise ImportError('MCP tools need the mcp package: pip install "graft-rl[mcp]"') from error
+    return mcp
+
+
+def serve(functions: Sequence[Callable[..., Any]], name: str, port: int | None = None) -> None:
+    """Offer typed functions as an MCP server: on stdio, or at http://127.0.0.1:port/mcp."""
+    library()
+    from mcp.server.mcpserver import MCPServer
+
+    server = MCPServer(name, log_level="WARNING")
+    for function in functions:
+        server.add_tool(function, description=inspect.getdoc(function))
+    if port is None:
+        server.run("stdio")
+    else:
+        server.run("streamable-http", port=port)

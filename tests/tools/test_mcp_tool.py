@@ -1,0 +1,254 @@
+"""MCP servers as tools: real ones, over stdio and over HTTP on localhost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graft.envs.base import BaseEnv
+from graft.envs.tooled import ToolEnv
+from graft.protocols import Tool
+from graft.tools import make_tools
+from graft.tools.errors import ToolError
+from graft.tools.mcp import McpTools
+from graft.tools.mcp_config import read_config
+from graft.types import Turn
+
+pytest.importorskip("mcp")
+
+TIME = [sys.executable, "-m", "graft.tools.mcp_time"]
+ODD_SERVER = """
+import os, time
+from graft.tools.mcp_link import serve
+
+def pid() -> int:
+    "The server's process."
+    return os.getpid()
+
+def wait(seconds: float) -> str:
+    "Wait."
+    time.sleep(seconds)
+    return "done"
+
+def die() -> str:
+    "End the server."
+    os._exit(1)
+
+def say(text: str) -> str:
+    "Say it."
+    return text
+
+serve([pid, wait, die, say], "odd")
+"""
+ODD = [sys.executable, "-c", ODD_SERVER]
+
+
+@pytest.fixture(scope="module")
+def clock() -> Iterator[McpTools]:
+    with McpTools(TIME) as tools:
+        yield tools
+
+
+@pytest.fixture(scope="module")
+def odd() -> Iterator[dict[str, Any]]:
+    with McpTools(ODD, deadline=10, delay=0.01) as tools:
+        yield {tool.name: tool for tool in tools}
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_every_tool_a_server_lists_becomes_one_with_its_schema(clock: McpTools):
+    assert [tool.name for tool in clock] == ["now", "convert", "between"]
+    assert all(isinstance(tool, Tool) for tool in clock)
+    between = clock[2]
+    assert between.description.startswith("How much time passes")
+    assert between.parameters["required"] == ["start", "end"]
+    assert between.parameters["properties"]["unit"]["enum"][0] == "seconds"
+    assert "title" not in json.dumps(between.parameters)
+
+
+def test_calls_take_json_and_faults_are_answered(clock: McpTools):
+    _, convert, between = clock
+    arguments = {"start": "2025-01-31", "end": "2025-02-01", "unit": "hours"}
+    assert between(json.dumps(arguments)) == between.call(arguments) == "24.0"
+    assert convert.call({"time": "2025-01-31T12:00", "timezone": "Asia/Tokyo"}) == (
+        "2025-01-31T21:00:00+09:00"
+    )
+    assert "unknown timezone 'x'" in convert.call({"time": "2025-01-31", "timezone": "x"})
+    for wrong in ("{", "[1]", "{}", '{"start": 3, "end": 4}', "\x00"):
+        assert between(wrong).startswith("Error: ")
+
+
+def test_a_single_string_may_be_written_bare(odd: dict[str, Any]):
+    assert odd["say"]("hi {there}") == "hi {there}"
+    assert odd["say"]('{"text": "hi"}') == "hi"
+
+
+def test_threads_share_one_connection(odd: dict[str, Any]):
+    answers: list[str] = []
+    threads = [
+        threading.Thread(target=lambda n=n: answers.append(odd["say"](str(n)))) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [str(n) for n in range(8)]
+
+
+def test_a_server_that_was_killed_is_started_again(odd: dict[str, Any]):
+    first = int(odd["pid"](""))
+    os.kill(first, signal.SIGKILL)
+    second = int(odd["pid"](""))
+    assert second != first and is_alive(second)
+
+
+def test_a_call_past_its_deadline_is_answered(odd: dict[str, Any]):
+    link = odd["wait"].link
+    link.deadline = 0.1
+    assert odd["wait"]('{"seconds": 0.4}') == "Error: wait took longer than 0.1 s"
+    link.deadline = 10
+    assert odd["say"]("on we go") == "on we go"
+
+
+def test_a_dead_server_is_a_broken_tool_the_next_call_works_and_close_ends_the_process():
+    with McpTools(ODD, retries=0) as tools:
+        named = {tool.name: tool for tool in tools}
+        with pytest.raises(ToolError, match="out of reach: Connection closed"):
+            named["die"]("")
+        process = int(named["pid"](""))
+        assert is_alive(process)
+    assert not is_alive(process)
+    tools.close()  # twice does no harm
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (["graft-no-such-command"], "No such file"),
+        ([sys.executable, "-c", "raise SystemExit('bad luck')"], "it said: bad luck"),
+        ("http://127.0.0.1:9/mcp", "ConnectError"),
+    ],
+)
+def test_a_server_that_is_not_there_says_why(config: Any, why: str):
+    with pytest.raises(ToolError, match=why):
+        McpTools(config, retries=1, delay=0.01)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """The URL of an HTTP server that wants a bearer token and a header."""
+    import uvicorn
+    from mcp.server.mcpserver import MCPServer
+
+    server = MCPServer("adder")
+
+    def add(a: int, b: int) -> int:
+        """a plus b."""
+        return a + b
+
+    server.add_tool(add)
+    app = server.streamable_http_app()
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", []))
+        allowed = (headers.get(b"authorization"), headers.get(b"x-room")) == (b"Bearer key", b"7")
+        if scope["type"] != "http" or allowed:
+            return await app(scope, receive, send)
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    web = uvicorn.Server(uvicorn.Config(guarded, port=port, log_level="error", ws="none"))
+    thread = threading.Thread(target=web.run, daemon=True)
+    thread.start()
+    while not web.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{port}/mcp"
+    web.should_exit = True
+    thread.join(10)
+
+
+def test_http_servers_get_the_token_and_the_headers(served: str):
+    with McpTools(served, token="key", headers={"X-Room": "7"}) as tools:
+        assert tools[0].call({"a": 2, "b": 3}) == "5"
+    with pytest.raises(ToolError, match="out of reach"):
+        McpTools(served, token="wrong", retries=0)
+
+
+def test_tools_of_several_servers_carry_the_servers_name(served: str, tmp_path: Path):
+    entry = {"url": served, "token": "key", "headers": {"X-Room": "7"}}
+    config = {"mcpServers": {"one": entry, "my sums": entry}}
+    file = tmp_path / "servers.json"
+    file.write_text(json.dumps(config))
+    with McpTools(file) as tools:
+        assert [tool.name for tool in tools] == ["one_add", "my_sums_add"]
+        assert tools[1].call({"a": 2, "b": 2}) == "4"
+
+
+class Ask(BaseEnv):
+    def pose(self) -> str:
+        return "How many hours has a day?"
+
+    def respond(self, action: str) -> Turn:
+        return Turn("", float("24" in action), terminated=True)
+
+
+def test_an_env_with_mcp_tools(clock: McpTools):
+    env = ToolEnv(Ask(), clock, format="mcp", instructions=None)
+    assert '"name": "between"' in str(env.reset(0)[0])
+    arguments = json.dumps({"start": "2025-01-31", "end": "2025-02-01", "unit": "hours"})
+    call = f"<tool_name>between</tool_name><arguments>{arguments}</arguments>"
+    turn = env.step(f"Let me look. <tool_call>{call}</tool_call>")
+    assert (turn.observation, turn.info["tool"]) == ("24.0", "between")
+    twin = env.fork()
+    assert twin.tools["between"] is env.tools["between"]
+    assert env.step("24").reward == 1.0
+
+
+def test_a_recipe_names_servers_under_mcp(served: str):
+    entry = {"url": served, "headers": {"X-Room": "7"}, "token": "key"}
+    calculator, add = make_tools(["calculator", {"mcp": entry}])
+    assert (calculator.name, add.name, add.call({"a": 1, "b": 1})) == ("calculator", "add", "2")
+    add.link.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ("no/such/file.json", "neither a URL nor a file"),
+        (3, "must be a URL, a command"),
+        ({"mcpServers": {}}, "at least one server"),
+        ({"mcpServers": {"a": {}}}, 'either "url" or "command"'),
+        ({"url": "http://x", "command": "y"}, "either"),
+        ({"url": "http://x", "transport": "sse"}, "SSE"),
+    ],
+)
+def test_a_configuration_that_cannot_be_meant_is_refused(config: Any, why: str):
+    with pytest.raises(ValueError, match=why):
+        read_config(config, None, None)
+
+
+def test_all_forms_of_configuration_come_to_one():
+    with_token = {"url": "http://x/mcp", "headers": {"Authorization": "Bearer t"}}
+    assert read_config("http://x/mcp", "t", None) == {"server": with_token}
+    assert read_config({"mcpServers": {"a": "http://x/mcp"}}, "t", None) == {"a": with_token}
+    assert read_config(("run", "me"), None, None) == {"server": {"command": "run", "args": ["me"]}}
