@@ -240,6 +240,9 @@ class Path:
         if "tool" in info:
             self.metrics["tool_calls"] += info.get("tool_calls", 1)
             self.metrics["tool_failures"] += not info.get("tool_ok", True)
+        for name, value in info.items():
+            if name.startswith("tools/"):  # one tool's calls, failures, seconds in this episode
+                self.metrics[name] = float(value)
 
     async def fork(self) -> Path:
         """A second path with the same past; from here on the two are strangers."""

@@ -130,6 +130,7 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     calls = torch.tensor([leaf.metrics.get("tool_calls", 0.0) for leaf in leaves])
     failures = sum(leaf.metrics.get("tool_failures", 0.0) for leaf in leaves)
     turns = [leaf.metrics.get("turns", 0.0) for leaf in leaves]
+    by_tool = sorted({n for leaf in leaves for n in leaf.metrics if n.startswith("tools/")})
     return {
         "reward": float(rewards.mean()),
         "reward_std": float(spreads.mean()),
@@ -143,6 +144,7 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
         "tools/rate": float((calls > 0).float().mean()),
         "tools/call_frequency": float(calls.mean()),
         "tools/failure_frequency": failures / max(float(calls.sum()), 1.0),
+        **{n: sum(leaf.metrics.get(n, 0.0) for leaf in leaves) / len(leaves) for n in by_tool},
     }
 
 

@@ -1,0 +1,111 @@
+"""A crossword of a few words, filled in letter by letter."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from graft.envs.games.base import Game, Played, invalid, whole
+from graft.envs.games.layout import BLANK, count_letters, draw, get, lay_out, put
+
+CLUES = Path(__file__).parent / "data" / "clues.jsonl"
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+OPEN = "_"
+
+
+class Crosswords(Game):
+    """Every right letter pays its share; all letters together 1.0.
+
+    "CAT" crossing "COT" has five cells: each pays 0.2. A wrong letter earns 0 and leaves the cell
+    open. Grids have no more cells than the player has turns, so every one can be completed. The
+    clues say where their words begin: length and direction alone would not always tell.
+    """
+
+    pattern = re.compile(r"\\boxed\{\s{0,9}(\d+)\s{1,9}(\d+)\s{1,9}([a-zA-Z])\s{0,9}\}", re.ASCII)
+    saved = (*Game.saved, "solution", "lines", "clues", "num_cells", "num_open", "hardcore")
+
+    def __init__(
+        self,
+        *,
+        hardcore: bool | None = False,
+        num_words: int | None = 3,
+        max_turns: int | None = 30,
+    ) -> None:
+        super().__init__(max_turns)
+        self.is_random = hardcore is None or num_words is None or max_turns is None
+        self.hardcore = hardcore
+        self.num_words = num_words or 3
+        self.max_turns = max_turns or 20
+        self.solution: list[str] = []
+        self.lines: list[str] = []  # the grid as it is drawn: the only record of what is filled in
+        self.clues = ""
+        self.num_cells = self.num_open = 0
+        if not 1 <= self.num_words <= len(clue_list(hardcore=bool(hardcore))):
+            raise ValueError(f"num_words={num_words}: must lie between 1 and 50")
+
+    def deal(self) -> None:
+        if self.is_random:
+            self.hardcore = self.rng.random() < 0.5
+        clues = clue_list(hardcore=bool(self.hardcore))
+        self.solution, placed = lay_out(self.rng, tuple(clues), self.num_words, self.max_turns)
+        self.answer = [place.word for place in placed]
+        self.clues = "\n".join(
+            f"{number}. From row {place.row}, column {place.col}, {place.direction}, "
+            f"{len(place.word)} letters: {clues[place.word]}"
+            for number, place in enumerate(placed, 1)
+        )
+        self.lines = draw([re.sub(r"\w", OPEN, row) for row in self.solution])
+        self.num_cells = self.num_open = count_letters(self.solution)
+
+    def rules(self) -> str:
+        return (
+            f"Solve a crossword, one letter per turn. In the grid {OPEN} is a cell to fill and "
+            f"{BLANK} is black; rows and columns count from 0. A wrong letter is not written in.\n"
+            f"You have {self.max_turns} turns for {self.num_cells} cells. Write each letter as "
+            "\\boxed{row column letter}, for example \\boxed{0 3 E}. What happened so far is shown "
+            "to you."
+        )
+
+    def board(self) -> str:
+        grid = "\n".join(self.lines)
+        return f"Grid:\n{grid}\nClues:\n{self.clues}\nYour next letter:"
+
+    def move(self, row_digits: str, col_digits: str, letter: str) -> Played:
+        row, col, letter = whole(row_digits), whole(col_digits), letter.upper()
+        side = len(self.solution)
+        if row >= side or col >= side:
+            return invalid(f"Row {row}, column {col} is outside the grid.")
+        right = self.solution[row][col]
+        if right == BLANK:
+            return invalid(f"Row {row}, column {col} is black.")
+        if get(self.lines, row, col) != OPEN:
+            return invalid(f"Row {row}, column {col} is filled already.")
+        if letter != right:
+            return f"{letter} at row {row}, column {col} is wrong.", 0.0, False
+        put(self.lines, row, col, letter)
+        self.num_open -= 1
+        reward = 1.0 / self.num_cells
+        if not self.num_open:
+            return f"{letter} at row {row}, column {col} completes the crossword.", reward, True
+        return f"{letter} at row {row}, column {col} is right.", reward, False
+
+    def sample_random_action(self) -> str:
+        """Any letter for any open cell."""
+        number = self.rng.randrange(max(1, self.num_open))
+        cells = [
+            (row, col)
+            for row, text in enumerate(self.solution)
+            for col in range(len(text))
+            if get(self.lines, row, col) == OPEN
+        ]
+        row, col = cells[number] if cells else (0, 0)
+        return f"\\boxed{{{row} {col} {self.rng.choice(LETTERS)}}}"
+
+
+@cache
+def clue_list(*, hardcore: bool) -> dict[str, str]:
+    """Word -> clue, of the easy or the hard list."""
+    rows = [json.loads(line) for line in CLUES.read_text("utf-8").splitlines()]
+    return {row["word"].upper(): row["clue"] for row in rows if row["hardcore"] == hardcore}

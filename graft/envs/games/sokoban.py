@@ -1,0 +1,100 @@
+"""Sokoban: push every box onto a goal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from graft.envs.games.base import Game, Played, invalid
+from graft.envs.games.sokoban_levels import DIRECTIONS, FLOOR, GOAL, WALL, make_level
+
+PLAYER, BOX, BOX_ON_GOAL = "P", "X", "√"
+VARIANTS = (((6, 6), 2, 20), ((8, 8), 5, 50))  # (room, boxes, turns) of the random game
+
+
+class Sokoban(Game):
+    """1.0 when all boxes are on goals; at the turn limit the share of boxes that are.
+
+    Every level comes with a solution that fits into the turn limit: it is `answer`. Nothing is paid
+    on the way, because a box can be pushed off its goal again.
+    """
+
+    pattern = re.compile(r"\\boxed\{\s{0,9}(up|down|left|right)\s{0,9}\}", re.ASCII | re.IGNORECASE)
+    saved = (*Game.saved, "room", "cells", "player", "cols", "num_boxes", "max_turns")
+
+    def __init__(
+        self,
+        *,
+        dim_room: Sequence[int] | None = (6, 6),
+        num_boxes: int | None = 2,
+        max_turns: int | None = 20,
+    ) -> None:
+        super().__init__(max_turns)
+        if dim_room is not None and (len(dim_room) != 2 or min(dim_room) < 3):
+            raise ValueError(f"dim_room={dim_room}: must be (rows, columns), walls included")
+        if num_boxes is not None and num_boxes < 1:
+            raise ValueError(f"num_boxes={num_boxes}: must be 1 or more")
+        self.is_random = dim_room is None or num_boxes is None or max_turns is None
+        self.rows, self.cols = dim_room or (0, 0)
+        self.num_boxes = num_boxes or 0
+        self.room = ""  # walls, floor and goals, row after row: what does not move
+        self.cells: list[str] = []  # what is seen: the room with boxes and player in it
+        self.player = 0
+
+    def deal(self) -> None:
+        turns = self.max_turns or 0
+        if self.is_random:
+            (self.rows, self.cols), self.num_boxes, turns = self.rng.choice(VARIANTS)
+            self.max_turns = turns
+        level = make_level(self.rng, self.rows, self.cols, self.num_boxes, turns)
+        self.room, self.player, self.answer = level.room, level.player, level.solution
+        self.cells = list(level.room)
+        for at in level.boxes:
+            self.cells[at] = BOX
+        self.cells[level.player] = PLAYER
+
+    def rules(self) -> str:
+        return (
+            f"Push all boxes onto goals. Walking into a box pushes it one cell, if the cell behind "
+            "it is free; boxes cannot be pulled, and two cannot be pushed at once.\n"
+            f"Signs: {PLAYER} you, {WALL} wall, {BOX} box, {GOAL} goal, {BOX_ON_GOAL} box on a goal, "
+            f"{FLOOR} floor. A goal under you is not shown.\n"
+            f"You have {self.max_turns} turns. Write each step as \\boxed{{direction}}, with up, "
+            "down, left or right, for example \\boxed{up}. What happened so far is shown to you."
+        )
+
+    def board(self) -> str:
+        cells, cols = self.cells, self.cols
+        rows = [" ".join(cells[at : at + cols]) for at in range(0, len(cells), cols)]
+        return "Board:\n" + "\n".join(rows) + "\nYour next move:"
+
+    def move(self, direction: str) -> Played:
+        direction = direction.lower()
+        down, right = DIRECTIONS[direction]
+        step = down * self.cols + right
+        ahead = self.player + step
+        seen = self.cells[ahead]  # never outside: the outer ring is walls
+        if seen in (FLOOR, GOAL):
+            self.walk(ahead)
+            return f"{direction}.", 0.0, False
+        if seen == WALL:
+            return invalid(f"{direction}: there is a wall.")
+        behind = ahead + step
+        if self.cells[behind] not in (FLOOR, GOAL):
+            return invalid(f"{direction}: the box cannot move.")
+        self.cells[behind] = BOX_ON_GOAL if self.room[behind] == GOAL else BOX
+        self.walk(ahead)
+        if self.cells.count(BOX_ON_GOAL) == self.num_boxes:
+            return f"{direction}, pushing a box. All boxes are on goals: you win.", 1.0, True
+        return f"{direction}, pushing a box.", 0.0, False
+
+    def walk(self, to: int) -> None:
+        self.cells[self.player] = self.room[self.player]
+        self.cells[to] = PLAYER
+        self.player = to
+
+    def reward_at_limit(self, reward: float) -> float:
+        return self.cells.count(BOX_ON_GOAL) / self.num_boxes
+
+    def sample_random_action(self) -> str:
+        return f"\\boxed{{{self.rng.choice(tuple(DIRECTIONS))}}}"

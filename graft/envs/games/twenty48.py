@@ -1,0 +1,146 @@
+"""2048: slide the board, equal tiles merge, a new tile appears."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from graft.envs.games.base import Game, Played, invalid
+
+DIRECTIONS = ("up", "down", "left", "right")
+EMPTY = "."
+VARIANTS = ((16, 20), (32, 30), (64, 50))  # (target tile, turns) of the random game
+
+
+class Game2048(Game):
+    """Progress towards the target tile, counted in doublings, 1.0 in all.
+
+    Target 64, largest tile at the start 4: four doublings, so the first 8, 16, 32 and 64 pay 0.25
+    each. What a new tile adds is paid with the next move. A board without a move left ends the game.
+
+    After t moves the tiles sum to at most 4 (t + 2). So 512 in 50 turns and 2048 in 100, as the ids
+    -hard and -extreme-hard have it, are out of reach: those games pay for progress only.
+    """
+
+    pattern = re.compile(r"\\boxed\{\s{0,9}(up|down|left|right)\s{0,9}\}", re.ASCII | re.IGNORECASE)
+    saved = (*Game.saved, "cells", "start", "best", "target_tile", "max_turns")
+
+    def __init__(
+        self, *, target_tile: int | None = 64, max_turns: int | None = 50, board_size: int = 4
+    ) -> None:
+        super().__init__(max_turns)
+        if target_tile is not None and (target_tile < 8 or target_tile & (target_tile - 1)):
+            raise ValueError(f"target_tile={target_tile}: must be a power of two, 8 or more")
+        if board_size < 2:
+            raise ValueError(f"board_size={board_size}: must be 2 or more")
+        self.is_random = target_tile is None or max_turns is None
+        self.target_tile = target_tile or 0
+        self.size = board_size
+        # A cell is a letter: "." empty, "a" the tile 2, "b" 4, "c" 8, ... A board is a string of
+        # cells, row after row: it slices into rows and columns, and lines are keys of a cache.
+        self.cells = ""
+        self.start = self.best = 1  # exponents of the largest tile: at the start, so far
+
+    def deal(self) -> None:
+        if self.is_random:
+            self.target_tile, self.max_turns = self.rng.choice(VARIANTS)
+        self.cells = EMPTY * self.size**2
+        self.add_tile()
+        self.add_tile()
+        self.start = self.best = exponent(max(self.cells))
+        self.answer = self.target_tile
+
+    def add_tile(self) -> None:
+        """A 2 on any empty cell, or a 4 one time in ten; a single draw decides both."""
+        number, tenth = divmod(self.rng.randrange(10 * self.cells.count(EMPTY)), 10)
+        at = -1
+        for _ in range(number + 1):
+            at = self.cells.find(EMPTY, at + 1)
+        self.cells = f"{self.cells[:at]}{'a' if tenth else 'b'}{self.cells[at + 1 :]}"
+
+    def rules(self) -> str:
+        return (
+            f"Play 2048 on a board of {self.size} by {self.size}. A move slides all tiles up, down, "
+            "left or right; two equal tiles that meet become one of twice the value, each tile at "
+            "most once per move. Then a new tile, 2 or 4, appears on an empty cell. Progress is "
+            f"paid as the largest tile grows, up to {self.target_tile}.\n"
+            f"You have {self.max_turns} turns. Write each move as \\boxed{{direction}}, for example "
+            "\\boxed{left}. What happened so far is shown to you."
+        )
+
+    def board(self) -> str:
+        size, cells = self.size, self.cells
+        rows = [drawn(cells[at : at + size]) for at in range(0, len(cells), size)]
+        return "Board:\n" + "\n".join(rows) + "\nYour next move:"
+
+    def move(self, direction: str) -> Played:
+        direction = direction.lower()
+        moved = slide(self.cells, self.size, direction)
+        if moved == self.cells:
+            return invalid(f"{direction} does not change the board.")
+        self.cells = moved
+        reward = self.progress()
+        self.add_tile()
+        if 1 << self.best >= self.target_tile:
+            return f"{direction}. There is the tile {self.target_tile}: you win.", reward, True
+        if is_stuck(self.cells, self.size):
+            return f"{direction}. No move is left; the game is over.", reward, True
+        return f"{direction}.", reward, False
+
+    def progress(self) -> float:
+        """Doublings of the largest tile since the last time, as a share of those to be made."""
+        goal = self.target_tile.bit_length() - 1
+        largest = min(exponent(max(self.cells)), goal)
+        if largest <= self.best:
+            return 0.0
+        gained, self.best = largest - self.best, largest
+        return gained / (goal - self.start)
+
+    def sample_random_action(self) -> str:
+        return f"\\boxed{{{self.rng.choice(DIRECTIONS)}}}"
+
+
+def exponent(cell: str) -> int:
+    """ "a" -> 1, as 2 = 2^1; "b" -> 2."""
+    return ord(cell) - 96
+
+
+def slide(cells: str, size: int, direction: str) -> str:
+    """The whole board after a move: "a.a.", size 2, "down" -> "..b."."""
+    to_end = direction in ("right", "down")
+    if direction in ("left", "right"):
+        return "".join(
+            [slide_line(cells[at : at + size], to_end) for at in range(0, len(cells), size)]
+        )
+    columns = "".join([slide_line(cells[at::size], to_end) for at in range(size)])
+    return "".join([columns[at::size] for at in range(size)])
+
+
+@lru_cache(maxsize=1 << 16)  # a 4x4 board has a few thousand different lines
+def slide_line(line: str, to_end: bool) -> str:
+    """One line after a move: "aa.b" -> "bb..", never "c...": a tile merges once per move."""
+    tiles = line.replace(EMPTY, "")
+    merged: list[str] = []
+    can_merge = False
+    for tile in reversed(tiles) if to_end else tiles:
+        can_merge = can_merge and merged[-1] == tile
+        if can_merge:
+            merged[-1] = chr(ord(tile) + 1)
+            can_merge = False
+        else:
+            merged.append(tile)
+            can_merge = True
+    text = "".join(merged)
+    return text[::-1].rjust(len(line), EMPTY) if to_end else text.ljust(len(line), EMPTY)
+
+
+def is_stuck(cells: str, size: int) -> bool:
+    if EMPTY in cells:
+        return False
+    return slide(cells, size, "left") == cells == slide(cells, size, "up")
+
+
+@lru_cache(maxsize=1 << 16)
+def drawn(row: str) -> str:
+    """A row for the eye, cells of four characters: "a.b" -> "   2    .    4"."""
+    return " ".join(f"{EMPTY if c == EMPTY else 1 << exponent(c):>4}" for c in row)

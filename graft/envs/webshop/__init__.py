@@ -1,0 +1,13 @@
+"""WebShop, `webshop:{train,test}-{html,text,text_rich}`: find and buy what an instruction asks for."""
+
+from __future__ import annotations
+
+from graft.envs.catalogue import Entry
+
+WEBSHOP: dict[str, Entry] = {
+    f"webshop:{split}-{mode}": Entry(
+        "graft.envs.webshop.env:WebShop", {"split": split, "observation_mode": mode}, turns=15
+    )
+    for split in ("train", "test")
+    for mode in ("html", "text", "text_rich")
+}
