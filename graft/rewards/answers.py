@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from graft.rewards.symbolic import math_equal
+from graft.rewards.grading import grade
 from graft.text.parse import last_boxed, last_tag
 from graft.tools.calculator import CalculatorError, work
 from graft.types import Task, Trajectory
@@ -110,7 +110,7 @@ def math_answer(task: Task, trajectory: Trajectory) -> float:
     answer = last_answer(trajectory.answer_text)
     for accepted in accepted_answers(task.answer):
         gold = last_answer(accepted)  # GSM8K and MATH keep the worked solution in this column
-        if same_number(answer, gold) or math_equal(answer, gold):
+        if same_number(answer, gold) or grade(answer, gold):
             return 1.0
     return 0.0
 

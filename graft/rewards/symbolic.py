@@ -1,8 +1,9 @@
 """Are two mathematical answers equal? math-verify decides, inside bounds that we set.
 
-Rewards run on threads, where math-verify's own alarm cannot be used, and without it an answer such
-as 9^{9^{9^9}} would keep a worker busy for ever. So we look at the text before it is parsed and at
-the tree before it is evaluated, and treat what is too big to be an answer as wrong.
+Without bounds an answer such as 9^{9^{9^9}} would keep a processor busy for ever, and math-verify's
+own alarm cannot be used on threads. So we look at the text before it is parsed and at the tree
+before it is evaluated, and treat what is too big to be an answer as wrong. What still takes too
+long is stopped from outside: `graft.rewards.grading` runs this in a process that it can end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from functools import lru_cache
 from typing import Any
 
 MAX_LENGTH = 200  # characters of an answer
@@ -28,17 +30,31 @@ def math_equal(answer: str, gold: str) -> bool:
     """
     if not (is_readable(answer) and is_readable(gold)):
         return False
-    from math_verify import parse, verify
+    from math_verify import verify
+
+    golds, answers = _trees(gold), _trees(answer)
+    if golds is None or answers is None:
+        return False
+    return bool(verify(list(golds), list(answers), timeout_seconds=None))
+
+
+@lru_cache(maxsize=1024)  # a gold comes back with every sample of its group
+def _trees(text: str) -> tuple[Any, ...] | None:
+    """What math-verify reads in a text; None if a part of it is too big."""
+    from math_verify import parse
 
     # it announces at every start that its alarm is off; that is what this module is for
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # math-verify reads numbers anywhere, but LaTeX only between dollars or in a box
-    golds = parse(f"${gold}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    answers = parse(f"${answer}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if not all(_is_bounded(tree) for tree in (*golds, *answers)):
-        return False
-    return bool(verify(golds, answers, timeout_seconds=None))
+    trees = parse(f"${text}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    return tuple(trees) if all(_is_bounded(tree) for tree in trees) else None
+
+
+def warm() -> None:
+    """Import what `math_equal` needs and let the LaTeX grammar build its tables, once."""
+    for answer, gold in ((r"\frac{\sqrt{2}}{2}+x^2", "x+1"), ("(1,2]", r"\{1,2\}"), ("x=1", "1<x")):
+        math_equal(answer, gold)
 
 
 def is_readable(answer: str) -> bool:

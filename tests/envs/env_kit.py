@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from graft.envs import ENVS, make
@@ -10,7 +14,12 @@ from graft.envs.catalogue import family_of
 from graft.types import Author, Turn
 
 MATH = [
-    {"problem": f"What is {n} + {n + 1}?", "question": f"{n}+{n + 1}?", "answer": str(2 * n + 1)}
+    {
+        "problem": f"What is {n} + {n + 1}?",
+        "question": f"{n}+{n + 1}?",
+        "answer": str(2 * n + 1),
+        "images": ["a.png"],
+    }
     for n in range(3, 40)
 ]
 QA = [
@@ -51,10 +60,20 @@ def rows_for(env_id: str) -> list[dict[str, Any]]:
 
 
 def build(env_id: str, **kwargs: Any) -> Any:
-    needs = ENVS[env_id].needs
-    if any(need.startswith("data:") for need in needs):
-        kwargs = {"rows": REWRITTEN if family_of(env_id) == "earl" else rows_for(env_id), **kwargs}
+    if env_id == "rg:composite":
+        kwargs = {"datasets": [{"name": "gcd", "weight": 1}, {"name": "lcm", "weight": 1}], **kwargs}
+    if any(need.startswith("data:") for need in ENVS[env_id].needs):
+        is_earl = family_of(env_id) == "earl"
+        kwargs = {**({"data": rewritten()} if is_earl else {"rows": rows_for(env_id)}), **kwargs}
     return make(env_id, **kwargs)
+
+
+@cache
+def rewritten() -> str:
+    """A file of GSM8K questions with larger numbers."""
+    file = Path(tempfile.mkdtemp(prefix="graft-tests-")) / "rewritten.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in REWRITTEN))
+    return str(file)
 
 
 def teacher(env: Any, seed: int = 0) -> list[str] | None:

@@ -1,0 +1,76 @@
+"""Environments over datasets: mathematics, questions, logic, programs; one turn each.
+
+Every id here names a dataset of the hub. `data=` takes a file or folder of your own instead, with
+the same columns or with `question_key=`, `answer_key=`, `test_key=`:
+
+    make("math:GSM8K", data="my.jsonl", question_key="q", answer_key="a")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graft.data.hub import locate
+from graft.envs.catalogue import Entry
+
+MATHS = "graft.envs.dataset.maths:MathEnv"
+GEOMETRY = "graft.envs.dataset.geometry:GeometryEnv"
+QUESTIONS = "graft.envs.dataset.questions:QuestionEnv"
+PROGRAMS = "graft.envs.dataset.programs:ProgramEnv"
+
+
+def entry(build: str, hub: str, hub_split: str | None = None, **args: Any) -> Entry:
+    needs = (f"data:{hub}", "sandbox") if build == PROGRAMS else (f"data:{hub}",)
+    return Entry(build, {"hub": hub, "hub_split": hub_split, **args}, needs=needs)
+
+
+DATASETS: dict[str, Entry] = {
+    "math:ASDiv2K": entry(MATHS, "axon-rl/ASDIV-2k"),
+    "math:GSM8K": entry(MATHS, "axon-rl/GSM-8k"),
+    "math:Math12K": entry(MATHS, "axon-rl/MATH-12k"),
+    "math:Math8K-3to5": entry(MATHS, "axon-rl/MATH-lvl3to5-8k"),
+    "math:Orz57K": entry(MATHS, "axon-rl/ORZ-57k"),
+    "math:DeepScaleR40K": entry(MATHS, "axon-rl/DeepScaleR-40K"),
+    "math:Geometry3K": entry(GEOMETRY, "axon-rl/geometry3k", "train"),
+    "qa:NaturalQuestions": entry(
+        QUESTIONS, "axon-rl/NaturalQuestions", "train", question_key="problem"
+    ),
+    "qa:HotpotQA": entry(QUESTIONS, "axon-rl/HotpotQA", "train", question_key="problem"),
+    **{
+        f"logic:RuleTaker-d{depth}": entry(
+            QUESTIONS, f"axon-rl/RuleTaker-d{depth}-70k", "train", form="boxed"
+        )
+        for depth in (0, 1, 2, 3, 5)
+    },
+    "code:CodeContest": entry(PROGRAMS, "axon-rl/CodeContest", "train"),
+    "code:Taco8k": entry(PROGRAMS, "axon-rl/TACO-8k", "train"),
+    "code:PrimeIntellect15k": entry(PROGRAMS, "axon-rl/PrimeIntellect-15k", "train"),
+    **{
+        f"eval:{name}": entry(MATHS, "axon-rl/math-eval", split, evaluation=True)
+        for name, split in {
+            "MATH500": "math",
+            "AMC": "amc",
+            "OlympiadBench": "olympiad_bench",
+            "Minerva": "minerva",
+            "AIME24": "aime24",
+        }.items()
+    },
+    "eval:CodeContest": entry(PROGRAMS, "axon-rl/CodeContest", "test", evaluation=True),
+    "eval:QaOpen": entry(
+        QUESTIONS, "google-research-datasets/nq_open", "validation", evaluation=True
+    ),
+    **{
+        f"eval:{name}": entry(QUESTIONS, "axon-rl/search-eval", split, evaluation=True)
+        for name, split in {
+            "2Wiki": "2wiki",
+            "PopQA": "popqa",
+            "TriviaQA": "tq",
+            "HotpotQA": "hotpotqa",
+            "Bamboogle": "bamboogle",
+            "NaturalQuestions": "nq",
+            "Musique": "musique",
+        }.items()
+    },
+}
+
+__all__ = ["DATASETS", "locate"]

@@ -1,0 +1,180 @@
+"""What the dataset environments share: where rows come from, and which one is posed when.
+
+env.reset(seed=7)    row 7 (modulo the number of rows): seeds 0, 1, 2, ... are the whole set
+env.reset(idx=7)     the same, and an error if there are only 7
+env.reset()          the next row of a shuffled walk, shuffled anew after each pass; with
+                     evaluation=True the next row of the file
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from graft.data.hub import read_hub, splits_of
+from graft.data.rows import DataError, Table, data_files, read_table
+from graft.envs.base import SPLITS, BaseEnv, split_of
+from graft.protocols import Observation
+
+
+class DatasetEnv(BaseEnv):
+    """One row, one answer. A subclass writes `ask` (row to prompt and answer) and `respond`.
+
+    Rows are `rows=` (in memory), `data=` (a file, or a folder with one file per split), or `hub=`,
+    a dataset's name there; the first that is given counts. `split` picks the split, `hub_split`
+    if nothing else is said. Data in one piece is shared out when "train" or "test" is asked for:
+    one row in ten, by its question, is "test". Without a split all rows are used.
+    """
+
+    blocking = True
+    # rows are never changed; what was posed is posed again from them
+    shared = ("table", "numbers", "prompt", "answer")
+    saved = ("seed", "turns", "is_over", "walk")
+
+    def __init__(
+        self,
+        *,
+        data: str | None = None,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        hub: str | None = None,
+        hub_split: str | None = None,
+        split: str | None = None,
+        question_key: str = "problem",
+        columns: Sequence[str] = (),
+        evaluation: bool = False,
+    ) -> None:
+        super().__init__()
+        self.question_key = question_key
+        self.evaluation = evaluation
+        self.split = split or hub_split or "train"
+        self.table, is_shared_out = open_table(data, rows, hub, split, hub_split)
+        for column in (question_key, *columns):
+            if column not in self.table.columns:
+                found = ", ".join(self.table.columns) or "none: it has no rows"
+                raise DataError(
+                    f"{self.table.source} has no column {column!r} (found: {found}); "
+                    "say which ones to use: question_key=, answer_key=, test_key=, image_key="
+                )
+        held = shared_out(self.table, question_key, self.split) if is_shared_out else None
+        self.numbers: Sequence[int] = range(len(self.table)) if held is None else held
+        if not self.numbers:
+            raise DataError(f"{self.table.source} has no rows for split {self.split!r}")
+        self.walk = [self.rng.getrandbits(53), 0]  # what fixes the order, and how far we are
+
+    def ask(self, row: Mapping[str, Any]) -> Observation:
+        """What the policy sees of a row; sets `self.answer`."""
+        raise NotImplementedError(f"{type(self).__name__} must write ask()")
+
+    @property
+    def idx(self) -> int:
+        """The current row, from 0."""
+        return self.seed % len(self.numbers)
+
+    def reset(
+        self, seed: int | None = None, idx: int | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        if idx is not None:
+            if seed is not None:
+                raise ValueError(f"seed={seed} and idx={idx} both name a row: give one")
+            if not 0 <= operator.index(idx) < len(self.numbers):
+                raise ValueError(f"idx={idx}: rows are numbered 0 to {len(self.numbers) - 1}")
+            return super().reset(idx)
+        if seed is not None:
+            # a walk in order goes on from the row that was named, a shuffled one starts anew
+            after = operator.index(seed) % len(self.numbers) + 1
+            self.walk = [operator.index(seed), after if self.evaluation else 0]
+            return super().reset(seed)
+        return super().reset(self._next())
+
+    def _next(self) -> int:
+        key, step = self.walk
+        self.walk = [key, step + 1]
+        size = len(self.numbers)
+        return step % size if self.evaluation else shuffled(size, key, step // size)[step % size]
+
+    def pose(self) -> Observation:
+        return self.ask(self.table[self.numbers[self.idx]])
+
+    def describe(self) -> dict[str, Any]:
+        return {"idx": self.idx}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        self.prompt = self.pose()
+
+    def text_of(self, row: Mapping[str, Any], key: str) -> str:
+        value = row.get(key)
+        if not isinstance(value, str):
+            kind = "nothing" if value is None else type(value).__name__
+            raise DataError(f"{self.table.source}, row {self.idx}: {key!r} holds {kind}, not text")
+        return value
+
+    def answers_of(self, row: Mapping[str, Any], key: str) -> Any:
+        """A text, a number, or a list of them; anything else is an error that names the row."""
+        value = row.get(key)
+        several = value if isinstance(value, list) else [value]
+        if not several or not all(isinstance(one, str | int | float) for one in several):
+            raise DataError(
+                f"{self.table.source}, row {self.idx}: {key!r} holds {str(value)[:80]!r}; an answer "
+                "is a text, a number, or a list of them"
+            )
+        return value
+
+
+def open_table(
+    data: str | None,
+    rows: Sequence[Mapping[str, Any]] | None,
+    hub: str | None,
+    split: str | None,
+    hub_split: str | None,
+) -> tuple[Table, bool]:
+    """The rows, and whether they are still to be shared out between train and test."""
+    if rows is not None:
+        return Table([dict(row) for row in rows]), split in SPLITS
+    if data is not None:
+        place = read_place(data)
+        if not place:  # a single file is all of its data
+            return read_table(data), split in SPLITS
+        chosen, is_shared_out = pick(place, split, hub_split)
+        return read_table(data, chosen), is_shared_out
+    if hub is None:
+        raise ValueError("no rows: give data= (a file or folder), rows= (a list of dicts) or hub=")
+    chosen, is_shared_out = pick(splits_of(hub), split, hub_split)
+    return read_hub(hub, chosen), is_shared_out
+
+
+def read_place(data: str) -> list[str]:
+    """The splits in a folder; none if `data` is a file."""
+    place = Path(data).expanduser()
+    return list(data_files(place)) if place.is_dir() else []
+
+
+def pick(names: Sequence[str], split: str | None, hub_split: str | None) -> tuple[str | None, bool]:
+    """Which split to read, and whether to share it out.
+
+    pick(["train"], "test", None) -> ("train", True): there is no test set, so some is held out
+    """
+    if split in SPLITS and len(names) == 1 and names[0] != "test":
+        return names[0], True
+    if split is None and hub_split not in names and len(names) == 1:
+        return names[0], False
+    return split or hub_split, False
+
+
+@lru_cache(maxsize=64)
+def shared_out(table: Table, key: str, split: str) -> list[int]:
+    """The numbers of the rows of one split, decided by the question's text alone."""
+    questions = table.column(key)
+    return [number for number, text in enumerate(questions) if split_of(str(text)) == split]
+
+
+@lru_cache(maxsize=8)
+def shuffled(size: int, key: int, epoch: int) -> list[int]:
+    """0 .. size-1 in the order that `key` and `epoch` fix."""
+    order = list(range(size))
+    random.Random(f"{key} {epoch}").shuffle(order)
+    return order

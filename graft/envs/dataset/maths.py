@@ -1,0 +1,64 @@
+r"""Problems with a mathematical answer in \boxed{}, compared by meaning."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from graft.envs.base import Trace
+from graft.envs.dataset.base import DatasetEnv
+from graft.protocols import Observation
+from graft.rewards.answers import accepted_answers, last_answer
+from graft.rewards.grading import grade
+from graft.text.parse import last_boxed
+from graft.types import Author, Turn
+
+REQUEST = "Reason step by step, then give the final answer in \\boxed{}."
+
+
+class MathEnv(DatasetEnv):
+    r"""1.0 for a right answer, 0.0 for a wrong one, `format_reward` if nothing is boxed.
+
+    gold 0.5    "... so it is \boxed{\frac{1}{2}}."  ->  1.0
+
+    The last box counts. The gold may be a text, a number, or a list of which any is right; of a
+    worked solution its own final answer counts (a box, or what follows ####).
+    """
+
+    def __init__(
+        self,
+        *,
+        question_key: str = "problem",
+        answer_key: str = "answer",
+        format_reward: float = 0.0,
+        timeout: float = 1.0,
+        **source: Any,
+    ) -> None:
+        self.answer_key = answer_key
+        self.format_reward = format_reward
+        self.timeout = timeout
+        super().__init__(question_key=question_key, columns=self.needed_columns(), **source)
+
+    def needed_columns(self) -> tuple[str, ...]:
+        return (self.answer_key,)
+
+    def ask(self, row: Mapping[str, Any]) -> Observation:
+        self.answer = self.answers_of(row, self.answer_key)
+        return f"{self.text_of(row, self.question_key)}\n\n{REQUEST}"
+
+    def golds(self) -> list[str]:
+        return [last_answer(gold) for gold in accepted_answers(self.answer)]
+
+    def respond(self, action: str) -> Turn:
+        answer = last_boxed(action)
+        is_right = answer is not None and grade(answer, self.golds(), timeout=self.timeout)
+        reward = self.format_reward if answer is None else float(is_right)
+        info = {"correct": is_right, "has_answer": answer is not None}
+        return Turn(reward=reward, terminated=True, info=info)
+
+    def demonstrate(self, rng: random.Random) -> Trace:
+        return [(Author.POLICY, f"\\boxed{{{self.golds()[0]}}}")]
+
+    def sample_random_action(self) -> str:
+        return f"\\boxed{{{self.rng.randint(0, 100)}}}"

@@ -1,0 +1,254 @@
+r"""The datasets of reasoning-gym as environments: one question, one answer in \boxed{}.
+
+The library runs in worker processes and never here. Some of its scorers `eval` what the policy
+wrote, or count to a number it names; some generators print, draw from the global `random`, or
+depend on the order of a set. In a worker the first is refused, the second is stopped, and the rest
+is nobody's concern: equal settings give equal items in every run.
+
+    make("rg:chain_sum", min_terms=5, max_terms=9)      difficulty: the dataset's own settings
+    make("rg:composite", datasets=["gcd", "lcm"])       a mixture
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import math
+import pickle
+import random
+import re
+import zlib
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from graft.envs.base import BaseEnv, Trace, check_split, split_of
+from graft.envs.catalogue import Entry
+from graft.rewards.workers import WorkerError, Workers
+from graft.text.parse import last_boxed
+from graft.types import Author, Turn
+
+_LISTED = """
+ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation
+binary_matrix bitwise_arithmetic boxnet caesar_cipher calendar_arithmetic chain_sum circuit_logic
+codeio coin_flip color_cube_rotation complex_arithmetic composite count_bits count_primes countdown
+course_schedule cryptarithm decimal_arithmetic decimal_chain_sum dice emoji_mystery
+family_relationships figlet_font fraction_simplification futoshiki game_of_life
+game_of_life_halting gcd graph_color group_anagrams gsm_symbolic intermediate_integration
+isomorphic_strings jugs kakurasu knight_swap knights_knaves largest_island lcm leg_counting
+letter_counting letter_jumble list_functions mahjong_puzzle manipulate_matrix maze mini_sudoku
+modulo_grid n_queens needle_haystack number_filtering number_format number_sequence number_sorting
+palindrome_generation palindrome_partitioning path_star polynomial_equations
+polynomial_multiplication pool_matrix power_function prime_factorization products
+propositional_logic puzzle24 quantum_lock ransom_note rearc rectangle_count rotate_matrix
+rotten_oranges rubiks_cube rush_hour self_reference sentence_reordering shortest_path
+simple_equations simple_geometry simple_integration sokoban spell_backward spiral_matrix
+string_insertion string_manipulation string_splitting string_synthesis sudoku survo syllogism
+time_intervals tower_of_hanoi tsumego word_ladder word_sequence_reversal word_sorting zebra_puzzles
+"""
+
+NAMES = tuple(_LISTED.split())
+"""The datasets of reasoning-gym 0.1.25, written out so that listing them needs no import."""
+
+REASONING: dict[str, Entry] = {
+    f"rg:{name}": Entry(
+        "graft.envs.reasoning:Reasoning", {"name": name}, needs=("package:reasoning-gym",)
+    )
+    for name in NAMES
+}
+
+GENERATE_LIMIT = 60.0  # seconds; the slowest items take one
+SCORE_LIMIT = 5.0
+MAX_ANSWER = 20_000  # characters; no dataset asks for more
+MAX_TRIES = 1000  # items looked at until one is of the wanted split
+
+WORKERS = Workers("graft.envs.reasoning:warm", size=4)
+
+
+class Item(NamedTuple):
+    """One question. `entry` is the library's own record of it, which only a worker opens."""
+
+    question: str
+    gold: str | None
+    entry: str
+    is_plain: bool
+    """Scored by comparing texts, which is done here."""
+
+
+class Reasoning(BaseEnv):
+    """Reward: what the dataset's own scorer gives, from 0 to 1; nothing in a box is 0.
+
+    `size` items are generated from `dataset_seed`, each when it is first met, and shared by all
+    envs with the same settings. One in ten, by its text, is held out as split "test". Further
+    arguments are the dataset's own: its sizes and difficulty.
+    """
+
+    blocking = True
+    saved = (*BaseEnv.saved, "idx")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        size: int = 500,
+        dataset_seed: int = 42,
+        split: str = "train",
+        **config: Any,
+    ) -> None:
+        super().__init__()
+        if find_spec("reasoning_gym") is None:
+            raise ImportError(
+                f'env rg:{name} needs the reasoning-gym package: pip install "graft-rl[envs]"'
+            )
+        if size < 1:
+            raise ValueError(f"size={size}: must be 1 or more")
+        self.name = name
+        self.size = size
+        self.split = check_split(split)
+        self.settings = json.dumps([name, size, dataset_seed, config], sort_keys=True)
+        self.idx = 0
+        if config:  # a wrong setting is the caller's mistake, and now is when to say so
+            item(self.settings, 0)
+
+    def pose(self) -> str:
+        for _ in range(MAX_TRIES):
+            self.idx = self.rng.randrange(self.size)
+            found = item(self.settings, self.idx)
+            if split_of(found.question) == self.split:
+                self.answer = found.gold
+                return f"{found.question}\n\nGive the final answer in \\boxed{{}}."
+        raise ValueError(
+            f"rg:{self.name}: none of {MAX_TRIES} items is of the {self.split} split; "
+            f"make size={self.size} larger, or widen its settings"
+        )
+
+    def respond(self, action: str) -> Turn:
+        answer = last_boxed(action) or ""
+        has_answer = bool(answer.strip())  # an empty box is none: some scorers pay for it
+        score = self._score(answer) if has_answer else 0.0
+        return Turn(reward=score, terminated=True, info={"has_answer": has_answer})
+
+    def _score(self, answer: str) -> float:
+        if len(answer) > MAX_ANSWER:
+            return 0.0
+        found = item(self.settings, self.idx)
+        if found.is_plain and found.gold is not None:
+            return text_score(answer, found.gold)
+        try:
+            score = WORKERS.call(
+                "graft.envs.reasoning:score",
+                self.settings,
+                found.entry,
+                answer,
+                timeout=SCORE_LIMIT,
+            )
+        except WorkerError:  # scorers raise on malformed answers, or never end
+            return 0.0
+        return min(max(score, 0.0), 1.0)
+
+    def demonstrate(self, rng: random.Random) -> Trace:
+        if self.answer is None:
+            return super().demonstrate(rng)
+        return [(Author.POLICY, f"\\boxed{{{self.answer}}}")]
+
+    def describe(self) -> dict[str, Any]:
+        return {"dataset": self.name, "idx": self.idx}
+
+    def sample_random_action(self) -> str:
+        return f"\\boxed{{{self.rng.randint(0, 100)}}}"
+
+
+def text_score(answer: str, gold: str) -> float:
+    """1 for the text itself, and the share that it makes up of a longer answer.
+
+    >>> text_score("so it is 12", "12")
+    0.18181818181818182
+    """
+    if answer == gold:
+        return 1.0
+    return len(gold) / len(answer) if answer and gold in answer else 0.0
+
+
+@lru_cache(maxsize=4096)
+def item(settings: str, idx: int) -> Item:
+    """Item `idx` of the dataset with these settings."""
+    try:
+        found = WORKERS.call("graft.envs.reasoning:generate", settings, idx, timeout=GENERATE_LIMIT)
+    except WorkerError as error:
+        name, size, seed, config = json.loads(settings)
+        raise ValueError(
+            f"rg:{name} with size={size}, dataset_seed={seed}, {config} gives no item: {error}"
+        ) from error
+    return Item(*found)
+
+
+# what follows runs in a worker
+
+
+def warm() -> None:
+    """Import the library, and keep its scorers from running what a policy wrote as a program."""
+    import sympy
+    from reasoning_gym.algorithmic import binary_matrix, spiral_matrix, string_insertion
+    from reasoning_gym.games import countdown, n_queens, puzzle24
+
+    for module in (binary_matrix, spiral_matrix, string_insertion, n_queens):
+        vars(module)["eval"] = ast.literal_eval  # they want a list that is written out
+    parse_formula = sympy.parse_expr
+
+    def parse_checked(text: str, *args: Any, **kwargs: Any) -> Any:
+        check_formula(text)
+        return parse_formula(text, *args, **kwargs)
+
+    for module in (sympy, countdown, puzzle24):  # sympy's own parser is an `eval` too
+        vars(module)["parse_expr"] = parse_checked
+
+
+_FORMULA = re.compile(r"[0-9A-Za-z+\-*/^()., \t]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+_FUNCTIONS = re.compile(r"a?(?:sin|cos|tan)|sinh|cosh|tanh|sec|csc|cot|exp|log|ln|sqrt|Abs|pi")
+
+
+def check_formula(text: str) -> None:
+    """ValueError unless this is arithmetic with single letters and known functions."""
+    if not _FORMULA.fullmatch(text) or re.search(r"\.\s*[A-Za-z]", text):
+        raise ValueError("not a formula")
+    for name in _NAME.findall(text):
+        if len(name) > 1 and not _FUNCTIONS.fullmatch(name):
+            raise ValueError(f"unknown name {name!r}")
+
+
+@lru_cache(maxsize=32)
+def _dataset(settings: str) -> Any:
+    import reasoning_gym
+    from reasoning_gym.composite import DatasetSpec
+
+    name, size, seed, config = json.loads(settings)
+    if name == "composite":
+        parts = [part if isinstance(part, dict) else {"name": part} for part in config["datasets"]]
+        config["datasets"] = [DatasetSpec(**{"weight": 1.0, "config": {}, **one}) for one in parts]
+    return reasoning_gym.create_dataset(name, size=size, seed=seed, **config)
+
+
+def generate(settings: str, idx: int) -> Item:
+    import numpy
+    from reasoning_gym.dataset import ProceduralDataset
+
+    dataset = _dataset(settings)
+    # a few draw from the global generators: let the item alone decide what those hold
+    seed = zlib.crc32(f"{settings} {idx}".encode())
+    random.seed(seed)
+    numpy.random.seed(seed)
+    entry = dataset[idx]
+    is_plain = type(dataset).score_answer is ProceduralDataset.score_answer
+    packed = base64.b64encode(pickle.dumps(entry)).decode()
+    return Item(entry["question"], entry["answer"], packed, is_plain)
+
+
+def score(settings: str, packed: str, answer: str) -> float:
+    entry = pickle.loads(base64.b64decode(packed))  # written by `generate`, above
+    if entry["metadata"].get("source_dataset") == "game_of_life_halting":
+        # the library takes any text for "True"
+        return float(answer.strip().lower() == str(entry["answer"]).strip().lower())
+    value = float(_dataset(settings).score_answer(answer, entry))
+    return value if math.isfinite(value) else 0.0

@@ -1,0 +1,142 @@
+"""Rows from files, folders and the hub's folders."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from graft.data import hub
+from graft.data.hub import locate, read_hub, splits_of
+from graft.data.rows import DataError, Table, data_files, read_table
+
+ROWS = [{"problem": f"{n} + {n}", "answer": str(2 * n)} for n in range(5)]
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    elif file.suffix == ".jsonl":
+        file.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+    else:
+        file.write_text(json.dumps(rows), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".json"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, ending: str):
+    table = read_table(write(tmp_path / f"rows{ending}", ROWS))
+    assert list(table) == ROWS
+    assert table.columns == ["problem", "answer"]
+    assert table.column("answer") == ["0", "2", "4", "6", "8"]
+    with pytest.raises(IndexError, match="row 5 of 5"):
+        table[5]
+
+
+def test_a_split_is_what_the_names_of_its_files_start_with(tmp_path: Path):
+    write(tmp_path / "data" / "train-00000-of-00002.parquet", ROWS[:2])
+    write(tmp_path / "data" / "train-00001-of-00002.parquet", ROWS[2:4])
+    write(tmp_path / "test_v2.jsonl", ROWS[4:])
+    write(tmp_path / "dataset_info.json", [])
+    write(tmp_path / ".cache" / "train.jsonl", ROWS)
+    assert list(data_files(tmp_path)) == ["train", "test_v2"]
+    assert list(read_table(tmp_path, "train")) == ROWS[:4]
+    assert list(read_table(tmp_path, "test")) == ROWS[4:]
+    with pytest.raises(DataError, match=r"several splits \(train, test_v2\): say which"):
+        read_table(tmp_path)
+    with pytest.raises(DataError, match="no split 'tes'; it has train, test_v2"):
+        read_table(tmp_path, "tes")
+
+
+def test_a_folder_may_be_the_split(tmp_path: Path):
+    write(tmp_path / "default" / "train" / "0000.parquet", ROWS)
+    assert list(read_table(tmp_path)) == ROWS
+    assert list(data_files(tmp_path)) == ["train"]
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path):
+    with pytest.raises(DataError, match="no file or folder"):
+        read_table(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"holds no \.parquet, \.jsonl, \.json file"):
+        read_table(tmp_path)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR0")
+    with pytest.raises(DataError, match="is not a parquet file"):
+        read_table(tmp_path / "broken.parquet")
+    (tmp_path / "numbers.jsonl").write_text("1\n2\n")
+    with pytest.raises(DataError, match="row 1 is int, not an object"):
+        read_table(tmp_path / "numbers.jsonl")
+    write(tmp_path / "two" / "train.jsonl", ROWS)
+    write(tmp_path / "two" / "train.parquet", ROWS)
+    with pytest.raises(DataError, match="several formats"):
+        read_table(tmp_path / "two")
+
+
+def test_a_table_is_loaded_once_and_again_when_its_file_changes(tmp_path: Path):
+    file = write(tmp_path / "rows.jsonl", ROWS)
+    first = read_table(file)
+    assert read_table(str(file)) is first
+    write(file, ROWS[:2])
+    os.utime(file, ns=(1, 1))
+    assert len(read_table(file)) == 2
+
+
+def test_a_copy_of_a_hub_dataset_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("GRAFT_DATA", str(tmp_path / "mine"))
+    assert locate("owner/name") is None
+    snapshot = tmp_path / "hf" / "hub" / "datasets--owner--name" / "snapshots" / "abc"
+    write(snapshot / "data" / "train-00000-of-00001.parquet", ROWS[:3])
+    assert locate("owner/name") == snapshot
+    assert list(read_hub("owner/name", "train")) == ROWS[:3]
+    write(tmp_path / "mine" / "owner" / "name" / "test.jsonl", ROWS[3:])
+    assert locate("owner/name") == tmp_path / "mine" / "owner" / "name"
+    assert splits_of("owner/name") == ["test"]
+    assert list(read_hub("owner/name")) == ROWS[3:]
+
+
+def test_an_absent_dataset_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.delenv("GRAFT_DATA", raising=False)
+    monkeypatch.setattr(hub, "_is_worth_trying", lambda hub_id: False)
+    with pytest.raises(DataError) as caught:
+        read_hub("axon-rl/no-such-set")
+    text = str(caught.value)
+    assert (
+        "hf download --repo-type dataset axon-rl/no-such-set --local-dir data/no-such-set" in text
+    )
+    assert 'data="data/no-such-set"' in text
+    assert "$GRAFT_DATA/axon-rl/no-such-set" in text
+    assert 'pip install "graft-rl[hub]"' in text
+
+
+@pytest.mark.peer
+def test_the_hub_librarys_rows_are_the_files_rows(monkeypatch: pytest.MonkeyPatch):
+    datasets = pytest.importorskip("datasets")
+    rows = [{"problem": "p", "answer": ["a", "b"], "image": {"bytes": b"\x89PNG", "path": None}}]
+    features = datasets.Features(
+        problem=datasets.Value("string"),
+        answer=datasets.List(datasets.Value("string")),
+        image=datasets.Image(),
+    )
+    loaded = datasets.DatasetDict(train=datasets.Dataset.from_list(rows, features=features))
+    monkeypatch.setattr(datasets, "load_dataset", lambda hub_id: loaded)
+    monkeypatch.setattr(hub, "_is_worth_trying", lambda hub_id: True)
+    monkeypatch.setattr(hub, "locate", lambda hub_id: None)
+    assert list(read_hub("owner/lives-in-memory")) == rows  # images are not decoded
+    assert splits_of("owner/lives-in-memory") == ["train"]
+    with pytest.raises(DataError, match="has no split 'test'; it has train"):
+        read_hub("owner/lives-in-memory", "test")
+    hub._open.cache_clear()
+
+
+def test_rows_in_memory_are_a_table_too():
+    table = Table(ROWS)
+    assert (len(table), table[1], table.source) == (5, ROWS[1], "rows")

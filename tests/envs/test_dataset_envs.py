@@ -1,0 +1,392 @@
+"""Dataset environments on small made files: the same episodes from every format."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graft.data.rows import DataError
+from graft.envs import ENVS, make
+from graft.envs.base import split_of
+from graft.envs.dataset import DATASETS, locate
+from graft.envs.dataset.geometry import image_url
+from graft.envs.dataset.programs import read_tests
+from graft.envs.dataset.questions import word_f1
+from graft.types import Task
+
+MATH_ROWS = [{"problem": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(12)]
+QA_ROWS = [
+    {"question": "Capital of France?", "answer": ["Paris", "Paris, France"]},
+    {"question": "The tower?", "answer": ["The Eiffel Tower"]},
+    {"question": "How much?", "answer": ["3.5"]},
+]
+LOGIC_ROWS = [
+    {"question": "Bob is red. Is Bob red?", "answer": "True"},
+    {"question": "Bob is red. Is Bob blue?", "answer": "False"},
+]
+CODE_ROWS = [
+    {
+        "problem": "Print the sum of two numbers.",
+        "tests": json.dumps({"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}),
+    }
+]
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> str:
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    else:
+        file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def test_the_table_has_every_id_and_names_what_it_needs():
+    assert len(DATASETS) == 31
+    families = [env_id.partition(":")[0] for env_id in DATASETS]
+    assert {family: families.count(family) for family in set(families)} == {
+        "math": 7,
+        "qa": 2,
+        "logic": 5,
+        "code": 3,
+        "eval": 14,
+    }
+    assert ENVS["math:GSM8K"].needs == ("data:axon-rl/GSM-8k",)
+    assert ENVS["eval:CodeContest"].needs == ("data:axon-rl/CodeContest", "sandbox")
+    assert ENVS["eval:AMC"].args["hub_split"] == "amc"
+    assert callable(locate)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "rows", "action"),
+    [
+        ("math:GSM8K", MATH_ROWS, "\\boxed{4}"),
+        ("qa:HotpotQA", [{"problem": r["question"], "answer": r["answer"]} for r in QA_ROWS], "x"),
+        ("eval:QaOpen", QA_ROWS, "<answer>paris</answer>"),
+        ("logic:RuleTaker-d1", LOGIC_ROWS, "\\boxed{True}"),
+        ("code:Taco8k", CODE_ROWS, "no program"),
+    ],
+)
+def test_parquet_and_jsonl_give_identical_episodes(
+    tmp_path: Path, env_id: str, rows: list[dict[str, Any]], action: str
+):
+    traces: list[Any] = []
+    sources = ({"rows": rows}, *({"data": write(tmp_path / f"rows{e}", rows)} for e in ENDINGS))
+    for source in sources:
+        env = make(env_id, **source)
+        trace: list[Any] = []
+        for seed in (0, 1, 2**53 - 1, None, None, None):
+            trace += [env.reset(seed), env.task(), env.step(action), env.get_state()]
+        traces.append(trace)
+        json.dumps([trace[0], trace[2], trace[3]])
+        assert Task.from_json(json.loads(json.dumps(env.task().to_json()))) == env.task()
+    assert traces[0] == traces[1] == traces[2]
+
+
+ENDINGS = (".parquet", ".jsonl")
+
+
+def test_a_seed_names_a_row_and_seeds_in_order_are_the_whole_set():
+    env = make("math:GSM8K", rows=MATH_ROWS)
+    assert [env.reset(seed)[1]["answer"] for seed in range(13)] == [
+        *(row["answer"] for row in MATH_ROWS),
+        "0",
+    ]
+    assert env.task().id == "math:GSM8K:train:12"
+    assert env.task().meta == {"idx": 0}
+
+
+def test_an_index_names_a_row_and_is_checked():
+    env = make("eval:AMC", rows=MATH_ROWS)
+    assert env.reset(idx=5)[1]["answer"] == "10"
+    assert env.task().id == "eval:AMC:amc:5"
+    with pytest.raises(ValueError, match="idx=12: rows are numbered 0 to 11"):
+        env.reset(idx=12)
+    with pytest.raises(ValueError, match="give one"):
+        env.reset(seed=1, idx=1)
+    with pytest.raises(ValueError, match="seed=-1"):
+        env.reset(-1)
+
+
+def test_a_walk_meets_every_row_once_per_pass_and_is_shuffled_anew():
+    env = make("math:GSM8K", rows=MATH_ROWS)
+    env.reset(7)
+    passes = [[env.reset()[1]["answer"] for _ in MATH_ROWS] for _ in range(2)]
+    every = [row["answer"] for row in MATH_ROWS]
+    assert sorted(passes[0]) == sorted(passes[1]) == sorted(every)
+    assert passes[0] != passes[1]
+    assert passes[0] != every
+    again = make("math:GSM8K", rows=MATH_ROWS)
+    again.reset(7)
+    assert [[again.reset()[1]["answer"] for _ in MATH_ROWS] for _ in range(2)] == passes
+    other = make("math:GSM8K", rows=MATH_ROWS)
+    other.reset(8)
+    assert [other.reset()[1]["answer"] for _ in MATH_ROWS] != passes[0]
+
+
+def test_an_evaluation_walks_in_order():
+    env = make("math:GSM8K", rows=MATH_ROWS, evaluation=True)
+    assert [env.reset()[1]["answer"] for _ in range(13)] == [*(r["answer"] for r in MATH_ROWS), "0"]
+    env.reset(3)
+    assert env.reset()[1]["answer"] == "8"
+
+
+def test_an_unseeded_episode_can_be_posed_again_by_the_seed_of_its_task():
+    env = make("math:GSM8K", rows=MATH_ROWS)
+    env.reset()
+    task = env.task()
+    other = make("math:GSM8K", rows=MATH_ROWS)
+    other.reset(task.seed)
+    assert other.task() == task
+
+
+def test_forks_and_snapshots_go_on_alike_and_share_the_rows():
+    env = make("math:GSM8K", rows=MATH_ROWS)
+    env.reset(7)
+    env.reset()
+    twin = env.fork()
+    assert twin.table is env.table
+    restored = make("math:GSM8K", rows=MATH_ROWS)
+    restored.set_state(json.loads(json.dumps(env.get_state())))
+    assert restored.task() == env.task()
+    steps = [one.step(f"\\boxed{{{env.answer}}}") for one in (env, twin, restored)]
+    assert [turn.reward for turn in steps] == [1.0, 1.0, 1.0]
+    assert env.reset() == twin.reset() == restored.reset()
+    assert not twin.is_over
+
+
+def test_envs_on_the_same_file_share_its_rows(tmp_path: Path):
+    data = write(tmp_path / "rows.jsonl", MATH_ROWS)
+    assert make("math:GSM8K", data=data).table is make("math:Math12K", data=data).table
+
+
+def test_a_folder_has_splits_and_one_piece_is_shared_out(tmp_path: Path):
+    many = [{"problem": f"{n}?", "answer": n} for n in range(200)]
+    write(tmp_path / "train.jsonl", many)
+    everything = make("math:GSM8K", data=str(tmp_path))
+    train = make("math:GSM8K", data=str(tmp_path), split="train")
+    test = make("math:GSM8K", data=str(tmp_path), split="test")
+    assert len(everything.numbers) == 200
+    assert sorted([*train.numbers, *test.numbers]) == list(range(200))
+    assert [n for n in range(200) if split_of(f"{n}?") == "test"] == list(test.numbers)
+    write(tmp_path / "test.parquet", MATH_ROWS)
+    assert len(make("math:GSM8K", data=str(tmp_path), split="train").numbers) == 200
+    assert len(make("math:GSM8K", data=str(tmp_path), split="test").numbers) == 12
+    assert len(make("code:Taco8k", data=str(tmp_path), test_key="answer").numbers) == 200
+    with pytest.raises(DataError, match="several splits"):
+        make("math:GSM8K", data=str(tmp_path))
+    with pytest.raises(DataError, match="no split 'amc'; it has test, train"):
+        make("eval:AMC", data=str(tmp_path))
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = write(tmp_path / "rows.jsonl", [{"q": "1+1?", "a": 2}])
+    with pytest.raises(DataError, match=r"no column 'problem' \(found: q, a\)"):
+        make("math:GSM8K", data=data)
+    env = make("math:GSM8K", data=data, question_key="q", answer_key="a")
+    env.reset(0)
+    assert env.step("\\boxed{2.0}").reward == 1.0
+    with pytest.raises(DataError, match="none: it has no rows"):
+        make("math:GSM8K", rows=[])
+    with pytest.raises(DataError, match=r"row 0: 'answer' holds .* an answer is a text, a number"):
+        make("math:GSM8K", rows=[{"problem": "?", "answer": {"x": 1}}]).reset(0)
+    with pytest.raises(DataError, match="row 0: 'problem' holds int, not text"):
+        make("math:GSM8K", rows=[{"problem": 3, "answer": 1}]).reset(0)
+    with pytest.raises(ValueError, match="give data="):
+        make("graft.envs.dataset.maths:MathEnv")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setattr("graft.data.hub._is_worth_trying", lambda hub_id: False)
+    with pytest.raises(DataError, match="hf download --repo-type dataset axon-rl/GSM-8k"):
+        make("math:GSM8K")
+
+
+def test_a_local_copy_of_the_hub_dataset_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "axon-rl" / "math-eval"
+    folder.mkdir(parents=True)
+    write(folder / "amc-00000-of-00001.parquet", MATH_ROWS)
+    write(folder / "aime24-00000-of-00001.parquet", MATH_ROWS[:2])
+    monkeypatch.setenv("GRAFT_DATA", str(tmp_path))
+    assert locate("axon-rl/math-eval") == folder
+    assert len(make("eval:AMC").numbers) == 12
+    assert len(make("eval:AIME24").numbers) == 2
+
+
+# scores
+
+
+@pytest.mark.parametrize(
+    ("answer", "action", "reward"),
+    [
+        ("0.5", "so \\boxed{1} no, \\boxed{\\frac{1}{2}}.", 1.0),
+        (["7", "\\boxed{8}"], "\\boxed{8}", 1.0),
+        (18, "\\boxed{18.0}", 1.0),
+        ("She has 3 + 4 = 7\n#### 7", "\\boxed{7}", 1.0),
+        ("8", "\\boxed{9}", 0.0),
+        ("8", "the answer is 8", -0.1),
+        ("8", "\\boxed{8", -0.1),
+        ("8", "\\boxed{}", 0.0),
+        ("8", "\\boxed{9^{9^{9^9}}}", 0.0),
+        ("8", "\\boxed{" + "{" * 100_000, -0.1),
+    ],
+)
+def test_mathematics_is_compared_by_meaning(answer: Any, action: str, reward: float):
+    env = make("math:GSM8K", rows=[{"problem": "?", "answer": answer}], format_reward=-0.1)
+    env.reset(0)
+    turn = env.step(action)
+    assert (turn.reward, turn.terminated, turn.truncated) == (reward, True, False)
+    assert turn.info == {"correct": reward == 1.0, "has_answer": reward >= 0.0}
+    env.reset(0)
+    ((_, told),) = env.demonstrate(random.Random(0))
+    assert env.step(told).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("seed", "action", "reward", "f1"),
+    [
+        (0, "<think>?</think><answer> paris </answer>", 1.0, 1.0),
+        (0, "<answer>Paris, France!</answer>", 1.0, 1.0),
+        (0, "<answer>Lyon</answer><answer>Paris</answer>", 1.0, 1.0),
+        (0, "<answer>the city of Paris</answer>", 0.0, 0.5),
+        (0, "<answer>Lyon</answer>", 0.0, 0.0),
+        (0, "Paris", 0.0, 0.0),
+        (0, "\\boxed{Paris}", 0.0, 0.0),
+        (1, "<answer>Eiffel tower</answer>", 1.0, 1.0),
+        (
+            2,
+            "<answer>35</answer>",
+            0.0,
+            1.0,
+        ),  # F1 drops the point as SQuAD does, the score does not
+    ],
+)
+def test_questions_are_compared_as_text(seed: int, action: str, reward: float, f1: float):
+    env = make("eval:QaOpen", rows=QA_ROWS)
+    prompt, _ = env.reset(seed)
+    assert "<answer>" in prompt
+    assert "boxed" not in prompt
+    turn = env.step(action)
+    assert (turn.reward, turn.info["correct"], turn.info["f1"]) == (reward, reward == 1.0, f1)
+
+
+def test_logic_answers_stand_in_a_box():
+    env = make("logic:RuleTaker-d0", rows=LOGIC_ROWS)
+    for seed, gold in ((0, "True"), (1, "False")):
+        prompt, _ = env.reset(seed)
+        assert "<answer>" not in prompt
+        assert env.step(f"\\boxed{{{gold.lower()}}}").reward == 1.0
+        env.reset(seed)
+        assert env.step(f"<answer>{gold}</answer>").reward == 0.0
+        env.reset(seed)
+        assert env.step(f"\\boxed{{not {gold}}}").reward == 0.0
+    with pytest.raises(ValueError, match="form='braces'"):
+        make("logic:RuleTaker-d0", rows=LOGIC_ROWS, form="braces")
+
+
+def test_f1_is_worked_out_by_hand():
+    assert word_f1("Barack Obama", "President Barack Obama") == pytest.approx(0.8)
+    assert word_f1("", "x") == 0.0
+
+
+@pytest.fixture
+def graded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stands in for the sandbox: a program is right if it says 'sum'."""
+    calls: list[Any] = []
+
+    def score_tests(code: str, tests: Any, **options: Any) -> float:
+        calls.append((code, tests, options))
+        return float("sum" in code)
+
+    module = types.ModuleType("graft.rewards.code")
+    vars(module)["score_tests"] = score_tests
+    monkeypatch.setitem(sys.modules, "graft.rewards.code", module)
+    return calls
+
+
+def test_the_last_block_is_run_against_the_tests(graded: list[Any]):
+    env = make("code:Taco8k", rows=CODE_ROWS, max_tests=5)
+    env.reset(0)
+    turn = env.step("```python\nprint(1)\n```\nor better\n```python\nprint(sum([1]))\n```")
+    assert (turn.reward, turn.info) == (1.0, {"correct": True, "has_answer": True})
+    tests = {"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}
+    assert graded == [("print(sum([1]))\n", tests, {"max_tests": 5, "sandbox": "auto"})]
+    env.reset(0)
+    assert env.step(env.sample_random_action()).reward == 0.0
+    env.reset(0)
+    turn = env.step("print(sum([1]))")
+    assert (turn.reward, turn.info) == (-0.1, {"correct": False, "has_answer": False})
+    assert len(graded) == 2
+
+
+def test_tests_come_in_several_forms():
+    assert read_tests([{"input": "1", "output": "2"}]) == {"inputs": ["1"], "outputs": ["2"]}
+    form = {"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]}
+    assert read_tests(form) == form
+    assert "fn_name" not in read_tests({**form, "fn_name": None})
+    for bad in ("{", "3", None, {}, [], {"inputs": ["1"], "outputs": []}, [{"input": "1"}]):
+        with pytest.raises(ValueError):
+            read_tests(bad)
+    with pytest.raises(DataError, match="row 0: 'tests' is text but not JSON"):
+        make("code:Taco8k", rows=[{"problem": "?", "tests": "{"}]).reset(0)
+
+
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    + "1f15c489"
+    + "0000000049454e44ae426082"
+)
+
+
+def test_pictures_become_text_and_survive_json(tmp_path: Path):
+    rows = [{"problem": "Find x.", "answer": "3", "images": [{"bytes": PIXEL, "path": "a.png"}]}]
+    env = make("math:Geometry3K", data=write(tmp_path / "train.parquet", rows))
+    observation, _ = env.reset(0)
+    picture, text = observation[0]["content"]
+    assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgo")
+    assert text["text"].startswith("Find x.\n\n")
+    task = env.task()
+    assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+    restored = make("math:Geometry3K", data=str(tmp_path / "train.parquet"))
+    restored.set_state(json.loads(json.dumps(env.get_state())))
+    assert restored.step("\\boxed{x=3}").reward == 1.0
+    # every item is posed, none is skipped
+    two = make("math:Geometry3K", rows=[*rows, {**rows[0], "answer": "4"}], evaluation=True)
+    assert [two.reset()[1]["answer"] for _ in range(4)] == ["3", "4", "3", "4"]
+    with pytest.raises(DataError, match="no column 'images'"):
+        make("math:Geometry3K", rows=MATH_ROWS)
+    with pytest.raises(DataError, match="'images' holds a int"):
+        make("math:Geometry3K", rows=[{**rows[0], "images": [7]}]).reset(0)
+
+
+def test_a_picture_may_be_a_path_or_bytes():
+    assert image_url("figures/1.png") == "figures/1.png"
+    assert image_url({"bytes": None, "path": "figures/1.png"}) == "figures/1.png"
+    assert image_url(b"\xff\xd8\xff0") == "data:image/jpeg;base64,/9j/MA=="
+    assert image_url(None) is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.text(max_size=60)
+    | st.text(alphabet="\\boxed{}<>/answer`python\n0123456789+^", max_size=80)
+    | st.sampled_from(
+        ["\\boxed{" * 1000, "<answer>" * 100_000, "`" * 1_000_000, "\\boxed{9**9**9}"]
+    )
+)
+def test_no_text_makes_it_raise(action: str):
+    for env_id, rows in (("math:GSM8K", MATH_ROWS), ("eval:QaOpen", QA_ROWS)):
+        env = make(env_id, rows=rows)
+        env.reset(1)
+        turn = env.step(action)
+        assert turn.reward in (0.0, 1.0)
+        assert turn.terminated
+        json.dumps(turn.info)
