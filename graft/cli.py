@@ -186,6 +186,74 @@ def generate(
             typer.echo(completion["text"])
 
 
+@app.command()
+def envs(
+    pattern: Annotated[str, typer.Argument(help="Only ids that contain this text.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the environments: turns, what each needs, whether it can run here."""
+    from graft.gym import list_envs, table
+
+    rows = list_envs(pattern)
+    typer.echo(json.dumps({"envs": rows}) if as_json else "\n".join(table(rows)))
+
+
+@app.command()
+def play(
+    env_id: Annotated[str, typer.Argument(metavar="ID", help="As `graft envs` lists them.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the environment: key=value")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same seed, the same task.")] = None,
+    wrappers: Annotated[str, typer.Option(help="Names, as in python_tool,max_history")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Play an environment yourself: read, type an action, see the reward."""
+    from graft.gym import open_env
+    from graft.gym import play as play_env
+
+    env = open_env(env_id, wrappers, overrides or [])
+    try:
+        result = play_env(env, seed)
+    finally:
+        env.close()
+    if as_json:
+        typer.echo(json.dumps(result))
+
+
+serve = typer.Typer(help="Serve something to rollouts on other machines.", no_args_is_help=True)
+app.add_typer(serve, name="serve")
+
+
+@serve.command("search")
+def serve_search(
+    corpus: Annotated[str, typer.Argument(help='A jsonl or parquet file, or "small".')],
+    source: Annotated[str, typer.Option(help="bm25 or dense.")] = "bm25",
+    model: Annotated[str, typer.Option(help="The embedding model of a dense source.")] = "",
+    topk: Annotated[int, typer.Option(min=1, help="Documents when a request does not say.")] = 3,
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+) -> None:
+    """Answer POST /retrieve over a corpus, in Search-R1's JSON and in GEM's msgpack."""
+    from graft.tools.search import make_source
+    from graft.tools.search.server import serve as serve_source
+
+    options = {"model": model} if model else {}
+    serve_source(make_source(source, corpus=corpus, **options), host=host, port=port, topk=topk)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine: Python, packages, device, sandbox, extras, disk."""
+    from graft.doctor import FAIL, report
+
+    checks = report(lambda line: typer.echo(line, err=as_json))
+    if as_json:
+        typer.echo(json.dumps({"checks": [check._asdict() for check in checks]}))
+    if any(check.verdict == FAIL for check in checks):
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Entry point: errors a user can act on are one line; anything else is a bug and shows itself."""
     # torch's threads would spin while they wait; beside one busy neighbour that made a step

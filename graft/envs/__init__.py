@@ -15,9 +15,12 @@ from graft.envs.dataset import DATASETS
 from graft.envs.earl import EARL
 from graft.envs.games import GAMES
 from graft.envs.reasoning import REASONING
+from graft.envs.vector import make_vec
 from graft.envs.webshop import WEBSHOP
 from graft.protocols import Env
 from graft.registry import UnknownName, load, nearest
+
+__all__ = ["ENVS", "find", "make", "make_vec", "print_envs", "register"]
 
 ENVS: dict[str, Entry] = {
     "arithmetic": Entry("graft.envs.arithmetic:Arithmetic"),
@@ -88,13 +91,6 @@ def register(env_id: str, entry: str | Callable[..., Env], **defaults: Any) -> N
             f"env {env_id!r} is already registered as {ENVS[env_id].build!r}; pick another id"
         )
     ENVS[env_id] = Entry(entry, defaults, turns=None)
-
-
-def make_vec(env_ids: str | Sequence[str], **kwargs: Any) -> Any:
-    """Many environments that step together; see `graft.envs.vector.make_vec`."""
-    from graft.envs.vector import make_vec as build
-
-    return build(env_ids, **kwargs)
 
 
 def print_envs() -> None:

@@ -91,7 +91,7 @@ class BaseEnv(Made):
         return {}
 
     def margins(self) -> dict[str, Any]:
-        """Ends of the observation that hold only now: {"suffix": the board}, or "prefix"."""
+        """Ends of the observation that hold only now, fresh: {"suffix": the board}, or "prefix"."""
         return {}
 
     def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
@@ -105,7 +105,9 @@ class BaseEnv(Made):
         self.turns = 0
         self.is_over = False
         self.prompt = prompt = self.pose()
-        return prompt, {"seed": seed, "answer": self.answer, **self.margins()}
+        info = self.margins()
+        info["seed"], info["answer"] = seed, self.answer
+        return prompt, info
 
     def step(self, action: str) -> Turn:
         if self.is_over:

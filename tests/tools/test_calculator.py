@@ -125,8 +125,9 @@ def test_the_tool_answers_with_text():
 
 
 def test_the_table_holds_tools_under_their_names():
+    arguments = {"search": {"corpus": "small"}}
     for name in TOOLS:
-        tool = resolve(name, TOOLS, "tool")()
+        tool = resolve(name, TOOLS, "tool")(**arguments.get(name, {}))
         assert isinstance(tool, Tool)
         assert tool.name == name
         assert isinstance(tool("\x00 no such thing"), str)
