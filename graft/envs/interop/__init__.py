@@ -1,0 +1,12 @@
+"""Bridges to other people's environments, and from ours to other people's trainers.
+
+    GymnasiumEnv("Taxi-v3")                 graft.envs.interop.gymnasium
+    GemEnv("game:Wordle-v0-easy")           graft.envs.interop.gem
+    VerifiersEnv("my-taskset")              graft.envs.interop.verifiers
+    OpenEnvClient("http://host:8000")       graft.envs.interop.openenv
+    environment_factory("countdown")        graft.envs.interop.trl, for TRL's GRPOTrainer
+
+Each file is the only one that imports its library, and nothing is imported before it is used.
+"""
+
+from __future__ import annotations

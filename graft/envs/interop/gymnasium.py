@@ -1,0 +1,126 @@
+r"""A Gymnasium env as a graft env: text in, text out.
+
+    env = GymnasiumEnv("FrozenLake-v1", names=["left", "down", "right", "up"])
+    env.reset(seed=0)               "0", or what `show` makes of the observation
+    env.step("I go \\boxed{down}")  Turn("4")
+
+Text spaces need nothing. A Discrete action space is read from the last \boxed{...}: its number, or
+one of `names`. For any other space give `parse` (text -> action, None if there is none) and `show`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from graft.envs.interop.foreign import ForeignEnv, as_text, can_copy
+from graft.text.parse import last_boxed
+from graft.types import Turn
+
+Parse = Callable[[str], Any]
+Show = Callable[[Any], str]
+
+
+class GymnasiumEnv(ForeignEnv):
+    """An action outside of the space is answered with `hint`; the inner env does not see it.
+
+    It forks if the inner env can be deep-copied.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        parse: Parse | None = None,
+        show: Show | None = None,
+        names: Sequence[str] = (),
+        rules: str = "",
+        hint: str = "",
+        max_turns: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`env`: a Gymnasium env, or its id with `kwargs` for `gymnasium.make`.
+
+        `rules` stand before the first observation. `max_turns` counts all turns, those without a
+        valid action too; the inner env may have a limit of its own.
+        """
+        super().__init__(max_turns)
+        gymnasium = library()
+        self.env: Any = gymnasium.make(env, **kwargs) if isinstance(env, str) else env
+        if kwargs and not isinstance(env, str):
+            raise ValueError(f"{sorted(kwargs)}: arguments for gymnasium.make, but env is made")
+        space = self.env.action_space
+        if parse is None:
+            parse = reader(space, [name.casefold() for name in names])
+        self.parse, self.show = parse, show or as_text
+        self.rules = rules
+        self.hint = hint or f"This is not a valid action. {describe_space(space, names)}"
+        self.names = list(names)
+        self.forkable = can_copy(self.env)
+
+    def begin(self, seed: int) -> tuple[str, Mapping[str, Any]]:
+        self.env.action_space.seed(seed)
+        observation, info = self.env.reset(seed=seed)
+        shown = self.show(observation)
+        return f"{self.rules}\n{shown}" if self.rules else shown, info
+
+    def respond(self, action: str) -> Turn:
+        chosen = self.parse(action)
+        if chosen is None or not self.env.action_space.contains(chosen):
+            return Turn(self.hint, info={"invalid": True})
+        observation, reward, is_terminated, is_truncated, info = self.env.step(chosen)
+        return Turn(
+            self.show(observation), float(reward), bool(is_terminated), bool(is_truncated), info
+        )
+
+    def sample_random_action(self) -> str:
+        """Of a text or discrete space; others have a `parse` that nobody can turn around."""
+        chosen = self.env.action_space.sample()
+        if isinstance(chosen, str):
+            return chosen
+        start = getattr(self.env.action_space, "start", 0)
+        return f"\\boxed{{{self.names[chosen - start] if self.names else chosen}}}"
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def reader(space: Any, names: Sequence[str]) -> Parse:
+    spaces = library().spaces
+    if isinstance(space, spaces.Text):
+        return lambda text: text
+    if not isinstance(space, spaces.Discrete):
+        raise ValueError(
+            f"action space {space}: only Text and Discrete can be read without help; give "
+            "parse=function from text to action"
+        )
+    if names and len(names) != space.n:
+        raise ValueError(f"{len(names)} names for {space.n} actions")
+    start = int(space.start)
+
+    def parse(text: str) -> int | None:
+        boxed = last_boxed(text)
+        word = (text if boxed is None else boxed).strip().casefold()
+        if word in names:
+            return start + names.index(word)
+        # no number of actions has more digits; isdecimal alone would let int() read for long
+        return int(word) if len(word) < 10 and word.isdecimal() else None
+
+    return parse
+
+
+def describe_space(space: Any, names: Sequence[str]) -> str:
+    if names:
+        return f"Answer with one of: {', '.join(names)}, written as \\boxed{{{names[0]}}}."
+    if not hasattr(space, "n"):
+        return f"Answer with an element of {space}."
+    first, last = int(space.start), int(space.start) + int(space.n) - 1
+    return f"Answer with a number from {first} to {last}, written as \\boxed{{{first}}}."
+
+
+def library() -> Any:
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ImportError('Gymnasium is not installed: pip install "graft-rl[gymnasium]"') from error
+    return gymnasium

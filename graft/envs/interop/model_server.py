@@ -1,0 +1,131 @@
+"""A model behind HTTP whose answers we give ourselves: for programs that insist on calling one.
+
+    asked = server.questions.get()      somebody has sent POST .../chat/completions
+    asked.messages, asked.tools         what they want answered
+    asked.answer({"role": "assistant", "content": "42"})
+
+Only what OpenAI's clients need of the protocol, streamed or not, on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import SimpleQueue
+from typing import Any
+
+from graft.types import Message
+
+NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+class Question:
+    """One request that waits for its answer."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self.messages: list[Message] = list(body.get("messages") or ())
+        self.tools: list[dict[str, Any]] = list(body.get("tools") or ())
+        self._answered = threading.Event()
+        self._message: Message | None = None
+
+    def answer(self, message: Message) -> None:
+        self._message = message
+        self._answered.set()
+
+    def refuse(self) -> None:
+        """Nobody will answer any more."""
+        self._answered.set()
+
+    def wait(self, seconds: float) -> Message | None:
+        self._answered.wait(seconds)
+        return self._message
+
+
+class ModelServer:
+    def __init__(self, patience: float) -> None:
+        """`patience`: seconds a request may wait for its answer."""
+        self.questions: SimpleQueue[Question] = SimpleQueue()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        vars(self._http).update(questions=self.questions, patience=patience)
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(0.1,), name="graft-model", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.reply(200, {"object": "list", "data": [{"id": "policy", "object": "model"}]})
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            return self.reply(400, {"error": {"message": "the body is not JSON"}})
+        if not self.path.endswith("/chat/completions"):
+            return self.reply(404, {"error": {"message": f"no such path: {self.path}"}})
+        server: Any = self.server
+        question = Question(body)
+        server.questions.put(question)
+        message = question.wait(server.patience)
+        if message is None:
+            question.refuse()
+            return self.reply(503, {"error": {"message": "the policy does not answer"}})
+        if body.get("stream"):
+            return self.reply_in_events(message)
+        choice = {"index": 0, "message": message, "finish_reason": finish(message)}
+        self.reply(200, {**self.head("chat.completion"), "choices": [choice], "usage": NO_USAGE})
+
+    def reply(self, status: int, body: Mapping[str, Any]) -> None:
+        self.send(status, "application/json", json.dumps(body).encode())
+
+    def reply_in_events(self, message: Message) -> None:
+        """The same answer as a stream: all of it in one piece, then the end."""
+        delta = dict(message)
+        if calls := message.get("tool_calls"):
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        head = self.head("chat.completion.chunk")
+        pieces: list[dict[str, Any]] = [
+            {"index": 0, "delta": delta, "finish_reason": None},
+            {"index": 0, "delta": {}, "finish_reason": finish(message)},
+        ]
+        events = [{**head, "choices": [piece]} for piece in pieces]
+        lines = [*(json.dumps(event) for event in events), "[DONE]"]
+        text = "".join(f"data: {line}\n\n" for line in lines)
+        self.send(200, "text/event-stream", text.encode())
+
+    def head(self, kind: str) -> dict[str, Any]:
+        now = time.time()
+        return {"id": f"graft-{now}", "object": kind, "created": int(now), "model": "policy"}
+
+    def send(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except OSError:  # the caller has gone; there is nobody to tell
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet: one line per request says nothing new."""
+
+
+def finish(message: Message) -> str:
+    return "tool_calls" if message.get("tool_calls") else "stop"

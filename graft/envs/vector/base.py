@@ -1,0 +1,289 @@
+"""What every vector of envs offers, whoever carries its steps out.
+
+    vec.reset(seed=0)           env i starts with seed 0 + i
+    vec.step(["a", "b", "c"])   all of them, five columns back
+    vec.step({2: "c", 0: "a"})  these two, in this order
+    vec.send({1: "b"})          do not wait; recv() gives results as they come
+
+A subclass says how jobs reach the envs: `_submit` hands them over, `_collect` waits for results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from graft.envs.vector.jobs import Failure, Job
+from graft.envs.vector.seat import Autoreset, Recipe, checked_seed
+from graft.protocols import Observation
+from graft.types import Turn
+
+PATIENCE = 600.0
+"""Seconds that a reset or step may take where the caller sets no timeout."""
+
+SLICE = 0.2
+"""Seconds of one wait; deadlines that others set meanwhile are seen after it."""
+
+Columns = tuple[
+    list[Observation],
+    "np.ndarray[Any, np.dtype[np.float64]]",
+    "np.ndarray[Any, np.dtype[np.bool_]]",
+    "np.ndarray[Any, np.dtype[np.bool_]]",
+    list[dict[str, Any]],
+]
+"""observations, rewards, terminated, truncated, infos; one row per env that was stepped."""
+
+
+class VectorEnv:
+    """Many envs behind one reset and step; a fault in one of them is that one's alone.
+
+    An env that raises, or takes longer than `timeout`, answers truncated with `info["error"]`, and
+    is built anew for its next episode. Infos of an autoreset in the same step hold
+    "final_observation" and "final_info" of the episode that ended.
+    """
+
+    def __init__(
+        self, recipes: Sequence[Recipe], autoreset: Autoreset, timeout: float | None = None
+    ) -> None:
+        self.recipes = list(recipes)
+        self.env_ids = [recipe.env_id for recipe in recipes]
+        self.num_envs = len(recipes)
+        self.autoreset: Autoreset = autoreset
+        self.timeout = PATIENCE if timeout is None else timeout
+        self.is_started = False  # reset() was called
+        self.is_closed = False
+        self.pending: dict[int, str] = {}  # index -> the job it has not answered yet
+
+    def __len__(self) -> int:
+        return self.num_envs
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit(self, jobs: Mapping[int, Job]) -> None:
+        """Hand jobs over, at most one per seat at a time; do not wait for them."""
+        raise NotImplementedError(f"{type(self).__name__} must write _submit()")
+
+    def _collect(self, seconds: float) -> list[tuple[int, Any]]:
+        """Results that are there; if none is, wait up to `seconds` for the first."""
+        raise NotImplementedError(f"{type(self).__name__} must write _collect()")
+
+    def _shut(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must write _shut()")
+
+    def fork(self) -> VectorEnv:
+        """An independent copy of all envs in their present state."""
+        raise NotImplementedError(f"{type(self).__name__} must write fork()")
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        *,
+        only: Iterable[int] | None = None,
+    ) -> tuple[list[Observation], list[dict[str, Any]]]:
+        """Begin an episode in every env, or in those of `only`, in that order.
+
+        A number is the seed of env 0, the next one that of env 1, and so on; a list has one entry
+        per env that is reset. Without seeds the first reset takes the ones `make_vec` was given,
+        a later one goes on to the next episode of each env.
+        """
+        self._check_idle()
+        which = range(self.num_envs) if only is None else self._indices(only)
+        if seed is None:
+            seeds: list[int | None] = [None] * len(which)
+        elif isinstance(seed, Sequence):
+            seeds = [None if one is None else checked_seed(one) for one in seed]
+        else:
+            seeds = [checked_seed(seed) + index for index in which]
+        if len(seeds) != len(which):
+            raise ValueError(f"{len(seeds)} seeds for {len(which)} envs; give one per env")
+        if only is None:
+            self.is_started = True
+        elif not self.is_started:
+            raise RuntimeError("reset all envs once before resetting some of them")
+        jobs = {index: Job("reset", (one,)) for index, one in zip(which, seeds, strict=True)}
+        results = self._all(jobs)
+        return [result[0] for result in results], [result[1] for result in results]
+
+    def step(self, actions: Sequence[str] | Mapping[int, str]) -> Columns:
+        """Step all envs with a list, or some with {index: action}; wait for every one of them."""
+        actions = self._checked(actions)
+        chosen = actions if isinstance(actions, Mapping) else dict(enumerate(actions))
+        return in_columns(self._all({i: Job("step", (action,)) for i, action in chosen.items()}))
+
+    def send(self, actions: Mapping[int, str]) -> None:
+        """Start steps and return. Each env takes one action at a time."""
+        self._check_started()
+        for index in self._indices(actions):
+            if index in self.pending:
+                raise ValueError(f"env {index} has not answered its last action; recv() first")
+        self._begin({index: Job("step", (action,)) for index, action in actions.items()})
+
+    def recv(self, timeout: float | None = None) -> list[tuple[int, Turn]]:
+        """Results of `send` as they come: at least one, unless none comes in `timeout` seconds."""
+        self._check_open()
+        if not self.pending:
+            raise RuntimeError("nothing was sent, so nothing can be received; send() first")
+        ends = time.monotonic() + (2 * self.timeout if timeout is None else timeout)
+        while not (done := self._finish(max(0.0, min(SLICE, ends - time.monotonic())))):
+            if time.monotonic() >= ends:
+                break
+        return done
+
+    async def stream(
+        self, policy: Callable[[int, Observation, dict[str, Any]], Any]
+    ) -> AsyncIterator[tuple[int, Turn]]:
+        """Play all envs at once, each at its own pace: `async for index, turn in stream(policy)`.
+
+        `policy(index, observation, info)` gives the next action of one env, or is a coroutine that
+        does. No env waits for another. With autoreset "off" the stream ends when every episode
+        has; otherwise it is for the caller to break off, with what is under way thrown away.
+        """
+        observations, infos = await asyncio.to_thread(self.reset)
+        thinking: dict[asyncio.Task[str], int] = {}
+        receiving: asyncio.Task[list[tuple[int, Turn]]] | None = None
+
+        async def think(index: int, observation: Observation, info: dict[str, Any]) -> str:
+            action = policy(index, observation, info)
+            return await action if inspect.isawaitable(action) else action
+
+        def ask(index: int, observation: Observation, info: dict[str, Any]) -> None:
+            thinking[asyncio.create_task(think(index, observation, info))] = index
+
+        for index, (observation, info) in enumerate(zip(observations, infos, strict=True)):
+            ask(index, observation, info)
+        try:
+            while thinking or self.pending:
+                if self.pending and receiving is None:
+                    receiving = asyncio.create_task(asyncio.to_thread(self.recv, SLICE))
+                tasks = [*thinking, *([receiving] if receiving else [])]
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                actions = {thinking.pop(task): task.result() for task in done if task in thinking}  # pyright: ignore
+                if actions:
+                    self.send(actions)
+                if receiving is None or not receiving.done():
+                    continue
+                received, receiving = receiving.result(), None
+                for index, turn in received:
+                    yield index, turn
+                    if not turn.is_over or self.autoreset == "same_step":
+                        ask(index, turn.observation, turn.info)
+                    elif self.autoreset == "next_step":
+                        self.send({index: ""})  # unused there: nobody needs to think about it
+        finally:
+            for task in thinking:
+                task.cancel()
+            if receiving is not None:
+                await asyncio.wait([receiving])
+            await asyncio.to_thread(self.drain)
+
+    def drain(self) -> list[tuple[int, Turn]]:
+        """Wait for everything that was sent."""
+        done: list[tuple[int, Turn]] = []
+        while self.pending and not self.is_closed:
+            done += self.recv()
+        return done
+
+    def call(self, name: str, *arguments: Any) -> list[Any]:
+        """A method of each env (`vec.call("sample_random_action")`) or an attribute of each."""
+        self._check_idle()
+        return self._all({i: Job("call", (name, arguments)) for i in range(self.num_envs)})
+
+    def get_state(self) -> list[dict[str, Any]]:
+        """A snapshot per env, plain data; `set_state` of a vector built alike goes on from it."""
+        self._check_idle()
+        return self._all({index: Job("get_state") for index in range(self.num_envs)})
+
+    def set_state(self, states: Sequence[Mapping[str, Any]]) -> None:
+        self._check_idle()
+        if len(states) != self.num_envs:
+            raise ValueError(f"{len(states)} states for {self.num_envs} envs")
+        self._all({i: Job("set_state", (state,)) for i, state in enumerate(states)})
+        self.is_started = True
+
+    def close(self) -> None:
+        """Close every env and end what carried them. A closed vector stays closed."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._shut()
+
+    def _begin(self, jobs: Mapping[int, Job]) -> None:
+        self.pending.update({index: job.do for index, job in jobs.items()})
+        self._submit(jobs)
+
+    def _finish(self, seconds: float) -> list[tuple[int, Any]]:
+        done = self._collect(seconds)
+        for index, _ in done:
+            del self.pending[index]
+        return done
+
+    def _all(self, jobs: Mapping[int, Job]) -> list[Any]:
+        """Results of all jobs, in their order. The carriers keep the deadlines of single jobs."""
+        self._begin(jobs)
+        results: dict[int, Any] = {}
+        while len(results) < len(jobs):
+            results.update(self._finish(SLICE))
+        for index, result in results.items():
+            if isinstance(result, Failure):
+                raise RuntimeError(f"env {index} ({self.env_ids[index]!r}): {result.error}")
+        return [results[index] for index in jobs]
+
+    def _checked(
+        self, actions: Sequence[str] | Mapping[int, str]
+    ) -> Sequence[str] | Mapping[int, str]:
+        self._check_started()
+        if self.pending:
+            self._check_idle()
+        if not isinstance(actions, list) and isinstance(actions, Mapping):
+            self._indices(actions)
+        elif isinstance(actions, str) or len(actions) != self.num_envs:
+            seen = "a text" if isinstance(actions, str) else f"{len(actions)} actions"
+            raise ValueError(
+                f"step got {seen}; give a list of {self.num_envs} actions or {{index: action}}"
+            )
+        return actions
+
+    def _indices(self, which: Iterable[int]) -> list[int]:
+        chosen = list(which)
+        for index in chosen:
+            if not 0 <= index < self.num_envs:
+                raise ValueError(f"env {index!r}: must be one of 0 to {self.num_envs - 1}")
+        if len(set(chosen)) != len(chosen):
+            raise ValueError(f"envs {chosen}: one of them is named twice")
+        return chosen
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise RuntimeError("this vector is closed; make a new one")
+
+    def _check_started(self) -> None:
+        self._check_open()
+        if not self.is_started:
+            raise RuntimeError("no episodes are running; call reset() first")
+
+    def _check_idle(self) -> None:
+        self._check_open()
+        if self.pending:
+            raise RuntimeError(f"envs {sorted(self.pending)} have not answered yet; recv() first")
+
+
+def in_columns(turns: Sequence[Turn]) -> Columns:
+    """[Turn("a", 1.0), Turn("b")] -> ["a", "b"], [1.0, 0.0], [False, False], ..., [{}, {}]."""
+    if not turns:
+        return [], np.zeros(0), np.zeros(0, np.bool_), np.zeros(0, np.bool_), []
+    observations, rewards, terminated, truncated, infos = zip(*turns, strict=True)
+    return (
+        list(observations),
+        np.array(rewards, np.float64),
+        np.array(terminated, np.bool_),
+        np.array(truncated, np.bool_),
+        list(infos),
+    )

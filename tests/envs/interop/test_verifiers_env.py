@@ -1,0 +1,141 @@
+"""A verifiers env as a graft env: real package, real servers on the loopback interface."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from graft.envs.interop.model_server import ModelServer
+from graft.envs.interop.verifiers import VerifiersEnv, since_last_answer
+
+vf = pytest.importorskip("verifiers.v1")
+
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(scope="module")
+def env() -> Iterator[VerifiersEnv]:
+    made = VerifiersEnv("toy-taskset", timeout=60)
+    yield made
+    made.close()
+
+
+def test_a_single_turn_is_scored_by_the_rubric(env: VerifiersEnv):
+    messages, info = env.reset(seed=0)
+    assert [message["role"] for message in messages] == ["system", "user"]
+    prompts = {"1+2=": 3, "3+4=": 7, "5+6=": 11}
+    assert info["answer"] == prompts[messages[1]["content"]]
+    turn = env.step(str(info["answer"]))
+    assert (turn.reward, turn.terminated, turn.truncated) == (1.0, True, False)
+    assert turn.info["rewards"] == {"correct": 1.0, "polite": 0.0}
+    assert turn.info["metrics"] == {"turns": 1.0}
+    assert env.reset(seed=0)[0] == messages
+    assert env.step("please").reward == pytest.approx(0.1)
+
+
+def test_a_tool_call_is_answered_and_the_episode_goes_on(env: VerifiersEnv):
+    _, info = env.reset(seed=1)
+    assert info["tools"][0]["function"]["name"] == "add"
+    turn = env.step('<tool_call>{"name": "add", "arguments": {"a": 20, "b": 3}}</tool_call>')
+    assert (turn.observation, turn.is_over) == ("23", False)
+    assert turn.info["observe_as"] == "tool"
+    assert turn.info["messages"][0]["role"] == "tool"
+    turn = env.step(str(info["answer"]))
+    assert turn.terminated and turn.reward == 1.0 and turn.info["metrics"] == {"turns": 2.0}
+
+
+def test_bad_calls_and_odd_texts_are_just_answers(env: VerifiersEnv):
+    for text in ("", "<tool_call>{</tool_call>", "é\x00" * 1000, "<tool_call>[1]</tool_call>"):
+        env.reset(seed=2)
+        turn = env.step(text)
+        assert turn.is_over and turn.reward == 0.0
+        json.dumps(turn.info, allow_nan=False)
+
+
+def test_an_unfinished_episode_is_broken_off_by_the_next(env: VerifiersEnv):
+    first = env.reset(seed=0)[0]
+    for seed in (3, 4, 0):
+        messages, info = env.reset(seed=seed)
+    assert messages == first
+    assert env.step(str(info["answer"])).reward == 1.0
+
+
+def test_state_is_the_seed_and_the_actions(env: VerifiersEnv):
+    env.reset(seed=1)
+    env.step('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>')
+    state = json.loads(json.dumps(env.get_state()))
+    env.reset(seed=5)
+    env.set_state(state)
+    assert env.turns == 1 and env.step(str(env.answer)).info["metrics"] == {"turns": 2.0}
+
+
+def test_a_dialogue_that_the_env_leads_comes_as_user_turns():
+    env = VerifiersEnv("toy-dialogue", timeout=60)
+    messages, _ = env.reset(seed=0)
+    assert messages[-1]["role"] == "user"
+    hints: list[str] = []
+    for guess in ("5", "2", "3"):
+        turn = env.step(guess)
+        hints.append(turn.observation)
+        if not turn.is_over:
+            assert turn.info["observe_as"] == "user"
+    assert hints == ["lower", "higher", ""]
+    assert turn.terminated and turn.info["rewards"]["game"] == 1.0
+    env.close()
+
+
+def test_an_env_object_with_a_limit_of_its_own_is_truncated():
+    config = {
+        "taskset": {"id": "toy-taskset"},
+        "agent": {"runtime": {"type": "subprocess"}, "max_turns": 1},
+    }
+    made = vf.SingleAgentEnv(vf.SingleAgentEnvConfig.model_validate(config))
+    env = VerifiersEnv(made, timeout=60)
+    env.reset(seed=0)
+    turn = env.step('<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>')
+    assert turn.truncated and turn.info["stop"] == "max_turns"
+    env.close()
+
+
+def test_new_messages_are_those_after_the_last_answer():
+    roles = ["user", "assistant", "tool", "assistant", "tool", "user"]
+    fresh = since_last_answer([{"role": role} for role in roles])
+    assert [message["role"] for message in fresh] == ["tool", "user"]
+
+
+def post(url: str, body: bytes) -> tuple[int, str]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=30)
+    connection.request("POST", f"{parts.path}/chat/completions", body)
+    reply = connection.getresponse()
+    text = reply.read().decode()
+    connection.close()
+    return reply.status, text
+
+
+def test_the_model_server_streams_and_refuses():
+    import threading
+
+    server = ModelServer(patience=30)
+    results: list[Any] = []
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+    caller = threading.Thread(target=lambda: results.append(post(server.url, body)))
+    caller.start()
+    question = server.questions.get(timeout=30)
+    assert question.messages[0]["content"] == "hi"
+    question.answer({"role": "assistant", "content": "ho"})
+    caller.join()
+    status, text = results[0]
+    events = [line[6:] for line in text.split("\n\n") if line]
+    assert status == 200 and events[-1] == "[DONE]"
+    assert json.loads(events[0])["choices"][0]["delta"]["content"] == "ho"
+    assert post(server.url, b"{")[0] == 400
+    impatient = ModelServer(patience=0.01)
+    assert post(impatient.url, b"{}")[0] == 503
+    for one in (server, impatient):
+        one.close()
