@@ -1,0 +1,195 @@
+r"""What all games have in common: a boxed move per turn, a turn limit, a board that is only current.
+
+    task    rules, then the board and a request for a move
+    policy  "Half of what is left: \boxed{10}"
+    env     "Turn 1: 10. The hidden number is higher.", then the board and a request again
+
+A subclass writes `deal` (draw the instance), `rules`, `board`, and `move` (one parsed action). The
+board is the end of every observation and repeated as `info["suffix"]`, so that a wrapper that keeps
+the history can drop the boards that are no longer true.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from graft.envs.base import BaseEnv
+from graft.envs.dice import Dice
+from graft.types import Turn
+
+FORMAT_ERROR = -0.1
+"""The reward of an answer in which no action can be found; it ends the game."""
+
+BOX = "\\boxed{"
+MAX_ECHO = 40  # characters of an action that feedback repeats
+
+new_turn = tuple.__new__
+"""`new_turn(Turn, values)` skips Turn's defaults: half of its cost, and every step makes one."""
+
+Played = tuple[str, float, bool]
+"""What a move did: the feedback, the reward, whether the game is over. A plain tuple: it is hot."""
+
+
+class Game(BaseEnv):
+    """Turns of `\\boxed{...}`; 1.0 in all for a won game.
+
+    An action that cannot be parsed ends the game with `FORMAT_ERROR`. One that breaks the rules
+    earns 0, changes nothing and uses up its turn. When the turns are used up the game is over by
+    its own rules: such a Turn is terminated and truncated both.
+    """
+
+    pattern: ClassVar[re.Pattern[str]]
+    r"""Matches a whole box, from its "\boxed{" on; its groups go to `move`. The last match counts.
+
+    Keep it linear in the text: policies write a megabyte of blanks.
+    """
+    format_error: float = FORMAT_ERROR
+    sizes: tuple[tuple[int, ...], ...] = ()
+    """What `sizes_to_deal` found, for games that have it; `deal` takes one by `draw_sizes`."""
+    saved = (*BaseEnv.saved, "max_turns", "earned", "asked")
+
+    def __init__(self, max_turns: int | None) -> None:
+        super().__init__()
+        if max_turns is not None and max_turns < 1:
+            raise ValueError(f"max_turns={max_turns}: must be 1 or more")
+        self.max_turns = max_turns  # None until `deal` has drawn it with the instance
+        self.earned = 0.0
+        self.asked = 0
+        self.opening = ""  # the first board of the episode
+        self.has_one_group = self.pattern.groups == 1
+        self.match = self.pattern.match  # on the instance: found without a look into the class
+
+    def deal(self) -> None:
+        """Draw the instance from `self.rng` and set `self.answer`, in plain data."""
+        raise NotImplementedError(f"{type(self).__name__} must write deal()")
+
+    def rules(self) -> str:
+        """Goal, sizes, turn limit, form of the answer, and one example."""
+        raise NotImplementedError(f"{type(self).__name__} must write rules()")
+
+    def board(self) -> str:
+        """What there is to see now, and a request for the next move."""
+        raise NotImplementedError(f"{type(self).__name__} must write board()")
+
+    def move(self, *groups: Any, **_: Any) -> Played:  # a subclass names its groups
+        """Play one parsed action: what to tell the player, the reward, whether the game is over."""
+        raise NotImplementedError(f"{type(self).__name__} must write move()")
+
+    def reward_at_limit(self, reward: float) -> float:
+        """What the last turn pays when it does not end the game by itself."""
+        return reward
+
+    def draw_sizes(self) -> tuple[int, ...]:
+        return self.sizes[0] if len(self.sizes) == 1 else self.rng.choice(self.sizes)
+
+    def earn(self, score: float) -> float:
+        """The reward that brings what this episode has paid so far up to `score`.
+
+        Paying differences and not shares, the rewards of a won game add up to 1.0 to the last bit:
+        three thirds are 0.333..., 0.333... and whatever is then missing from 1.
+        """
+        reward = score - self.earned
+        self.earned += reward
+        return reward
+
+    def whim(self) -> Dice:
+        """A generator for `sample_random_action`: the same episode has the same whims.
+
+        Apart from `self.rng`, because asking for a suggestion must not change what the game deals.
+        """
+        self.asked += 1
+        return Dice((self.seed << 16) + self.asked)
+
+    def pose(self) -> str:
+        self.earned = 0.0
+        self.asked = 0
+        self.deal()
+        self.opening = board = self.board()
+        return f"{self.rules()}\n{board}"
+
+    def margins(self) -> dict[str, Any]:
+        return {"suffix": self.opening}
+
+    def step(self, action: str) -> Turn:
+        # one function and not respond() within BaseEnv.step: small games live on the difference
+        if self.is_over:
+            raise RuntimeError(f"env {self.env_id!r}: no game is running; call reset() first")
+        self.turns = number = self.turns + 1
+        # nearly always the last box is it; at -1, no box, the pattern cannot match either
+        found = self.match(action, action.rfind(BOX)) or last_box(self.pattern, action)
+        if found is None:
+            self.is_over = True
+            text = f"Turn {number}: no action in the required form was found; the game is over."
+            values = (text, self.format_error, True, number == self.max_turns, {})
+            return new_turn(Turn, values)
+        # passing a tuple on as arguments costs as much as matching; most games have one group
+        played = self.move(found[1]) if self.has_one_group else self.move(*found.groups())
+        feedback, reward, is_over = played
+        if is_over:
+            self.is_over = True
+            return new_turn(Turn, (f"Turn {number}: {feedback}", reward, True, False, {}))
+        if number == self.max_turns:
+            self.is_over = True
+            text = f"Turn {number}: {feedback}\nAll {number} turns are used up; the game is over."
+            return new_turn(Turn, (text, self.reward_at_limit(reward), True, True, {}))
+        board = self.board()
+        text = f"Turn {number}: {feedback}\n{board}"
+        return new_turn(Turn, (text, reward, False, False, {"suffix": board}))
+
+
+def invalid(why: str) -> Played:
+    """The answer to a move that breaks the rules: nothing happens, the turn is spent."""
+    return f"{why} This move is invalid.", 0.0, False
+
+
+def last_box(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    r"""The last place where `pattern` matches a box: "\boxed{3} or \boxed{7}" -> the 7."""
+    at = text.rfind(BOX)
+    while at >= 0:
+        if found := pattern.match(text, at):
+            return found
+        at = text.rfind(BOX, 0, at)
+    return None
+
+
+def whole(digits: str) -> int:
+    """The number; one too long for any board becomes 10^18 instead of a slow conversion."""
+    return int(digits) if len(digits) <= 18 else 10**18
+
+
+def echo(text: str) -> str:
+    """`text` as feedback may repeat it: "ab" -> "ab", a megabyte -> its start."""
+    return text if len(text) <= MAX_ECHO else f"{text[:MAX_ECHO]}..."
+
+
+def sizes_to_deal(
+    known: Sequence[tuple[int, ...]], **given: int | None
+) -> tuple[tuple[int, ...], ...]:
+    """The sizes a game is dealt in, max_turns last: one row if all are given, else what fits.
+
+    A None is filled in from the rows of `known` that agree with the sizes that are given; a given
+    max_turns replaces theirs. With known = (3, 10), (5, 15):
+
+        word_length=4, max_turns=9          (4, 9)
+        word_length=5, max_turns=None       (5, 15)
+        word_length=None, max_turns=9       (3, 9), (5, 9)
+    """
+    wanted = tuple(given.values())
+    if all(value is not None for value in wanted):
+        return (wanted,)  # pyright: ignore[reportReturnType]
+    *sizes, max_turns = wanted
+    rows = tuple(
+        (*row[:-1], max_turns or row[-1])
+        for row in known
+        if all(size in (None, value) for size, value in zip(sizes, row[:-1], strict=True))
+    )
+    if not rows:
+        said = ", ".join(f"{name}={value}" for name, value in given.items())
+        drawn = ", ".join(map(str, known))
+        raise ValueError(
+            f"{said}: what is None is drawn from the rows ({', '.join(given)}) = {drawn}, and none "
+            "of them fits the rest; give all of them"
+        )
+    return rows

@@ -1,0 +1,189 @@
+"""Slide numbered tiles into order through the one empty place."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
+
+SIZES = ((2, 10), (3, 20), (4, 50))  # num_rows, max_turns
+SHOWN = ("__", *(f"{tile:>2}" for tile in range(1, 100)))
+MOVES = ("up", "down", "left", "right")
+START_ALGORITHMS = ("monte_carlo", "pure_random")
+
+
+class FifteenPuzzle(Game):
+    """1.0 for the ordered board; at the turn limit the share of places that are right.
+
+        1  2  3
+        4 __  5      "left" moves the 5 into the gap, "up" then the 6: solved
+        7  8  6
+
+    Starts, solvable and never solved: `monte_carlo` walks the gap from the ordered board, never
+    straight back, `mc_rand_moves` steps at most and half as many at least; `pure_random` draws
+    among all boards. Sizes of None are drawn from `SIZES` with each instance.
+    """
+
+    pattern = re.compile(r"\\boxed\{\s*+(up|down|left|right)\s*+\}", re.ASCII | re.IGNORECASE)
+    saved = (*Game.saved, "num_rows", "tiles")
+
+    def __init__(
+        self,
+        *,
+        num_rows: int | None = 3,
+        max_turns: int | None = 20,
+        init_algo: str = "monte_carlo",
+        mc_rand_moves: int = 100,
+    ) -> None:
+        super().__init__(max_turns)
+        self.sizes = sizes_to_deal(SIZES, num_rows=num_rows, max_turns=max_turns)
+        self.num_rows = self.sizes[0][0]
+        if not 2 <= self.num_rows <= 10:
+            raise ValueError(f"{num_rows=}: must be from 2 to 10")
+        if init_algo not in START_ALGORITHMS:
+            raise ValueError(f"{init_algo=}: must be one of {', '.join(START_ALGORITHMS)}")
+        if mc_rand_moves < 1:
+            raise ValueError(f"{mc_rand_moves=}: must be 1 or more, or the board is solved")
+        self.init_algo, self.mc_rand_moves = init_algo, mc_rand_moves
+        self.tiles: list[int] = []
+        """Row by row; 0 is the gap."""
+
+    def deal(self) -> None:
+        self.num_rows, self.max_turns = self.draw_sizes()
+        draw = self.walk if self.init_algo == "monte_carlo" else self.shuffle
+        self.tiles = draw()
+        while self.tiles == goal(self.num_rows):
+            self.tiles = draw()
+
+    def walk(self) -> list[int]:
+        ways = paths(self.num_rows)
+        tiles = goal(self.num_rows).copy()
+        before, gap = -1, len(tiles) - 1
+        # the number of steps is drawn too: its parity, and on 2x2 all of it, decides where one ends
+        steps = self.rng.randint((self.mc_rand_moves + 1) // 2, self.mc_rand_moves)
+        if self.num_rows == 2:
+            steps %= 12  # without turning back the walk is a circle of 12 boards
+        dice = 0
+        for _ in range(steps):
+            ahead = ways[gap][before]
+            following = ahead[0]
+            if len(ahead) > 1:
+                if dice < 1 << 30:  # some 20 of these choices fit into one draw
+                    dice = self.rng.getrandbits(64)
+                dice, at = divmod(dice, len(ahead))
+                following = ahead[at]
+            tiles[gap] = tiles[following]
+            before, gap = gap, following
+        tiles[gap] = 0
+        return tiles
+
+    def shuffle(self) -> list[int]:
+        tiles = list(range(self.num_rows**2))
+        self.rng.shuffle(tiles)
+        if not is_solvable(tiles, self.num_rows):
+            first, second = (place for place, tile in enumerate(tiles) if tile in (1, 2))
+            tiles[first], tiles[second] = tiles[second], tiles[first]
+        return tiles
+
+    def rules(self) -> str:
+        return rules(self.num_rows, self.max_turns)
+
+    def board(self) -> str:
+        return layout(self.num_rows) % tuple([SHOWN[tile] for tile in self.tiles])
+
+    def move(self, word: str) -> Played:
+        word = word.lower()
+        gap = self.tiles.index(0)
+        tile = sources(self.num_rows)[gap].get(word)
+        if tile is None:
+            return invalid(f"{word}: no tile can move that way.")
+        tiles = self.tiles
+        tiles[gap], tiles[tile] = tiles[tile], 0
+        if tiles == goal(self.num_rows):
+            return f"{word}. The board is in order.", 1.0, True
+        return f"{word}. Tile {tiles[gap]} moved.", 0.0, False
+
+    def reward_at_limit(self, reward: float) -> float:
+        right = goal(self.num_rows)
+        num_right = sum(tile == want for tile, want in zip(self.tiles, right, strict=True))
+        return num_right / len(right)
+
+    def sample_random_action(self) -> str:
+        gap = self.tiles.index(0) if self.tiles else 0
+        return f"\\boxed{{{self.whim().choice(list(sources(self.num_rows)[gap]))}}}"
+
+
+@lru_cache(64)
+def goal(num_rows: int) -> list[int]:
+    """The ordered board, shared: copy it before writing. goal(2) -> [1, 2, 3, 0]."""
+    return [*range(1, num_rows**2), 0]
+
+
+@lru_cache(64)
+def sources(num_rows: int) -> tuple[dict[str, int], ...]:
+    """For each place of the gap, per move the place of the tile that it slides into the gap."""
+    found: list[dict[str, int]] = []
+    for gap in range(num_rows**2):
+        row, col = divmod(gap, num_rows)
+        tiles = zip(
+            MOVES, ((row + 1, col), (row - 1, col), (row, col + 1), (row, col - 1)), strict=True
+        )
+        found.append(
+            {
+                word: r * num_rows + c
+                for word, (r, c) in tiles
+                if 0 <= r < num_rows and 0 <= c < num_rows
+            }
+        )
+    return tuple(found)
+
+
+@lru_cache(64)
+def paths(num_rows: int) -> tuple[dict[int, tuple[int, ...]], ...]:
+    """Where the gap can go next: per place of the gap, by the place it came from (-1: the start)."""
+    return tuple(
+        {
+            before: tuple(place for place in tiles.values() if place != before)
+            for before in (-1, *tiles.values())
+        }
+        for tiles in sources(num_rows)
+    )
+
+
+def is_solvable(tiles: list[int], num_rows: int) -> bool:
+    """Whether moves can order the board: each swaps the gap with a tile and shifts it by one.
+
+    So the swaps that would order it and the steps of the gap to its corner are both even or both
+    odd. [2, 1, 3, 0] is one swap away from order and the gap is at home: False.
+    """
+    places = [tile - 1 if tile else len(tiles) - 1 for tile in tiles]
+    swaps = 0
+    for place in range(len(places)):
+        while places[place] != place:
+            other = places[place]
+            places[place], places[other] = places[other], other
+            swaps += 1
+    row, col = divmod(tiles.index(0), num_rows)
+    return (swaps + row + col) % 2 == 0  # from either corner the number of steps has one parity
+
+
+@lru_cache(64)
+def layout(num_rows: int) -> str:
+    """The board with a place for every tile."""
+    return (
+        "The board:\n" + "\n".join([" ".join(["%s"] * num_rows)] * num_rows) + "\nYour next move:"
+    )
+
+
+@lru_cache(64)  # the same few texts, at every reset
+def rules(num_rows: int, max_turns: int | None) -> str:
+    last = num_rows**2 - 1
+    return (
+        f"Put the tiles 1 to {last} of a {num_rows} x {num_rows} board in order, row by row, with "
+        "the gap (shown as __) in the bottom right corner. A move slides a tile into the gap: up "
+        "moves the tile below it up, down the tile above it down, left the tile to its right to "
+        "the left, right the tile to its left to the right.\n"
+        f"You have {max_turns} turns. Write each move as \\boxed{{direction}}, for example "
+        "\\boxed{up}. What happened so far is shown to you."
+    )

@@ -1,0 +1,104 @@
+"""Find a secret word letter by letter, or all at once."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from graft.envs.games import words
+from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal
+
+SIZES = ((3, 10), (5, 15), (7, 20))  # word_length, max_turns
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class Hangman(Game):
+    """Every uncovered place pays 0.5 / word_length, knowing the whole word another 0.5.
+
+    Secret SEE: the letter E pays 0.5 * 2/3, then S pays the rest, as the word SEE would have done.
+    Sizes of None are drawn from `SIZES` with each instance; `hardcore` draws from the long word
+    list and not from the common words.
+    """
+
+    pattern = re.compile(r"\\boxed\{\s*+([A-Za-z]++)\s*+\}", re.ASCII)
+    saved = (*Game.saved, "word_length", "tried", "shown")
+
+    def __init__(
+        self,
+        *,
+        word_length: int | None = 5,
+        hardcore: bool = False,
+        max_turns: int | None = 15,
+    ) -> None:
+        super().__init__(max_turns)
+        self.sizes = sizes_to_deal(SIZES, word_length=word_length, max_turns=max_turns)
+        self.hardcore = hardcore
+        self.word_length = self.sizes[0][0]
+        words.check_length(self.word_length, words.full() if hardcore else words.basic())
+        self.tried = ""
+        self.shown = ""
+
+    def secrets(self) -> tuple[str, ...]:
+        return words.full(self.word_length) if self.hardcore else words.basic(self.word_length)
+
+    def deal(self) -> None:
+        self.word_length, self.max_turns = self.draw_sizes()
+        self.answer = self.rng.choice(self.secrets()).upper()
+        self.tried = ""
+        self.shown = "_" * self.word_length
+
+    def rules(self) -> str:
+        return rules(self.word_length, self.secrets()[0].upper(), self.max_turns)
+
+    def board(self) -> str:
+        cells = "   ".join(self.shown)
+        return f"The word so far:\n{header(self.word_length)}\n  {cells}\nYour next guess:"
+
+    def move(self, letters: str) -> Played:
+        guess = letters.upper()
+        if len(guess) > 1:
+            return self.name_word(guess)
+        if guess in self.tried:
+            return invalid(f"The letter {guess} was tried before.")
+        self.tried += guess
+        if guess not in self.answer:
+            return f"The letter {guess} is not in the word.", 0.0, False
+        self.shown = "".join([x if x in self.tried else "_" for x in self.answer])
+        if self.shown == self.answer:
+            return f"The letter {guess} completes the word {self.answer}.", self.earn(1.0), True
+        known = self.word_length - self.shown.count("_")
+        reward = self.earn(0.5 * known / self.word_length)
+        return f"The letter {guess} is in the word.", reward, False
+
+    def name_word(self, guess: str) -> Played:
+        if guess == self.answer:
+            self.shown = guess
+            return f"{guess} is the word.", self.earn(1.0), True
+        if len(guess) != self.word_length:
+            why = f"{echo(guess)} has {len(guess)} letters, the word has {self.word_length}."
+            return invalid(why)
+        return f"{guess} is not the word.", 0.0, False
+
+    def sample_random_action(self) -> str:
+        rng = self.whim()
+        letters = [letter for letter in ALPHABET if letter not in self.tried]
+        if letters and rng.random() < 0.5:
+            return f"\\boxed{{{rng.choice(letters)}}}"
+        return f"\\boxed{{{rng.choice(self.secrets()).upper()}}}"
+
+
+@lru_cache(64)
+def header(word_length: int) -> str:
+    return " ".join(f"C{place:02}" for place in range(word_length))
+
+
+@lru_cache(64)  # the same few texts, at every reset
+def rules(word_length: int, example: str, max_turns: int | None) -> str:
+    return (
+        f"Find a secret English word of {word_length} letters; letters that are not known yet are "
+        "shown as _. Guess one letter, and it is uncovered wherever it stands, or guess the whole "
+        "word.\n"
+        f"You have {max_turns} turns. Write each guess as \\boxed{{...}}, for example "
+        f"\\boxed{{E}} for a letter or \\boxed{{{example}}} for the word. What happened so far is "
+        "shown to you."
+    )

@@ -1,0 +1,139 @@
+"""Find a secret row of numbers; black and white pegs say how close a guess came."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from math import perm
+from operator import eq
+
+from graft.envs.dice import Dice
+from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal, whole
+
+SIZES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))  # code_length, num_numbers, max_turns
+
+
+class Mastermind(Game):
+    """Every black peg beyond the best guess so far pays 1 / code_length.
+
+    Code 1 2 3 4: the guess 1 3 2 6 has one black peg (1) and two white ones (3, 2) and pays 0.25;
+    then 1 2 3 4 pays the other 0.75. Sizes of None are drawn from `SIZES` with each instance.
+    """
+
+    pattern = re.compile(r"\\boxed\{\s*+(\d[\d\s]*+)\}", re.ASCII)
+    saved = (*Game.saved, "code_length", "num_numbers", "tried", "best")
+
+    def __init__(
+        self,
+        *,
+        code_length: int | None = 4,
+        num_numbers: int | None = 6,
+        duplicate_numbers: bool = False,
+        max_turns: int | None = 20,
+    ) -> None:
+        super().__init__(max_turns)
+        self.sizes = sizes_to_deal(
+            SIZES, code_length=code_length, num_numbers=num_numbers, max_turns=max_turns
+        )
+        self.duplicate_numbers = duplicate_numbers
+        for length, numbers, _ in self.sizes:
+            if min(length, numbers) < 1:
+                raise ValueError(f"{code_length=} and {num_numbers=} must be 1 or more")
+            if length > numbers and not duplicate_numbers:
+                raise ValueError(
+                    f"a code of {length} different numbers cannot be drawn from {numbers}; set "
+                    "duplicate_numbers=True or num_numbers higher"
+                )
+        self.code_length, self.num_numbers, _ = self.sizes[0]
+        self.tried: list[str] = []
+        self.best = 0
+
+    def deal(self) -> None:
+        self.code_length, self.num_numbers, self.max_turns = self.draw_sizes()
+        self.answer = self.draw_row(self.rng)
+        self.tried = []
+        self.best = 0
+
+    def rules(self) -> str:
+        return rules(self.code_length, self.num_numbers, self.duplicate_numbers, self.max_turns)
+
+    def board(self) -> str:
+        return "Your next guess:"
+
+    def move(self, numbers: str) -> Played:
+        words = numbers.split()
+        if len(words) != self.code_length:
+            return invalid(f"{len(words)} numbers were given, the code has {self.code_length}.")
+        values = plain_numbers(self.num_numbers)
+        guess = [values.get(word, 0) for word in words]
+        if 0 in guess:  # out of range, or written in some other way, such as 01
+            guess = [whole(word) for word in words]
+            if min(guess) < 1 or max(guess) > self.num_numbers:
+                shown = echo(" ".join(words))
+                return invalid(f"{shown}: every number must be from 1 to {self.num_numbers}.")
+            words = map(str, guess)
+        shown = " ".join(words)
+        if shown in self.tried:
+            return invalid(f"{shown} was tried before.")
+        self.tried.append(shown)
+        blacks, whites = pegs(guess, self.answer)
+        reward = 0.0
+        if blacks > self.best:
+            self.best = blacks
+            reward = self.earn(blacks / self.code_length)
+        if blacks == self.code_length:
+            return f"{shown}. That is the code.", reward, True
+        return f"{shown}. Black pegs: {blacks}, white pegs: {whites}.", reward, False
+
+    def sample_random_action(self) -> str:
+        return f"\\boxed{{{' '.join(map(str, self.draw_row(self.whim())))}}}"
+
+    def draw_row(self, rng: Dice) -> list[int]:
+        if self.duplicate_numbers:
+            return rng.choices(range(1, self.num_numbers + 1), k=self.code_length)
+        # one draw for the whole row: rng.sample makes one for each number
+        ways = perm(self.num_numbers, self.code_length)
+        bits = 53 + ways.bit_length()
+        index = rng.getrandbits(bits) * ways >> bits
+        return arrange(index, self.num_numbers, self.code_length)
+
+
+def pegs(guess: list[int], code: list[int]) -> tuple[int, int]:
+    """Right numbers in the right place, and in a wrong one: [1, 1, 2], [1, 2, 3] -> (1, 1)."""
+    left = code.copy()
+    for number in guess:
+        if number in left:  # each number of the code answers for one of the guess
+            left.remove(number)
+    blacks = sum(map(eq, guess, code))
+    return blacks, len(code) - len(left) - blacks
+
+
+def arrange(index: int, num_numbers: int, length: int) -> list[int]:
+    """One of the ways to put `length` different numbers in a row, found by its index.
+
+    Of 3 numbers 2: 0 -> [1, 2], 1 -> [2, 1], 2 -> [3, 1], 3 -> [1, 3], ...
+    """
+    left = list(range(1, num_numbers + 1))
+    row: list[int] = []
+    for _ in range(length):
+        index, at = divmod(index, len(left))
+        row.append(left.pop(at))
+    return row
+
+
+@lru_cache(64)
+def plain_numbers(num_numbers: int) -> dict[str, int]:
+    return {str(number): number for number in range(1, num_numbers + 1)}
+
+
+@lru_cache(64)  # the same few texts, at every reset
+def rules(code_length: int, num_numbers: int, duplicates: bool, max_turns: int | None) -> str:
+    numbers = "numbers may repeat" if duplicates else "all different"
+    example = " ".join(str(1 + place % num_numbers) for place in range(code_length))
+    return (
+        f"Find a secret code of {code_length} numbers from 1 to {num_numbers}, {numbers}. Each "
+        "guess is answered with pegs: a black peg for every right number in the right place, a "
+        "white peg for every right number in a wrong place.\n"
+        f"You have {max_turns} turns. Write each guess as \\boxed{{numbers}} with blanks between "
+        f"them, for example \\boxed{{{example}}}. What happened so far is shown to you."
+    )

@@ -1,0 +1,106 @@
+"""Find a secret word; every letter of a guess is marked green, yellow or absent."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from graft.envs.games import words
+from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal
+
+SIZES = ((3, 15), (4, 20), (5, 25))  # word_length, max_turns
+
+
+class Wordle(Game):
+    """A place that turns green for the first time pays 0.5 / word_length, the word another 0.5.
+
+    Secret ABBEY: the guess BABES is marked YYGGX and pays 0.2; then ABBEY pays 0.8. Secrets are
+    common words; with `only_real_words` every guess must be in the dictionary. Sizes of None are
+    drawn from `SIZES` with each instance.
+    """
+
+    pattern = re.compile(r"\\boxed\{\s*+([A-Za-z][A-Za-z\s]*+)\}", re.ASCII)
+    saved = (*Game.saved, "word_length", "tried", "greens")
+
+    def __init__(
+        self,
+        *,
+        word_length: int | None = 5,
+        max_turns: int | None = 15,
+        only_real_words: bool = False,
+    ) -> None:
+        super().__init__(max_turns)
+        self.sizes = sizes_to_deal(SIZES, word_length=word_length, max_turns=max_turns)
+        self.only_real_words = only_real_words
+        self.word_length = self.sizes[0][0]
+        words.check_length(self.word_length, words.basic())
+        self.tried: list[str] = []
+        self.greens: list[int] = []
+
+    def deal(self) -> None:
+        self.word_length, self.max_turns = self.draw_sizes()
+        self.answer = self.rng.choice(words.basic(self.word_length)).upper()
+        self.tried = []
+        self.greens = []
+
+    def rules(self) -> str:
+        return rules(self.word_length, self.only_real_words, self.max_turns)
+
+    def board(self) -> str:
+        return "Your next guess:"
+
+    def move(self, letters: str) -> Played:
+        guess = "".join(letters.split()).upper()
+        if len(guess) != self.word_length:
+            why = f"{echo(guess)} has {len(guess)} letters, the secret word {self.word_length}."
+            return invalid(why)
+        if guess in self.tried:
+            return invalid(f"{guess} was tried before.")
+        if self.only_real_words and guess.lower() not in words.dictionary(self.word_length):
+            return invalid(f"{guess} is not in the dictionary.")
+        self.tried.append(guess)
+        if guess == self.answer:
+            return f"{guess}. That is the secret word.", self.earn(1.0), True
+        shown = marks(guess, self.answer)
+        reward = 0.0
+        if "G" in shown:
+            new = [p for p, mark in enumerate(shown) if mark == "G" and p not in self.greens]
+            if new:
+                self.greens += new
+                reward = self.earn(0.5 * len(self.greens) / self.word_length)
+        return f"{guess} is marked {shown}.", reward, False
+
+    def sample_random_action(self) -> str:
+        return f"\\boxed{{{self.whim().choice(words.basic(self.word_length)).upper()}}}"
+
+
+def marks(guess: str, secret: str) -> str:
+    """G in its place, Y elsewhere in the word, X absent: marks("BABES", "ABBEY") -> "YYGGX".
+
+    A letter of the secret answers for one of the guess, green ones first: marks("LLAMA", "LABEL")
+    -> "GYYXX", the second A of the guess has no partner left.
+    """
+    pairs = list(zip(guess, secret, strict=True))
+    left = [right for letter, right in pairs if letter != right]
+    shown = ""
+    for letter, right in pairs:
+        if letter == right:
+            shown += "G"
+        elif letter in left:
+            left.remove(letter)
+            shown += "Y"
+        else:
+            shown += "X"
+    return shown
+
+
+@lru_cache(64)  # the same few texts, at every reset
+def rules(word_length: int, only_real_words: bool, max_turns: int | None) -> str:
+    real = " Only words of the dictionary are accepted." if only_real_words else ""
+    return (
+        f"Find a secret English word of {word_length} letters. Every letter of a guess is "
+        "marked: G if it is in its right place, Y if it is elsewhere in the word, X if it is not "
+        f"in the word (or not that often).{real}\n"
+        f"You have {max_turns} turns. Write each guess as \\boxed{{WORD}}, for example "
+        f"\\boxed{{{words.basic(word_length)[0].upper()}}}. What happened so far is shown to you."
+    )
