@@ -174,7 +174,7 @@ class Arithmetic(BaseEnv):
         return {"expression": self.expression, **form}
 
     def sample_random_action(self) -> str:
-        return f"#### {draw_number(self.rng, self.digits)}"
+        return f"#### {draw_number(self.whim(), self.digits)}"
 
     def _word(self, join: tuple[str, str, str]) -> str:
         self.form = "digits"
@@ -297,7 +297,7 @@ class CalculatorTask(ToolEnv):
 
     def sample_random_action(self) -> str:
         """A call or an answer, each half the time."""
-        rng: random.Random = self.env.rng
+        rng = self.env.whim()
         if self.tools and rng.random() < 0.5:
             content = draw_flat(rng, (2, 2), self.env.digits, self.env.operators)
             return f"{COMPACT.open}{content}{COMPACT.close}"

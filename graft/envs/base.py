@@ -63,7 +63,7 @@ class BaseEnv(Made):
     """Actions per episode; when they are used up the episode is truncated. None: no limit."""
     shared: tuple[str, ...] = ()
     """Attributes that forks have in common instead of copying: a dataset, a pool of workers."""
-    saved: tuple[str, ...] = ("seed", "turns", "is_over", "prompt", "answer")
+    saved: tuple[str, ...] = ("seed", "turns", "is_over", "prompt", "answer", "whims")
     """Attributes that make up the current episode, in plain data; a subclass adds its own."""
 
     def __init__(self) -> None:
@@ -73,6 +73,7 @@ class BaseEnv(Made):
         self.is_over = True  # nothing to act on before the first reset
         self.prompt: Observation = ""
         self.answer: Any = None
+        self.whims = 0  # suggestions given in this episode
 
     def pose(self) -> Observation:
         """Draw an instance from `self.rng`, keep it, set `self.answer`; what the policy sees."""
@@ -90,6 +91,18 @@ class BaseEnv(Made):
         """What else is worth knowing about the instance; becomes `Task.meta`, so JSON only."""
         return {}
 
+    def sample_random_action(self) -> str:
+        """An action in the right form, drawn from `whim()`."""
+        raise NotImplementedError(f"{type(self).__name__} must write sample_random_action()")
+
+    def whim(self) -> Dice:
+        """A generator for `sample_random_action`: the same episode has the same whims.
+
+        Apart from `self.rng`, because asking for a suggestion must not change what happens next.
+        """
+        self.whims += 1
+        return Dice((self.seed << 16) + self.whims)
+
     def margins(self) -> dict[str, Any]:
         """Ends of the observation that hold only now, fresh: {"suffix": the board}, or "prefix"."""
         return {}
@@ -102,7 +115,7 @@ class BaseEnv(Made):
             raise ValueError(f"seed={seed}: must be 0 or more")
         self.seed = seed
         self.rng.seed(seed)
-        self.turns = 0
+        self.turns = self.whims = 0
         self.is_over = False
         self.prompt = prompt = self.pose()
         info = self.margins()

@@ -99,7 +99,7 @@ class Countdown(BaseEnv):
         return {"solution": self.solution}
 
     def sample_random_action(self) -> str:
-        return self._write(draw_solution(self.rng, self.answer["numbers"]))
+        return self._write(draw_solution(self.whim(), self.answer["numbers"]))
 
     def _target_of(self, solution: str) -> int | None:
         """The value of an expression if it can be a target."""
@@ -195,7 +195,7 @@ class ExpressionCountdown(BaseEnv):
         return {"solution": self.solution}
 
     def sample_random_action(self) -> str:
-        return self._write(draw_solution(self.rng, self.answer["numbers"]))
+        return self._write(draw_solution(self.whim(), self.answer["numbers"]))
 
     def _is_solution(self, text: str) -> bool:
         try:

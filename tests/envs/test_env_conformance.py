@@ -161,6 +161,18 @@ def test_a_random_action_is_in_the_right_form(env_id: str):
 
 
 @every_env
+def test_asking_for_a_random_action_changes_nothing(env_id: str):
+    env, other = build(env_id), build(env_id)
+    env.reset(8)
+    other.reset(8)
+    first = [env.sample_random_action() for _ in range(3)][0]
+    assert first == other.sample_random_action()
+    other.fork().sample_random_action()
+    assert _timeless([env.step(first)]) == _timeless([other.step(first)])
+    assert env.reset() == other.reset()
+
+
+@every_env
 def test_a_teacher_that_solves_is_paid_in_full_and_sees_what_the_env_says(env_id: str):
     best = None
     for seed in range(6):

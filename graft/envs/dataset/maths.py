@@ -61,4 +61,4 @@ class MathEnv(DatasetEnv):
         return [(Author.POLICY, f"\\boxed{{{self.golds()[0]}}}")]
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{self.rng.randint(0, 100)}}}"
+        return f"\\boxed{{{self.whim().randint(0, 100)}}}"

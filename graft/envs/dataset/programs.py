@@ -65,7 +65,7 @@ class ProgramEnv(DatasetEnv):
         return Turn(reward=float(score), terminated=True, info=info)
 
     def sample_random_action(self) -> str:
-        return f"```python\nprint({self.rng.randint(0, 100)})\n```"
+        return f"```python\nprint({self.whim().randint(0, 100)})\n```"
 
 
 def read_tests(tests: Any) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class CalcChat(ToolEnv):
 
     def sample_random_action(self) -> str:
         """A call or an answer, each half the time."""
-        rng: random.Random = self.env.rng
+        rng = self.env.whim()
         if self.tools and rng.random() < 0.5:
             return f"{STYLE.open} {draw_flat(rng, (2, 3), (1, 4), '+-*/')} {STYLE.close}"
         return self.env.sample_random_action()

@@ -74,4 +74,4 @@ class Count(BaseEnv):
         return {"number": self.number, "digit": self.digit, "form": self.form}
 
     def sample_random_action(self) -> str:
-        return f"#### {self.rng.randrange(10)}"
+        return f"#### {self.whim().randrange(10)}"

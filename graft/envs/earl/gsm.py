@@ -66,7 +66,7 @@ class GsmRewrite(BaseEnv):
         return {"index": self.index}
 
     def sample_random_action(self) -> str:
-        return f"#### {self.rng.randint(1, 10**6)}"
+        return f"#### {self.whim().randint(1, 10**6)}"
 
     @property
     def problem(self) -> Problem:

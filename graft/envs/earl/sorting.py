@@ -174,12 +174,13 @@ class Sorting(BaseEnv):
 
     def sample_random_action(self) -> str:
         """A call, now and then the end."""
-        if self.rng.random() < 0.2:
+        rng = self.whim()
+        if rng.random() < 0.2:
             return f"<answer> {' < '.join(self.asked)} </answer>" if self.asked else "Done."
-        tool = self.rng.choice(self.tools)
-        a, b = self.rng.sample(self.order, 2)
+        tool = rng.choice(self.tools)
+        a, b = rng.sample(self.order, 2)
         return self.dress.write(
-            tool, a, self.rng.choice(list(PROPERTIES)) if tool == "check" else b
+            tool, a, rng.choice(list(PROPERTIES)) if tool == "check" else b
         )
 
     @property

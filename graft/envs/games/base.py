@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from graft.envs.base import BaseEnv
-from graft.envs.dice import Dice
 from graft.types import Turn
 
 FORMAT_ERROR = -0.1
@@ -48,7 +47,7 @@ class Game(BaseEnv):
     format_error: float = FORMAT_ERROR
     sizes: tuple[tuple[int, ...], ...] = ()
     """What `sizes_to_deal` found, for games that have it; `deal` takes one by `draw_sizes`."""
-    saved = (*BaseEnv.saved, "max_turns", "earned", "asked")
+    saved = (*BaseEnv.saved, "max_turns", "earned")
 
     def __init__(self, max_turns: int | None) -> None:
         super().__init__()
@@ -56,7 +55,6 @@ class Game(BaseEnv):
             raise ValueError(f"max_turns={max_turns}: must be 1 or more")
         self.max_turns = max_turns  # None until `deal` has drawn it with the instance
         self.earned = 0.0
-        self.asked = 0
         self.opening = ""  # the first board of the episode
         self.has_one_group = self.pattern.groups == 1
         self.match = self.pattern.match  # on the instance: found without a look into the class
@@ -94,17 +92,8 @@ class Game(BaseEnv):
         self.earned += reward
         return reward
 
-    def whim(self) -> Dice:
-        """A generator for `sample_random_action`: the same episode has the same whims.
-
-        Apart from `self.rng`, because asking for a suggestion must not change what the game deals.
-        """
-        self.asked += 1
-        return Dice((self.seed << 16) + self.asked)
-
     def pose(self) -> str:
         self.earned = 0.0
-        self.asked = 0
         self.deal()
         self.opening = board = self.board()
         return f"{self.rules()}\n{board}"

@@ -93,7 +93,8 @@ class Crosswords(Game):
 
     def sample_random_action(self) -> str:
         """Any letter for any open cell."""
-        number = self.rng.randrange(max(1, self.num_open))
+        rng = self.whim()
+        number = rng.randrange(max(1, self.num_open))
         cells = [
             (row, col)
             for row, text in enumerate(self.solution)
@@ -101,7 +102,7 @@ class Crosswords(Game):
             if get(self.lines, row, col) == OPEN
         ]
         row, col = cells[number] if cells else (0, 0)
-        return f"\\boxed{{{row} {col} {self.rng.choice(LETTERS)}}}"
+        return f"\\boxed{{{row} {col} {rng.choice(LETTERS)}}}"
 
 
 @cache

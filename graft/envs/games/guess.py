@@ -33,8 +33,8 @@ class GuessTheNumber(Game):
         if max_number is not None and not most < max_number:
             drawn = " (None: drawn from 1..10)" if min_number is None else ""
             raise ValueError(f"max_number={max_number}: must be above {min_number=}{drawn}")
-        if (max_number or 0) >= 10**18:
-            raise ValueError(f"max_number={max_number}: must be below 10^18")
+        if (max_number or 0) >= 10**9:
+            raise ValueError(f"max_number={max_number}: must be below 10^9")
         if (min_number or 0) < 0:
             raise ValueError(f"min_number={min_number}: must be 0 or more; guesses have no sign")
         self.min_number, self.max_number, self.limit = min_number, max_number, max_turns
@@ -49,8 +49,8 @@ class GuessTheNumber(Game):
             self.high = self.low + self.rng.randint(5, 50)
         if self.limit is None:
             self.max_turns = math.ceil(math.sqrt(self.high - self.low)) + 1
-        # randint at half its cost; the numbers are as likely as each other to one part in 2^26
-        self.answer = self.low + (self.rng.getrandbits(32) * (self.high - self.low + 1) >> 32)
+        # randint at half its cost; the numbers are as likely as each other to one part in 2^34
+        self.answer = self.low + (self.rng.getrandbits(64) * (self.high - self.low + 1) >> 64)
         self.tried = []
 
     def rules(self) -> str:

@@ -97,4 +97,4 @@ class Sokoban(Game):
         return self.cells.count(BOX_ON_GOAL) / self.num_boxes
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{self.rng.choice(tuple(DIRECTIONS))}}}"
+        return f"\\boxed{{{self.whim().choice(tuple(DIRECTIONS))}}}"

@@ -97,7 +97,7 @@ class Game2048(Game):
         return gained / (goal - self.start)
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{self.rng.choice(DIRECTIONS)}}}"
+        return f"\\boxed{{{self.whim().choice(DIRECTIONS)}}}"
 
 
 def exponent(cell: str) -> int:

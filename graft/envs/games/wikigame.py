@@ -218,4 +218,4 @@ class WikiGame(Game):
         return Turn(f"{text}\n{board}", reward, False, False, {"suffix": board})
 
     def sample_random_action(self) -> str:
-        return self.boxed(self.rng.choice(self.links() or [BACK]))
+        return self.boxed(self.whim().choice(self.links() or [BACK]))

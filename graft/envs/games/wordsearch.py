@@ -100,8 +100,9 @@ class WordSearch(Game):
 
     def sample_random_action(self) -> str:
         """Two cells of one row or column."""
-        line, first, last = (self.rng.randrange(self.side) for _ in range(3))
-        if self.rng.random() < 0.5:
+        rng = self.whim()
+        line, first, last = (rng.randrange(self.side) for _ in range(3))
+        if rng.random() < 0.5:
             return f"\\boxed{{{line} {first} {line} {last}}}"
         return f"\\boxed{{{first} {line} {last} {line}}}"
 

@@ -204,9 +204,10 @@ class WebShop(BaseEnv):
         return Turn("\n".join([*lines, suffix]), reward, False, False, info)
 
     def sample_random_action(self) -> str:
+        rng = self.whim()
         labels = list(clickable(self.page()))
-        number = self.rng.randrange(len(labels) + 1)
+        number = rng.randrange(len(labels) + 1)
         if number < len(labels):
             return f"\\boxed{{click[{labels[number]}]}}"
-        product = self.shop.products[self.rng.choice(self.shop.asins)]
+        product = self.shop.products[rng.choice(self.shop.asins)]
         return f"\\boxed{{search[{product.query}]}}"
