@@ -1,6 +1,7 @@
 import asyncio
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import tokenizers
@@ -9,6 +10,7 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 
 from graft.engine.native.engine import NativeEngine
+from graft.envs import make
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
 from graft.models.grid import Forest
@@ -356,3 +358,19 @@ def test_a_fork_keeps_the_contexts_before_it():
     episode = asyncio.run(run())
     first, second = episode.leaves
     assert first.tips[0] == second.tips[0] and len(first.tips) > 1
+
+
+def test_a_history_wrapper_by_name_gives_one_context_per_turn():
+    tokenizer = Tokenizer.bytes()
+    where = setting(
+        lambda: make("calculator", wrappers="concat_with_action"),
+        tokenizer=tokenizer,
+        sampling=Sampling(max_tokens=400),
+        max_context=4000,
+    )
+    (episode,) = collect(TASKS[:1], where, independent(8))
+    walks = max((list(leaf.tips) for leaf in episode.leaves), key=len)
+    assert len(walks) > 1  # a random model writes "]" once in 260 bytes: a call, and an answer
+    prompts = [episode.spans[episode.walk(tip)[0]].text for tip in walks]
+    for before, after in pairwise(prompts):
+        assert after.startswith(before) and len(after) > len(before)
