@@ -1,0 +1,226 @@
+"""Is a program right? Run it on hidden tests, in the sandbox.
+
+Tests come as datasets write them (APPS, TACO, CodeContests): {"inputs": [...], "outputs": [...]},
+each pair what goes in on stdin and what must come out on stdout; with "fn_name" the inputs are
+lists of arguments for that function and the outputs its results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from graft.text.parse import code_blocks
+from graft.tools.sandbox import Outcome, run_python
+
+MAX_TESTS = 12
+MARK = "\x1e"
+"""Before a function's result, to tell it from what the program itself prints."""
+
+CALL = """
+
+def _graft_call(_name, _arguments):
+    import json
+    _found = globals().get(_name)
+    if _found is None and "Solution" in globals():
+        _found = getattr(globals()["Solution"](), _name)
+    print({mark!r} + json.dumps(_found(*_arguments)))
+
+import json as _graft_json
+_graft_call({name!r}, _graft_json.loads({arguments!r}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TestCase:
+    """One thing that a program must get right."""
+
+    __test__ = False  # the name is no invitation to pytest
+
+    stdin: str
+    expected: Any
+    """The text on stdout; with a function, the JSON value that it returns."""
+    function: str = ""
+    arguments: tuple[Any, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.stdin) + (len(json.dumps(self.arguments)) if self.function else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    __test__ = False
+
+    passed: bool
+    outcome: Outcome | None
+    """None: not run, because another test had failed."""
+
+
+def last_code_block(text: str) -> str | None:
+    """The code of the last fenced block; None without one.
+
+    >>> last_code_block("so:\\n```python\\nprint(1)\\n```\\nDone.")
+    'print(1)\\n'
+    """
+    blocks = code_blocks(text)
+    return blocks[-1].code if blocks else None
+
+
+def score_tests(
+    code: str,
+    tests: Mapping[str, Any] | str,
+    *,
+    max_tests: int = MAX_TESTS,
+    timeout: float = 5.0,
+    sandbox: str = "auto",
+    workers: int = 5,
+    memory_mb: int = 1024,
+) -> float:
+    """1.0 if the program passes every test, else 0.0; the first failure ends the rest.
+
+    >>> score_tests("print(int(input()) * 2)", {"inputs": ["3", "4"], "outputs": ["6", "8"]})
+    1.0
+    """
+    results = run_tests(
+        code,
+        tests,
+        max_tests=max_tests,
+        timeout=timeout,
+        sandbox=sandbox,
+        workers=workers,
+        memory_mb=memory_mb,
+        stop_early=True,
+    )
+    return float(all(result.passed for result in results))
+
+
+def run_tests(
+    code: str,
+    tests: Mapping[str, Any] | str,
+    *,
+    max_tests: int = MAX_TESTS,
+    timeout: float = 5.0,
+    sandbox: str = "auto",
+    workers: int = 5,
+    memory_mb: int = 1024,
+    stop_early: bool = False,
+) -> list[TestResult]:
+    """How the program did on each test, in the order of the tests; `workers` at a time.
+
+    Of more than `max_tests` those with the longest inputs are kept: they are the hardest to pass.
+    """
+    cases = hardest(read_tests(tests), max_tests)
+    has_failed = Event()
+
+    def run(case: TestCase) -> TestResult:
+        if stop_early and has_failed.is_set():
+            return TestResult(False, None)
+        result = run_test(code, case, timeout=timeout, sandbox=sandbox, memory_mb=memory_mb)
+        if not result.passed:
+            has_failed.set()
+        return result
+
+    if workers == 1 or len(cases) == 1:
+        return [run(case) for case in cases]
+    with ThreadPoolExecutor(min(workers, len(cases))) as pool:
+        return list(pool.map(run, cases))
+
+
+def run_test(
+    code: str,
+    case: TestCase,
+    *,
+    timeout: float = 5.0,
+    sandbox: str = "auto",
+    memory_mb: int = 1024,
+) -> TestResult:
+    """Run one test. The verdict is ours: what is expected never enters the sandbox."""
+    program = code
+    if case.function:
+        arguments = json.dumps(case.arguments)
+        program += CALL.format(mark=MARK, name=case.function, arguments=arguments)
+    expected = case.expected if isinstance(case.expected, str) else json.dumps(case.expected)
+    outcome = run_python(
+        program,
+        case.stdin,
+        timeout=timeout,
+        sandbox=sandbox,
+        memory_mb=memory_mb,
+        max_output=65536 + 2 * len(expected.encode(errors="surrogatepass")),
+    )
+    if not outcome.ok:
+        return TestResult(False, outcome)
+    if case.function:
+        return TestResult(_returned(outcome.stdout, case.expected), outcome)
+    return TestResult(outcome.stdout.strip() == expected.strip(), outcome)
+
+
+def read_tests(tests: Mapping[str, Any] | str) -> list[TestCase]:
+    """The cases of a dataset's `tests` column, or of its JSON text; ValueError if it holds none.
+
+    >>> read_tests('{"inputs": [["1", "2"]], "outputs": ["3"]}')[0].stdin
+    '1\\n2'
+    """
+    table = json.loads(tests) if isinstance(tests, str) else tests
+    if not isinstance(table, Mapping) or not {"inputs", "outputs"} <= table.keys():
+        raise ValueError(f'tests must hold "inputs" and "outputs", not {_short(table)}')
+    inputs, outputs = table["inputs"], table["outputs"]
+    if not len(inputs) or len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs: no pairs to test with")
+    pairs = zip(inputs, outputs, strict=True)
+    if function := table.get("fn_name"):
+        return [TestCase("", output, function, _arguments(given)) for given, output in pairs]
+    return [TestCase(_lines(given), _lines(output)) for given, output in pairs]
+
+
+def hardest(cases: list[TestCase], limit: int) -> list[TestCase]:
+    """At most `limit` cases, those with the longest inputs, in their order."""
+    if limit < 1:
+        raise ValueError(f"max_tests={limit} leaves no test")
+    longest = sorted(range(len(cases)), key=lambda at: -cases[at].size)[:limit]
+    return [cases[at] for at in sorted(longest)]
+
+
+def _lines(value: Any) -> str:
+    """Text as it is; a list as its items on lines of their own."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return "\n".join(_lines(item) for item in value)
+    return str(value)
+
+
+def _arguments(given: Any) -> tuple[Any, ...]:
+    """A list of arguments; or text with one JSON value on each line."""
+    if isinstance(given, str):
+        return tuple(json.loads(line) for line in given.splitlines() if line.strip())
+    return tuple(given)
+
+
+def _returned(stdout: str, expected: Any) -> bool:
+    """Whether the function's result is the expected one, which datasets often wrap in a list."""
+    _, mark, last = stdout.rpartition(MARK)
+    if not mark:
+        return False
+    try:
+        value = json.loads(last)
+        wanted = json.loads(expected) if isinstance(expected, str) else _as_json(expected)
+    except (ValueError, RecursionError):
+        return isinstance(expected, str) and last.strip() == json.dumps(expected)
+    is_wrapped = isinstance(wanted, list) and len(wanted) == 1
+    return value == wanted or (is_wrapped and value == wanted[0])
+
+
+def _as_json(value: Any) -> Any:
+    """With lists for tuples, as what comes back from the sandbox has."""
+    return json.loads(json.dumps(value))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

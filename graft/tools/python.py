@@ -1,0 +1,173 @@
+"""The python tool: run what the policy wrote, shut off from everything, and answer like a notebook.
+
+"x = 6\nx * 7"      ->  "42"
+"print('a'); 1/0"   ->  "Error: ZeroDivisionError: division by zero\na\nTraceback ..."
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from graft.tools import ERROR
+from graft.tools.sandbox import Outcome, Session, run_python
+
+RESTARTED = "(The interpreter was restarted: names from earlier calls are gone.)\n"
+NOTHING = "(no output)"
+
+
+class PythonTool:
+    """Runs Python code and answers with what it printed, then the value of its last expression.
+
+    `keep_state` makes it a notebook: names live on from call to call, and a fork of the tool has the
+    same names, made by running the same cells again when they are first needed. Without it every
+    call is a program of its own, and one tool serves any number of envs.
+    """
+
+    name = "python"
+    blocking = True
+    description = (
+        "Runs Python code in a sandbox without network and answers with what it prints, followed by "
+        "the value of the last line if that is an expression."
+    )
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "The Python code to run."}},
+        "required": ["code"],
+    }
+
+    def __init__(
+        self,
+        timeout: float = 5.0,
+        sandbox: str = "auto",
+        keep_state: bool = False,
+        keep_error_last_line: bool = False,
+        max_output: int = 65536,
+        memory_mb: int = 1024,
+        concurrency: int | None = None,
+    ) -> None:
+        if timeout <= 0 or max_output < 1 or memory_mb < 1:
+            raise ValueError(
+                f"timeout={timeout}, max_output={max_output} and memory_mb={memory_mb} must be "
+                "positive: no code could run"
+            )
+        if concurrency is not None and concurrency < 1:
+            raise ValueError(f"concurrency={concurrency} would let no call through; None: no limit")
+        self.timeout = timeout
+        self.sandbox = sandbox
+        self.keep_state = self.is_stateful = keep_state
+        self.keep_error_last_line = keep_error_last_line
+        self.max_output = max_output
+        self.memory_mb = memory_mb
+        self.concurrency = concurrency
+        self._turns = threading.BoundedSemaphore(concurrency) if concurrency else None
+        self._cells: list[str] = []
+        """What made the names that there are: every cell that came to its end."""
+        self._session: Session | None = None
+
+    def __call__(self, content: str) -> str:
+        if self._turns is None:
+            return self._answer(content)
+        with self._turns:
+            return self._answer(content)
+
+    def run(self, code: str, stdin: str = "") -> Outcome:
+        """Run a program by itself, whatever is kept; for callers who want more than text."""
+        return run_python(
+            code,
+            stdin,
+            timeout=self.timeout,
+            sandbox=self.sandbox,
+            memory_mb=self.memory_mb,
+            max_output=self.max_output,
+            echo=True,
+        )
+
+    def fork(self) -> PythonTool:
+        """A tool with the same names that goes its own way; without kept state, this one."""
+        if not self.keep_state:
+            return self
+        twin = PythonTool(
+            self.timeout,
+            self.sandbox,
+            True,
+            self.keep_error_last_line,
+            self.max_output,
+            self.memory_mb,
+            self.concurrency,
+        )
+        twin._turns = self._turns  # the limit is on the machine's load, so forks share it
+        twin._cells = list(self._cells)
+        return twin
+
+    def __deepcopy__(self, memo: Any) -> PythonTool:
+        return self.fork()
+
+    def reset(self) -> None:
+        """Forget every name."""
+        self.set_state({"cells": []})
+
+    def get_state(self) -> dict[str, Any]:
+        """The cells that make the names, as JSON."""
+        return {"cells": list(self._cells)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.close()
+        self._cells = list(state["cells"])
+
+    def close(self) -> None:
+        """End the interpreter, if one is kept. A later call makes the names again."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _answer(self, code: str) -> str:
+        if not self.keep_state:
+            return self._text(self.run(code))
+        if self._session is None:
+            self._session = self._replay()
+        outcome = self._session.run(code)
+        if outcome.is_restarted and self._cells:
+            # the sandbox was killed from outside: not the policy's doing, so its names come back
+            self._session.close()
+            self._session = self._replay()
+            outcome = self._session.run(code)
+        if self._session.is_alive:
+            self._cells.append(code)
+        else:
+            self._cells.clear()
+        return self._text(outcome)
+
+    def _replay(self) -> Session:
+        session = Session(
+            timeout=self.timeout,
+            sandbox=self.sandbox,
+            memory_mb=self.memory_mb,
+            max_output=self.max_output,
+        )
+        for cell in self._cells:
+            session.run(cell)
+        return session
+
+    def _text(self, outcome: Outcome) -> str:
+        """The answer to the policy."""
+        note = RESTARTED if outcome.is_restarted else ""
+        if outcome.ok:
+            return (note + outcome.stdout + outcome.stderr).rstrip("\n") or NOTHING
+        trace = outcome.stderr.rstrip("\n")
+        last_line = trace.rpartition("\n")[2]
+        if outcome.is_timeout:
+            why = f"no end after {self.timeout:g} s, stopped"
+        elif outcome.is_output_cut:
+            why = f"more than {self.max_output} bytes of output, stopped"
+        elif outcome.is_out_of_memory and not last_line:
+            why = f"more than {self.memory_mb} MB of memory, stopped"
+        elif outcome.exit_code < 0:
+            why = f"ended by signal {-outcome.exit_code}"
+        else:
+            why = last_line or f"exit code {outcome.exit_code}"
+        parts = [ERROR + why, note + outcome.stdout.rstrip("\n")]
+        if not self.keep_error_last_line:
+            parts.append(trace)
+        return "\n".join(part for part in parts if part)

@@ -1,0 +1,123 @@
+"""Which kinds of isolation work here: each is tried once, really, and the strongest is chosen.
+
+bubblewrap  bwrap builds the room; each call has pid and mount namespaces of its own in it
+namespaces  the same, built by ourselves
+landlock    no namespaces: Landlock for files, seccomp for network and processes, one process
+none        limits on time and memory only; never chosen, the user has to ask for it
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+from typing import NamedTuple
+
+from graft.tools.sandbox import hosts
+from graft.tools.sandbox.outcome import SandboxError, SandboxUnavailable
+
+STRONGEST_FIRST = ("bubblewrap", "namespaces", "landlock")
+NONE = "none"
+
+TRIAL = """
+import os, socket
+leaks = []
+try:
+    leaks.append("opens " + open(%r).name)
+except OSError:
+    pass
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    try:
+        socket.socket(socket.AF_INET, kind)
+        leaks.append("opens a socket")
+    except OSError:
+        pass
+try:
+    open("trial", "w").write("x")
+except OSError as error:
+    leaks.append(f"cannot write to its own folder: {error}")
+print(", ".join(leaks) or "sound")
+"""
+
+
+class Method(NamedTuple):
+    name: str
+    works: bool
+    why: str
+    """How it was found to work, or what is missing."""
+
+
+_tried: dict[str, Method] = {}
+_lock = threading.RLock()
+
+
+def methods() -> list[Method]:
+    """Every method, strongest first, each tried on this machine."""
+    return [probe(name) for name in STRONGEST_FIRST]
+
+
+def choose(name: str = "auto") -> str:
+    """The strongest method that works, or `name` if that one does.
+
+    SandboxUnavailable if there is none; ValueError if there is no such name.
+    """
+    if name == NONE:
+        if sys.platform != "linux":
+            raise SandboxUnavailable(f"{name!r} too needs Linux, this is {platform.system()}")
+        return NONE
+    if name == "auto":
+        for candidate in STRONGEST_FIRST:
+            if probe(candidate).works:
+                return candidate
+        tried = "; ".join(f"{method.name}: {method.why}" for method in methods())
+        raise SandboxUnavailable(
+            f"no isolation works on this machine, so code of a policy is not run ({tried}). "
+            'sandbox="none" runs it unprotected: it can then read and delete your files.'
+        )
+    if name not in STRONGEST_FIRST:
+        known = ", ".join(("auto", *STRONGEST_FIRST, NONE))
+        raise ValueError(f"unknown sandbox {name!r}; known: {known}")
+    if not (method := probe(name)).works:
+        raise SandboxUnavailable(f"sandbox {name!r} does not work here: {method.why}")
+    return name
+
+
+def probe(name: str) -> Method:
+    """Try a method once in the life of this process."""
+    found = _tried.get(name)
+    if found is None:
+        with _lock:  # others wait for the answer instead of trying as well
+            if name not in _tried:
+                _tried[name] = _try(name)
+            found = _tried[name]
+    return found
+
+
+def _try(name: str) -> Method:
+    from graft.tools.sandbox.run import run_in  # it needs `choose`
+
+    if sys.platform != "linux":
+        return Method(name, False, f"it needs Linux, this is {platform.system()}")
+    if platform.machine() not in ("x86_64", "aarch64"):
+        return Method(name, False, f"no system-call filter for {platform.machine()}")
+    try:
+        # a file that exists, that we can read and that is no part of Python's installation
+        outcome = run_in(hosts.obtain(name), TRIAL % os.path.realpath(__file__), timeout=20.0)
+    except SandboxError as error:
+        hosts.close_all(name)
+        return Method(name, False, str(error))
+    said = (outcome.stdout or outcome.stderr).strip() or f"exit code {outcome.exit_code}"
+    if said != "sound":
+        hosts.close_all(name)
+        return Method(name, False, f"a trial program {said}")
+    return Method(name, True, "a trial program could neither read a file nor open a socket")
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

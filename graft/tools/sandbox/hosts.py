@@ -1,0 +1,238 @@
+"""The warm processes, seen from outside: start them, hand them work, notice when they die."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from graft.tools.sandbox.outcome import SandboxError
+from graft.tools.sandbox.view import View, python_view
+
+INSIDE = Path(__file__).parent / "inside"
+BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.host import main; main()"
+FLAGS = ("-S", "-s", "-P", "-B", "-X", "utf8")  # no site, no user folder, nothing written
+START_SECONDS = 60.0
+"""How long a host may take to start; the slow part is importing what it preloads."""
+BUSY = 4
+"""Programs at one time in one host, before a second host is worth its memory."""
+MOST_HOSTS = max(4, min(16, (os.cpu_count() or 1) // 2))
+"""Of one kind. Even on few processors several get more done: a host does one thing at a time."""
+DEVICES = ("null", "zero", "full", "random", "urandom")
+
+CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")
+
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": "/scratch",
+    "TMPDIR": "/scratch",
+    "PYTHONHASHSEED": "0",  # the same code prints the same
+    # one thread each: a host with threads could not be forked safely
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+class HostDied(SandboxError):
+    """The warm process ended under a call. Nothing is wrong with the call: try another host."""
+
+
+class Host:
+    """One warm process behind one method, with some modules already imported."""
+
+    def __init__(self, method: str, preload: tuple[str, ...] = ()) -> None:
+        self.method = method
+        self.running: set[object] = set()
+        """The programs that it runs now; sessions, which mostly wait, are not counted."""
+        self.scratch = ""
+        if method in ("landlock", "none"):
+            self.scratch = tempfile.mkdtemp(prefix="graft-scratch-")
+        elif method == "bubblewrap":
+            self.scratch = "/scratch"  # inside
+        self._errors: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as we do)
+        self._requests, theirs = socket.socketpair()
+        # seen to end even if a fork of ours still holds the other end of the socket
+        caller = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
+        view = python_view()
+        config = {
+            "method": method,
+            "requests": theirs.fileno(),
+            "caller": caller,
+            "preload": preload,
+            "readable": view.readable,
+            "links": view.links,
+            "site": view.site,
+            "users": secrets.randbits(22),
+            "scratch": self.scratch,
+        }
+        passed = [fd for fd in (theirs.fileno(), caller) if fd >= 0]
+        try:
+            self._process = subprocess.Popen(
+                _command(method, view, config),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                env=ENVIRONMENT,
+                cwd="/",
+                pass_fds=passed,
+                start_new_session=True,  # a Ctrl-C in the terminal is not for it
+            )
+        except OSError as error:
+            self._close_files()
+            raise SandboxError(f"cannot start {method}: {error}") from error
+        finally:
+            theirs.close()
+            if caller >= 0:
+                os.close(caller)
+        try:
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, descriptors: list[int]) -> None:
+        """Ask for a child with these descriptors; HostDied if there is nobody to ask."""
+        try:
+            socket.send_fds(self._requests, [b"C"], descriptors)
+        except OSError as error:
+            raise HostDied(f"the {self.method} sandbox has ended: {error}") from error
+
+    def close(self) -> None:
+        """End the process and everything it runs."""
+        self._requests.close()
+        try:
+            self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._close_files()
+
+    def forget(self) -> None:
+        """In a fork of ours: the process is our parent's, so let go of it without a word."""
+        self._process.returncode = 0
+        self._requests.close()
+        self._errors.close()
+
+    def _close_files(self) -> None:
+        self._requests.close()
+        self._errors.close()
+        if self.method in ("landlock", "none"):
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _await_ready(self) -> None:
+        self._requests.settimeout(START_SECONDS)
+        try:
+            is_ready = self._requests.recv(1) == b"R"
+        except OSError as error:
+            raise SandboxError(f"{self.method} did not start: {error}") from error
+        self._requests.settimeout(None)
+        if not is_ready:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise SandboxError(said[-1] if said else "ended without a word")
+
+
+def _command(method: str, view: View, config: dict[str, Any]) -> list[str]:
+    """How a host is started; bubblewrap builds the room that `inside.room` builds otherwise."""
+    python = [view.executable, *FLAGS, "-c", BOOT]
+    if method != "bubblewrap":
+        return [*python, str(INSIDE.parent), json.dumps(config)]
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise SandboxError("bwrap is not installed")
+    wall = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    if os.geteuid() != 0:
+        wall += ["--unshare-user", "--uid", "0", "--gid", "0"]
+    # for the host, which makes each child's namespaces; the children give them up
+    wall += [word for cap in CAPABILITIES for word in ("--cap-add", cap)]
+    for folder in _folders_above([*view.readable, *view.links, "/dev/null", "/graft/inside"]):
+        wall += ["--perms", "0755", "--dir", folder]  # left to bwrap, only root could pass
+    for path in view.readable:
+        wall += ["--ro-bind", path, path]
+    for path, target in view.links.items():
+        wall += ["--symlink", target, path]
+    for name in DEVICES:
+        wall += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    wall += ["--ro-bind", str(INSIDE), "/graft/inside", "--proc", "/proc", "--dir", "/empty"]
+    wall += ["--tmpfs", "/scratch", "--symlink", "/scratch", "/tmp", "--remount-ro", "/"]
+    return [*wall, "--as-pid-1", "--", *python, "/graft", json.dumps(config)]
+
+
+def _folders_above(paths: list[str]) -> list[str]:
+    """["/a/b/c"] -> ["/a", "/a/b"]: what has to exist before the paths can, in order."""
+    return sorted({str(folder) for path in paths for folder in Path(path).parents} - {"/"})
+
+
+Kind = tuple[str, tuple[str, ...]]
+"""A method, and the modules that the host has imported."""
+
+_hosts: dict[Kind, list[Host]] = {}
+_locks: dict[Kind, threading.Lock] = {}
+_guard = threading.Lock()
+
+
+def obtain(method: str, preload: tuple[str, ...] = ()) -> Host:
+    """The least busy host of this kind; a new one if there is none, or if all are busy and the
+    machine has room for more."""
+    kind = (method, preload)
+    host = _least_busy(kind)
+    if host is not None and (len(host.running) < BUSY or len(_hosts.get(kind, ())) >= MOST_HOSTS):
+        return host
+    with _guard:
+        lock = _locks.setdefault(kind, threading.Lock())
+    if not lock.acquire(blocking=host is None):
+        return host or obtain(method, preload)  # another thread starts one; ours has work enough
+    try:
+        if host is None and (host := _least_busy(kind)):
+            return host  # it was started while we waited
+        host = Host(method, preload)
+        with _guard:
+            _hosts.setdefault(kind, []).append(host)
+        return host
+    finally:
+        lock.release()
+
+
+def _least_busy(kind: Kind) -> Host | None:
+    return min(_hosts.get(kind, ()), key=lambda host: len(host.running), default=None)
+
+
+def discard(host: Host) -> None:
+    """Put a host away that has died, so that the next call gets a new one."""
+    with _guard:
+        known = [hosts for hosts in _hosts.values() if host in hosts]
+        for hosts in known:
+            hosts.remove(host)
+    if known:  # of several callers that noticed, one cleans up
+        host.close()
+
+
+def close_all(method: str | None = None) -> None:
+    """End every host, or those of one method."""
+    for host in [host for hosts in _hosts.values() for host in hosts]:
+        if method in (None, host.method):
+            discard(host)
+
+
+def _after_fork() -> None:
+    global _guard
+    for host in [host for hosts in _hosts.values() for host in hosts]:
+        host.forget()
+    _hosts.clear()
+    _locks.clear()
+    _guard = threading.Lock()  # another thread of the parent may have held it
+
+
+atexit.register(close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,153 @@
+"""The Linux system calls that Python's `os` does not offer, each raising OSError when refused."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+NEWNS = 0x0002_0000
+NEWUTS = 0x0400_0000
+NEWIPC = 0x0800_0000
+NEWUSER = 0x1000_0000
+NEWPID = 0x2000_0000
+NEWNET = 0x4000_0000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG = 1
+PR_SET_KEEPCAPS = 8
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+
+CAP_DAC_READ_SEARCH = 2
+CAP_SYS_ADMIN = 21
+
+machine = os.uname().machine
+_NUMBERS = {  # of calls that glibc has no function for
+    "x86_64": {"pivot_root": 155, "capget": 125, "capset": 126},
+    "aarch64": {"pivot_root": 41, "capget": 90, "capset": 91},
+}
+NUMBERS = _NUMBERS.get(machine, {}) | {  # the same on every architecture
+    "mount_setattr": 442,
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
+}
+AT_FDCWD = -100
+AT_RECURSIVE = 0x8000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# looked up now, in the host: in every child it would cost more than the calls themselves
+_mount, _prctl, _setns, _syscall, _umount2, _unshare = (
+    _libc[name] for name in ("mount", "prctl", "setns", "syscall", "umount2", "unshare")
+)
+
+
+_mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
+_prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+_syscall.restype = ctypes.c_long
+
+
+def _checked(what: str, result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(name: str, *arguments: object) -> int:
+    """A call by its number. Whole numbers go as C longs: varargs would cut them to 32 bits."""
+    wide = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    return _checked(name, _syscall(NUMBERS[name], *wide))
+
+
+def unshare(flags: int) -> None:
+    _checked("unshare", _unshare(flags))
+
+
+def setns(descriptor: int, kind: int) -> None:
+    _checked("setns", _setns(descriptor, kind))
+
+
+def mount(
+    source: bytes, target: bytes, kind: bytes = b"", flags: int = 0, data: bytes = b""
+) -> None:
+    _checked("mount", _mount(source, target, kind or None, flags, data or None))
+
+
+def unmount(target: bytes) -> None:
+    _checked("umount", _umount2(target, MNT_DETACH))
+
+
+def make_read_only(target: str) -> None:
+    """The mount and those below it: read-only, no set-user-id programs."""
+
+    class Attributes(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
+
+    wanted = Attributes(MS_RDONLY | MS_NOSUID, 0, 0, 0)  # MOUNT_ATTR_ has the same two values
+    size = ctypes.sizeof(wanted)
+    try:
+        syscall(
+            "mount_setattr", AT_FDCWD, target.encode(), AT_RECURSIVE, ctypes.byref(wanted), size
+        )
+    except OSError:  # Linux before 5.12: one mount at a time, keeping the flags it was given
+        kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | 8 | 1024 | 2048)
+        mount(b"none", target.encode(), b"", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | kept)
+
+
+def pivot_root(new_root: str) -> None:
+    """Make `new_root` the root of this mount namespace and let go of the old one."""
+    os.chdir(new_root)
+    syscall("pivot_root", b".", b".")
+    unmount(b".")
+    os.chdir("/")
+
+
+def prctl(option: int, value: int = 0) -> None:
+    _checked("prctl", _prctl(option, value, 0, 0, 0))
+
+
+class Filter(ctypes.Structure):
+    """A system-call filter as the kernel takes it."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
+
+def install_filter(filled: Filter) -> None:
+    _checked("seccomp", _prctl(PR_SET_SECCOMP, 2, ctypes.addressof(filled), 0, 0))
+
+
+_OWN_PROCESS = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the interface
+_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; again for 32 on
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, for good."""
+    syscall("capset", _OWN_PROCESS, _NO_CAPABILITIES)
+
+
+def clear_inheritable_capabilities() -> None:
+    sets = (ctypes.c_uint32 * 6)()
+    syscall("capget", _OWN_PROCESS, sets)
+    sets[2] = sets[5] = 0
+    syscall("capset", _OWN_PROCESS, sets)
+
+
+def keep_capability(number: int) -> None:
+    """Give up every capability but one below 32, for good."""
+    sets = (ctypes.c_uint32 * 6)(1 << number, 1 << number)
+    syscall("capset", _OWN_PROCESS, sets)
+
+
+def has_capability(number: int) -> bool:
+    with open("/proc/self/status") as status:  # noqa: PTH123 (pathlib is slow to import)
+        line = next(line for line in status if line.startswith("CapEff:"))
+    return bool(int(line.split()[1], 16) >> number & 1)

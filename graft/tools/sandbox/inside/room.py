@@ -1,0 +1,83 @@
+"""Where the host lives: namespaces of its own and a file tree with little more than Python in it.
+
+/                tmpfs, read-only
+/usr/lib ...     the given paths, bound read-only under their own names
+/dev             null, zero, full, random, urandom
+/proc            the processes of this room; hidden from cells
+/scratch         where each cell mounts a disk of its own; /tmp is a link to it
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import kernel
+
+DEVICES = ("null", "zero", "full", "random", "urandom")
+SCRATCH = "/scratch"
+EMPTY = "/empty"
+
+_SITE = "/tmp"  # any folder does: the new root is mounted over it for a moment
+
+
+def is_privileged() -> bool:
+    """True for a root that may make namespaces and become other users, as on a plain machine.
+
+    Root in a container often may not; then it takes the way of ordinary users.
+    """
+    return os.geteuid() == 0 and kernel.has_capability(kernel.CAP_SYS_ADMIN) and num_users() > 30000
+
+
+def num_users() -> int:
+    """How many user ids exist in this user namespace, counted from 0."""
+    with open("/proc/self/uid_map") as lines:  # noqa: PTH123
+        ranges = [tuple(map(int, line.split())) for line in lines]
+    return next((count for inside, _, count in ranges if inside == 0), 0)
+
+
+def leave_the_world(is_root: bool) -> None:
+    """New namespaces for this process; the pid namespace holds for the children it has next."""
+    kinds = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
+    if is_root:
+        kernel.unshare(kinds)
+    else:
+        user, group = os.geteuid(), os.getegid()
+        kernel.unshare(kinds | kernel.NEWUSER)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"0 {user} 1")
+        _write("/proc/self/gid_map", f"0 {group} 1")
+    kernel.mount(b"none", b"/", b"", kernel.MS_REC | kernel.MS_PRIVATE)
+
+
+def furnish(readable: list[str], links: dict[str, str]) -> None:
+    """Build the file tree and make it the root. Must run as the first process of the pid namespace."""
+    devices = [f"/dev/{name}" for name in DEVICES]
+    # opened first: the new root may cover some of them
+    sources = {path: os.open(path, os.O_PATH) for path in [*readable, *devices]}
+    kernel.mount(b"tmpfs", _SITE.encode(), b"tmpfs", kernel.MS_NOSUID, b"size=4m,mode=0755")
+    for path, source in sources.items():
+        target = _SITE + path
+        if os.path.isdir(f"/proc/self/fd/{source}"):  # noqa: PTH112
+            os.makedirs(target, exist_ok=True)  # noqa: PTH103
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
+            _write(target, "")
+        flags = kernel.MS_BIND | kernel.MS_REC
+        kernel.mount(b"/proc/self/fd/%d" % source, os.fsencode(target), b"", flags)
+        if path not in devices:
+            kernel.make_read_only(target)
+        os.close(source)
+    for path, target in links.items():
+        os.makedirs(_SITE + os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        os.symlink(target, _SITE + path)  # noqa: PTH211
+    for folder in (SCRATCH, EMPTY, "/proc"):
+        os.mkdir(_SITE + folder)  # noqa: PTH102
+    os.symlink(SCRATCH, f"{_SITE}/tmp")  # noqa: PTH211
+    kernel.mount(b"proc", f"{_SITE}/proc".encode(), b"proc", kernel.MS_NOSUID | kernel.MS_NODEV)
+    kernel.pivot_root(_SITE)
+    kernel.mount(b"none", b"/", b"", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:  # noqa: PTH123
+        file.write(text)

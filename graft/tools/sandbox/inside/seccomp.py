@@ -1,0 +1,198 @@
+"""Which system calls a cell may not make: a classic BPF program, assembled here.
+
+The kernel runs the program before every call: it loads the call's number and arguments and ends in
+"allow" or in an error for the caller. A list of refusals, not of permissions: Python and numpy use
+some hundred calls and which ones differs between C libraries, while what could reach out of a cell
+is known. Calls newer than this list do not exist for a cell.
+
+Filters add up, and the kernel takes a while to check one in. So the host already lives under the
+long one. What the host itself still needs it may hand down to cells that have no privileges to use
+it with; other cells add a short filter of their own.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterable
+
+from . import kernel
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+NEWEST_KNOWN = 462  # mseal, Linux 6.10
+X32 = 0x4000_0000  # a second numbering of the same calls on x86_64
+
+ALLOW = 0x7FFF_0000
+KILL = 0x8000_0000
+
+
+def refuse(number: int) -> int:
+    return 0x0005_0000 | number
+
+
+NO = refuse(errno.EPERM)
+
+REFUSED = """
+    socket=41/198
+    ptrace=101/117 process_vm_readv=310/270 process_vm_writev=311/271 kcmp=312/272
+    process_madvise=440/440 process_mrelease=448/448
+    pidfd_getfd=438/438 pidfd_send_signal=424/424
+    umount2=166/39 pivot_root=155/41 chroot=161/51
+    open_tree=428/428 move_mount=429/429 fsopen=430/430 fsconfig=431/431 fsmount=432/432
+    fspick=433/433 mount_setattr=442/442 statmount=457/457 listmount=458/458
+    open_by_handle_at=304/265 name_to_handle_at=303/264
+    bpf=321/280 perf_event_open=298/241 userfaultfd=323/282
+    io_uring_setup=425/425 io_uring_enter=426/426 io_uring_register=427/427
+    add_key=248/217 request_key=249/218 keyctl=250/219
+    shmget=29/194 shmat=30/196 shmctl=31/195 semget=64/190 semctl=66/191 msgget=68/186
+    msgctl=71/187 mq_open=240/180 mq_unlink=241/181
+    memfd_create=319/279 memfd_secret=447/447 vmsplice=278/75
+    kexec_load=246/104 kexec_file_load=320/294 init_module=175/105 finit_module=313/273
+    delete_module=176/106 reboot=169/142 swapon=167/224 swapoff=168/225 quotactl=179/60
+    quotactl_fd=443/443 acct=163/89 settimeofday=164/170 clock_settime=227/112
+    clock_adjtime=305/266 adjtimex=159/171 sethostname=170/161 setdomainname=171/162
+    syslog=103/116 vhangup=153/58 fanotify_init=300/262 personality=135/92 lookup_dcookie=212/18
+    nfsservctl=180/42 iopl=172/ ioperm=173/ modify_ldt=154/ uselib=134/ ustat=136/ sysfs=139/
+"""
+"""name=number on x86_64/number on aarch64, with none where the call does not exist. memfd_create:
+memory that RLIMIT_AS does not see. shmget and its kin: memory that outlives its maker."""
+
+NEEDED_BY_THE_HOST = """
+    mount=165/40 unshare=272/97 setns=308/268 pidfd_open=434/434
+"""
+"""Refused to cells only."""
+
+REFUSED_WITHOUT_NAMESPACES = """
+    fork=57/ vfork=58/ tkill=200/130 rt_sigqueueinfo=129/138 rt_tgsigqueueinfo=297/240
+    chmod=90/ fchmod=91/52 fchmodat=268/53 fchmodat2=452/452 chown=92/ lchown=94/ fchown=93/55
+    fchownat=260/54 utime=132/ utimes=235/ futimesat=261/ utimensat=280/88
+    setxattr=188/5 lsetxattr=189/6 fsetxattr=190/7 removexattr=197/14 lremovexattr=198/15
+    fremovexattr=199/16 truncate=76/45
+    setpriority=141/140 sched_setaffinity=203/122 sched_setscheduler=144/119
+    sched_setparam=142/118 sched_setattr=314/274 ioprio_set=251/30 migrate_pages=256/238
+    move_pages=279/239 get_robust_list=274/100
+"""
+"""What a mount or pid namespace makes harmless: a process that could outlive the call, the modes,
+owners and times of files (Landlock does not guard them), the pace of the user's other processes."""
+
+HOST_NAMESPACES = (kernel.NEWPID, kernel.NEWNS, kernel.NEWUSER)
+"""What the host and a child on its way to be a cell make, one at a time. The first two need a
+privilege, the third is made by a host without any, and is refused to its cells afterwards."""
+NAMESPACE_FLAGS = 0x7E02_0000  # every CLONE_NEW*
+CLONE_THREAD = 0x0001_0000
+AF_UNIX = 1
+PR_SET_PDEATHSIG = 1
+TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into the terminal
+CHECKED = {
+    "x86_64": {"clone": 56, "clone3": 435, "socketpair": 53, "prctl": 157, "ioctl": 16,
+               "kill": 62, "tgkill": 234, "prlimit64": 302, "unshare": 272},
+    "aarch64": {"clone": 220, "clone3": 435, "socketpair": 199, "prctl": 167, "ioctl": 29,
+                "kill": 129, "tgkill": 131, "prlimit64": 261, "unshare": 97},
+}  # fmt: skip
+"""Calls that depend on an argument."""
+
+
+def numbers(table: str, machine: str) -> list[int]:
+    """The second of "open=2/56 fork=57/" on aarch64: [56]."""
+    column = ("x86_64", "aarch64").index(machine)
+    found = [entry.partition("=")[2].split("/")[column] for entry in table.split()]
+    return [int(number) for number in found if number]
+
+
+# One instruction: operation, jump if true, jump if false, constant. Jumps count from the next one.
+Instruction = tuple[int, int, int, int]
+
+
+def load(offset: int) -> Instruction:
+    return (0x20, 0, 0, offset)
+
+
+def back(verdict: int) -> Instruction:
+    return (0x06, 0, 0, verdict)
+
+
+def jump_if_equal(value: int, then: int, otherwise: int) -> Instruction:
+    return (0x15, then, otherwise, value)
+
+
+def jump_if_at_least(value: int, then: int, otherwise: int) -> Instruction:
+    return (0x35, then, otherwise, value)
+
+
+def jump_if_any_bit(bits: int, then: int, otherwise: int) -> Instruction:
+    return (0x45, then, otherwise, bits)
+
+
+NUMBER = load(0)
+ARCHITECTURE = load(4)
+
+
+def argument(index: int) -> Instruction:
+    """The low half of an argument; those we look at are 32-bit or checked bit by bit."""
+    return load(16 + 8 * index)
+
+
+def when(number: int, body: list[Instruction]) -> list[Instruction]:
+    """`body` if the call has this number; it may fall out of its end, and the number is reloaded."""
+    return [NUMBER, jump_if_equal(number, 0, len(body)), *body]
+
+
+def unless_equal(index: int, values: Iterable[int], verdict: int) -> list[Instruction]:
+    """`verdict` unless the argument is one of `values`."""
+    values = list(values)
+    tests = [jump_if_equal(value, len(values) - at, 0) for at, value in enumerate(values)]
+    return [argument(index), *tests, back(verdict)]
+
+
+def if_equal(index: int, values: Iterable[int], verdict: int) -> list[Instruction]:
+    """`verdict` if the argument is one of `values`."""
+    tests = [i for value in values for i in (jump_if_equal(value, 0, 1), back(verdict))]
+    return [argument(index), *tests]
+
+
+def host_program(machine: str, *, is_root: bool) -> list[Instruction]:
+    """What neither the host nor its cells may do. A host that is root needs no user namespaces, so
+    that its cells cannot have them either."""
+    namespaces = HOST_NAMESPACES[: 2 if is_root else 3]
+    call = CHECKED[machine]
+    code = [ARCHITECTURE, jump_if_equal(ARCHITECTURES[machine], 1, 0), back(KILL), NUMBER]
+    # also catches x32, whose numbers begin at 2^30
+    code += [jump_if_at_least(NEWEST_KNOWN + 1, 0, 1), back(refuse(errno.ENOSYS))]
+    code += refuse_all(numbers(REFUSED, machine))
+    # clone3 keeps its flags in memory, where no filter sees them; told that it does not exist,
+    # the C library falls back on clone
+    code += [jump_if_equal(call["clone3"], 0, 1), back(refuse(errno.ENOSYS))]
+    code += when(call["clone"], [argument(0), jump_if_any_bit(NAMESPACE_FLAGS, 0, 1), back(NO)])
+    code += when(call["socketpair"], unless_equal(0, [AF_UNIX], NO))
+    code += when(call["ioctl"], if_equal(1, TERMINAL_INJECTION, NO))
+    code += when(call["unshare"], unless_equal(0, namespaces, NO))
+    return [*code, back(ALLOW)]
+
+
+def cell_program(machine: str, *, only_process: int | None) -> list[Instruction]:
+    """What cells may not do besides; the architecture has been checked before. `only_process`:
+    there are no namespaces, and this is the one process that the cell may be and may signal."""
+    call = CHECKED[machine]
+    code = [NUMBER, *refuse_all(numbers(NEEDED_BY_THE_HOST, machine))]
+    code += when(call["prctl"], if_equal(0, [PR_SET_PDEATHSIG], NO))
+    if only_process is not None:
+        code += [NUMBER, *refuse_all(numbers(REFUSED_WITHOUT_NAMESPACES, machine))]
+        thread = [argument(0), jump_if_any_bit(CLONE_THREAD, 1, 0), back(NO)]
+        code += when(call["clone"], thread)
+        code += when(call["kill"], unless_equal(0, [only_process], NO))
+        code += when(call["tgkill"], unless_equal(0, [only_process], NO))
+        code += when(call["prlimit64"], unless_equal(0, [0, only_process], NO))
+    return [*code, back(ALLOW)]
+
+
+def refuse_all(calls: list[int]) -> list[Instruction]:
+    return [i for number in calls for i in (jump_if_equal(number, 0, 1), back(NO))]
+
+
+def assemble(code: list[Instruction]) -> bytes:
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def install(code: bytes) -> None:
+    """Put this process, and all it will start, under a filter. There is no way back."""
+    kernel.install_filter(kernel.Filter(len(code) // 8, code))

@@ -1,0 +1,109 @@
+"""An interpreter that is kept: names made by one run are there in the next."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from dataclasses import replace
+
+from graft.tools.sandbox import hosts
+from graft.tools.sandbox.choice import choose
+from graft.tools.sandbox.hosts import HostDied
+from graft.tools.sandbox.outcome import Outcome, SandboxError
+from graft.tools.sandbox.run import ATTEMPTS, modules_named
+from graft.tools.sandbox.running import Running
+
+
+class Session:
+    """Like a notebook: run("x = 2"), then run("x * 21") -> stdout "42\\n".
+
+    A run that does not end in time, prints too much or ends the interpreter takes the names with
+    it; the next one begins afresh and its outcome says so (`is_restarted`). One run at a time.
+    """
+
+    _running: Running | None = None
+
+    def __init__(
+        self,
+        *,
+        timeout: float = 5.0,
+        sandbox: str = "auto",
+        memory_mb: int = 1024,
+        max_output: int = 65536,
+    ) -> None:
+        self.timeout = timeout
+        self.sandbox = sandbox
+        self.memory_mb = memory_mb
+        self.max_output = max_output
+        self._is_lost = False
+        self._lock = threading.Lock()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there are names to come back to."""
+        return self._running is not None
+
+    def run(self, code: str, *, echo: bool = True) -> Outcome:
+        """Run `code` after all that was run before."""
+        with self._lock:
+            is_restarted, self._is_lost = self._is_lost, False
+            for attempt in range(ATTEMPTS):
+                had_names = self._running is not None
+                try:
+                    self._running = self._running or self._start(code)
+                    outcome = self._run(self._running, code, echo)
+                    return replace(outcome, is_restarted=is_restarted)
+                except HostDied as error:
+                    is_restarted |= had_names
+                    if self._running is not None:
+                        hosts.discard(self._running.host)
+                    self._drop()
+                    if attempt == ATTEMPTS - 1:
+                        raise SandboxError(f"the sandbox died {ATTEMPTS} times: {error}") from error
+            raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """End the interpreter. A later run starts a new one."""
+        with self._lock:
+            self._drop()
+            self._is_lost = False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._drop()
+
+    def _start(self, code: str) -> Running:
+        host = hosts.obtain(choose(self.sandbox), modules_named(code))
+        try:
+            return Running(host, None, memory_mb=self.memory_mb)
+        except HostDied:
+            hosts.discard(host)
+            raise
+
+    def _run(self, running: Running, code: str, echo: bool) -> Outcome:
+        began = time.monotonic()
+        message = json.dumps({"code": code, "echo": echo}).encode()
+        control = running.control
+        assert control is not None
+        control.settimeout(self.timeout)  # an interpreter may be kept from reading
+        with contextlib.suppress(OSError):  # it has ended, or hangs: seen below
+            control.sendall(b"%08x" % len(message) + message)
+        why = running.wait(self.timeout, self.max_output)
+        outcome = running.outcome(self.max_output, time.monotonic() - began, why)
+        if running.ending is not None:
+            self._drop()
+            self._is_lost = True
+        return outcome
+
+    def _drop(self) -> None:
+        """Let go of the interpreter, which ends it."""
+        if self._running is not None:
+            self._running.close()
+        self._running = None

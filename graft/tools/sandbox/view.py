@@ -1,0 +1,60 @@
+"""What code in the sandbox may read: the Python installation and the libraries it needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+)
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+SHARED_PREFIXES = ("/", "/usr", "/usr/local")  # hold far more than Python
+
+
+class View(NamedTuple):
+    readable: list[str]
+    """Folders and files, none below another."""
+    links: dict[str, str]
+    """Symbolic links that have to exist besides: where -> to what."""
+    site: list[str]
+    """Where packages are imported from."""
+    executable: str
+
+
+def python_view() -> View:
+    """The view for the interpreter that runs us. Of a virtual environment only its packages show."""
+    executable = getattr(sys, "_base_executable", None) or sys.executable
+    # not the user's own folders, which are on the path as well
+    packages = [path for path in sys.path if os.path.basename(path) in PACKAGE_FOLDERS]  # noqa: PTH119
+    packages = [path for path in packages if os.access(path, os.R_OK)]
+    wanted = [*SYSTEM, executable, *packages]
+    for prefix in {sys.base_prefix, sys.base_exec_prefix}:
+        if prefix in SHARED_PREFIXES:
+            wanted += [f"{prefix}/lib", f"{prefix}/lib64"]
+        else:
+            wanted.append(prefix)
+    readable: set[str] = set()
+    links: dict[str, str] = {}
+    for path in wanted:
+        if not os.access(path, os.R_OK):
+            continue
+        real = os.path.realpath(path)
+        readable.add(real)
+        if real != path:
+            links[path] = real
+    outermost = sorted(path for path in readable if not _is_below(path, readable))
+    links = {path: real for path, real in links.items() if not _is_below(path, {*outermost})}
+    return View(outermost, links, packages, executable)
+
+
+def _is_below(path: str, folders: set[str]) -> bool:
+    return any(str(parent) in folders for parent in Path(path).parents)

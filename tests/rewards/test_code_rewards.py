@@ -1,0 +1,161 @@
+"""Programs against hidden tests: what passes, what fails, and what must never pass."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graft.rewards.code import (
+    TestCase,
+    hardest,
+    last_code_block,
+    read_tests,
+    run_tests,
+    score_tests,
+)
+
+DOUBLE = "print(int(input()) * 2)"
+TESTS = {"inputs": ["3", "4\n"], "outputs": ["6\n", " 8 "]}
+
+
+def test_a_right_program_scores_one_and_a_wrong_one_nothing():
+    assert score_tests(DOUBLE, TESTS) == 1.0
+    assert score_tests("print(int(input()) * 3)", TESTS) == 0.0
+    assert score_tests("print(6)", TESTS) == 0.0  # right once is not right
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "",
+        "x = (",
+        DOUBLE + "\n1/0",  # the right text, then a crash
+        DOUBLE + "\nimport sys; sys.exit(1)",
+        DOUBLE + "\nprint('and more')",
+        "while True: pass",
+        "while True: print(6)",
+        "print(open('/etc/passwd').read())",
+    ],
+)
+def test_programs_that_do_not_end_well_score_nothing(code: str):
+    assert score_tests(code, TESTS, timeout=0.5) == 0.0
+
+
+def test_tests_may_be_json_text_and_lists_are_lines():
+    tests = json.dumps({"inputs": [["2", "5 6"]], "outputs": [["5", "6"]]})
+    code = "n = input()\nfor word in input().split(): print(word)"
+    assert score_tests(code, tests) == 1.0
+    assert read_tests(tests) == [TestCase("2\n5 6", "5\n6")]
+
+
+def test_only_the_longest_inputs_are_run():
+    tests = {
+        "inputs": ["1", "4444", "22", "333"],
+        "outputs": ["wrong", "8888", "wrong", "666"],
+    }
+    assert score_tests(DOUBLE, tests, max_tests=2) == 1.0
+    assert score_tests(DOUBLE, tests, max_tests=3) == 0.0
+    cases = read_tests({"inputs": ["a" * n for n in range(20)], "outputs": ["x"] * 20})
+    assert [len(case.stdin) for case in hardest(cases, 12)] == list(range(8, 20))
+    with pytest.raises(ValueError, match="max_tests=0"):
+        score_tests(DOUBLE, tests, max_tests=0)
+
+
+def test_each_test_has_its_own_result():
+    tests = {"inputs": ["3", "x", "5"], "outputs": ["6", "6", "11"]}
+    results = run_tests(DOUBLE, tests)
+    assert [result.passed for result in results] == [True, False, False]
+    outcomes = [result.outcome for result in results]
+    assert outcomes[0] and outcomes[0].stdout == "6\n"
+    assert outcomes[1] and "ValueError" in outcomes[1].stderr
+    assert outcomes[2] and outcomes[2].ok
+
+
+def test_after_a_failure_the_rest_is_not_run():
+    tests = {"inputs": ["x"] * 4, "outputs": ["1"] * 4}
+    results = run_tests(DOUBLE, tests, workers=1, stop_early=True)
+    assert [result.outcome is None for result in results] == [False, True, True, True]
+    assert not any(result.passed for result in results)
+
+
+def test_functions_are_called_and_their_results_compared():
+    tests = {"fn_name": "add", "inputs": [[1, 2], ["a", "b"]], "outputs": [3, ["ab"]]}
+    assert score_tests("def add(a, b):\n    print('noise')\n    return a + b", tests) == 1.0
+    assert score_tests("class Solution:\n    def add(self, a, b): return a + b", tests) == 1.0
+    assert score_tests("def add(a, b): return a", tests) == 0.0
+    assert score_tests("def other(a, b): return a + b", tests) == 0.0
+    assert score_tests("def add(a, b): print(a + b)", tests) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "passes"),
+    [
+        ("(1, 2)", [1, 2], 1.0),
+        ("[[1, 2]]", [[1, 2]], 1.0),
+        ("[1, 2]", [[1, 2]], 1.0),  # APPS wraps results in a list
+        ("'yes'", "yes", 1.0),
+        ("'yes'", ["yes"], 1.0),
+        ("3", "3", 1.0),  # LiveCodeBench writes JSON texts
+        ("True", [True], 1.0),
+        ("None", None, 1.0),
+        ("{1: 2}", {"1": 2}, 1.0),
+        ("{1, 2}", [1, 2], 0.0),
+        ("object()", None, 0.0),
+        ("float('nan')", None, 0.0),
+        ("'no'", "yes", 0.0),
+    ],
+)
+def test_results_are_compared_as_json(result: str, expected: object, passes: float):
+    tests = {"fn_name": "f", "inputs": [[0]], "outputs": [expected]}
+    assert score_tests(f"def f(x): return {result}", tests) == passes
+
+
+def test_arguments_may_be_lines_of_json():
+    tests = {"fn_name": "f", "inputs": ['[1, 2]\n"a"'], "outputs": ['[1, 2, "a"]']}
+    assert score_tests("def f(x, y): return [*x, y]", tests) == 1.0
+
+
+def test_what_is_expected_never_enters_the_sandbox():
+    secret = "answer-8341"
+    code = (
+        "import sys, gc\n"
+        "text = ''.join(str(o) for o in gc.get_objects() if isinstance(o, (str, bytes, dict, list)))\n"
+        "print('answer-' + '8341' if 'answer-' + '8341' in text else 'unknown')"
+    )
+    assert score_tests(code, {"inputs": [""], "outputs": [secret]}, timeout=20.0) == 0.0
+
+
+def test_a_program_cannot_end_the_test_early_and_pass():
+    tests = {"fn_name": "f", "inputs": [[1]], "outputs": [1]}
+    for code in ("import os; os._exit(0)", "exit()", "print('\\x1e1'); exit(3)"):
+        assert score_tests(code, tests) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tests", "why"),
+    [
+        ({"inputs": []}, '"inputs" and "outputs"'),
+        ({"inputs": [], "outputs": []}, "no pairs"),
+        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+        ("[1, 2]", '"inputs" and "outputs"'),
+    ],
+)
+def test_tests_that_test_nothing_are_the_callers_mistake(tests: object, why: str):
+    with pytest.raises(ValueError, match=why):
+        score_tests(DOUBLE, tests)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_last_block_is_the_answer():
+    text = "First:\n```python\nprint(1)\n```\nBetter:\n```py\nprint(2)\n```\nDone ```x"
+    assert last_code_block(text) == "print(2)\n"
+    assert last_code_block("no code") is None
+
+
+@given(st.text(max_size=80))
+@settings(max_examples=25)
+def test_any_text_is_graded_and_none_of_it_passes(code: str):
+    tests = {"inputs": ["", ""], "outputs": ["4f1c", "9b2e"]}
+    assert score_tests(code, tests, timeout=20.0, workers=1) == 0.0

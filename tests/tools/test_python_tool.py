@@ -1,0 +1,190 @@
+"""The python tool: answers like a notebook, and what goes wrong is text that begins with Error."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graft.protocols import Tool
+from graft.tools import TOOLS, is_error, make_tool
+from graft.tools.python import NOTHING, RESTARTED, PythonTool
+
+
+@pytest.fixture
+def notebook():
+    tool = PythonTool(keep_state=True)
+    yield tool
+    tool.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("x = 6\nx * 7", "42"),
+        ("print('a')", "a"),
+        ("print('a')\n'b'", "a\n'b'"),
+        ("x = 1", NOTHING),
+        ("", NOTHING),
+        ("import sys; print('w', file=sys.stderr); print('o')", "o\nw"),
+        ("print(1, end='')", "1"),
+        ("  print(1)\n", "Error: IndentationError: unexpected indent"),
+        ("import math\nmath.factorial(10)", "3628800"),
+    ],
+)
+def test_answers(code: str, answer: str):
+    said = PythonTool()(code)
+    assert said == answer if not is_error(answer) else said.startswith(answer)
+
+
+def test_an_error_comes_first_then_the_output_then_the_traceback():
+    assert PythonTool()("print('a')\n1/0") == (
+        "Error: ZeroDivisionError: division by zero\n"
+        "a\n"
+        "Traceback (most recent call last):\n"
+        '  File "<python>", line 2, in <module>\n'
+        "    1/0\n"
+        "    ~^~\n"
+        "ZeroDivisionError: division by zero"
+    )
+
+
+def test_only_the_last_line_of_an_error_is_kept_if_asked_for():
+    tool = PythonTool(keep_error_last_line=True)
+    assert tool("print('a')\n1/0") == "Error: ZeroDivisionError: division by zero\na"
+
+
+def test_limits_are_said():
+    assert PythonTool(timeout=0.3)("print(1)\nwhile True: pass") == (
+        "Error: no end after 0.3 s, stopped\n1"
+    )
+    assert PythonTool(max_output=10)("print('x' * 100)") == (
+        "Error: more than 10 bytes of output, stopped\nxxxxxxxxxx"
+    )
+    assert PythonTool(memory_mb=100)("x = bytearray(10**9)").startswith("Error: MemoryError")
+    assert PythonTool()("import sys; sys.exit(3)") == "Error: exit code 3"
+    assert PythonTool()("import ctypes; ctypes.string_at(0)") == "Error: ended by signal 11"
+
+
+def test_it_is_a_tool_like_any_other():
+    tool = make_tool("python", timeout=1.0)
+    assert isinstance(tool, Tool) and tool.name == "python" and tool.blocking
+    assert tool.parameters["required"] == ["code"]
+    assert "python" in TOOLS
+    json.dumps(tool.parameters)
+
+
+def test_a_program_can_be_given_input():
+    assert PythonTool().run("int(input()) + 1", "41").stdout == "42\n"
+
+
+def test_without_state_calls_share_nothing_and_forks_are_the_tool_itself():
+    tool = PythonTool()
+    tool("x = 1")
+    assert tool("x").startswith("Error: NameError")
+    assert tool.fork() is tool and copy.deepcopy(tool) is tool and not tool.is_stateful
+
+
+def test_with_state_names_live_on(notebook: PythonTool):
+    assert notebook("x = 20") == NOTHING
+    assert notebook("x += 1; x * 2") == "42"
+    assert notebook("x = 5; 1/0").startswith("Error: ZeroDivisionError")
+    assert notebook("x") == "5"
+
+
+def test_forks_have_the_same_names_and_go_their_own_ways(notebook: PythonTool):
+    notebook("x = [1]")
+    notebook("x.append(2); 1/0")  # it failed, but not before it changed something
+    fork = notebook.fork()
+    twin = copy.deepcopy(notebook)
+    notebook("x.append(3)")
+    assert (fork("x"), twin("x.append(9); x"), notebook("x")) == (
+        "[1, 2]",
+        "[1, 2, 9]",
+        "[1, 2, 3]",
+    )
+    fork.close()
+    twin.close()
+
+
+def test_state_goes_through_json_and_comes_back(notebook: PythonTool):
+    notebook("x = 1")
+    notebook("x += 1")
+    state = json.loads(json.dumps(notebook.get_state()))
+    notebook("x = 100")
+    notebook.set_state(state)
+    assert notebook("x") == "2"
+    notebook.reset()
+    assert notebook("x").startswith("Error: NameError")
+    assert RESTARTED.strip() not in notebook("x")
+
+
+def test_a_cell_without_end_costs_the_names_and_that_is_said():
+    tool = PythonTool(keep_state=True, timeout=0.5)
+    tool("x = 1")
+    assert tool("while True: pass") == "Error: no end after 0.5 s, stopped"
+    assert tool.get_state() == {"cells": []}
+    assert tool("y = 2\ny") == f"{RESTARTED}2"
+    assert tool("y") == "2"
+    fork = tool.fork()
+    assert fork("y") == "2"
+    tool.close()
+    fork.close()
+
+
+def test_a_closed_notebook_makes_its_names_again(notebook: PythonTool):
+    notebook("x = 1")
+    notebook.close()
+    assert notebook("x") == "1"
+
+
+def test_at_most_so_many_calls_run_at_once():
+    tool = PythonTool(concurrency=1)
+    running, most = 0, 0
+    lock = threading.Lock()
+    answer = tool._answer
+
+    def counted(code: str) -> str:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        said = answer(code)
+        with lock:
+            running -= 1
+        return said
+
+    tool._answer = counted
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(tool, ["1", "2", "3", "4"])) == ["1", "2", "3", "4"]
+    assert most == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout": 0}, {"max_output": 0}, {"memory_mb": 0}, {"concurrency": 0}]
+)
+def test_limits_that_let_nothing_run_are_refused(options: dict[str, int]):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        PythonTool(**options)
+
+
+@given(st.text(max_size=50))
+@settings(max_examples=30)
+def test_any_text_is_answered_with_text(code: str):
+    assert isinstance(PythonTool(timeout=20.0)(code), str)
+
+
+@pytest.mark.parametrize("code", ["(" * 1_000_000, "x" * 1_000_000, "print(" * 90])
+def test_huge_calls_are_answered(code: str):
+    assert is_error(PythonTool(timeout=30.0)(code))
+
+
+def test_a_number_without_end_is_answered():
+    assert PythonTool(timeout=0.3)("9**9**9") == "Error: no end after 0.3 s, stopped"
