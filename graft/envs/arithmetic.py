@@ -269,7 +269,8 @@ class CalculatorTask(ToolEnv):
     ) -> None:
         env = Expression(operands=operands, digits=digits, operators=operators, split=split)
         tools = [Calculator(max_operations=1)] if tool else []
-        super().__init__(env, tools, styles={Calculator.name: COMPACT}, max_uses=max_uses)
+        styles = {Calculator.name: COMPACT} if tool else None
+        super().__init__(env, tools, styles=styles, max_uses=max_uses)
         env.env_id = "calculator"
 
     @property

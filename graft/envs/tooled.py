@@ -105,7 +105,18 @@ class ToolEnv(Wrapper):
         if max_uses is not None and max_uses < 0:
             raise ValueError(f"max_uses={max_uses}: must be 0 or more, or None for no limit")
         self.format: Format = resolve(format, FORMATS, "call format")
+        if max_result is not None and max_result < 1:
+            raise ValueError(
+                f"max_result={max_result}: must be 1 or more, or None for whole results"
+            )
+        if env.observe_as in ("prompt", "raw"):
+            raise ValueError(
+                "tools go inside a wrapper that rewrites the history, or it would never show their "
+                "results: name them before it, as in python_tool,concat"
+            )
         given = styles or {}
+        if strange := [name for name in given if name not in self.tools]:
+            raise ValueError(f"styles name {strange[0]!r}, which is none of {list(self.tools)}")
         self.styles = {name: given.get(name) or self.format.style(name) for name in self.tools}
         self.max_uses = max_uses
         self.instructions = (
@@ -136,10 +147,10 @@ class ToolEnv(Wrapper):
         return None if self.max_uses is None or inner is None else inner + self.max_uses + 1
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        self.previous = self._counters()
         observation, info = self.env.reset(seed, **options)
         for tool in self._stateful():
             tool.reset()
-        self.previous = self._counters()
         self.turns = self.tool_uses = 0
         self.counts = {}
         self.is_over = False
@@ -161,7 +172,7 @@ class ToolEnv(Wrapper):
         turn = limit_turns(turn, self.turns, self.max_turns)
         self.is_over = turn.is_over
         if self.counters:
-            turn.info.update(self._counters(), use_tool=bool(calls))
+            turn.info.update(self._counters(), use_tool="tool" in turn.info)
             if turn.is_over:
                 turn.info.update(self._report())
         return turn
@@ -198,7 +209,7 @@ class ToolEnv(Wrapper):
 
     def _pass_on(self, action: str) -> Turn:
         turn: Turn = self.env.step(action)
-        info = {**turn.info, "tool_uses": self.tool_uses}
+        info = {**turn.info, "tool_uses": self._uses()}
         if self.env.observe_as != self.observe_as and not turn.is_over:
             info.setdefault("observe_as", self.env.observe_as)
         return turn._replace(info=info)
@@ -211,7 +222,7 @@ class ToolEnv(Wrapper):
         info: dict[str, Any] = {
             "tool": answers[0].tool,
             "tool_ok": all(answer.is_ok for answer in answers),
-            "tool_uses": self.tool_uses,
+            "tool_uses": self._uses(),
         }
         if len(answers) > 1:
             info.update(tool_calls=len(answers), tool_results=texts)
@@ -262,16 +273,31 @@ class ToolEnv(Wrapper):
         if seconds is not None:
             counts["seconds"] = counts.get("seconds", 0.0) + seconds
 
+    def _layers(self) -> list[ToolEnv]:
+        """This env and the ToolEnvs inside it: python_tool,search_tool is one in another."""
+        found: list[ToolEnv] = [self]
+        env = self.env
+        while isinstance(env, Wrapper):
+            found += [env] if isinstance(env, ToolEnv) else []
+            env = env.env
+        return found
+
+    def _uses(self) -> int:
+        return sum(layer.tool_uses for layer in self._layers())
+
     def _counters(self) -> dict[str, int]:
         """GEM's two: calls that were carried out, and those that went well."""
-        calls = sum(int(count["calls"]) for count in self.counts.values())
-        failures = sum(int(count["failures"]) for count in self.counts.values())
+        counts = [count for layer in self._layers() for count in layer.counts.values()]
+        calls = sum(int(count["calls"]) for count in counts)
+        failures = sum(int(count["failures"]) for count in counts)
         return {"tool_use_counter": calls, "tool_success_counter": calls - failures}
 
     def _report(self) -> dict[str, float]:
         """{"tools/python/calls": 2, "tools/python/failures": 1, ...}, tools never called too."""
-        none = {"calls": 0, "failures": 0}
-        by_tool = {**dict.fromkeys(self.tools, none), **self.counts}
+        by_tool: dict[str, dict[str, float]] = {}
+        for layer in reversed(self._layers()):
+            by_tool |= {name: {"calls": 0, "failures": 0} for name in layer.tools}
+            by_tool |= layer.counts
         return {
             f"tools/{name}/{what}": number
             for name, counts in by_tool.items()

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from graft.registry import resolve
+from graft.tools.options import check_options
 
 ERROR = "Error: "
 """How every tool begins the answer to a call it could not carry out."""
@@ -51,9 +52,17 @@ def make_tool(what: Any, **arguments: Any) -> Any:
     >>> make_tool("calculator", max_operations=1)("34*5")
     '170'
     """
+    if what == "mcp":
+        raise ValueError(
+            "'mcp' needs to know its servers and stands for all their tools: write "
+            '{"mcp": "http://host:8000/mcp"} in a list of tools, or use graft.tools.mcp.McpTools'
+        )
     target: Any = resolve(what, TOOLS, "tool") if isinstance(what, str) else what
     if isinstance(target, type):
-        return target(**arguments)
+        check_options(target, arguments, f"tool {what!r}")
+        target, arguments = target(**arguments), {}
+        if not callable(target) or not hasattr(target, "name"):
+            raise ValueError(f"{what!r} is no tool: it needs a name and __call__(content) -> str")
     if not callable(target):
         raise ValueError(
             f"{what!r} is no tool: pass a name, a typed function, or an object with a name and "
@@ -62,6 +71,7 @@ def make_tool(what: Any, **arguments: Any) -> Any:
     if not hasattr(target, "name"):
         from graft.tools.function import FunctionTool
 
+        check_options(FunctionTool, arguments, f"tool {what!r}", given=("function",))
         return FunctionTool(target, **arguments)
     if arguments:
         raise ValueError(f"tool {what!r} is built already and takes no arguments, got {arguments}")
@@ -71,7 +81,7 @@ def make_tool(what: Any, **arguments: Any) -> Any:
 def make_tools(what: Any) -> list[Any]:
     """Tools as a recipe lists them, each a name, {name: arguments} or anything `make_tool` takes.
 
-        ["python", {"search": {"top_k": 3}}, "your.module:weather", {"mcp": "http://..."}]
+        ["python", {"search": {"topk": 3}}, "your.module:weather", {"mcp": "http://..."}]
 
     "mcp" stands for all the tools of the servers in its configuration; see `graft.tools.mcp`.
     """

@@ -28,10 +28,16 @@ def call_tool(tool: Any, what: str | Mapping[str, Any]) -> str:
 
     call_tool(Calculator(), "34*5") -> "170"; call_tool(Calculator(), {"expression": "34*5"}) too.
     """
-    if getattr(tool, "concurrency", None) is not None:
+    if getattr(tool, "concurrency", None) is None:
+        answer = _call(tool, what)
+    else:
         with place(tool):
-            return _call(tool, what)
-    return _call(tool, what)
+            answer = _call(tool, what)
+    if not isinstance(answer, str):
+        raise ToolError(
+            f"tool {tool.name!r} answered with {type(answer).__name__}, not with a text"
+        )
+    return answer
 
 
 def _call(tool: Any, what: str | Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from graft.text.parse import ToolCall, tool_calls
 from graft.tools import is_error
-from graft.tools.schema import schema
+from graft.tools.schema import parameters_of, schema
 
 SPENT = "No calls are left. Give the final answer."
 
@@ -190,5 +190,29 @@ def instructions_for(
     for name, tool in tools.items():
         shown = form.example or f"{styles[name].open}...{styles[name].close}"
         said = getattr(tool, "description", "") or "see its name."
-        lines.append(f"- {name}: {said} Write {shown.replace('{name}', name)}.")
+        line = f"- {name}: {said} Write {shown.replace('{name}', name)}."
+        lines.append(" ".join(filter(None, (line, arguments_of(tool)))))
     return "\n".join(lines)
+
+
+def arguments_of(tool: Any) -> str:
+    """What to write in a call, for a tool that takes more than one text; "" for one that does not.
+
+    area(width: float, height: float = 1.0) -> 'Inside, as JSON: {"width": number, "height": number}.'
+    """
+    known: Mapping[str, Any] = parameters_of(tool).get("properties", {})
+    if not known or [one.get("type") for one in known.values()] == ["string"]:
+        return ""
+    kinds = [f'"{name}": {kind_of(described)}' for name, described in known.items()]
+    return f"Inside, as JSON: {{{', '.join(kinds)}}}."
+
+
+def kind_of(described: Mapping[str, Any]) -> str:
+    """{"type": "integer"} -> "integer", {"enum": ["C", "F"]} -> '"C" or "F"'."""
+    if "enum" in described:
+        return " or ".join(json.dumps(value, ensure_ascii=False) for value in described["enum"])
+    several = described.get("anyOf") or described.get("oneOf")
+    if several:
+        return " or ".join(dict.fromkeys(kind_of(one) for one in several))
+    kind = described.get("type", "any value")
+    return kind if isinstance(kind, str) else " or ".join(kind)

@@ -24,10 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
-from graft.text.parse import read_arguments
 from graft.tools import ERROR, background
 from graft.tools.errors import ToolError
-from graft.tools.schema import only_text, tidy
+from graft.tools.schema import arguments_in, tidy
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SECTION = re.compile(  # of a docstring; what comes before the first one describes the function
@@ -76,16 +75,9 @@ class FunctionTool:
         self.is_async = inspect.iscoroutinefunction(function)
         self._model = arguments_model(function, self.name, about)
         self.parameters = tidy(self._model.model_json_schema())
-        required = self.parameters.get("required", [])
-        self._only = required[0] if len(required) == 1 else None
-        self._takes_text = only_text(self.parameters) is not None
 
     def __call__(self, content: str) -> str:
-        if self._only is not None and self._takes_text:
-            return self.call({self._only: content})
-        arguments, why = read_arguments(content)
-        if why and self._only is not None:  # no object: the value itself, converted from its text
-            return self.call({self._only: content.strip()})
+        arguments, why = arguments_in(content, self.parameters)
         return f"{ERROR}{why}" if why else self.call(arguments)
 
     def call(self, arguments: Mapping[str, Any]) -> str:
@@ -186,7 +178,11 @@ def arguments_model(
         model.model_json_schema()  # types without one are found out here, not in a rollout
         return model
     except (TypeError, NameError, ValueError, PydanticUserError) as error:
-        raise ValueError(f"tool {name!r}: its parameters have no JSON schema: {error}") from error
+        why = str(error).partition("\n")[0].partition(". ")[0]  # then comes advice for other cases
+        raise ValueError(
+            f"tool {name!r}: its parameters have no JSON schema: {why}; use plain types, "
+            "dataclasses or pydantic models"
+        ) from error
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:

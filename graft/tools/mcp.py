@@ -15,11 +15,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from graft.text.parse import read_arguments
 from graft.tools import ERROR
 from graft.tools.mcp_config import read_config
 from graft.tools.mcp_link import Link
-from graft.tools.schema import only_text, tidy
+from graft.tools.schema import arguments_in, tidy
 
 DEADLINE = 30.0  # seconds for one call
 
@@ -45,10 +44,7 @@ class McpTool:
         self.concurrency = concurrency
 
     def __call__(self, content: str) -> str:
-        arguments, why = read_arguments(content)
-        name = only_text(self.parameters)
-        if name is not None and (why or name not in arguments):
-            return self.call({name: content})
+        arguments, why = arguments_in(content, self.parameters)
         return f"{ERROR}{why}" if why else self.call(arguments)
 
     def call(self, arguments: Mapping[str, Any]) -> str:
@@ -78,6 +74,10 @@ class McpTools(Sequence[McpTool]):
         delay: float = 0.5,
         concurrency: int | None = None,
     ) -> None:
+        if deadline <= 0 or retries < 0 or delay < 0:
+            raise ValueError(
+                f"deadline={deadline} must be above 0, retries={retries} and delay={delay} 0 or more"
+            )
         described = read_config(config, token, headers)
         self.links = [
             Link(name, entry, deadline, retries, delay) for name, entry in described.items()

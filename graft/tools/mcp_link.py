@@ -173,12 +173,14 @@ class Link:
 
     async def _drop(self) -> None:
         """Close what is left of the connection; child processes end with it."""
-        holder, self._holder, self._client = self._holder, None, None
+        holder, self._holder = self._holder, None
+        client, self._client = self._client, None
         if holder is None:
             return
         self._stop.set()
-        await asyncio.wait({holder}, timeout=MAX_CLOSE)
-        if not holder.done():  # still opening, or a server that does not let go
+        if client is not None:  # while it is still opening nobody would hear the stop
+            await asyncio.wait({holder}, timeout=MAX_CLOSE)
+        if not holder.done():
             holder.cancel()
             await asyncio.wait({holder}, timeout=MAX_CLOSE)
 

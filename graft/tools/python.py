@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from graft.tools import ERROR
-from graft.tools.sandbox import Outcome, Session, run_python
+from graft.tools.sandbox import Outcome, Session, choose, run_python
 
-RESTARTED = "(The interpreter was restarted: names from earlier calls are gone.)\n"
+RESTARTED = "(The interpreter was restarted: names from earlier calls are gone.)"
 NOTHING = "(no output)"
 
 
@@ -54,23 +53,34 @@ class PythonTool:
             )
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency={concurrency} would let no call through; None: no limit")
+        choose(sandbox)  # a machine without isolation is found out now, not at the first call
         self.timeout = timeout
         self.sandbox = sandbox
         self.keep_state = self.is_stateful = keep_state
         self.keep_error_last_line = keep_error_last_line
         self.max_output = max_output
         self.memory_mb = memory_mb
-        self.concurrency = concurrency
-        self._turns = threading.BoundedSemaphore(concurrency) if concurrency else None
+        self.concurrency = concurrency  # counted over all envs by graft.tools.calling
         self._cells: list[str] = []
         """What made the names that there are: every cell that came to its end."""
         self._session: Session | None = None
 
     def __call__(self, content: str) -> str:
-        if self._turns is None:
-            return self._answer(content)
-        with self._turns:
-            return self._answer(content)
+        if not self.keep_state:
+            return self._text(self.run(content))
+        if self._session is None:
+            self._session = self._replay()
+        outcome = self._session.run(content)
+        if outcome.is_restarted and self._cells:
+            # the sandbox was killed from outside: not the policy's doing, so its names come back
+            self._session.close()
+            self._session = self._replay()
+            outcome = self._session.run(content)
+        if self._session.is_alive:
+            self._cells.append(content)
+        else:
+            self._cells.clear()
+        return self._text(outcome)
 
     def run(self, code: str, stdin: str = "") -> Outcome:
         """Run a program by itself, whatever is kept; for callers who want more than text."""
@@ -97,7 +107,6 @@ class PythonTool:
             self.memory_mb,
             self.concurrency,
         )
-        twin._turns = self._turns  # the limit is on the machine's load, so forks share it
         twin._cells = list(self._cells)
         return twin
 
@@ -122,23 +131,6 @@ class PythonTool:
             self._session.close()
             self._session = None
 
-    def _answer(self, code: str) -> str:
-        if not self.keep_state:
-            return self._text(self.run(code))
-        if self._session is None:
-            self._session = self._replay()
-        outcome = self._session.run(code)
-        if outcome.is_restarted and self._cells:
-            # the sandbox was killed from outside: not the policy's doing, so its names come back
-            self._session.close()
-            self._session = self._replay()
-            outcome = self._session.run(code)
-        if self._session.is_alive:
-            self._cells.append(code)
-        else:
-            self._cells.clear()
-        return self._text(outcome)
-
     def _replay(self) -> Session:
         session = Session(
             timeout=self.timeout,
@@ -154,7 +146,8 @@ class PythonTool:
         """The answer to the policy."""
         note = RESTARTED if outcome.is_restarted else ""
         if outcome.ok:
-            return (note + outcome.stdout + outcome.stderr).rstrip("\n") or NOTHING
+            said = (outcome.stdout + outcome.stderr).rstrip("\n")
+            return "\n".join(filter(None, (note, said))) or NOTHING
         trace = outcome.stderr.rstrip("\n")
         last_line = trace.rpartition("\n")[2]
         if outcome.is_timeout:
@@ -167,7 +160,7 @@ class PythonTool:
             why = f"ended by signal {-outcome.exit_code}"
         else:
             why = last_line or f"exit code {outcome.exit_code}"
-        parts = [ERROR + why, note + outcome.stdout.rstrip("\n")]
+        parts = [ERROR + why, note, outcome.stdout.rstrip("\n")]
         if not self.keep_error_last_line:
             parts.append(trace)
         return "\n".join(part for part in parts if part)

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from graft.text.parse import read_arguments
+
 TEXT: dict[str, Any] = {
     "type": "object",
     "properties": {"content": {"type": "string"}},
@@ -67,6 +69,23 @@ def content_of(tool: Any, arguments: Mapping[str, Any]) -> tuple[str, str]:
     if not isinstance(value, str):
         return "", f"argument {name!r} must be a string, not {type(value).__name__}"
     return value, ""
+
+
+def arguments_in(content: str, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The arguments that a bare content stands for, and "", or {} and what is wrong with it.
+
+    Of a tool that needs just a `city`: "Bern" -> {"city": "Bern"}, and a JSON object that names only
+    its parameters is what it says: {"city": "Bern", "days": 2}. Any other tool takes JSON alone.
+    """
+    arguments, why = read_arguments(content)
+    required = parameters.get("required", [])
+    if len(required) != 1:
+        return arguments, why
+    known = parameters.get("properties", {})
+    is_text = only_text(parameters) is not None
+    if is_text and (why or not arguments or any(name not in known for name in arguments)):
+        return {required[0]: content}, ""  # a text may look like JSON and be none of ours
+    return ({required[0]: content.strip()}, "") if why else (arguments, "")
 
 
 def tidy(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -371,6 +371,20 @@ class Board(Chat):
         return {"suffix": "Board."}
 
 
+def test_instructions_say_what_a_call_with_several_arguments_looks_like():
+    def mix(size: int | None, unit: Literal["g", "kg"], what: list[str] = []) -> str:  # noqa: B006
+        """Mix."""
+        return f"{size}{unit}{what}"
+
+    written = ToolEnv(Chat(), [mix, square, Echo()], instructions=None).instructions.split("\n")[1:]
+    assert written[0] == (
+        '- mix: Mix. Write <mix>...</mix>. Inside, as JSON: {"size": integer or null, '
+        '"unit": "g" or "kg", "what": array}.'
+    )
+    assert written[1].endswith('Write <square>...</square>. Inside, as JSON: {"x": integer}.')
+    assert written[2].endswith("Write <echo>...</echo>.")
+
+
 def test_instructions_come_before_a_board_which_stays_the_end():
     env = ToolEnv(Board(), [Echo()], instructions="Tools.")
     observation, info = env.reset(0)
@@ -430,6 +444,23 @@ def test_counters_report_per_tool_and_speak_gems_names():
     assert again["prev_ep_tool_success_counter"] == 1
 
 
+def test_tools_around_tools_are_counted_together():
+    inner = ToolEnv(Chat(), [Echo()], format="gem", counters=True)
+    env = ToolEnv(inner, ["calculator"], format="gem", counters=True, max_uses=1)
+    env.reset(0)
+    first = env.step("<echo>1</echo>").info
+    assert (first["tool"], first["tool_uses"], first["use_tool"]) == ("echo", 1, True)
+    second = env.step("<calculator>1/0</calculator>").info
+    assert (second["tool_uses"], second["tool_use_counter"]) == (2, 2)
+    assert second["tool_success_counter"] == 1
+    while not (turn := env.step("<calculator>1</calculator>")).is_over:
+        pass
+    assert turn.truncated and turn.info["tools/echo/calls"] == 1
+    assert turn.info["tools/calculator/failures"] == 1
+    again = env.reset(0)[1]
+    assert (again["prev_ep_tool_use_counter"], again["tool_use_counter"]) == (2, 0)
+
+
 def test_a_turn_limit_drawn_with_the_instance_is_followed():
     env = ToolEnv(Chat(), [Echo()], max_uses=2)
     env.env.max_turns = 5
@@ -441,6 +472,10 @@ def test_a_turn_limit_drawn_with_the_instance_is_followed():
 def test_mistakes_of_the_caller_are_told():
     with pytest.raises(ValueError, match="max_uses=-1"):
         ToolEnv(Chat(), [Echo()], max_uses=-1)
+    with pytest.raises(ValueError, match="max_result=0"):
+        ToolEnv(Chat(), [Echo()], max_result=0)
+    with pytest.raises(ValueError, match=r"styles name 'eco', which is none of \['echo'\]"):
+        ToolEnv(Chat(), [Echo()], styles={"eco": COMPACT})
     with pytest.raises(ValueError, match="unknown call format 'hermess'; did you mean 'hermes'"):
         ToolEnv(Chat(), [Echo()], format="hermess")
 

@@ -279,6 +279,7 @@ def test_names_come_as_text_list_or_mapping_and_as_ones_own():
     assert env.reset(0)[0] == "RULES.\n[AT 0]"
     assert [type(build(Walk())) for build in get_wrapper_fns("concat")] == [History]
     assert get_wrapper_fns("") == []
+    assert wrap(Walk(), {"max_history": {"turns": 2}}).keep == 2
 
 
 class Loud(Wrapper):
@@ -294,10 +295,27 @@ class Loud(Wrapper):
 def test_mistakes_in_names_are_told():
     with pytest.raises(UnknownName, match="did you mean 'concat_chat'"):
         wrap(Walk(), "concat_caht")
-    with pytest.raises(ValueError, match="no argument 'turn'; known: turns"):
+    with pytest.raises(ValueError, match="no argument 'turn'; did you mean 'turns'"):
         wrap(Walk(), [{"concat": {"turn": 3}}])
-    with pytest.raises(ValueError, match="must be a name"):
-        wrap(Walk(), [3])  # pyright: ignore
+    for no_name in (3, [3], None, [None]):
+        with pytest.raises(ValueError, match="must be a name"):
+            wrap(Walk(), no_name)  # pyright: ignore
+    with pytest.raises(ValueError, match="'max_history': arguments must be written"):
+        wrap(Walk(), [{"max_history": 3}])
+    with pytest.raises(ValueError, match="wrapper 'tools' needs use="):
+        wrap(Walk(), "tools")
+    with pytest.raises(ValueError, match="'max_use'; did you mean 'max_uses'"):
+        wrap(Walk(), [{"tools": {"use": "calculator", "max_use": 3}}])
+    with pytest.raises(ValueError, match="no argument 'timout'; did you mean 'timeout'"):
+        wrap(Walk(), [{"python_tool": {"timout": 3}}])
+
+
+@pytest.mark.parametrize("history", ["concat", "concat_with_action", "max_history"])
+def test_an_order_that_would_hide_what_happened_is_refused(history: str):
+    with pytest.raises(ValueError, match="name them before it"):
+        wrap(Walk(), [history, {"tools": {"use": "calculator"}}])
+    with pytest.raises(ValueError, match="two wrappers that rewrite the history"):
+        wrap(Walk(), [history, "episode_tracking", "max_history"])
 
 
 class FakePython:
@@ -373,8 +391,31 @@ def test_any_tools_in_any_format_by_recipe():
     assert (env.max_uses, info["tool_use_counter"]) == (2, 0)
 
 
+class Counted:
+    """A tool that costs something to build."""
+
+    name, made = "counted", 0
+
+    def __init__(self, size: int = 1) -> None:
+        Counted.made += 1
+
+    def __call__(self, content: str) -> str:
+        return content
+
+
+def test_a_recipes_tools_are_built_once_for_all_its_envs():
+    listed = [{"tools": {"use": ["calculator", {f"{__name__}:Counted": {"size": 2}}]}}]
+    envs = [wrap(Walk(), listed) for _ in range(3)]
+    assert Counted.made == 1
+    assert all(env.tools["counted"] is envs[0].tools["counted"] for env in envs)
+    assert list(envs[0].tools) == ["calculator", "counted"]
+    assert wrap(Walk(), [{"tools": {"use": [Counted()]}}]).tools["counted"] is not None
+
+
 def test_every_name_of_the_table_can_be_found():
-    assert len(get_wrapper_fns(list(WRAPPERS))) == len(WRAPPERS) == 12
+    needs: dict[str, Any] = {"tools": {"use": "calculator"}}
+    names = [{name: needs.get(name)} for name in WRAPPERS]
+    assert len(get_wrapper_fns(names)) == len(WRAPPERS) == 12
 
 
 def test_games_need_no_tokenizer():

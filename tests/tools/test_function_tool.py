@@ -110,10 +110,16 @@ class Tree(BaseModel):
     ("content", "answer"),
     [
         ("Bern", '{"city":"Bern","days":1,"unit":"C"}'),
-        ('{"city": "Bern"}', '{"city":"{\\"city\\": \\"Bern\\"}","days":1,"unit":"C"}'),
+        (" 12 ", '{"city":" 12 ","days":1,"unit":"C"}'),
+        ('{"city": "Bern", "days": 2}', '{"city":"Bern","days":2,"unit":"C"}'),
+        ('{"days": 2}', "Error: city: Field required"),
+        ("{}", '{"city":"{}","days":1,"unit":"C"}'),
+        ('{"town": 1}', '{"city":"{\\"town\\": 1}","days":1,"unit":"C"}'),
     ],
 )
-def test_a_bare_text_is_the_only_string_that_is_required(content: str, answer: str):
+def test_a_bare_text_is_the_only_string_that_is_required_unless_it_names_parameters(
+    content: str, answer: str
+):
     assert as_tool(weather)(content) == answer
 
 
@@ -250,7 +256,7 @@ def test_what_has_no_schema_is_refused_when_the_tool_is_made():
         (bare, "no type hint; write x: str"),
         (silent, "no docstring"),
         (many, r"\*xs"),
-        (strange, "no JSON schema"),
+        (strange, "no JSON schema: .*Thread'>; use plain types"),
         (lambda: 1, "tool name '<lambda>'"),
     ):
         with pytest.raises(ValueError, match=why):

@@ -18,7 +18,7 @@ import pytest
 from graft.envs.base import BaseEnv
 from graft.envs.tooled import ToolEnv
 from graft.protocols import Tool
-from graft.tools import make_tools
+from graft.tools import make_tools, mcp_time
 from graft.tools.errors import ToolError
 from graft.tools.mcp import McpTools
 from graft.tools.mcp_config import read_config
@@ -240,6 +240,13 @@ def test_a_recipe_names_servers_under_mcp(served: str):
         ({"mcpServers": {"a": {}}}, 'either "url" or "command"'),
         ({"url": "http://x", "command": "y"}, "either"),
         ({"url": "http://x", "transport": "sse"}, "SSE"),
+        ({"url": "localhost:8000/mcp"}, "must begin with http"),
+        ([], "must be a URL, a command"),
+        ([1, 2], '"args" a list of texts'),
+        ({"command": "python", "args": "-m x"}, '"args" a list of texts'),
+        ({"command": "python", "arg": ["-m", "x"]}, "unknown key 'arg'; did you mean 'args'"),
+        ({"mcpServers": {"a": 3}}, '\'a\': needs either "url" or "command", got 3'),
+        ({"servers": {"a": {"url": "http://x"}}}, 'several servers stand under "mcpServers"'),
     ],
 )
 def test_a_configuration_that_cannot_be_meant_is_refused(config: Any, why: str):
@@ -247,8 +254,42 @@ def test_a_configuration_that_cannot_be_meant_is_refused(config: Any, why: str):
         read_config(config, None, None)
 
 
+@pytest.mark.parametrize(("text", "why"), [("{", "bad.json' is not valid JSON"), ("[1]", "list")])
+def test_a_file_that_is_no_configuration_is_named(text: str, why: str, tmp_path: Path):
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=why):
+        McpTools(file)
+
+
+def test_options_that_could_not_do_anything_are_refused():
+    with pytest.raises(ValueError, match="token and headers are for servers with a url"):
+        McpTools(["run", "me"], token="key")
+    wrong: Any
+    for wrong in ({"deadline": 0}, {"retries": -1}, {"delay": -1}):
+        with pytest.raises(ValueError, match="must be above 0"):
+            McpTools("http://x/mcp", **wrong)
+
+
+def test_keys_of_other_programs_are_left_alone():
+    entry = {"command": "run", "args": ["me"], "alwaysAllow": [], "type": "stdio"}
+    assert read_config({"mcpServers": {"a": entry}}, None, None)["a"]["command"] == "run"
+
+
+def test_a_command_that_never_answered_is_not_asked_to_close(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("graft.tools.mcp_link.MAX_CLOSE", 3600.0)  # to wait for it would be seen
+    with pytest.raises(ToolError, match=r"no answer within 0\.2 s"):
+        McpTools(["sleep", "100"], deadline=0.2, retries=0)
+
+
 def test_all_forms_of_configuration_come_to_one():
     with_token = {"url": "http://x/mcp", "headers": {"Authorization": "Bearer t"}}
     assert read_config("http://x/mcp", "t", None) == {"server": with_token}
     assert read_config({"mcpServers": {"a": "http://x/mcp"}}, "t", None) == {"a": with_token}
     assert read_config(("run", "me"), None, None) == {"server": {"command": "run", "args": ["me"]}}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["1", "2"], ["-1"]])
+def test_the_time_server_says_how_it_is_started(words: list[str]):
+    with pytest.raises(SystemExit, match=r"usage: python -m graft\.tools\.mcp_time \[PORT\]"):
+        mcp_time.main(words)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from graft.protocols import Tool
 from graft.tools import TOOLS, is_error, make_tool
+from graft.tools.calling import call_tool
 from graft.tools.python import NOTHING, RESTARTED, PythonTool
+from graft.tools.sandbox import Outcome
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def test_state_goes_through_json_and_comes_back(notebook: PythonTool):
     assert notebook("x") == "2"
     notebook.reset()
     assert notebook("x").startswith("Error: NameError")
-    assert RESTARTED.strip() not in notebook("x")
+    assert RESTARTED not in notebook("x")
 
 
 def test_a_cell_without_end_costs_the_names_and_that_is_said():
@@ -130,7 +132,7 @@ def test_a_cell_without_end_costs_the_names_and_that_is_said():
     tool("x = 1")
     assert tool("while True: pass") == "Error: no end after 0.5 s, stopped"
     assert tool.get_state() == {"cells": []}
-    assert tool("y = 2\ny") == f"{RESTARTED}2"
+    assert tool("y = 2\ny") == f"{RESTARTED}\n2"
     assert tool("y") == "2"
     fork = tool.fork()
     assert fork("y") == "2"
@@ -148,23 +150,29 @@ def test_at_most_so_many_calls_run_at_once():
     tool = PythonTool(concurrency=1)
     running, most = 0, 0
     lock = threading.Lock()
-    answer = tool._answer
+    run = tool.run
 
-    def counted(code: str) -> str:
+    def counted(code: str) -> Outcome:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
         time.sleep(0.01)
-        said = answer(code)
+        said = run(code)
         with lock:
             running -= 1
         return said
 
-    tool._answer = counted
+    tool.run = counted
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(tool, ["1", "2", "3", "4"])) == ["1", "2", "3", "4"]
+        said = pool.map(lambda code: call_tool(tool, code), ["1", "2", "3", "4"])
+        assert list(said) == ["1", "2", "3", "4"]
     assert most == 1
+
+
+def test_a_sandbox_that_is_none_is_refused_when_the_tool_is_made():
+    with pytest.raises(ValueError, match="unknown sandbox 'nope'; known: auto, bubblewrap"):
+        PythonTool(sandbox="nope")
 
 
 @pytest.mark.parametrize(

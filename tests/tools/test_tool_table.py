@@ -56,6 +56,28 @@ def test_mistakes_are_told():
         make_tools(3)
     with pytest.raises(ValueError, match="arguments must be written"):
         make_tools({"calculator": 3})
+    with pytest.raises(ValueError, match="no argument 'max_op'; did you mean 'max_operations'"):
+        make_tool("calculator", max_op=1)
+    with pytest.raises(ValueError, match="no argument 'timout'; did you mean 'timeout'"):
+        make_tool(shout, timout=1)
+    with pytest.raises(ValueError, match="is no tool: it needs a name"):
+        make_tool(Nameless)
+    with pytest.raises(ValueError, match="needs to know its servers"):
+        make_tools("calculator,mcp")
+
+
+def test_an_answer_that_is_no_text_is_the_tools_fault():
+    class Number(Echo):
+        def __call__(self, content: str) -> Any:
+            return 3
+
+    with pytest.raises(ToolError, match="tool 'echo' answered with int, not with a text"):
+        call_tool(Number(), "x")
+
+
+class Nameless:
+    def __call__(self, content: str) -> str:
+        return content
 
 
 def test_a_recipe_lists_tools_in_any_of_these_ways():

@@ -110,7 +110,7 @@ class CalcChat(ToolEnv):
 
     def __init__(self, env: BaseEnv, *, hinted: Collection[str], tool: bool, max_uses: int | None):
         tools = [Calculator()] if tool else []
-        styles = {Calculator.name: STYLE}
+        styles = {Calculator.name: STYLE} if tool else None
         super().__init__(env, tools, styles=styles, max_uses=max_uses if tool else 0)
         self.hinted = hinted
         self.said = ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from graft.protocols import Env
 from graft.registry import resolve
+from graft.tools.options import check_options
 
 WRAPPERS: dict[str, Any] = {
     "tools": "graft.envs.wrappers.tools:tools",
@@ -31,8 +32,8 @@ WRAPPERS: dict[str, Any] = {
 }
 """Name -> what puts the wrapper around an env: `build(env, **arguments)`."""
 
-Names = str | Sequence[str | Mapping[str, Any]]
-""" "a,b", or a list of names and of {name: {argument: value}}."""
+Names = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
+""" "a,b", {name: {argument: value}}, or a list of both."""
 
 
 def wrap(env: Env, names: Names, tokenizer: Any = None) -> Any:
@@ -52,27 +53,24 @@ def get_wrapper_fns(names: Names, tokenizer: Any = None) -> list[Callable[[Env],
 
 def _builder(name: str, arguments: Mapping[str, Any], tokenizer: Any) -> Callable[[Env], Any]:
     build = resolve(name, WRAPPERS, "wrapper")
-    accepted = inspect.signature(build).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in accepted.values())
-    for argument in arguments:
-        if argument not in accepted and not takes_any:
-            known = ", ".join(list(accepted)[1:]) or "none"
-            raise ValueError(f"wrapper {name!r} has no argument {argument!r}; known: {known}")
+    accepted = list(inspect.signature(build).parameters)
     given = dict(arguments)
     if tokenizer is not None and "tokenizer" in accepted:
         given.setdefault("tokenizer", tokenizer)
+    check_options(build, given, f"wrapper {name!r}", given=accepted[:1])
     return partial(build, **given)
 
 
 def _listed(names: Names) -> list[tuple[str, Mapping[str, Any]]]:
     if isinstance(names, str):
         return [(name.strip(), {}) for name in names.split(",") if name.strip()]
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for one in names:
-        if isinstance(one, str):
-            found += _listed(one)
-        elif isinstance(one, Mapping):
-            found += [(name, arguments or {}) for name, arguments in one.items()]
-        else:
-            raise ValueError(f"wrapper {one!r}: must be a name, or {{name: {{argument: value}}}}")
-    return found
+    if isinstance(names, Mapping):
+        for name, arguments in names.items():
+            if not isinstance(arguments, Mapping | None):
+                raise ValueError(
+                    f"wrapper {name!r}: arguments must be written {{name: value}}, not {arguments!r}"
+                )
+        return [(name, arguments or {}) for name, arguments in names.items()]
+    if not isinstance(names, Sequence):
+        raise ValueError(f"wrapper {names!r}: must be a name, or {{name: {{argument: value}}}}")
+    return [one for listed in names for one in _listed(listed)]

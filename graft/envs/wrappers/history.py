@@ -52,6 +52,10 @@ class History(Wrapper):
         super().__init__(env)
         if turns is not None and turns < 0:
             raise ValueError(f"turns={turns}: must be 0 or more, or None for the whole history")
+        if env.observe_as in ("prompt", "raw"):
+            raise ValueError(
+                "two wrappers that rewrite the history; keep one (max_history stands right after it)"
+            )
         self.actions = actions
         self.chat = chat
         self.keep = turns

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from functools import lru_cache
 from typing import Any
 
 from graft.envs.tooled import CallStyle, ToolEnv
 from graft.protocols import Env
-from graft.tools import has_state, make_tool
+from graft.tools import has_state, make_tools
 from graft.tools.formats import plain
+from graft.tools.options import check_options
 
 MAX_USES = 5
 
@@ -19,7 +21,8 @@ def tools(env: Env, *, use: Any, **options: Any) -> ToolEnv:
 
     `use` is what `make_tools` takes, the rest are ToolEnv's options.
     """
-    return ToolEnv(env, use, **{"counters": True, "instructions": None, **options})
+    check_options(ToolEnv, options, "wrapper 'tools'", given=("env", "tools"))
+    return ToolEnv(env, _shared(use), **{"counters": True, "instructions": None, **options})
 
 
 def python_tool(
@@ -34,7 +37,7 @@ def python_tool(
     """Python in <python> tags or a fence; `arguments` are PythonTool's (timeout=5, ...)."""
     return _gem(
         env,
-        _shared("python", {"timeout": 5.0, **arguments}),
+        _shared({"python": {"timeout": 5.0, **arguments}})[0],
         "Code execution result: {}",
         tool_reward=tool_reward,
         tool_success_reward=tool_success_reward,
@@ -64,7 +67,7 @@ def search_tool(
     """Search in <search> tags; `arguments` are SearchTool's (corpus=, url=, topk=3, ...)."""
     return _gem(
         env,
-        _shared("search", arguments),
+        _shared({"search": arguments})[0],
         "{}",
         tool_reward=tool_reward,
         max_uses=max_uses,
@@ -83,18 +86,21 @@ def _gem(env: Env, tool: Any, result: str, **options: Any) -> ToolEnv:
     return ToolEnv(env, [tool], format="gem", styles=styles, counters=True, **options)
 
 
-def _shared(name: str, arguments: dict[str, Any]) -> Any:
-    """One tool for all envs that ask for the same: an index is opened once, not once per env."""
+def _shared(use: Any) -> list[Any]:
+    """The same tools for all envs that ask for the same: a recipe makes an env per task, and an
+    index is to be opened once, an MCP server started once."""
     try:
-        written = json.dumps(arguments, sort_keys=True)
-    except (
-        TypeError
-    ):  # an argument that is an object: only its owner knows whether it can be shared
-        return make_tool(name, **arguments)
-    tool = _built(name, written)
-    return tool.fork() if has_state(tool) else tool
+        written = json.dumps(use)
+    except TypeError:  # holds an object: only its owner knows whether it can be shared
+        return make_tools(use)
+    with _building:
+        tools = _built(written)
+    return [tool.fork() if has_state(tool) else tool for tool in tools]
+
+
+_building = threading.Lock()
 
 
 @lru_cache(maxsize=32)
-def _built(name: str, written: str) -> Any:
-    return make_tool(name, **json.loads(written))
+def _built(written: str) -> list[Any]:
+    return make_tools(json.loads(written))

@@ -73,7 +73,9 @@ class SearchCache:
             self._do("SELECT 1 FROM answers LIMIT 1")
         except CacheBroken as error:
             self.close()
-            raise ValueError(f"cannot use the search cache {error}") from error
+            is_json = self.path.suffix == ".json"
+            hint = "; graft.tools.search.import_json takes it over into one" if is_json else ""
+            raise ValueError(f"cannot use the search cache {error}{hint}") from error
 
     def get(self, source: str, query: str, topk: int) -> Answer | None:
         """The stored answer, or None. Only blanks around the query are ignored."""
@@ -115,6 +117,13 @@ class SearchCache:
             "SELECT DISTINCT source FROM answers WHERE source != ? ORDER BY source", (IMPORTED,)
         )
         return [source for (source,) in found]
+
+    def topks(self, source: str) -> list[int]:
+        """The values of topk that answers of `source` were recorded with."""
+        found = self._do(
+            "SELECT DISTINCT topk FROM answers WHERE source = ? ORDER BY topk", (source,)
+        )
+        return [topk for (topk,) in found]
 
     def entries(self) -> Iterator[Entry]:
         """Everything, in the order it was stored."""

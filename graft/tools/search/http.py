@@ -11,7 +11,7 @@ from http.client import HTTPException
 
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
-from graft.tools.search.wire import TYPES, BadMessage, read_reply, write_request
+from graft.tools.search.wire import TYPES, BadMessage, load_msgpack, read_reply, write_request
 
 MAX_REPLY = 64 * 2**20  # bytes; more is no list of documents
 FIRST_PAUSE = 0.1  # seconds before the second attempt, doubled from then on
@@ -34,6 +34,8 @@ class Http:
             raise ValueError(f"search url {url!r} is not of the form http://host:port/retrieve")
         if wire not in TYPES:
             raise ValueError(f"wire={wire!r}; known: {', '.join(TYPES)} (Search-R1's, GEM's)")
+        if wire == "msgpack":
+            load_msgpack()  # absent, it is missed now and not in a rollout
         if timeout <= 0 or retries < 0:
             raise ValueError(f"timeout={timeout} must be above 0, retries={retries} at least 0")
         self.url = parts._replace(path="/retrieve").geturl() if parts.path in "/" else url

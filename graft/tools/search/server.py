@@ -7,6 +7,7 @@ with its own topk and with or without scores as it asked.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -130,7 +131,10 @@ def build_app(source: Source, topk: int = 3, *, wait: float = 0.01) -> Any:
 
 
 def serve(source: Source, host: str = "127.0.0.1", port: int = 8000, topk: int = 3) -> None:
-    """Answer until interrupted. Port 0 takes a free one; the address is printed either way."""
+    """Answer until interrupted. Port 0 takes a free one; the address is printed either way.
+
+    A corpus that cannot be read and an address that is taken are errors before anything is served.
+    """
     app = build_app(source, topk)
     try:
         import uvicorn
@@ -138,4 +142,32 @@ def serve(source: Source, host: str = "127.0.0.1", port: int = 8000, topk: int =
         raise ImportError(
             'a retrieval service needs starlette and uvicorn: pip install "graft-rl[serve]"'
         ) from error
-    uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+    with listening(host, port) as server:
+        source.open()
+        server.listen()  # whoever reads the address below may use it at once
+        host_seen, port_seen = server.getsockname()[:2]
+        named = f"[{host_seen}]" if ":" in host_seen else host_seen
+        print(f"answering http://{named}:{port_seen}/retrieve, end with Ctrl-C", flush=True)
+        config = uvicorn.Config(app, log_level="warning", access_log=False)
+        uvicorn.Server(config).run(sockets=[server])
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket bound to `host` and `port`, for IPv4 or IPv6 as the name says."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        server = socket.socket(family, kind, protocol)
+        try:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(address)
+        except BaseException:
+            server.close()
+            raise
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ValueError(
+            f"cannot listen on {host}, port {port}: {why}; name another, or port 0 for a free one"
+        ) from error
+    return server

@@ -9,10 +9,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from graft.registry import resolve
+from graft.registry import nearest, resolve
 
 MAX_QUERY = 4000  # characters; a question is shorter, a pasted transcript is not a query
 MAX_TOPK = 1000
+TOOL_OPTIONS = ("topk", "tag", "max_chars", "cache", "cache_mode", "concurrency")
+"""What the tool takes beside its source's options: they are mistyped in the same place."""
 
 
 class Hit(NamedTuple):
@@ -62,7 +64,10 @@ def make_source(name: str, **options: Any) -> Source:
         takes.bind(**options)
     except TypeError as error:
         names = ", ".join(takes.parameters)
-        raise ValueError(f"search source {name!r}: {error}; it takes: {names}") from None
+        unknown = [option for option in options if option not in takes.parameters]
+        hint = nearest(unknown[0], [*takes.parameters, *TOOL_OPTIONS]) if unknown else None
+        meant = f" did you mean {hint!r}?" if hint else ""
+        raise ValueError(f"search source {name!r}: {error};{meant} it takes: {names}") from None
     made = kind(**options)
     key = (kind, made.fingerprint, repr(sorted(options.items())))
     with _alive_lock:
@@ -78,6 +83,10 @@ def pick_source(
 ) -> Source:
     """The source that a tool's arguments describe."""
     if source is not None and not isinstance(source, str):
+        if not isinstance(source, Source):
+            raise ValueError(
+                f"source={source!r}: must be a name, or an object with fingerprint, open and retrieve"
+            )
         extra = [*options, *(["corpus"] if corpus else []), *(["url"] if url else [])]
         if extra:
             raise ValueError(f"a source object is complete; take away {', '.join(extra)}")

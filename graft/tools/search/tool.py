@@ -79,8 +79,8 @@ class SearchTool:
             timeout=timeout,
             **options,
         )
-        if not 1 <= topk <= MAX_TOPK:
-            raise ValueError(f"topk={topk} is not between 1 and {MAX_TOPK}")
+        if type(topk) is not int or not 1 <= topk <= MAX_TOPK:
+            raise ValueError(f"topk={topk!r} is not a whole number between 1 and {MAX_TOPK}")
         if max_chars is not None and max_chars < 1:
             raise ValueError(f"max_chars={max_chars}; give at least 1, or None for whole documents")
         if concurrency is not None and concurrency < 1:
@@ -101,6 +101,7 @@ class SearchTool:
         self.source: Source | None = None
         if is_replay:
             self.fingerprint = self._recorded(source, corpus, url, timeout, options)
+            self._check_topk()
         else:
             self.source = pick_source(source, corpus, url, timeout, options)
             self.source.open()
@@ -191,6 +192,20 @@ class SearchTool:
             f"{self.cache.path} cannot be replayed for {wanted or 'an unnamed source'}: it holds "
             f"answers of {held}. Give the corpus, url and options it was recorded with, or none of "
             "them if it was recorded from one source"
+        )
+
+    def _check_topk(self) -> None:
+        """A replay with another topk than the recording's would find nothing, call after call."""
+        assert self.cache is not None
+        recorded = self.cache.topks(self.fingerprint)
+        if self.fingerprint == IMPORTED or self.topk in recorded:
+            return
+        if self.cache.topks(IMPORTED):  # imported answers serve every topk
+            return
+        self.cache.close()
+        raise ValueError(
+            f"{self.cache.path} was recorded with topk={', '.join(map(str, recorded))}, not "
+            f"{self.topk}; replay it with the same"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchTool:

@@ -39,14 +39,14 @@ class Request(NamedTuple):
 def pack(message: Any, wire: str) -> bytes:
     if wire == "json":
         return json.dumps(message).encode()
-    return _msgpack().packb(message)
+    return load_msgpack().packb(message)
 
 
 def unpack(data: bytes) -> tuple[Any, str]:
     """The message and the wire it came in. A msgpack map never begins like JSON text."""
     wire = "msgpack" if data[:1] >= b"\x80" else "json"
     try:
-        return (json.loads(data) if wire == "json" else _msgpack().unpackb(data)), wire
+        return (json.loads(data) if wire == "json" else load_msgpack().unpackb(data)), wire
     except (ValueError, TypeError, RecursionError) as error:
         raise BadMessage(f"not {wire}: {str(error)[:200]}") from error
 
@@ -119,7 +119,7 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else type(value).__name__
 
 
-def _msgpack() -> Any:
+def load_msgpack() -> Any:
     try:
         import msgpack
     except ImportError as error:

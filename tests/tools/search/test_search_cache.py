@@ -172,6 +172,9 @@ def test_a_file_that_is_no_cache_is_named(tmp_path):
         ValueError, match=r"cannot use the search cache .*notes.txt: .*not a database"
     ):
         SearchCache(tmp_path / "notes.txt")
+    (tmp_path / "search_cache.json").write_text('{"query": "answer"}' * 100)
+    with pytest.raises(ValueError, match="import_json takes it over"):
+        SearchCache(tmp_path / "search_cache.json")
 
 
 def test_arpos_cache_goes_in_and_out_unchanged(cache, tmp_path):

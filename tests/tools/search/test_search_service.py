@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -17,10 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_helpers import Echo, serving
 
+from graft.data.rows import DataError
 from graft.tools.errors import ToolError
 from graft.tools.search import Hit, make_source
+from graft.tools.search.bm25 import Bm25
 from graft.tools.search.http import Http
-from graft.tools.search.server import build_app
+from graft.tools.search.server import build_app, listening, serve
 from graft.tools.search.wire import (
     MAX_QUERIES,
     BadMessage,
@@ -338,6 +343,49 @@ def test_a_client_that_cannot_work_is_refused(arguments, match):
 def test_messages_name_what_is_wrong():
     with pytest.raises(BadMessage, match="got list"):
         read_request(b"[]")
+
+
+def test_the_package_for_a_wire_is_missed_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with pytest.raises(ImportError, match=r"graft-rl\[search\]"):
+        Http("http://localhost:1", wire="msgpack")
+
+
+def test_a_port_that_is_taken_and_a_host_that_is_not_are_named(echo):
+    with listening("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"127.0.0.1, port {port}: Address already in use"):
+            serve(echo, port=port)
+    with pytest.raises(ValueError, match=r"cannot listen on no-such-host\.invalid, port 0"):
+        serve(echo, host="no-such-host.invalid", port=0)
+
+
+def test_a_corpus_that_cannot_be_read_is_told_before_anything_is_served(tmp_path, capsys):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"contents": 3}\n')
+    with pytest.raises(DataError, match=r"bad\.jsonl, row 1: no text"):
+        serve(Bm25(str(bad)), port=0)
+    assert capsys.readouterr().out == ""
+
+
+SERVE = """
+from graft.tools.search import make_source
+from graft.tools.search.server import serve
+serve(make_source("bm25", corpus="small"), port=0)
+"""
+
+
+def test_the_address_is_printed_and_an_interrupt_ends_the_service():
+    with subprocess.Popen([sys.executable, "-c", SERVE], stdout=-1, stderr=-1, text=True) as child:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        address = line.removeprefix("answering ").partition(",")[0]
+        status, reply = post(address.removesuffix("/retrieve"), b'{"query": "Warsaw", "topk": 1}')
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=60)
+    assert status == 200 and json.loads(reply)["result"][0]["document"]["id"] == "small-02"
+    assert "KeyboardInterrupt" in said and child.returncode in (1, 130, -signal.SIGINT)
 
 
 @pytest.mark.peer

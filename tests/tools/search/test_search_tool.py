@@ -179,6 +179,15 @@ def test_a_replay_for_another_corpus_is_refused(tmp_path):
         SearchTool(cache=cache, cache_mode="replay")
 
 
+def test_a_replay_with_another_topk_is_refused_and_not_answered_with_errors(tmp_path):
+    cache = str(tmp_path / "run.db")
+    SearchTool(corpus="small", topk=2, cache=cache)("Warsaw")
+    with pytest.raises(ValueError, match="recorded with topk=2, not 3; replay it with the same"):
+        SearchTool(cache=cache, cache_mode="replay")
+    replayed = SearchTool(cache=cache, cache_mode="replay", topk=2)
+    assert replayed("Warsaw").startswith("<information>Doc 1(Title: Warsaw)")
+
+
 def test_an_imported_answer_is_shown_as_it_is(tmp_path):
     store = SearchCache(tmp_path / "c.db")
     store.put_imported([("q", "Page 1: x"), ("none", "")])
@@ -209,7 +218,13 @@ def test_the_address_may_come_from_the_environment(monkeypatch):
         ({"corpus": "small", "concurrency": 0}, "concurrency=0"),
         ({"corpus": "small", "cache_mode": "record"}, "cache_mode=record needs cache="),
         ({"corpus": "small", "cache_mode": "reply"}, "known: live, record, replay"),
-        ({"corpus": "small", "top_k": 3}, "unexpected keyword argument 'top_k'; it takes: corpus"),
+        ({"corpus": "small", "topk": "3"}, "topk='3' is not a whole number"),
+        ({"corpus": "small", "top_k": 3}, "'top_k'; did you mean 'topk'. it takes: corpus"),
+        (
+            {"corpus": "small", "colour": 3},
+            "unexpected keyword argument 'colour'; it takes: corpus",
+        ),
+        ({"source": 3}, "source=3: must be a name, or an object"),
         ({"source": "bm25"}, "missing a required argument: 'corpus'"),
         ({"source": "http", "corpus": "small"}, "corpus= is for bm25 and dense"),
         ({"source": Echo(), "corpus": "small"}, "a source object is complete"),
