@@ -119,9 +119,10 @@ def compare(graft: Worker, gem: Worker, rounds: int, seconds: float, **order: An
         steps = calibrated(gem, seconds, **how)
         runs = [(worker, mode, {**how, "steps": steps}) for worker, mode, how in runs]
     rates: dict[str, dict[str, list[float]]] = {"graft": {}, "gem": {}}
-    for _ in range(rounds):
+    for number in range(rounds):
         for worker, mode, how in runs:
-            rates[worker.name].setdefault(mode, []).append(worker.ask(**how))
+            rate = worker.ask(**how, round=number)
+            rates[worker.name].setdefault(mode, []).append(rate)
     best = {
         name: max((median(values), mode) for mode, values in by_mode.items())
         for name, by_mode in rates.items()
@@ -158,7 +159,9 @@ def main() -> None:
         word_lists(folder)
         env = {**os.environ, "NLTK_DATA": str(folder), "OMP_NUM_THREADS": "1"}
         graft = Worker("graft", Path(sys.executable), {**env, "PYTHONPATH": str(ROOT)})
-        gem = Worker("gem", gem_python(), {k: v for k, v in env.items() if k != "PYTHONPATH"})
+        # its python tool runs whatever `python` comes first, which may be a slow start script
+        path = f"{gem_python().parent}{os.pathsep}{env['PATH']}"
+        gem = Worker("gem", gem_python(), {**env, "PATH": path, "PYTHONPATH": ""})
         print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
               f"Python {platform.python_version()}; per second, medians of {options.rounds}")  # fmt: skip
         print(f"| {'case':<8} | {'id':<28} | {'graft':>10} | {'GEM':>10} | ratio |")

@@ -19,13 +19,15 @@ import pickle
 import random
 import re
 import zlib
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from graft.envs.base import BaseEnv, Trace, check_split, split_of
 from graft.envs.catalogue import Entry
-from graft.rewards.workers import WorkerError, Workers
+from graft.rewards.answers import in_words
+from graft.rewards.workers import NoWorkers, WorkerError, Workers
 from graft.text.parse import last_boxed
 from graft.types import Author, Turn
 
@@ -62,6 +64,7 @@ GENERATE_LIMIT = 60.0  # seconds; the slowest items take one
 SCORE_LIMIT = 5.0
 MAX_ANSWER = 20_000  # characters; no dataset asks for more
 MAX_TRIES = 1000  # items looked at until one is of the wanted split
+BLOCK = 500  # items of one library dataset; some of those cannot be made much larger
 
 WORKERS = Workers("graft.envs.reasoning:warm", size=4)
 
@@ -74,14 +77,16 @@ class Item(NamedTuple):
     entry: str
     is_plain: bool
     """Scored by comparing texts, which is done here."""
+    split: str
+    """Where it belongs, by its question."""
 
 
 class Reasoning(BaseEnv):
     """Reward: what the dataset's own scorer gives, from 0 to 1; nothing in a box is 0.
 
     `size` items are generated from `dataset_seed`, each when it is first met, and shared by all
-    envs with the same settings. One in ten, by its text, is held out as split "test". Further
-    arguments are the dataset's own: its sizes and difficulty.
+    envs with the same settings; size=10**9 is as good as endless. One in ten, by its text, is held
+    out as split "test". Further arguments are the dataset's own: its sizes and difficulty.
     """
 
     blocking = True
@@ -106,7 +111,7 @@ class Reasoning(BaseEnv):
         self.name = name
         self.size = size
         self.split = check_split(split)
-        self.settings = json.dumps([name, size, dataset_seed, config], sort_keys=True)
+        self.settings = json.dumps([name, min(size, BLOCK), dataset_seed, config], sort_keys=True)
         self.idx = 0
         if config:  # a wrong setting is the caller's mistake, and now is when to say so
             item(self.settings, 0)
@@ -115,7 +120,7 @@ class Reasoning(BaseEnv):
         for _ in range(MAX_TRIES):
             self.idx = self.rng.randrange(self.size)
             found = item(self.settings, self.idx)
-            if split_of(found.question) == self.split:
+            if found.split == self.split:
                 self.answer = found.gold
                 return f"{found.question}\n\nGive the final answer in \\boxed{{}}."
         raise ValueError(
@@ -126,26 +131,25 @@ class Reasoning(BaseEnv):
     def respond(self, action: str) -> Turn:
         answer = last_boxed(action) or ""
         has_answer = bool(answer.strip())  # an empty box is none: some scorers pay for it
-        score = self._score(answer) if has_answer else 0.0
+        score = self._score(spellings(answer)) if has_answer and len(answer) <= MAX_ANSWER else 0.0
         return Turn(reward=score, terminated=True, info={"has_answer": has_answer})
 
-    def _score(self, answer: str) -> float:
-        if len(answer) > MAX_ANSWER:
-            return 0.0
+    def _score(self, answers: list[str]) -> float:
         found = item(self.settings, self.idx)
         if found.is_plain and found.gold is not None:
-            return text_score(answer, found.gold)
+            return max(text_score(answer, found.gold) for answer in answers)
         try:
-            score = WORKERS.call(
+            return WORKERS.call(
                 "graft.envs.reasoning:score",
                 self.settings,
                 found.entry,
-                answer,
+                answers,
                 timeout=SCORE_LIMIT,
             )
-        except WorkerError:  # scorers raise on malformed answers, or never end
+        except NoWorkers:  # nobody looked at the answer, so it is not wrong
+            raise
+        except WorkerError:  # a scorer that never ends, or takes all the memory
             return 0.0
-        return min(max(score, 0.0), 1.0)
 
     def demonstrate(self, rng: random.Random) -> Trace:
         if self.answer is None:
@@ -157,6 +161,18 @@ class Reasoning(BaseEnv):
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.whim().randint(0, 100)}}}"
+
+
+def spellings(answer: str) -> list[str]:
+    r"""What a box may be meant to hold, the text itself first: the scorers take every blank for a
+    part of the answer, and models like to write words as \text{...} there.
+
+    >>> spellings(r" \text{Ann}")
+    [' \\text{Ann}', '\\text{Ann}', 'Ann']
+    """
+    if "\\" not in answer and answer == answer.strip():
+        return [answer]
+    return list(dict.fromkeys([answer, answer.strip(), in_words(answer)]))
 
 
 def text_score(answer: str, gold: str) -> float:
@@ -219,36 +235,47 @@ def check_formula(text: str) -> None:
 
 
 @lru_cache(maxsize=32)
-def _dataset(settings: str) -> Any:
+def _dataset(settings: str, block: int) -> Any:
     import reasoning_gym
     from reasoning_gym.composite import DatasetSpec
 
     name, size, seed, config = json.loads(settings)
     if name == "composite":
+        if not config.get("datasets"):
+            raise ValueError('it mixes others; say which: datasets=["gcd", "lcm"]')
         parts = [part if isinstance(part, dict) else {"name": part} for part in config["datasets"]]
         config["datasets"] = [DatasetSpec(**{"weight": 1.0, "config": {}, **one}) for one in parts]
-    return reasoning_gym.create_dataset(name, size=size, seed=seed, **config)
+    # items of seed s are often drawn with s, s + 1, ...: the next block begins where they end
+    return reasoning_gym.create_dataset(name, size=size, seed=seed + block * BLOCK, **config)
 
 
 def generate(settings: str, idx: int) -> Item:
     import numpy
     from reasoning_gym.dataset import ProceduralDataset
 
-    dataset = _dataset(settings)
+    block, place = divmod(idx, BLOCK)
+    dataset = _dataset(settings, block)
     # a few draw from the global generators: let the item alone decide what those hold
     seed = zlib.crc32(f"{settings} {idx}".encode())
     random.seed(seed)
     numpy.random.seed(seed)
-    entry = dataset[idx]
+    entry = dataset[place]
     is_plain = type(dataset).score_answer is ProceduralDataset.score_answer
     packed = base64.b64encode(pickle.dumps(entry)).decode()
-    return Item(entry["question"], entry["answer"], packed, is_plain)
+    question = entry["question"]
+    return Item(question, entry["answer"], packed, is_plain, split_of(question))
 
 
-def score(settings: str, packed: str, answer: str) -> float:
+def score(settings: str, packed: str, answers: list[str]) -> float:
+    """What the best of several spellings of one answer earns; 0 if none can be read."""
     entry = pickle.loads(base64.b64decode(packed))  # written by `generate`, above
     if entry["metadata"].get("source_dataset") == "game_of_life_halting":
         # the library takes any text for "True"
-        return float(answer.strip().lower() == str(entry["answer"]).strip().lower())
-    value = float(_dataset(settings).score_answer(answer, entry))
-    return value if math.isfinite(value) else 0.0
+        return float(str(entry["answer"]).lower() in [answer.lower() for answer in answers])
+    dataset = _dataset(settings, 0)
+    best = 0.0
+    for answer in answers:
+        with suppress(Exception):  # scorers raise whatever they like on what they cannot read
+            value = float(dataset.score_answer(answer, entry))
+            best = max(best, min(value, 1.0) if math.isfinite(value) else 0.0)
+    return best

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -90,11 +89,15 @@ def last_boxed(text: str) -> str | None:
     last = _last_match(_BOX, text)
     if last is None:
         return None
-    depth = 1
-    for brace in _BRACE.finditer(text, last.end()):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return text[last.end() : brace.start()]
+    start, depth = last.end(), 1
+    for brace in _BRACE.finditer(text, start):
+        mark = brace[0]
+        if mark == "{":
+            depth += 1
+        elif mark == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start : brace.start()]
     return None
 
 
@@ -281,8 +284,10 @@ def _tag_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    last = deque(pattern.finditer(text), maxlen=1)
-    return last[0] if last else None
+    last = None
+    for last in pattern.finditer(text):  # noqa: B007
+        pass
+    return last
 
 
 def _bare(number: str) -> str:
