@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from graft.envs import ENVS, make
+from graft.envs import ENVS, find, make
 from graft.envs.catalogue import family_of
 from graft.envs.games.base import BOX, Game
 from graft.envs.needs import missing
+from graft.envs.webshop.env import WebShop
+from graft.registry import load
 from graft.types import Turn
 
-COMMANDS = "  :random plays a random action, :quit ends; a line that ends with \\ goes on in the next"
+COMMANDS = (
+    "  :random plays a random action, :quit ends; a line that ends with \\ goes on in the next"
+)
 
 
 def list_envs(pattern: str = "") -> list[dict[str, Any]]:
@@ -59,15 +64,18 @@ def play(
     say(_words(observation))
     say(COMMANDS)
     total, count, turn = 0.0, 0, Turn()
-    is_game = isinstance(env.unwrapped, Game)
+    is_boxed = isinstance(env.unwrapped, Game | WebShop)
     while not turn.is_over:
         action = _read(ask, f"[{count + 1}] > ")
-        if action is None or action.strip() == ":quit":
+        if action is None:
+            say("")  # end of input: the prompt still stands in its line
+            break
+        if action.strip() == ":quit":
             break
         if action.strip() == ":random":
             action = env.sample_random_action()
             say(action)
-        elif is_game and BOX not in action and not action.rstrip().endswith(env.stop or ("\0",)):
+        elif is_boxed and BOX not in action and not action.rstrip().endswith(env.stop or ("\0",)):
             action = f"{BOX}{action.strip()}}}"  # a person need not type the box
         turn = env.step(action)
         count += 1
@@ -81,8 +89,13 @@ def play(
         "terminated": turn.terminated,
         "truncated": turn.truncated,
     }
+    turns = "1 turn" if count == 1 else f"{count} turns"
     if turn.is_over:
-        say(f"over after {count} turns, reward {total:g}; the answer was {info.get('answer')!r}")
+        answer = info.get("answer")
+        told = "" if answer is None else f"; the answer was {answer!r}"
+        say(f"over after {turns}, reward {total:g}{told}")
+    else:
+        say(f"left after {turns}, reward {total:g}")
     return result
 
 
@@ -119,7 +132,16 @@ def open_env(env_id: str, wrappers: str, overrides: Sequence[str]) -> Any:
     assert isinstance(args, dict)
     try:
         return make(env_id, wrappers=wrappers, **{str(key): value for key, value in args.items()})
-    except TypeError as error:  # an argument that the environment does not have
-        raise ValueError(f"{env_id}: {error}") from error
+    except TypeError as error:  # an argument that the environment does not have, or of a wrong kind
+        build = load(entry, "env") if isinstance(entry := find(env_id).build, str) else entry
+        raise ValueError(f"{env_id}: {error}; it is {written(build)}") from error
 
 
+def written(build: Callable[..., Any]) -> str:
+    """How a thing is called: "Wordle(*, word_length=5, max_turns=15, only_real_words=False)"."""
+    parameters = [
+        one.replace(annotation=inspect.Parameter.empty)
+        for one in inspect.signature(build).parameters.values()
+    ]
+    # a functools.partial has no name of its own
+    return f"{getattr(build, '__name__', 'built with ')}{inspect.Signature(parameters)}"

@@ -81,8 +81,28 @@ def test_arguments_are_typed_as_in_a_recipe():
     assert (env.count, env.format_reward) == ((2, 2), 0.3)
     with pytest.raises(ValueError, match="not key=value"):
         open_env("countdown", "", ["count"])
-    with pytest.raises(ValueError, match="countdown: .*'colour'"):
+    with pytest.raises(ValueError, match=r"countdown: .*'colour'"):
         open_env("countdown", "", ["colour=3"])
+
+
+def test_a_wrong_argument_is_answered_with_the_right_ones():
+    for wrong in ("wordlength=5", "word_length=abc"):
+        with pytest.raises(ValueError, match=r"it is Wordle\(\*, word_length=5, max_turns=15"):
+            open_env("game:Wordle-v0", "", [wrong])
+
+
+def test_a_person_shops_without_typing_boxes():
+    said: list[str] = []
+    result = play(make("webshop:train-text"), 3, said.append, typed("search[lamp]", ":quit"))
+    assert (result["turns"], result["reward"]) == (1, 0.0)
+    assert "Search: lamp" in said[-2]
+    assert said[-1] == "left after 1 turn, reward 0"
+
+
+def test_the_last_line_names_an_answer_only_where_there_is_one():
+    said: list[str] = []
+    play(make("game:Minesweeper-v0-easy"), 3, said.append, typed("dig"))
+    assert said[-1] == "over after 1 turn, reward -0.1"
 
 
 def test_play_reads_from_a_pipe():

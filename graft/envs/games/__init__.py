@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from graft.envs.catalogue import Entry
-from graft.envs.games.list_a import GAMES_A
-from graft.envs.games.list_b import GAMES_B
+from graft.envs.games.variants import GAMES
 
-GAMES: dict[str, Entry] = {**GAMES_A, **GAMES_B}
+__all__ = ["GAMES"]

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from graft.envs.games.base import Game, Played, invalid, whole
+from graft.envs.games.base import Game, Played, echo, invalid, whole
 from graft.envs.games.layout import BLANK, count_letters, draw, get, lay_out, put
 
 CLUES = Path(__file__).parent / "data" / "clues.jsonl"
@@ -20,7 +20,8 @@ class Crosswords(Game):
 
     "CAT" crossing "COT" has five cells: each pays 0.2. A wrong letter earns 0 and leaves the cell
     open. Grids have no more cells than the player has turns, so every one can be completed. The
-    clues say where their words begin: length and direction alone would not always tell.
+    clues say where their words begin: length and direction alone would not always tell. With
+    hardcore=None one of the two clue lists is drawn with each instance.
     """
 
     pattern = re.compile(r"\\boxed\{\s{0,9}(\d+)\s{1,9}(\d+)\s{1,9}([a-zA-Z])\s{0,9}\}", re.ASCII)
@@ -34,10 +35,10 @@ class Crosswords(Game):
         max_turns: int | None = 30,
     ) -> None:
         super().__init__(max_turns)
-        self.is_random = hardcore is None or num_words is None or max_turns is None
+        self.is_random = hardcore is None
         self.hardcore = hardcore
-        self.num_words = num_words or 3
-        self.max_turns = max_turns or 20
+        self.num_words = 3 if num_words is None else num_words
+        self.max_turns = 20 if max_turns is None else max_turns
         self.solution: list[str] = []
         self.lines: list[str] = []  # the grid as it is drawn: the only record of what is filled in
         self.clues = ""
@@ -76,17 +77,18 @@ class Crosswords(Game):
         row, col, letter = whole(row_digits), whole(col_digits), letter.upper()
         side = len(self.solution)
         if row >= side or col >= side:
-            return invalid(f"Row {row}, column {col} is outside the grid.")
+            where = f"row {echo(row_digits)}, column {echo(col_digits)}"
+            return invalid(f"{letter} at {where} is outside the grid of {side} x {side} cells.")
         right = self.solution[row][col]
         if right == BLANK:
-            return invalid(f"Row {row}, column {col} is black.")
+            return invalid(f"{letter} at row {row}, column {col}: this cell is black.")
         if get(self.lines, row, col) != OPEN:
-            return invalid(f"Row {row}, column {col} is filled already.")
+            return invalid(f"{letter} at row {row}, column {col}: this cell is filled already.")
         if letter != right:
             return f"{letter} at row {row}, column {col} is wrong.", 0.0, False
         put(self.lines, row, col, letter)
         self.num_open -= 1
-        reward = 1.0 / self.num_cells
+        reward = self.earn((self.num_cells - self.num_open) / self.num_cells)
         if not self.num_open:
             return f"{letter} at row {row}, column {col} completes the crossword.", reward, True
         return f"{letter} at row {row}, column {col} is right.", reward, False

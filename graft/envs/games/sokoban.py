@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from graft.envs.games.base import Game, Played, invalid
+from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
 from graft.envs.games.sokoban_levels import DIRECTIONS, FLOOR, GOAL, WALL, make_level
 
 PLAYER, BOX, BOX_ON_GOAL = "P", "X", "√"
-VARIANTS = (((6, 6), 2, 20), ((8, 8), 5, 50))  # (room, boxes, turns) of the random game
+SIZES = ((6, 6, 2, 20), (8, 8, 5, 50))  # rows, cols (dim_room), num_boxes, max_turns
 
 
 class Sokoban(Game):
     """1.0 when all boxes are on goals; at the turn limit the share of boxes that are.
 
     Every level comes with a solution that fits into the turn limit: it is `answer`. Nothing is paid
-    on the way, because a box can be pushed off its goal again.
+    on the way, because a box can be pushed off its goal again. Sizes of None are drawn from `SIZES`
+    with each instance.
     """
 
     pattern = re.compile(r"\\boxed\{\s{0,9}(up|down|left|right)\s{0,9}\}", re.ASCII | re.IGNORECASE)
@@ -30,22 +31,26 @@ class Sokoban(Game):
         max_turns: int | None = 20,
     ) -> None:
         super().__init__(max_turns)
-        if dim_room is not None and (len(dim_room) != 2 or min(dim_room) < 3):
-            raise ValueError(f"dim_room={dim_room}: must be (rows, columns), walls included")
+        if dim_room is not None and (
+            not isinstance(dim_room, Sequence) or len(dim_room) != 2 or min(dim_room) < 3
+        ):
+            raise ValueError(
+                f"dim_room={dim_room}: must be (rows, columns), walls included and 3 or more each"
+            )
         if num_boxes is not None and num_boxes < 1:
             raise ValueError(f"num_boxes={num_boxes}: must be 1 or more")
-        self.is_random = dim_room is None or num_boxes is None or max_turns is None
-        self.rows, self.cols = dim_room or (0, 0)
-        self.num_boxes = num_boxes or 0
+        rows, cols = dim_room or (None, None)
+        self.sizes = sizes_to_deal(
+            SIZES, rows=rows, cols=cols, num_boxes=num_boxes, max_turns=max_turns
+        )
+        self.rows, self.cols, self.num_boxes, _ = self.sizes[0]
         self.room = ""  # walls, floor and goals, row after row: what does not move
         self.cells: list[str] = []  # what is seen: the room with boxes and player in it
         self.player = 0
 
     def deal(self) -> None:
-        turns = self.max_turns or 0
-        if self.is_random:
-            (self.rows, self.cols), self.num_boxes, turns = self.rng.choice(VARIANTS)
-            self.max_turns = turns
+        self.rows, self.cols, self.num_boxes, turns = self.draw_sizes()
+        self.max_turns = turns
         level = make_level(self.rng, self.rows, self.cols, self.num_boxes, turns)
         self.room, self.player, self.answer = level.room, level.player, level.solution
         self.cells = list(level.room)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from graft.envs.games.base import Game, Played, invalid
+from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
 
 DIRECTIONS = ("up", "down", "left", "right")
 EMPTY = "."
-VARIANTS = ((16, 20), (32, 30), (64, 50))  # (target tile, turns) of the random game
+SIZES = ((16, 20), (32, 30), (64, 50))  # target_tile, max_turns
+MAX_SIZE = 10  # rows of a board; more would be long to read
 
 
 class Game2048(Game):
@@ -19,7 +20,8 @@ class Game2048(Game):
     each. What a new tile adds is paid with the next move. A board without a move left ends the game.
 
     After t moves the tiles sum to at most 4 (t + 2). So 512 in 50 turns and 2048 in 100, as the ids
-    -hard and -extreme-hard have it, are out of reach: those games pay for progress only.
+    -hard and -extreme-hard have it, are out of reach: those games pay for progress only. Sizes of
+    None are drawn from `SIZES` with each instance.
     """
 
     pattern = re.compile(r"\\boxed\{\s{0,9}(up|down|left|right)\s{0,9}\}", re.ASCII | re.IGNORECASE)
@@ -31,10 +33,10 @@ class Game2048(Game):
         super().__init__(max_turns)
         if target_tile is not None and (target_tile < 8 or target_tile & (target_tile - 1)):
             raise ValueError(f"target_tile={target_tile}: must be a power of two, 8 or more")
-        if board_size < 2:
-            raise ValueError(f"board_size={board_size}: must be 2 or more")
-        self.is_random = target_tile is None or max_turns is None
-        self.target_tile = target_tile or 0
+        if not 2 <= board_size <= MAX_SIZE:
+            raise ValueError(f"board_size={board_size}: must be from 2 to {MAX_SIZE}")
+        self.sizes = sizes_to_deal(SIZES, target_tile=target_tile, max_turns=max_turns)
+        self.target_tile = self.sizes[0][0]
         self.size = board_size
         # A cell is a letter: "." empty, "a" the tile 2, "b" 4, "c" 8, ... A board is a string of
         # cells, row after row: it slices into rows and columns, and lines are keys of a cache.
@@ -42,8 +44,7 @@ class Game2048(Game):
         self.start = self.best = 1  # exponents of the largest tile: at the start, so far
 
     def deal(self) -> None:
-        if self.is_random:
-            self.target_tile, self.max_turns = self.rng.choice(VARIANTS)
+        self.target_tile, self.max_turns = self.draw_sizes()
         self.cells = EMPTY * self.size**2
         self.add_tile()
         self.add_tile()
@@ -62,8 +63,8 @@ class Game2048(Game):
         return (
             f"Play 2048 on a board of {self.size} by {self.size}. A move slides all tiles up, down, "
             "left or right; two equal tiles that meet become one of twice the value, each tile at "
-            "most once per move. Then a new tile, 2 or 4, appears on an empty cell. Progress is "
-            f"paid as the largest tile grows, up to {self.target_tile}.\n"
+            "most once per move. Then a new tile, 2 or 4, appears on an empty cell. The goal is the "
+            f"tile {self.target_tile}; on the way every doubling of the largest tile is paid.\n"
             f"You have {self.max_turns} turns. Write each move as \\boxed{{direction}}, for example "
             "\\boxed{left}. What happened so far is shown to you."
         )
@@ -93,8 +94,8 @@ class Game2048(Game):
         largest = min(exponent(max(self.cells)), goal)
         if largest <= self.best:
             return 0.0
-        gained, self.best = largest - self.best, largest
-        return gained / (goal - self.start)
+        self.best = largest
+        return self.earn((largest - self.start) / (goal - self.start))
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.whim().choice(DIRECTIONS)}}}"

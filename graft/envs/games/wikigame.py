@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.envs.games.base import Game, echo, last_box
-from graft.envs.games.wikis import BACKENDS, LocalWiki, Page, Wiki
+from graft.envs.games.wikis import BACKENDS, MAX_DRAWS, LocalWiki, Page, Wiki, WikiError
 from graft.registry import resolve
 from graft.types import Turn
 
@@ -56,10 +56,12 @@ class WikiGame(Game):
         wiki: str | Path | None = None,
         trawler_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        if max_turns is None:  # as other games take it; here nothing can be drawn in its place
+            raise ValueError("max_turns=None: must be a number, 1 or more")
         super().__init__(max_turns)
         if variant not in VARIANTS:
             raise ValueError(f"variant={variant!r}: must be one of {', '.join(VARIANTS)}")
-        length, unit = page_summary_length
+        length, unit = page_summary_length if is_pair(page_summary_length) else (0, "")
         if unit not in UNITS or length < 1:
             raise ValueError(
                 f"page_summary_length={page_summary_length!r}: must be (number, unit) with a number "
@@ -85,12 +87,17 @@ class WikiGame(Game):
             self.answer = self.reachable_path(self.wiki, start)
             self.target = self.wiki.pages[self.answer[-1]]
         else:
-            self.target = start
-            while self.target["title"] == start["title"]:
-                self.target = self.wiki.draw(self.rng)
+            self.target = self.other_page(start)
             self.answer = [start["title"], self.target["title"]]
         self.history, self.seen, self.has_gone_back = [], [], False
         self.arrive(start)
+
+    def other_page(self, start: Page) -> Page:
+        for _ in range(MAX_DRAWS):
+            page = self.wiki.draw(self.rng)
+            if page["title"] != start["title"]:
+                return page
+        raise WikiError(f"{MAX_DRAWS} draws all gave the page {start['title']!r}; a game needs two")
 
     def reachable_path(self, wiki: LocalWiki, start: Page) -> list[str]:
         before = wiki.distances(start["title"], self.max_turns or 1)
@@ -219,3 +226,7 @@ class WikiGame(Game):
 
     def sample_random_action(self) -> str:
         return self.boxed(self.whim().choice(self.links() or [BACK]))
+
+
+def is_pair(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2

@@ -9,7 +9,7 @@ from functools import cache
 from string import ascii_uppercase
 
 import graft.envs.games.words as word_lists
-from graft.envs.games.base import Game, Played, invalid, whole
+from graft.envs.games.base import Game, Played, echo, invalid, whole
 from graft.envs.games.layout import BLANK, Placed, draw, get, lay_out, put
 
 MIN_LETTERS, MAX_LETTERS = 3, 12
@@ -20,7 +20,8 @@ class WordSearch(Game):
     """Every word found pays its share; all words together 1.0.
 
     Which words are hidden is not said. A word counts once, in whatever order its ends are named,
-    and only where it was hidden: the filling may spell words too.
+    and only where it was hidden: the filling may spell words too. With hardcore=None one of the two
+    word lists is drawn with each instance.
     """
 
     pattern = re.compile(
@@ -36,10 +37,10 @@ class WordSearch(Game):
         max_turns: int | None = 20,
     ) -> None:
         super().__init__(max_turns)
-        self.is_random = hardcore is None or num_words is None or max_turns is None
+        self.is_random = hardcore is None
         self.hardcore = hardcore
         self.num_words = 5 if num_words is None else num_words
-        self.max_turns = max_turns or 20
+        self.max_turns = 20 if max_turns is None else max_turns
         if not 1 <= self.num_words <= self.max_turns:
             raise ValueError(
                 f"num_words={num_words}: must lie between 1 and max_turns={self.max_turns}; "
@@ -62,9 +63,10 @@ class WordSearch(Game):
 
     def rules(self) -> str:
         return (
-            f"{len(self.hidden)} words are hidden in a grid of letters, each across (left to right) "
-            "or down. They are not told. Found words are shown in [brackets]; rows and columns "
-            "count from 0.\n"
+            f"Words are hidden in a grid of letters, {self.num_words} in all, each written across "
+            f"(left to right) or down (top to bottom) and {MIN_LETTERS} to {MAX_LETTERS} letters "
+            "long. Which words they are is not said. Found words are shown in [brackets]; rows and "
+            "columns count from 0.\n"
             f"You have {self.max_turns} turns. Name the first and the last cell of a word as "
             "\\boxed{row column row column}, for example \\boxed{1 1 1 5} for row 1, columns 1 to "
             "5. What happened so far is shown to you."
@@ -77,7 +79,8 @@ class WordSearch(Game):
     def move(self, *digits: str) -> Played:
         row, col, last_row, last_col = map(whole, digits)
         if max(row, col, last_row, last_col) >= self.side:
-            return invalid("A cell outside the grid.")
+            shown = " ".join(map(echo, digits))
+            return invalid(f"{shown} is outside the grid of {self.side} x {self.side} cells.")
         if (row, col) > (last_row, last_col):
             row, col, last_row, last_col = last_row, last_col, row, col
         where = f"{row} {col} {last_row} {last_col}"
@@ -93,7 +96,7 @@ class WordSearch(Game):
         for r in range(row, last_row + 1):
             for c in range(col, last_col + 1):
                 put(self.lines, r, c, f"[{get(self.lines, r, c)}]")
-        reward = 1.0 / len(self.hidden)
+        reward = self.earn(len(self.found) / len(self.hidden))
         if len(self.found) == len(self.hidden):
             return f"{word} at {where}: all words are found.", reward, True
         return f"{word} at {where} is one of the words.", reward, False
@@ -101,7 +104,7 @@ class WordSearch(Game):
     def sample_random_action(self) -> str:
         """Two cells of one row or column."""
         rng = self.whim()
-        line, first, last = (rng.randrange(self.side) for _ in range(3))
+        line, first, last = (rng.randrange(self.side or 1) for _ in range(3))
         if rng.random() < 0.5:
             return f"\\boxed{{{line} {first} {line} {last}}}"
         return f"\\boxed{{{first} {line} {last} {line}}}"

@@ -122,5 +122,7 @@ def library() -> Any:
     try:
         import gymnasium
     except ImportError as error:
-        raise ImportError('Gymnasium is not installed: pip install "graft-rl[gymnasium]"') from error
+        raise ImportError(
+            'Gymnasium is not installed: pip install "graft-rl[gymnasium]"'
+        ) from error
     return gymnasium

@@ -76,7 +76,5 @@ def library() -> Any:
     try:
         import openenv.core
     except ImportError as error:
-        raise ImportError(
-            'OpenEnv is not installed: pip install "graft-rl[openenv]"'
-        ) from error
+        raise ImportError('OpenEnv is not installed: pip install "graft-rl[openenv]"') from error
     return openenv.core

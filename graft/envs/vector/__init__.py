@@ -7,10 +7,10 @@ processes  a few workers with many envs each; for envs that compute for long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from graft.envs.vector.seat import AUTORESETS, Autoreset, Recipe, Seat, checked_seed
+from graft.envs.vector.seat import AUTORESETS, Around, Autoreset, Recipe, Seat, checked_seed
 
 if TYPE_CHECKING:
     from graft.envs.vector.base import VectorEnv
@@ -21,7 +21,7 @@ MODES = ("auto", "serial", "threads", "processes")
 
 def make_vec(
     env_ids: str | Sequence[str],
-    wrappers: str | Sequence[str | Callable[[Any], Any]] | None = None,
+    wrappers: str | Sequence[Around] | None = None,
     vec_kwargs: Sequence[Mapping[str, Any]] | None = None,
     async_mode: bool = False,
     seed: int = 0,
@@ -36,8 +36,9 @@ def make_vec(
     """A vector of envs: one per id, which may differ; `n` copies of a single one.
 
     Env i is built with `vec_kwargs[i]` and `kwargs`, of which `kwargs` count where both speak,
-    inside of `wrappers` (names or functions, innermost first). Its first episode has the seed
-    `seed + i`, or the "seed" in `vec_kwargs[i]`.
+    inside of `wrappers` (as `make` takes them, or functions from env to env; innermost first;
+    `tokenizer=` for those that render chats). Its first episode has the seed `seed + i`, or the
+    "seed" in `vec_kwargs[i]`.
 
     `mode`: "auto" takes threads if some env is `blocking` or a `timeout` is set, else serial;
     `async_mode=True` is another way to say threads. `workers` is how many processes to use.
@@ -90,7 +91,7 @@ def make_vec(
 
 def write_recipes(
     ids: Sequence[str],
-    wrappers: str | Sequence[str | Callable[[Any], Any]] | None,
+    wrappers: str | Sequence[Around] | None,
     vec_kwargs: Sequence[Mapping[str, Any]] | None,
     seed: int,
     kwargs: Mapping[str, Any],

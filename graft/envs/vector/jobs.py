@@ -27,6 +27,20 @@ class Job(NamedTuple):
         except FAULTS as fault:  # of a call: resets and steps keep theirs to themselves
             return Failure(describe(fault))
 
+    def run_apart(self, seat: Seat) -> Any:
+        """The same on a thread or in a process that is the env's alone.
+
+        No Ctrl-C of a person arrives there: whatever is thrown, the env threw it.
+        """
+        try:
+            return self.run(seat)
+        except BaseException as fault:
+            if self.do in ("step", "recover"):
+                return seat.recover(describe(fault))
+            if self.do == "reset":
+                return seat.fail_reset(fault)
+            return Failure(describe(fault))
+
 
 def late_text(index: int, env_id: str, job: Job, seconds: float) -> str:
     return f"TimeoutError: env {index} ({env_id!r}) took more than {seconds:g} s for a {job.do}"

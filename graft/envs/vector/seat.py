@@ -26,6 +26,9 @@ AUTORESETS = ("same_step", "next_step", "off")
 FAULTS = (Exception, SystemExit)
 """What an env may throw at us. A KeyboardInterrupt is the person at the terminal, not the env."""
 
+Around = str | Mapping[str, Any] | Callable[[Any], Any]
+"""A wrapper: its name, {name: {argument: value}}, or a function from env to env."""
+
 MAX_FAULT = 500  # characters of an error that are kept
 
 
@@ -35,7 +38,7 @@ class Recipe:
 
     env_id: str
     args: Mapping[str, Any]
-    wrappers: Sequence[str | Callable[[Any], Any]] = ()
+    wrappers: Sequence[Around] = ()
     """Put around it in this order: names that `make` knows, or functions from env to env."""
     seed: int = 0
     """Of the first episode."""
@@ -43,14 +46,16 @@ class Recipe:
     def build(self) -> Any:
         from graft.envs import make  # that package imports this one
 
-        env = make(self.env_id, **self.args)
+        args = dict(self.args)
+        tokenizer = args.pop("tokenizer", None)  # what `make` would hand to wrappers of its own
+        env = make(self.env_id, **args)
         for wrapper in self.wrappers:
             if callable(wrapper):
                 env = wrapper(env)
             else:
                 from graft.envs.wrappers import wrap
 
-                env = wrap(env, wrapper)
+                env = wrap(env, [wrapper], tokenizer)
         return env
 
 
@@ -95,10 +100,13 @@ class Seat:
             observation, info = self.env.reset(seed)
             self.act = self.env.step
         except FAULTS as fault:
-            self.act = self.refuse if self.autoreset == "off" else self.restart
-            return "", self.fail(fault).info
+            return self.fail_reset(fault)
         self.next_seed = None
         return observation, info
+
+    def fail_reset(self, fault: BaseException | str) -> tuple[Observation, dict[str, Any]]:
+        self.act = self.refuse if self.autoreset == "off" else self.restart
+        return "", self.fail(fault).info
 
     def step(self, action: str) -> Turn:
         try:
@@ -204,8 +212,8 @@ class Seat:
 
 
 def describe(fault: BaseException) -> str:
-    """KeyError("x") -> "KeyError: 'x'"."""
-    return f"{type(fault).__name__}: {fault}"[:MAX_FAULT]
+    """KeyError("x") -> "KeyError: 'x'", MemoryError() -> "MemoryError"."""
+    return f"{type(fault).__name__}: {fault}".removesuffix(": ")[:MAX_FAULT]
 
 
 def checked_seed(seed: int) -> int:

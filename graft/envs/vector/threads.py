@@ -39,7 +39,7 @@ class Sitter:
 
     def work(self) -> None:
         while (job := self.inbox.get()) is not None:
-            self.outbox.put((self, job.run(self.seat)))
+            self.outbox.put((self, job.run_apart(self.seat)))
         self.seat.close()
 
     def give(self, job: Job, seconds: float) -> None:

@@ -79,7 +79,7 @@ def work(connection: Connection, board: Board) -> None:
                 continue
             seat = seats[index]
             before = seat.act
-            result = task.run(seat)
+            result = task.run_apart(seat)
             # an ordinary step leaves `act` as it was; a reset puts another function there
             answers.append((index, result, None if seat.act is before else seat.standing))
         board.write(NOBODY)

@@ -116,7 +116,7 @@ class WebShop(BaseEnv):
 
     def prefix(self) -> str:
         return (
-            "You are shopping in a web shop and take one action per turn.\n"
+            "You are shopping in a web shop, one action per turn. Buying something ends it.\n"
             f"Task: {self.goal.instruction}\n"
             f"Steps taken so far: {self.turns} of {self.max_turns}."
         )

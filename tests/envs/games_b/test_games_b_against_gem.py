@@ -1,4 +1,5 @@
-"""The same positions and actions in GEM 0.1.0 and here: rewards and flags agree exactly.
+"""The same positions and actions in GEM 0.1.0 and here: flags agree exactly, rewards to the last bits
+(ours add up to 1.0, so the shares of a win may differ from each other by one of them).
 
 Known differences, each tested: a word of the word search pays once (GEM pays it again when its ends
 are named the other way round); the last turn keeps its feedback (GEM's is replaced by a notice).
@@ -50,7 +51,7 @@ def test_2048_pays_and_ends_like_gem(variant: str):
                 action = "none"
             before = theirs.step(action)
             after = ours.step(action)
-            assert after[1:4] == before[1:4]
+            assert after[1:4] == pytest.approx(before[1:4], abs=1e-12)
             assert ours.cells == cells_of(theirs.board)
             over = before[2] or before[3]
 
@@ -77,7 +78,7 @@ def test_sokoban_pays_and_ends_like_gem():
             if rng.random() < 0.01:
                 action = "\\boxed{jump}"
             before, after = theirs.step(action), ours.step(action)
-            assert after[1:4] == before[1:4]
+            assert after[1:4] == pytest.approx(before[1:4], abs=1e-12)
             assert ours.cells == [signs[int(c)] for c in theirs.room_state.reshape(-1)]
             over = before[2] or before[3]
 
@@ -123,7 +124,7 @@ def test_crosswords_pay_and_end_like_gem(variant: str):
                 action = right.pop()
             text = box("{} {} {}".format(*action)) if rng.random() > 0.01 else "?"
             before, after = theirs.step(text), ours.step(text)
-            assert after[1:4] == before[1:4]
+            assert after[1:4] == pytest.approx(before[1:4], abs=1e-12)
             over = before[2] or before[3]
 
 
@@ -162,7 +163,7 @@ def test_word_search_pays_and_ends_like_gem(gem_word_search: Any):
             if words and rng.random() < 0.4:
                 guess = words.pop()
             before, after = theirs.step(box(guess)), ours.step(box(guess))
-            assert after[1:4] == before[1:4]
+            assert after[1:4] == pytest.approx(before[1:4], abs=1e-12)
             over = before[2] or before[3]
 
 

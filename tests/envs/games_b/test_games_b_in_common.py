@@ -11,8 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.envs import make
-from graft.envs.games.list_b import GAMES_B
+from graft.envs.games.variants import GAMES
 
+STEMS = ("Game2048", "Sokoban", "Crosswords", "WordSearch", "WikiGame")
+GAMES_B = {
+    name: entry
+    for name, entry in GAMES.items()
+    if name.removeprefix("game:").partition("-")[0] in STEMS
+}
 every_game = pytest.mark.parametrize("env_id", sorted(GAMES_B))
 one_of_each = pytest.mark.parametrize(
     "env_id", [name for name in sorted(GAMES_B) if name.endswith("-v0")]
@@ -52,12 +58,18 @@ def play(env: Any, actions: list[str]) -> list[Any]:
 
 
 def test_the_ids_are_those_of_the_gym_and_plain_ones_mean_easy():
-    stems = {"Game2048", "Sokoban", "Crosswords", "WordSearch", "WikiGame"}
     variants = ("", "-easy", "-hard", "-random")
-    wanted = {f"game:{stem}-v0{variant}" for stem in stems for variant in variants}
+    wanted = {f"game:{stem}-v0{variant}" for stem in STEMS for variant in variants}
     wanted = wanted - {"game:WikiGame-v0-random"} | {"game:Game2048-v0-extreme-hard"}
     assert set(GAMES_B) == wanted
-    for stem in stems:
+    turns = {name.removeprefix("game:"): entry.turns for name, entry in GAMES_B.items()}
+    assert turns["Game2048-v0-extreme-hard"] == 100
+    assert turns["Sokoban-v0-hard"] == 50
+    assert turns["Crosswords-v0-hard"] == 40
+    assert turns["Crosswords-v0-random"] == turns["WordSearch-v0-random"] == 20
+    assert turns["Sokoban-v0-random"] is None
+    assert turns["WikiGame-v0-hard"] == 15
+    for stem in STEMS:
         assert GAMES_B[f"game:{stem}-v0"] == GAMES_B[f"game:{stem}-v0-easy"]
 
 
@@ -139,3 +151,65 @@ def test_no_action_makes_it_raise(env_id: str, actions: list[str], seed: int):
         assert -0.2 <= turn.reward <= 1.0
         assert len(turn.observation) < 8000
         json.dumps(turn.info, allow_nan=False).encode()
+
+
+def test_what_is_given_to_a_random_variant_is_never_drawn():
+    for seed in range(8):
+        game = make("game:Game2048-v0-random", target_tile=32)
+        game.reset(seed)
+        assert (game.target_tile, game.max_turns) == (32, 30)
+        room = make("game:Sokoban-v0-random", dim_room=[6, 6], max_turns=40)
+        room.reset(seed)
+        assert (room.rows, room.cols, room.num_boxes, room.max_turns) == (6, 6, 2, 40)
+        hard = make("game:Crosswords-v0-hard", num_words=None, max_turns=None)
+        hard.reset(seed)
+        assert (hard.hardcore, len(hard.answer), hard.max_turns) == (True, 3, 20)
+        words = make("game:WordSearch-v0-easy", num_words=None)
+        words.reset(seed)
+        assert (words.hardcore, len(words.answer)) == (False, 5)
+    drawn = make("game:Sokoban-v0-random")
+    assert {drawn.reset(seed) and (drawn.num_boxes, drawn.max_turns) for seed in range(12)} == {
+        (2, 20),
+        (5, 50),
+    }
+
+
+@pytest.mark.parametrize(
+    ("env_id", "wrong"),
+    [
+        ("game:Game2048-v0", {"board_size": 10**6}),
+        ("game:Game2048-v0", {"target_tile": 128, "max_turns": None}),
+        ("game:Sokoban-v0", {"dim_room": 6}),
+        ("game:Sokoban-v0-random", {"dim_room": (7, 7)}),
+        ("game:Crosswords-v0", {"num_words": 0}),
+        ("game:WordSearch-v0", {"num_words": 0}),
+        ("game:WikiGame-v0", {"max_turns": None}),
+        ("game:WikiGame-v0", {"page_summary_length": 100}),
+    ],
+)
+def test_a_size_that_cannot_be_played_is_refused_at_once(env_id: str, wrong: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"must|give all of them"):
+        make(env_id, **wrong)
+
+
+def test_the_rewards_of_a_won_game_add_up_to_one_to_the_last_bit():
+    for seed in range(6):
+        crossword = make("game:Crosswords-v0-hard", num_words=4, max_turns=60)
+        crossword.reset(seed)
+        letters = [
+            f"\\boxed{{{row} {col} {letter}}}"
+            for row, cells in enumerate(crossword.solution)
+            for col, letter in enumerate(cells)
+            if letter != "."
+        ]
+        assert sum(turn.reward for turn in play(crossword, letters)) == 1.0
+        search = make("game:WordSearch-v0-easy", num_words=6)
+        _, info = search.reset(seed)
+        found = [f"\\boxed{{{where}}}" for where in info["answer"].values()]
+        assert sum(turn.reward for turn in play(search, found)) == 1.0
+        assert search.is_over
+
+
+@one_of_each
+def test_a_suggestion_can_be_asked_for_before_the_first_reset(env_id: str):
+    assert "\\boxed{" in make(env_id).sample_random_action()

@@ -22,11 +22,16 @@ def box(direction: str) -> str:
     return f"\\boxed{{{direction}}}"
 
 
+def exponent_of(tile: int) -> int:
+    return tile.bit_length() - 1
+
+
 def with_board(cells: str, *, start: int = 1, **settings: int) -> Game2048:
     """A game on `cells`, with the largest tile there already paid for."""
     env = Game2048(**settings)
     env.reset(seed=0)
     env.cells, env.start, env.best = cells, start, exponent(max(cells))
+    env.earned = (env.best - start) / (exponent_of(env.target_tile) - start)
     return env
 
 
@@ -78,7 +83,7 @@ def test_the_game_starts_with_two_tiles_and_shows_four_characters_per_cell():
 def test_doublings_of_the_largest_tile_are_paid_and_sum_to_one():
     # start 2 (exponent 1), target 32 (exponent 5): four doublings, a quarter each
     env = with_board("aa.." + "b..." + "c..." + "d...", target_tile=32)
-    env.best = 1
+    env.best, env.earned = 1, 0.0
     env.add_tile = lambda: None  # no luck involved: the board is only what is merged
     rewards = []
     for direction in ["left", "up", "up", "up"]:
@@ -91,7 +96,7 @@ def test_doublings_of_the_largest_tile_are_paid_and_sum_to_one():
 
 def test_tiles_beyond_the_target_pay_no_more_than_the_target():
     env = with_board("ee" + "..", start=1, target_tile=32, board_size=2)
-    env.best = 4
+    env.best, env.earned = 4, 0.75
     assert env.step(box("left")).reward == 0.25  # 64 counts as 32
     assert env.is_over
 

@@ -80,5 +80,5 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
 
     monkeypatch.setitem(sys.modules, "openenv", None)
     monkeypatch.setitem(sys.modules, "openenv.core", None)
-    with pytest.raises(ImportError, match=r"graft-rl\[envs\]"):
+    with pytest.raises(ImportError, match=r"graft-rl\[openenv\]"):
         OpenEnvClient("http://localhost:1")

@@ -47,6 +47,18 @@ def test_an_exception_of_one_env_leaves_the_others_alone(
         assert before[1].startswith("total ")
 
 
+@interruptible
+def test_what_only_looks_like_an_interrupt_is_the_fault_of_the_env_at_once(vectors: Any, mode: str):
+    vector = vectors(ADDER, n=2, mode=mode, timeout=60.0)
+    vector.reset()
+    observations, _, _, truncated, infos = vector.step(["1", "cancel"])
+    assert observations[0] == "total 1" and truncated.tolist() == [False, True]
+    assert infos[1]["error"] == infos[1]["final_info"]["error"] == "CancelledError"
+    assert vector.step(["1", "end"])[0][0] == "total 2"
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        vector.call("respond", "cancel")
+
+
 @every_mode
 def test_the_seeds_after_a_fault_are_fixed_by_the_seed_of_the_vector(vectors: Any, mode: str):
     traces: list[Any] = []

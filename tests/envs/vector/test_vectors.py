@@ -17,6 +17,8 @@ from graft.envs import make, register
 from graft.envs.base import Wrapper
 from graft.envs.vector import make_vec
 from graft.envs.vector.threads import ThreadVector
+from graft.text.chat import Chat
+from graft.text.tokenizer import Tokenizer
 
 TOYS = "tests.envs.vector.toy_envs"
 ADDER, WAITER = f"{TOYS}:Adder", f"{TOYS}:Waiter"
@@ -91,6 +93,18 @@ def test_wrappers_may_be_functions_put_around_in_order(vectors: Any):
     for mode in ("serial", "threads"):
         vector = vectors(ADDER, n=2, mode=mode, wrappers=[Loud, Loud])
         assert vector.reset()[0] == ["start 0!!", "start 1!!"]
+
+
+def test_wrappers_may_have_arguments_and_a_tokenizer(vectors: Any):
+    vector = vectors(ADDER, n=1, wrappers=[{"max_history": {"turns": 1}}, "episode_tracking"])
+    vector.reset(seed=4)
+    vector.step(["1"])
+    (shown,), _, _, _, (info,) = vector.step(["2"])
+    assert shown == "start 4\n2\ntotal 7" and info["step_counter"] == 2
+    chat = Chat(Tokenizer.bytes(), "chatml")
+    vector = vectors(ADDER, n=1, wrappers="concat_chat", tokenizer=chat)
+    (shown,), _ = vector.reset(seed=4)
+    assert shown == "<|im_start|>user\nstart 4<|im_end|>\n<|im_start|>assistant\n"
 
 
 @every_mode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -14,7 +15,8 @@ from graft.types import Turn
 class Adder(BaseEnv):
     """Starts at seed % 100; "3" adds 3, an action's number is its reward, "end" ends with reward 1.
 
-    Other words misbehave: "raise", "hang", "nap", "spin", "die", "exit", "object".
+    Other words misbehave: "raise", "hang", "nap", "spin", "die", "exit", "cancel",
+    "object".
     """
 
     max_turns = None
@@ -51,6 +53,8 @@ class Adder(BaseEnv):
             os.kill(os.getpid(), signal.SIGKILL)
         if action == "exit":
             raise SystemExit(3)
+        if action == "cancel":
+            raise asyncio.CancelledError  # no Exception, but no wish of the caller either
         if action == "object":
             return Turn("odd", info={"lock": lambda: None})
         self.total += int(action)
