@@ -205,7 +205,9 @@ def play(
         list[str] | None, typer.Argument(help="Arguments of the environment: key=value")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed, the same task.")] = None,
-    wrappers: Annotated[str, typer.Option(help="Names, as in python_tool,max_history")] = "",
+    wrappers: Annotated[
+        str, typer.Option(help='python_tool,concat or "[{max_history: {turns: 2}}]"')
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Play an environment yourself: read, type an action, see the reward."""

@@ -118,20 +118,25 @@ def _words(observation: Any) -> str:
 
 
 def open_env(env_id: str, wrappers: str, overrides: Sequence[str]) -> Any:
-    """`make` with arguments as they are typed: digits=3 numbers=[1,9] tool=true."""
+    """`make` with arguments as they are typed: digits=3 numbers=[1,9] tool=true.
+
+    `wrappers` are names, "python_tool,concat", or a recipe's list: "[{max_history: {turns: 2}}]".
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     bad = [text for text in overrides if "=" not in text]
     if bad:
         raise ValueError(f"{bad[0]!r} is not key=value; arguments of the environment look like n=3")
+    listed = [f"wrappers={wrappers}"] if wrappers.startswith("[") else []
     try:
-        args = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+        args = OmegaConf.to_container(OmegaConf.from_dotlist([*overrides, *listed]))
     except OmegaConfBaseException as error:
-        raise ValueError(f"cannot read {' '.join(overrides)}: {error}") from error
+        raise ValueError(f"cannot read {' '.join([*overrides, *listed])}: {error}") from error
     assert isinstance(args, dict)
+    settings = {"wrappers": wrappers, **{str(key): value for key, value in args.items()}}
     try:
-        return make(env_id, wrappers=wrappers, **{str(key): value for key, value in args.items()})
+        return make(env_id, **settings)
     except TypeError as error:  # an argument that the environment does not have, or of a wrong kind
         build = load(entry, "env") if isinstance(entry := find(env_id).build, str) else entry
         raise ValueError(f"{env_id}: {error}; it is {written(build)}") from error

@@ -79,6 +79,8 @@ def test_leaving_early_is_no_error_and_a_line_can_go_on():
 def test_arguments_are_typed_as_in_a_recipe():
     env = open_env("countdown", "", ["count=[2,2]", "format_reward=0.3"])
     assert (env.count, env.format_reward) == ((2, 2), 0.3)
+    env = open_env("game:Wordle-v0", "[{max_history: {turns: 2}}, episode_tracking]", [])
+    assert env.observe_as == "prompt"
     with pytest.raises(ValueError, match="not key=value"):
         open_env("countdown", "", ["count"])
     with pytest.raises(ValueError, match=r"countdown: .*'colour'"):

@@ -69,19 +69,36 @@ def find(env_id: str) -> Entry:
     """The entry behind an id, or the user's own "module:attr" as one."""
     if env_id in ENVS:
         return ENVS[env_id]
-    if family_of(env_id) == "graft":
-        known = [name for name in ENVS if family_of(name) == "graft"]
-    elif (family := family_of(env_id)) in {family_of(name) for name in ENVS}:
-        known = [name for name in ENVS if family_of(name) == family]
-    else:
+    family = family_of(env_id).lower()
+    known = [name for name in ENVS if family_of(name) == family]
+    if not known:  # no family of ours
         return Entry(load(env_id, "env"), turns=None)
-    hint = nearest(env_id, list(ENVS)) or nearest(env_id.lower(), known)
+    hint = likeliest(env_id)
     meant = f" did you mean {hint!r}?" if hint else ""
     listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
     raise UnknownName(
         f"unknown env {env_id!r};{meant} known: {listed} (all: graft envs). "
         'Your own: "your.module:name"'
     )
+
+
+def likeliest(env_id: str) -> str | None:
+    """The id that somebody who typed `env_id` meant: case and the family may be missing.
+
+    >>> likeliest("wordle"), likeliest("Game:Sudoku-v0-hrad")
+    ('game:Wordle-v0', 'game:Sudoku-v0-hard')
+    """
+    lower = {name.lower(): name for name in ENVS}
+    typed = env_id.lower()
+    if typed in lower:
+        return lower[typed]
+    short = {name.partition(":")[2].removesuffix("-v0"): name for name in lower if ":" in name}
+    if typed in short:
+        return lower[short[typed]]
+    close = nearest(typed, list(lower))
+    if close is None and (near := nearest(typed, list(short))):
+        close = short[near]
+    return lower[close] if close else None
 
 
 def register(env_id: str, entry: str | Callable[..., Env], **defaults: Any) -> None:

@@ -64,6 +64,22 @@ def test_an_unknown_id_names_the_nearest():
         make("calculater")
 
 
+@pytest.mark.parametrize(
+    "typed, meant",
+    [
+        ("Game:Wordle-v0", "game:Wordle-v0"),
+        ("wordle", "game:Wordle-v0"),
+        ("GSM8K", "math:GSM8K"),
+        ("game:Sudoko-v0-hard", "game:Sudoku-v0-hard"),
+        ("rg:leg_couting", "rg:leg_counting"),
+        ("math500", "eval:MATH500"),
+    ],
+)
+def test_a_mistyped_id_names_the_one_that_was_meant(typed: str, meant: str):
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+        make(typed)
+
+
 def test_an_id_may_be_a_path_to_a_class():
     assert make("graft.envs.countdown:Countdown", count=(2, 2)).count == (2, 2)
 
