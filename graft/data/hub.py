@@ -14,7 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from graft.data.rows import DataError, Table, choose_split, data_files, read_table
+from graft.data.rows import DataError
+from graft.data.tables import Table, choose_split, data_files, read_table
 
 
 def locate(hub_id: str) -> Path | None:

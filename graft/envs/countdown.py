@@ -198,13 +198,9 @@ class ExpressionCountdown(BaseEnv):
         return self._write(draw_solution(self.whim(), self.answer["numbers"]))
 
     def _is_solution(self, text: str) -> bool:
-        try:
-            working = work(text)
-        except CalculatorError:
-            return False
         # exact on both sides: no tolerance is needed, and none can be exploited
-        is_given = sorted(working.numbers) == sorted(self.answer["numbers"])
-        return is_given and working.value == evaluate(self.solution)
+        target = evaluate(self.solution)
+        return "=" not in text and countdown_score(text, self.answer["numbers"], target) == 1.0
 
     def _write(self, expression: str) -> str:
         return f"<answer> {expression} </answer>" if self.form == "tag" else f"#### {expression}"

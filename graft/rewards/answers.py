@@ -19,7 +19,10 @@ from graft.types import Task, Trajectory
 
 _NUMBER = re.compile(r"([+-]?)((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)")
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
+_WORDED = re.compile(r"\s*\\text(?:bf|tt|rm)?\s*\{([^{}]*)\}\s*")
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+_END_MARKS = re.compile(r"^[\s!-*,/:-@\[-`{-~]+|(?<![\s!-/:-@\[-`{-~])[\s!-/:-@\[-`{-~]+$")
+"""Punctuation around a number, except a sign or a point before it."""
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 MAX_NUMBER_LENGTH = 200  # characters; int() is quadratic, and no answer is longer
@@ -76,14 +79,33 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLE.sub(" ", text).split())
 
 
+def in_words(text: str) -> str:
+    r"""What \text{...} holds, if that is all there is: models write words so in a box.
+
+    >>> in_words(r"\text{ Ann }"), in_words(" Ann"), in_words(r"\text{a} + 1")
+    ('Ann', 'Ann', '\\text{a} + 1')
+    """
+    found = _WORDED.fullmatch(text)
+    return (found[1] if found else text).strip()
+
+
 def same_text(a: str, b: str) -> bool:
-    """True if two texts say the same: numbers by value, everything else after `normalise`."""
-    if parse_number(a) is not None or parse_number(b) is not None:
-        return same_number(a, b)  # without punctuation 3.5 would be 35
-    return bool(normalise(a)) and normalise(a) == normalise(b)
+    """True if two texts say the same: numbers by value, everything else after `normalise`.
+
+    >>> same_text("The Beatles!", "beatles"), same_text("$1,200.", "1200"), same_text("3.5", "35")
+    (True, True, False)
+    """
+    a, b = in_words(a), in_words(b)
+    numbers = [parse_number(_END_MARKS.sub("", text)) for text in (a, b)]
+    if numbers != [None, None]:
+        return numbers[0] == numbers[1]  # without punctuation 3.5 would be 35
+    first, second = normalise(a), normalise(b)
+    if not first and not second:  # "The The" is all articles, "A" may be a choice: as they stand
+        first, second = a.lower(), b.lower()
+    return bool(first) and first == second
 
 
-def countdown_score(answer_text: str, numbers: Sequence[int], target: int) -> float:
+def countdown_score(answer_text: str, numbers: Sequence[int], target: int | Fraction) -> float:
     """1.0 if the expression uses exactly these numbers and has exactly this value, else 0.0.
 
     A trailing "= value" is passed over; the value is worked out, not believed.
@@ -107,12 +129,7 @@ def exact_match(task: Task, trajectory: Trajectory) -> float:
 
 def math_answer(task: Task, trajectory: Trajectory) -> float:
     r"""1.0 if the final answer means the same as the task's answer: "\frac{1}{2}" and "0.5"."""
-    answer = last_answer(trajectory.answer_text)
-    for accepted in accepted_answers(task.answer):
-        gold = last_answer(accepted)  # GSM8K and MATH keep the worked solution in this column
-        if same_number(answer, gold) or grade(answer, gold):
-            return 1.0
-    return 0.0
+    return float(grade(last_answer(trajectory.answer_text), final_answers(task.answer)))
 
 
 def countdown(task: Task, trajectory: Trajectory) -> float:
@@ -125,3 +142,12 @@ def accepted_answers(answer: Any) -> list[str]:
     """A task's answer as the list of texts that are right."""
     several = answer if isinstance(answer, list | tuple) else [answer]
     return [str(one) for one in several]
+
+
+def final_answers(answer: Any) -> list[str]:
+    """The same without the worked solutions that GSM8K and MATH keep in this column.
+
+    >>> final_answers("3 + 4 = 7\\n#### 7")
+    ['7']
+    """
+    return [last_answer(one) for one in accepted_answers(answer)]

@@ -13,7 +13,7 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
-MAX_BITS = 4096  # of a numerator or denominator
+MAX_BITS = 1 << 15  # of a numerator or denominator
 EPSILON = 2.0**-52
 
 
@@ -113,7 +113,7 @@ def power(a: Value, exponent: Value) -> Value:
         raise Unreadable("not a whole exponent")
     if exponent == Fraction(1, 2):
         return root(a, 2)
-    if exponent.denominator != 1 or abs(exponent) > 1000:
+    if exponent.denominator != 1 or abs(exponent) > 10_000:
         raise Unreadable("not a small whole exponent")
     times = abs(int(exponent))
     if times == 0 and a == 0:

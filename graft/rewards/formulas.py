@@ -52,6 +52,10 @@ class Formula(NamedTuple):
     values: tuple[Value, ...]
     has_decimals: bool
 
+    @property
+    def is_number(self) -> bool:
+        return len(self.values) == 1
+
 
 def letter_values(point: int) -> dict[str, Fraction]:
     """A positive number for every letter; upper and lower case are the same letter."""

@@ -14,17 +14,15 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import pairwise
 
-from graft.rewards.balls import Unreadable, as_ball, differ
+from graft.rewards.comparing import compare
 from graft.rewards.formulas import Formula
-from graft.rewards.reading import Number, Reading, Several, Words, read, tidy
+from graft.rewards.reading import Number, read
+from graft.rewards.spelling import spell, tidy
 from graft.rewards.symbolic import MAX_LENGTH, is_readable, math_equal
 from graft.rewards.workers import NoWorkers, WorkerError, Workers
 
-PLACES = 6  # decimals that a rounded number must have right, as math-verify counts
-SLACK = 2e-6  # a larger difference is one, however numbers were rounded
 MAX_TIDY = 2000  # characters; a longer text is only compared as it stands
 
 WORKERS = Workers("graft.rewards.symbolic:warm")
@@ -50,6 +48,7 @@ def grade(answer: str, golds: str | Sequence[str], *, timeout: float = 1.0) -> b
 
 
 def _work_out(answer: str, gold: str, timeout: float) -> bool:
+    answer, gold = spell(answer), spell(gold)
     if not (is_readable(answer) and is_readable(gold)):
         return False
     try:
@@ -76,106 +75,72 @@ def decide(answer: str, gold: str) -> bool | None:
         return True
     if max(len(answer), len(gold)) > MAX_LENGTH:
         return None if len(answer) <= MAX_LENGTH else False
-    answer, gold = _without_assignment(answer, gold)
+    if _leaves_out(answer, gold) or ("=" not in gold and states_falsehood(answer)):
+        return False
+    answer, gold = _value(answer, gold), _value(gold, answer)
     first, second = read(answer), read(gold)
+    if first is None and is_prose(answer, gold):
+        return False
+    if isinstance(second, Number | Formula) and _TWICE.search(answer):
+        return False  # "x=5, x=7" is neither
     if first is None or second is None:
         return None
-    return _compare(first, second)
+    return compare(first, second)
 
 
-_ASSIGNMENT = re.compile(r"[A-Za-z]=([^=<>]+)")
+_WORD = re.compile(r"(?<![A-Za-z\\])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{3,}")
+_KNOWN = re.compile(r"and|(?:arc)?(?:sin|cos|tan)|cot|sec|csc|log|exp|max|min|gcd|lcm|mod")
+_SIDE_BY_SIDE = re.compile(r"(?:^|[-+*/=(,<>]) ?[0-9.]+ [0-9.]+(?![0-9./])")
 
 
-def _without_assignment(answer: str, gold: str) -> tuple[str, str]:
-    """ "x=5" and "5" -> "5" and "5"; two assignments stay as they are: x=5 is not y=5."""
-    first, second = _ASSIGNMENT.fullmatch(answer), _ASSIGNMENT.fullmatch(gold)
-    if first and not second and "=" not in gold:
-        return first[1].strip(), gold
-    if second and not first and "=" not in answer:
-        return answer, second[1].strip()
-    return answer, gold
+def is_prose(answer: str, gold: str) -> bool:
+    """True for a text in which algebra would find a number that it does not state.
 
-
-def _compare(a: Reading, b: Reading) -> bool | None:
-    if isinstance(a, Words) and isinstance(b, Words):
-        # abc and cab may be words, but also the same product
-        return a == b or (None if sorted(a.text) == sorted(b.text) else False)
-    if isinstance(a, Several) and isinstance(b, Several):
-        return _compare_several(a, b)
-    if isinstance(a, Words) or isinstance(b, Words):
-        return False if isinstance(a, Number) or isinstance(b, Number) else None
-    if isinstance(a, Several) or isinstance(b, Several):
-        several = a if isinstance(a, Several) else b
-        # "3,14" may be a decimal; what has three parts is not a single value
-        return False if isinstance(several, Several) and len(several.items) > 2 else None
-    if isinstance(a, Number) and isinstance(b, Number):
-        return same_number(a, b)
-    try:
-        return _compare_formulas(_as_formula(a), _as_formula(b))
-    except Unreadable:
-        return None
-
-
-def same_number(a: Number, b: Number) -> bool:
-    """Equal, or equal to six places where one is rounded; 12% is 0.12 and 12.
-
-    0.333333 is 1/3 written down; 1.0000001 is not 1, and 0.0000001 is not 0.0000002.
+    "7, not 5" and "5 or more" are not 5, nor is "2 3", which some read as 2 + 3. A word may be a
+    product, if the gold has its letters: "2abc" and "2cab".
     """
-    if a.is_percent != b.is_percent:
-        percent, plain = (a, b) if a.is_percent else (b, a)
-        return plain.value in (percent.value, percent.value / 100)
-    if a.value == b.value:
+    if not any(character.isdigit() for character in answer):
+        return False
+    words = [word for word in _WORD.findall(answer) if not _KNOWN.fullmatch(word)]
+    return bool(_SIDE_BY_SIDE.search(answer)) or any(set(word) - set(gold) for word in words)
+
+
+_EQUATION = re.compile(r"[^=<>]*(?:[-+*/^]|\\frac)[^=<>]*=[^=<>]*")
+
+
+def _leaves_out(answer: str, gold: str) -> bool:
+    r""" "1,2,10" for "1,2,\ldots,10", or "4" for "x^2+y^2=4"."""
+    if ("\\ldots" in answer) != ("\\ldots" in gold):
         return True
-    if not (a.is_decimal and b.is_decimal):  # one is a whole number, and that is exact
-        return False
-    is_close = abs(a.value - b.value) <= max(abs(a.value), abs(b.value)) / 10_000
-    return is_close and round(a.value, PLACES) == round(b.value, PLACES)
+    return _EQUATION.fullmatch(gold) is not None and not any(sign in answer for sign in "=<>\\")
 
 
-def _as_formula(one: Number | Formula) -> Formula:
-    if isinstance(one, Formula):
-        return one
-    if one.is_percent:
-        raise Unreadable("per cent of what")
-    return Formula((one.value,), one.is_decimal)
+_TWICE = re.compile(r"([A-Za-z]+)=.*(?<![A-Za-z])\1=", re.DOTALL)
+_NAME = re.compile(
+    r"(?![0-9])(?!.*\\(?:frac|sqrt|sin|cos|tan|log|ln))(?=.*[A-Za-z])[\w\\{}()\[\]|', ]+", re.ASCII
+)
 
 
-def _compare_formulas(a: Formula, b: Formula) -> bool | None:
-    length = max(len(a.values), len(b.values))
-    first, second = (f.values * (length // len(f.values)) for f in (a, b))
-    has_decimals = a.has_decimals or b.has_decimals
-    tolerance = SLACK if has_decimals else 0.0
-    if any(differ(x, y, tolerance) for x, y in zip(first, second, strict=True)):
-        return False
-    if length == 1 and isinstance(first[0], Fraction) and first[0] == second[0]:
-        return True
-    return None  # they agree where we looked, or nearly so
+def _value(text: str, other: str) -> str:
+    """The value in "x=5" or "5=x" or "S=2*3=6", if what it is compared with is not an equation.
+
+    Two assignments stay as they are: x=5 is not y=5.
+    """
+    sides = [side.strip() for side in text.split("=")]
+    if len(sides) == 1 or "=" in other or "<" in text or ">" in text:
+        return text
+    if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]):
+        return sides[0]
+    # "x=1 or x=2": what stands between is no value, and so there is not one value
+    if _NAME.fullmatch(sides[0]) and all(
+        isinstance(read(side), Number | Formula) for side in sides[1:-1]
+    ):
+        return sides[-1]
+    return text
 
 
-def _compare_several(a: Several, b: Several) -> bool | None:
-    """Item by item; sets and bare lists by size first. Intervals and pairs look alike: (1, 2]."""
-    if len(a.items) != len(b.items) or a.has_order != b.has_order:
-        return None
-    first, second = a.items, b.items
-    try:
-        if not a.has_order:
-            first, second = _in_order(first), _in_order(second)
-    except Unreadable:
-        return None
-    verdicts = [_compare(x, y) for x, y in zip(first, second, strict=True)]
-    if False in verdicts:
-        return False
-    return True if all(verdicts) and a.brackets == b.brackets else None
-
-
-def _in_order(items: Sequence[Number | Formula]) -> tuple[Number | Formula, ...]:
-    """Sorted by value; sets with repeated or variable members are left to others."""
-    formulas = [_as_formula(item) for item in items]
-    if any(len(formula.values) > 1 for formula in formulas):
-        raise Unreadable("no order")
-    mids = [as_ball(formula.values[0]).mid for formula in formulas]
-    order = sorted(range(len(items)), key=mids.__getitem__)
-    gaps = [mids[after] - mids[before] for before, after in pairwise(order)]
-    if any(gap < 1e-5 for gap in gaps):
-        raise Unreadable("no strict order")
-    return tuple(items[index] for index in order)
+def states_falsehood(text: str) -> bool:
+    """ "6=5", "x=2+2=5"."""
+    sides = [read(side.strip()) for side in text.split("=")]
+    known = [s for s in sides if isinstance(s, Number) or (isinstance(s, Formula) and s.is_number)]
+    return any(compare(one, other) is False for one, other in pairwise(known))

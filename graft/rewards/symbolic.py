@@ -16,7 +16,7 @@ from typing import Any
 
 MAX_LENGTH = 200  # characters of an answer
 MAX_BRACES = 10  # nested; the LaTeX grammar needs seconds for hundreds
-MAX_MAGNITUDE = 1000.0  # decimal digits that evaluating any part of an answer may produce
+MAX_MAGNITUDE = 10_000.0  # decimal digits that evaluating any part of an answer may produce
 MAX_TERMS = 300.0  # that multiplying an answer out may produce
 
 # evaluated while they are parsed, so looking at the tree would come too late
@@ -35,19 +35,28 @@ def math_equal(answer: str, gold: str) -> bool:
     golds, answers = _trees(gold), _trees(answer)
     if golds is None or answers is None:
         return False
-    return bool(verify(list(golds), list(answers), timeout_seconds=None))
+    return bool(
+        verify(
+            list(golds),
+            list(answers),
+            timeout_seconds=None,
+            # x > 2 is as good as (2, \infty), whichever is the gold; but 1 < 2 is not the empty set
+            allow_set_relation_comp=r"\emptyset" not in gold,
+        )
+    )
 
 
 @lru_cache(maxsize=1024)  # a gold comes back with every sample of its group
 def _trees(text: str) -> tuple[Any, ...] | None:
     """What math-verify reads in a text; None if a part of it is too big."""
-    from math_verify import parse
+    from math_verify import LatexExtractionConfig, parse
 
     # it announces at every start that its alarm is off; that is what this module is for
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # math-verify reads numbers anywhere, but LaTeX only between dollars or in a box
-    trees = parse(f"${text}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    # LaTeX and nothing else: where that cannot be read, math-verify would take any number it finds
+    # in the text. It looks for LaTeX between dollars.
+    trees = parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return tuple(trees) if all(_is_bounded(tree) for tree in trees) else None
 
 
@@ -102,6 +111,8 @@ def magnitude(tree: Any) -> float:
     largest = max(parts, default=1.0)
     if isinstance(tree, sympy.Pow):
         base, exponent = parts
+        if tree.base.is_Rational and tree.exp.is_Integer:  # 2^{2025} is a common answer
+            return max(largest, base * abs(int(tree.exp)))
         # a base near 1 still counts as one digit: 0.999^{10^9} is slow as well
         return max(largest, max(base, 1.0) * 10.0 ** min(exponent, 300.0))
     if isinstance(tree, sympy.factorial | sympy.binomial | sympy.gamma | sympy.exp):

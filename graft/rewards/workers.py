@@ -65,9 +65,10 @@ class Workers:
         self.size = size or min(8, len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1)
         self._begin()
         atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
 
     def _begin(self) -> None:
-        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(self.size)
         self._idle: list[_Worker] = []
@@ -79,8 +80,6 @@ class Workers:
 
         The limit is for the call alone; a wait for a free worker or for the first start is extra.
         """
-        if self._owner != os.getpid():  # forked: the sockets are the parent's
-            self._begin()
         request = json.dumps([function, args, timeout]).encode()
         with self._slots:
             for is_last in (False, True):
@@ -104,13 +103,21 @@ class Workers:
 
     def close(self) -> None:
         """End all processes; the next call starts new ones."""
-        if self._owner != os.getpid():
-            return
         with self._lock:
             workers, self._idle = self._idle, []
             self._drop_template()
         for worker in workers:
             worker.channel.close()
+
+    def _forget(self) -> None:
+        """In a forked process: the workers are the parent's, and must not wait for us to end too."""
+        for worker in self._idle:
+            worker.channel.close()
+        if self._control is not None:
+            self._control.close()
+        if self._template is not None:
+            self._template.returncode = 0  # not a child of this process: nothing to wait for
+        self._begin()
 
     def pids(self) -> list[int]:
         """The idle workers, for those who want to see (or end) them."""
@@ -149,7 +156,7 @@ class Workers:
         code = f"from graft.rewards.workers import serve; serve({theirs.fileno()}, {self.warm!r})"
         with theirs:
             self._template = subprocess.Popen(
-                [sys.executable, "-c", code],
+                [sys.executable, "-P", "-c", code],  # -P: no other modules than this process has
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

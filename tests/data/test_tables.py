@@ -13,7 +13,8 @@ import pytest
 
 from graft.data import hub
 from graft.data.hub import locate, read_hub, splits_of
-from graft.data.rows import DataError, Table, data_files, read_table
+from graft.data.rows import DataError
+from graft.data.tables import Table, data_files, read_table
 
 ROWS = [{"problem": f"{n} + {n}", "answer": str(2 * n)} for n in range(5)]
 
@@ -75,6 +76,69 @@ def test_what_cannot_be_read_is_named(tmp_path: Path):
     write(tmp_path / "two" / "train.parquet", ROWS)
     with pytest.raises(DataError, match="several formats"):
         read_table(tmp_path / "two")
+
+
+def test_a_folder_named_for_its_split_is_that_split_whatever_its_files_are_called(tmp_path: Path):
+    write(tmp_path / "train" / "data.jsonl", ROWS[:3])
+    write(tmp_path / "test" / "data.jsonl", ROWS[3:])
+    assert list(read_table(tmp_path, "train")) == ROWS[:3]
+    assert list(read_table(tmp_path, "test")) == ROWS[3:]
+
+
+def test_two_versions_of_a_dataset_in_one_folder_are_not_mixed(tmp_path: Path):
+    for version in ("main", "socratic"):
+        write(tmp_path / version / "train-00000-of-00001.parquet", ROWS)
+    with pytest.raises(DataError, match=r"in several folders \(.*main, .*socratic\): name one"):
+        read_table(tmp_path, "train")
+    assert len(read_table(tmp_path / "main", "train")) == 5
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".JSONL", ".json"])
+def test_a_byte_order_mark_and_windows_line_ends_are_passed_over(tmp_path: Path, ending: str):
+    lines = [json.dumps(row) for row in ROWS]
+    text = "\r\n".join(lines) if ending != ".json" else json.dumps(ROWS)
+    (tmp_path / f"rows{ending}").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n")
+    assert list(read_table(tmp_path / f"rows{ending}")) == ROWS
+
+
+def test_lines_in_a_file_called_json_are_read_and_unusual_line_ends_are_text(tmp_path: Path):
+    rows = [{"problem": "one\u2028two\x85", "answer": "é"}, *ROWS]
+    text = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    for name in ("rows.json", "rows.jsonl"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert list(read_table(tmp_path / name)) == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}\n{oops\n', "line 2 is not JSON"),
+        ('{"a": "é"}'.encode("latin-1"), "line 1 is not JSON in UTF-8: .*0xe9"),
+        ('{"a": 1}'.encode("utf-16"), "line 1 is not JSON in UTF-8"),
+        (b"[" * 100_000, "line 1 is not JSON in UTF-8: maximum recursion"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "line 1 is not JSON in UTF-8: Exceeds the limit"),
+        (b'{"a": 1}\n[1]', "row 2 is list, not an object with named fields"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, message: str):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_table(file)
+
+
+def test_rows_of_a_file_take_no_more_memory_than_its_text(tmp_path: Path):
+    table = read_table(write(tmp_path / "rows.jsonl", ROWS))
+    assert len(table.rows.text) == sum(len(json.dumps(row)) for row in ROWS)
+    assert table[3] == ROWS[3]
+    assert table[3] is not table[3]
+
+
+def test_parts_whose_columns_differ_in_type_are_named(tmp_path: Path):
+    write(tmp_path / "train-00000-of-00002.parquet", [{"answer": "1"}])
+    write(tmp_path / "train-00001-of-00002.parquet", [{"answer": 1}])
+    with pytest.raises(DataError, match=r"columns of train-00000.* are not of one type"):
+        read_table(tmp_path)
 
 
 def test_a_table_is_loaded_once_and_again_when_its_file_changes(tmp_path: Path):

@@ -6,9 +6,11 @@ import json
 import random
 import sys
 import types
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -19,6 +21,7 @@ from graft.data.rows import DataError
 from graft.envs import ENVS, make
 from graft.envs.base import split_of
 from graft.envs.dataset import DATASETS, locate
+from graft.envs.dataset.base import shuffled
 from graft.envs.dataset.geometry import image_url
 from graft.envs.dataset.programs import read_tests
 from graft.envs.dataset.questions import word_f1
@@ -195,11 +198,11 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     env = make("math:GSM8K", data=data, question_key="q", answer_key="a")
     env.reset(0)
     assert env.step("\\boxed{2.0}").reward == 1.0
-    with pytest.raises(DataError, match="none: it has no rows"):
+    with pytest.raises(DataError, match="rows is empty: it has no rows"):
         make("math:GSM8K", rows=[])
-    with pytest.raises(DataError, match=r"row 0: 'answer' holds .* an answer is a text, a number"):
+    with pytest.raises(DataError, match=r"row 1: 'answer' holds .* an answer is a text, a number"):
         make("math:GSM8K", rows=[{"problem": "?", "answer": {"x": 1}}]).reset(0)
-    with pytest.raises(DataError, match="row 0: 'problem' holds int, not text"):
+    with pytest.raises(DataError, match="row 1: 'problem' holds int, not text"):
         make("math:GSM8K", rows=[{"problem": 3, "answer": 1}]).reset(0)
     with pytest.raises(ValueError, match="give data="):
         make("graft.envs.dataset.maths:MathEnv")
@@ -208,6 +211,52 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("graft.data.hub._is_worth_trying", lambda hub_id: False)
     with pytest.raises(DataError, match="hf download --repo-type dataset axon-rl/GSM-8k"):
         make("math:GSM8K")
+
+
+def test_what_makes_no_sense_together_is_refused(tmp_path: Path):
+    data = write(tmp_path / "rows.jsonl", MATH_ROWS)
+    with pytest.raises(ValueError, match=r"rows= and data=.*: give one"):
+        make("math:GSM8K", data=data, rows=MATH_ROWS)
+    for source in ({"data": data}, {"rows": MATH_ROWS}):
+        with pytest.raises(ValueError, match=r"split='dev': .* is one piece, .*dev\.jsonl"):
+            make("math:GSM8K", split="dev", **source)
+    train = [row for row in MATH_ROWS if split_of(row["problem"]) == "train"][:2]
+    with pytest.raises(DataError, match="2 rows, has none for split='test'; one row in ten"):
+        make("math:GSM8K", rows=train, split="test")
+    for rows, kind in (([1], "row 1 is a int"), ({"a": 1}, "is a dict"), ("abc", "is a str")):
+        with pytest.raises(ValueError, match=kind):
+            make("math:GSM8K", rows=rows)
+
+
+def test_an_error_names_the_row_of_the_file_and_not_of_the_split(tmp_path: Path):
+    rows: list[dict[str, Any]] = [{"problem": f"{n}?", "answer": str(n)} for n in range(200)]
+    number = next(n for n in range(50, 200) if split_of(f"{n}?") == "test")
+    rows[number]["answer"] = None
+    env = make("math:GSM8K", data=write(tmp_path / "rows.jsonl", rows), split="test")
+    with pytest.raises(DataError, match=rf"rows\.jsonl, row {number + 1}: 'answer' holds 'None'"):
+        env.reset(idx=env.numbers.index(number))
+
+
+def test_numbers_of_every_library_are_answers_and_json():
+    for number in (numpy.int64(3), numpy.float32(3.0), Decimal("3.00")):
+        env = make("math:GSM8K", rows=[{"problem": "?", "answer": number}])
+        _, info = env.reset(0)
+        json.dumps(info)
+        assert env.step("\\boxed{3}").reward == 1.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 65, 1000])
+def test_a_shuffle_meets_every_place_once_and_another_key_shuffles_otherwise(size: int):
+    orders = [[shuffled(place, size, key) for place in range(size)] for key in ("7 0", "7 1")]
+    assert [sorted(order) for order in orders] == [list(range(size))] * 2
+    if size > 5:
+        assert orders[0] != orders[1]
+
+
+def test_many_walks_over_many_rows_hold_no_order_in_memory():
+    places = [shuffled(place, 10**9, "key") for place in range(200)]
+    assert len(set(places)) == 200
+    assert 4e8 < sum(places) / 200 < 6e8  # spread over all of them
 
 
 def test_a_local_copy_of_the_hub_dataset_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -285,6 +334,8 @@ def test_logic_answers_stand_in_a_box():
         assert "<answer>" not in prompt
         assert env.step(f"\\boxed{{{gold.lower()}}}").reward == 1.0
         env.reset(seed)
+        assert env.step(f"\\boxed{{\\text{{ {gold} }}}}").reward == 1.0
+        env.reset(seed)
         assert env.step(f"<answer>{gold}</answer>").reward == 0.0
         env.reset(seed)
         assert env.step(f"\\boxed{{not {gold}}}").reward == 0.0
@@ -335,7 +386,7 @@ def test_tests_come_in_several_forms():
     for bad in ("{", "3", None, {}, [], {"inputs": ["1"], "outputs": []}, [{"input": "1"}]):
         with pytest.raises(ValueError):
             read_tests(bad)
-    with pytest.raises(DataError, match="row 0: 'tests' is text but not JSON"):
+    with pytest.raises(DataError, match="row 1: 'tests' is text but not JSON"):
         make("code:Taco8k", rows=[{"problem": "?", "tests": "{"}]).reset(0)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from graft.envs import ENVS, make
 from graft.envs import reasoning as rg
 from graft.envs.base import split_of
-from graft.rewards.workers import WorkerError
+from graft.rewards.workers import NoWorkers, WorkerError
 from graft.types import Author
 
 pytest.importorskip("reasoning_gym")
@@ -112,6 +112,36 @@ def test_a_score_between_0_and_1_is_passed_on():
     assert env.step(f"\\boxed{{{product}}}").reward == 0.5
 
 
+@pytest.mark.parametrize("name", ["leg_counting", "syllogism", "number_sorting"])
+def test_blanks_and_a_text_command_around_a_right_answer_cost_nothing(name: str):
+    env = build(name)
+    for frame in ("{}", " {}\n", "\\text{{{}}}", " \\text{{ {} }} "):
+        _, info = env.reset(2)
+        assert env.step(f"\\boxed{{{frame.format(info['answer'])}}}").reward == 1.0
+        env.reset(2)
+        assert env.step(f"\\boxed{{{frame.format('zzz')}}}").reward < 0.1
+
+
+def test_a_machine_without_workers_is_not_a_wrong_answer(monkeypatch: pytest.MonkeyPatch):
+    env = build("countdown")
+    env.reset(0)
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise NoWorkers("no processes here")
+
+    monkeypatch.setattr(rg.WORKERS, "call", refuse)
+    with pytest.raises(NoWorkers):
+        env.step("\\boxed{1+1}")
+
+
+@pytest.mark.parametrize("name", ["gcd", "word_sorting", "codeio"])
+def test_a_very_large_size_costs_nothing_and_begins_with_the_same_items(name: str):
+    small, large = build(name), build(name, size=10**9)
+    assert rg.item(small.settings, 7) == rg.item(large.settings, 7)
+    assert len({large.reset(seed)[0] for seed in range(5)}) == 5
+    assert large.idx > 500
+
+
 @pytest.mark.parametrize("name", ["countdown", "spiral_matrix", "simple_integration"])
 def test_an_answer_is_not_run_as_a_program(name: str, tmp_path: Path):
     env = build(name)
@@ -202,7 +232,7 @@ def test_difficulty_size_and_seed_are_settings():
     assert build("gcd").reset(0)[0] != build("gcd", dataset_seed=7).reset(0)[0]
     with pytest.raises(ValueError, match=r"rg:gcd .*no_such_setting"):
         build("gcd", no_such_setting=1)
-    with pytest.raises(ValueError, match=r"rg:composite .*gives no item"):
+    with pytest.raises(ValueError, match=r"rg:composite .*gives no item: .* say which: datasets="):
         make("rg:composite").reset(0)
     with pytest.raises(ValueError, match="size=0"):
         build("gcd", size=0)

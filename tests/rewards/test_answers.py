@@ -92,6 +92,17 @@ def test_texts_are_compared_without_case_articles_and_punctuation():
     assert not same_text("the", "a")
     assert not same_text("3.5", "35")
     assert not same_text("-5", "5")
+    assert same_text("$5", "5")
+    assert same_text("'1984'.", "1984")
+    assert same_text("$1,200.50!", "1200.5")
+    assert same_text(".5", "0.5")
+    assert not same_text("3-5", "35")
+    assert not same_text("35th", "35")
+    assert same_text("The The", "the the")  # all articles, and yet a name
+    assert same_text("a", "A")
+    assert not same_text("!", "?")
+    assert same_text("\\text{ Ann }", "ann")
+    assert not same_text("\\text{Ann}\\text{Bob}", "Ann")
 
 
 def test_exact_match_takes_the_last_words_and_any_accepted_answer():

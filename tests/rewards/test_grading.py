@@ -21,7 +21,7 @@ from graft.rewards import grading
 from graft.rewards.balls import Ball, Unreadable, differ
 from graft.rewards.formulas import read_formula
 from graft.rewards.grading import WORKERS, decide, grade
-from graft.rewards.reading import tidy
+from graft.rewards.spelling import spell, tidy
 from graft.rewards.symbolic import math_equal
 from graft.rewards.workers import NoWorkers, WorkerError, Workers, WorkerTimeout
 
@@ -59,6 +59,42 @@ RIGHT = [
     ("(-\\infty, 3]", "(-\\infty,3]"),
     ("3,-2", "-2, 3"),
     ("\\{1,2\\}", "\\{2, 1\\}"),
+    ("5,", "5"),
+    ("5\\\\", "5"),
+    ("1\\,000\\,000", "10^6"),
+    ("12\\ 345", "12345"),
+    ("0.1\\overline{6}", "\\frac{1}{6}"),
+    ("-0.\\bar{3}", "-1/3"),
+    ("0.\\overline{9}", "1"),
+    ("0.333333", "0.\\overline{3}"),
+    ("5\\text{ million}", "5000000"),
+    ("1.2 million", "1,200,000"),
+    ("2 dozen", "24"),
+    ("12 percent", "12\\%"),
+    ("10 km/h", "10"),
+    ("9.8 \\text{ m/s}^2", "9.8"),
+    ("60^\\circ C", "60"),
+    ("4\\pi\\text{ square inches}", "4\\pi"),
+    ("\\text{10 apples}", "10"),
+    ("5€", "5"),
+    ("2.5 x 10^2", "250"),
+    ("2**10", "1024"),
+    ("2pi", "2\\pi"),
+    ("sqrt(9)", "3"),
+    ("3\\sqrt 16", "12"),
+    ("\\varnothing", "\\emptyset"),
+    ("\\langle 1,2\\rangle", "(1,2)"),
+    ("1,2,\\dots,9", "1, 2, \\ldots, 9"),
+    ("5=x", "5"),
+    ("5", "5=x"),
+    ("\\angle ABC=60^\\circ", "60"),
+    ("\\text{Area} = 5", "5"),
+    ("a_n=2", "2"),
+    ("S=2*3=6", "6"),
+    ("(x,y)=(1,2)", "(1,2)"),
+    ("2^{2025}", "2\\cdot 2^{2024}"),
+    ("2^{2^{10}}", "2^{1024}"),
+    ("1-\\frac{1}{2^{2022}}", "\\frac{2^{2022}-1}{2^{2022}}"),
 ]
 WRONG = [
     ("3", "4"),
@@ -84,13 +120,34 @@ WRONG = [
     ("(-\\infty,3)", "(-\\infty,2)"),
     ("\\{1,2,4\\}", "\\{1,2,3\\}"),
     ("1,2,3", "3"),
+    ("5\\text{ million}", "5"),
+    ("5\\text{ or more}", "5"),
+    ("5\\text{ and a half}", "5"),
+    ("the answer is 5", "5"),
+    ("7, not 5", "5"),
+    ("10\\text{ apples and }5\\text{ pears}", "10"),
+    ("2 3", "5"),
+    ("0 33", "33"),
+    ("6=5", "5"),
+    ("x=2+2=5", "5"),
+    ("x=5, x=7", "7"),
+    ("x=5\\to x=7", "7"),
+    ("x=1 or x=2", "2"),
+    ("1", "x+y=1"),
+    ("4", "x^2+y^2=4"),
+    ("\\{1,2,10\\}", "\\{1,2,\\ldots,10\\}"),
+    ("listen", "silent"),
+    ("3\\sqrt 11", "3"),
+    ("1.6\\times10^{-19}", "1.7\\times10^{-19}"),
+    ("2.5\\pi\\times10^{-9}", "1.5\\pi\\times10^{-9}"),
+    ("2^{2022}", "2^{2023}"),
+    ("1-\\frac{1}{2^{2021}}", "1-\\frac{1}{2^{2022}}"),
 ]
 OPEN = [
     ("x + x", "2x"),
     ("\\sqrt{12}", "2\\sqrt{3}"),
     ("0.333333", "1/3"),
     ("6/2(1+2)", "9"),  # 9 or 1
-    ("2 3", "6"),
     ("f(x)", "fx"),
     ("9 \\cdot 5\\frac{1}{5}", "9"),
     ("(1,234)", "1234"),
@@ -102,6 +159,9 @@ OPEN = [
     ("\\sin x", "x"),
     ("5 m", "5"),
     ("3,14", "3.14"),
+    ("2abc", "2cab"),
+    ("m+n=5", "5"),
+    ("x=1, x=2", "1, 2"),
 ]
 
 
@@ -139,10 +199,46 @@ def test_layout_and_units_go_and_the_rest_stays():
         ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\3\\end{pmatrix}", False),
         ("1/0", "1", False),
         ("4", [], False),
+        ("x > 2", "(2, \\infty)", True),
+        ("1 \\le x < 2", "[1, 2)", True),
+        ("1 \\le x < 2", "[1, 2]", False),
+        ("m+n=5", "5", True),
+        ("2abc", "2cab", True),
+        ("sqrt(2)/2", "\\frac{1}{\\sqrt{2}}", True),
+        ("1 \\text{ or } 2", "1,2", True),
+        ("1 < 2", "\\emptyset", False),
     ],
 )
 def test_what_is_open_is_worked_out(answer: str, golds: str | list[str], is_right: bool):
     assert grade(answer, golds, timeout=20.0) is is_right
+
+
+JOINTS = [
+    "\\cup ",
+    "\\to ",
+    "...",
+    "?",
+    "(",
+    "\\\\",
+    "|",
+    "\\bmod ",
+    "\\boxed{}",
+    " -> ",
+    "$ $",
+    "#",
+]
+
+
+@pytest.mark.parametrize("joint", JOINTS)
+def test_a_number_in_the_midst_of_something_else_is_not_the_answer(joint: str):
+    assert not grade(f"5{joint}7", ["5", "7"], timeout=20.0)
+
+
+def test_spelling_keeps_the_meaning():
+    assert spell("x ≤ 2*sqrt(3).") == "x \\le  2*\\sqrt{3}"
+    assert spell("$\\dfrac{1}{2}$") == "\\frac{1}{2}"
+    assert spell("1\\,000 and 2{,}345,\\!678") == "1000 and 2345,678"
+    assert spell("(1\\,00)") == "(1\\,00)"
 
 
 def test_without_processes_the_bounded_comparison_is_used(monkeypatch: pytest.MonkeyPatch):
@@ -278,6 +374,53 @@ def test_nothing_is_left_behind_when_the_parent_is_killed():
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_running, pids))
+
+
+FORKED = """
+import json, os, signal, time
+from graft.rewards.workers import Workers
+pool = Workers("gc:freeze", size=1)
+worker = pool.call("os:getpid", timeout=20)
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+time.sleep(0.1)
+print(json.dumps([child, pool._template.pid, worker]), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks processes up in /proc")
+def test_a_forked_process_does_not_keep_the_parents_workers_alive(tmp_path: Path):
+    with (tmp_path / "out").open("w") as out:  # the child would hold a pipe open
+        subprocess.run([sys.executable, "-c", FORKED], stdout=out, timeout=60)
+    child, *pids = json.loads((tmp_path / "out").read_text())
+    try:
+        assert is_running(child)
+        deadline = time.monotonic() + 20
+        while any(map(is_running, pids)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(is_running, pids))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_process_grades_with_a_pool_of_its_own():
+    code = (
+        "import os\n"
+        "from graft.rewards.workers import Workers\n"
+        "pool = Workers('gc:freeze', size=1)\n"
+        "ask = lambda: pool.call('math:factorial', 5, timeout=20)\n"
+        "assert ask() == 120\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(ask())\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ask() == 120\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # formulas

@@ -41,7 +41,7 @@ class GeometryEnv(MathEnv):
             url = image_url(image)
             if url is None:
                 raise DataError(
-                    f"{self.table.source}, row {self.idx}: {self.image_key!r} holds a "
+                    f"{self.where}: {self.image_key!r} holds a "
                     f"{type(image).__name__}; an image is a path, bytes, or {{bytes, path}}"
                 )
             parts.append({"type": "image_url", "image_url": {"url": url}})

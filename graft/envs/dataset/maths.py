@@ -9,7 +9,7 @@ from typing import Any
 from graft.envs.base import Trace
 from graft.envs.dataset.base import DatasetEnv
 from graft.protocols import Observation
-from graft.rewards.answers import accepted_answers, last_answer
+from graft.rewards.answers import final_answers
 from graft.rewards.grading import grade
 from graft.text.parse import last_boxed
 from graft.types import Author, Turn
@@ -47,18 +47,17 @@ class MathEnv(DatasetEnv):
         self.answer = self.answers_of(row, self.answer_key)
         return f"{self.text_of(row, self.question_key)}\n\n{REQUEST}"
 
-    def golds(self) -> list[str]:
-        return [last_answer(gold) for gold in accepted_answers(self.answer)]
-
     def respond(self, action: str) -> Turn:
         answer = last_boxed(action)
-        is_right = answer is not None and grade(answer, self.golds(), timeout=self.timeout)
+        is_right = answer is not None and grade(
+            answer, final_answers(self.answer), timeout=self.timeout
+        )
         reward = self.format_reward if answer is None else float(is_right)
         info = {"correct": is_right, "has_answer": answer is not None}
         return Turn(reward=reward, terminated=True, info=info)
 
     def demonstrate(self, rng: random.Random) -> Trace:
-        return [(Author.POLICY, f"\\boxed{{{self.golds()[0]}}}")]
+        return [(Author.POLICY, f"\\boxed{{{final_answers(self.answer)[0]}}}")]
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.whim().randint(0, 100)}}}"

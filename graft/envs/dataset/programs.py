@@ -46,9 +46,7 @@ class ProgramEnv(DatasetEnv):
         try:
             self.answer = read_tests(row.get(self.test_key))
         except ValueError as error:
-            raise DataError(
-                f"{self.table.source}, row {self.idx}: {self.test_key!r} {error}"
-            ) from error
+            raise DataError(f"{self.where}: {self.test_key!r} {error}") from error
         return f"{self.text_of(row, self.question_key)}\n\n{REQUEST}"
 
     def respond(self, action: str) -> Turn:

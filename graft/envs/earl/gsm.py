@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graft.data.hub import locate
-from graft.data.rows import DataError, Table, data_files, read_table
+from graft.data.rows import DataError
+from graft.data.tables import Table, data_files, read_table
 from graft.envs.base import BaseEnv, Trace, check_split, split_of
 from graft.envs.wording import marked_number
 from graft.rewards.answers import last_marked, parse_number, same_number

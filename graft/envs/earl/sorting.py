@@ -179,9 +179,7 @@ class Sorting(BaseEnv):
             return f"<answer> {' < '.join(self.asked)} </answer>" if self.asked else "Done."
         tool = rng.choice(self.tools)
         a, b = rng.sample(self.order, 2)
-        return self.dress.write(
-            tool, a, rng.choice(list(PROPERTIES)) if tool == "check" else b
-        )
+        return self.dress.write(tool, a, rng.choice(list(PROPERTIES)) if tool == "check" else b)
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -276,9 +274,10 @@ class Sorting(BaseEnv):
             )
         way = "descending" if self.reverse else "ascending"
         known = f" It is known that {', '.join(self.facts)}." if self.facts else ""
+        steps = "comparisons and swaps" if "compare" in self.tools else "swaps"
         return (
             f"The items {listed} have hidden values and stand in this order.{known} Bring them into "
-            f"{way} order with as few comparisons and swaps as possible. Stop as soon as they are "
+            f"{way} order with as few {steps} as possible. Stop as soon as they are "
             "sorted; give no answer."
         )
 
