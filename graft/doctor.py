@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
@@ -42,8 +41,6 @@ def examine() -> Iterator[Check]:
 
 def python() -> Iterable[Check]:
     seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < (3, 11):
-        return [Check("python", FAIL, seen, "graft needs Python 3.11 or newer")]
     return [Check("python", PASS, seen)]
 
 
@@ -83,9 +80,7 @@ def sandbox() -> Iterable[Check]:
 
 
 def extras() -> Iterable[Check]:
-    absent = [
-        extra for extra, modules in EXTRAS.items() if not all(find_spec(m) for m in modules)
-    ]
+    absent = [extra for extra, modules in EXTRAS.items() if not all(find_spec(m) for m in modules)]
     if not absent:
         return [Check("extras", PASS, ", ".join(EXTRAS))]
     remedy = f'if you want them: pip install "graft-rl[{",".join(absent)}]"'

@@ -97,7 +97,7 @@ class Turn(_Turn):
         # a fresh dict each time: wrappers write into info, and must not write into each other's
         # tuple's own constructor: this is on the path of every step of every environment
         values = (observation, reward, terminated, truncated, {} if info is None else info)
-        return tuple.__new__(cls, values)
+        return tuple.__new__(cls, values)  # pyright: ignore[reportUnknownMemberType]
 
     @property
     def is_over(self) -> bool:

@@ -61,7 +61,10 @@ def rows_for(env_id: str) -> list[dict[str, Any]]:
 
 def build(env_id: str, **kwargs: Any) -> Any:
     if env_id == "rg:composite":
-        kwargs = {"datasets": [{"name": "gcd", "weight": 1}, {"name": "lcm", "weight": 1}], **kwargs}
+        kwargs = {
+            "datasets": [{"name": "gcd", "weight": 1}, {"name": "lcm", "weight": 1}],
+            **kwargs,
+        }
     if any(need.startswith("data:") for need in ENVS[env_id].needs):
         is_earl = family_of(env_id) == "earl"
         kwargs = {**({"data": rewritten()} if is_earl else {"rows": rows_for(env_id)}), **kwargs}

@@ -165,7 +165,7 @@ def test_asking_for_a_random_action_changes_nothing(env_id: str):
     env, other = build(env_id), build(env_id)
     env.reset(8)
     other.reset(8)
-    first = [env.sample_random_action() for _ in range(3)][0]
+    first, *_ = (env.sample_random_action() for _ in range(3))
     assert first == other.sample_random_action()
     other.fork().sample_random_action()
     assert _timeless([env.step(first)]) == _timeless([other.step(first)])
