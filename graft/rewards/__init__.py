@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 REWARDS: dict[str, Any] = {
+    "code_tests": "graft.rewards.code:code_tests",
     "countdown": "graft.rewards.answers:countdown",
     "exact_match": "graft.rewards.answers:exact_match",
+    "f1": "graft.rewards.answers:f1",
     "math_answer": "graft.rewards.answers:math_answer",
 }
 """Name -> the reward function, or where to import it from."""

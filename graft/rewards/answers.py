@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -105,6 +106,17 @@ def same_text(a: str, b: str) -> bool:
     return bool(first) and first == second
 
 
+def word_f1(answer: str, gold: str) -> float:
+    """The harmonic mean of the shares of words that the two have in common.
+
+    >>> word_f1("the city of Paris", "Paris")
+    0.5
+    """
+    said, wanted = Counter(normalise(answer).split()), Counter(normalise(gold).split())
+    common = (said & wanted).total()
+    return 2 * common / (said.total() + wanted.total()) if common else 0.0
+
+
 def countdown_score(answer_text: str, numbers: Sequence[int], target: int | Fraction) -> float:
     """1.0 if the expression uses exactly these numbers and has exactly this value, else 0.0.
 
@@ -125,6 +137,12 @@ def exact_match(task: Task, trajectory: Trajectory) -> float:
     """1.0 if the final answer is the task's answer, or one of them when it is a list."""
     answer = last_answer(trajectory.answer_text)
     return float(any(same_text(answer, accepted) for accepted in accepted_answers(task.answer)))
+
+
+def f1(task: Task, trajectory: Trajectory) -> float:
+    """`word_f1` of the final answer and the nearest of the task's."""
+    answer = last_answer(trajectory.answer_text)
+    return max(word_f1(answer, accepted) for accepted in accepted_answers(task.answer))
 
 
 def math_answer(task: Task, trajectory: Trajectory) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 
 from graft.text.parse import code_blocks
 from graft.tools.sandbox import Outcome, run_python
+from graft.types import Task, Trajectory
 
 MAX_TESTS = 12
 MARK = "\x1e"
@@ -71,9 +72,15 @@ def last_code_block(text: str) -> str | None:
     return blocks[-1].code if blocks else None
 
 
+def code_tests(task: Task, trajectory: Trajectory) -> float:
+    """`score_tests` of the last code block; the task's answer are the tests."""
+    code = last_code_block(trajectory.answer_text)
+    return 0.0 if code is None else score_tests(code, task.answer)
+
+
 def score_tests(
     code: str,
-    tests: Mapping[str, Any] | str,
+    tests: Any,
     *,
     max_tests: int = MAX_TESTS,
     timeout: float = 5.0,
@@ -101,7 +108,7 @@ def score_tests(
 
 def run_tests(
     code: str,
-    tests: Mapping[str, Any] | str,
+    tests: Any,
     *,
     max_tests: int = MAX_TESTS,
     timeout: float = 5.0,
@@ -160,22 +167,47 @@ def run_test(
     return TestResult(outcome.stdout.strip() == expected.strip(), outcome)
 
 
-def read_tests(tests: Mapping[str, Any] | str) -> list[TestCase]:
-    """The cases of a dataset's `tests` column, or of its JSON text; ValueError if it holds none.
+def read_tests(tests: Any) -> list[TestCase]:
+    """The cases of a dataset's `tests` column; ValueError if it holds none.
 
     >>> read_tests('{"inputs": [["1", "2"]], "outputs": ["3"]}')[0].stdin
     '1\\n2'
     """
-    table = json.loads(tests) if isinstance(tests, str) else tests
-    if not isinstance(table, Mapping) or not {"inputs", "outputs"} <= table.keys():
-        raise ValueError(f'tests must hold "inputs" and "outputs", not {_short(table)}')
-    inputs, outputs = table["inputs"], table["outputs"]
-    if not len(inputs) or len(inputs) != len(outputs):
-        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs: no pairs to test with")
-    pairs = zip(inputs, outputs, strict=True)
+    table = table_of(tests)
+    pairs = zip(table["inputs"], table["outputs"], strict=True)
     if function := table.get("fn_name"):
         return [TestCase("", output, function, _arguments(given)) for given, output in pairs]
     return [TestCase(_lines(given), _lines(output)) for given, output in pairs]
+
+
+def table_of(tests: Any) -> dict[str, Any]:
+    """Tests in any of their forms as {"inputs": [...], "outputs": [...]}, perhaps with "fn_name".
+
+    >>> table_of('[{"input": "1 2", "output": "3"}]')
+    {'inputs': ['1 2'], 'outputs': ['3']}
+    """
+    if isinstance(tests, str):
+        try:
+            tests = json.loads(tests)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"is text but not JSON: {error}") from error
+    if isinstance(tests, list) and all(
+        isinstance(test, dict) and {"input", "output"} <= test.keys() for test in tests
+    ):
+        tests = {
+            "inputs": [test["input"] for test in tests],
+            "outputs": [test["output"] for test in tests],
+        }
+    if not isinstance(tests, Mapping) or not {"inputs", "outputs"} <= set(tests):
+        raise ValueError(
+            f'holds no tests: they are {{"inputs": [...], "outputs": [...]}}, not {_short(tests)}'
+        )
+    inputs, outputs = tests["inputs"], tests["outputs"]
+    if not isinstance(inputs, list | tuple) or not isinstance(outputs, list | tuple):
+        raise ValueError("holds inputs or outputs that are not lists")
+    if len(inputs) != len(outputs) or not inputs:
+        raise ValueError(f"holds {len(inputs)} inputs and {len(outputs)} outputs, not pairs")
+    return {name: part for name, part in tests.items() if part is not None}  # fn_name, in parquet
 
 
 def hardest(cases: list[TestCase], limit: int) -> list[TestCase]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-import types
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,8 @@ from graft.envs.base import split_of
 from graft.envs.dataset import DATASETS, locate
 from graft.envs.dataset.base import shuffled
 from graft.envs.dataset.geometry import image_url
-from graft.envs.dataset.programs import read_tests
-from graft.envs.dataset.questions import word_f1
+from graft.rewards.answers import word_f1
+from graft.rewards.code import table_of
 from graft.types import Task
 
 MATH_ROWS = [{"problem": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(12)]
@@ -350,17 +348,15 @@ def test_f1_is_worked_out_by_hand():
 
 @pytest.fixture
 def graded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Stands in for the sandbox: a program is right if it says 'sum'."""
-    calls: list[Any] = []
+    """What the grader was asked; it finds programs that print a sum right."""
+    asked: list[Any] = []
 
     def score_tests(code: str, tests: Any, **options: Any) -> float:
-        calls.append((code, tests, options))
+        asked.append((code, tests, options))
         return float("sum" in code)
 
-    module = types.ModuleType("graft.rewards.code")
-    vars(module)["score_tests"] = score_tests
-    monkeypatch.setitem(sys.modules, "graft.rewards.code", module)
-    return calls
+    monkeypatch.setattr("graft.envs.dataset.programs.score_tests", score_tests)
+    return asked
 
 
 def test_the_last_block_is_run_against_the_tests(graded: list[Any]):
@@ -379,13 +375,13 @@ def test_the_last_block_is_run_against_the_tests(graded: list[Any]):
 
 
 def test_tests_come_in_several_forms():
-    assert read_tests([{"input": "1", "output": "2"}]) == {"inputs": ["1"], "outputs": ["2"]}
+    assert table_of([{"input": "1", "output": "2"}]) == {"inputs": ["1"], "outputs": ["2"]}
     form = {"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]}
-    assert read_tests(form) == form
-    assert "fn_name" not in read_tests({**form, "fn_name": None})
+    assert table_of(form) == form
+    assert "fn_name" not in table_of({**form, "fn_name": None})
     for bad in ("{", "3", None, {}, [], {"inputs": ["1"], "outputs": []}, [{"input": "1"}]):
         with pytest.raises(ValueError):
-            read_tests(bad)
+            table_of(bad)
     with pytest.raises(DataError, match="row 1: 'tests' is text but not JSON"):
         make("code:Taco8k", rows=[{"problem": "?", "tests": "{"}]).reset(0)
 

@@ -14,6 +14,7 @@ from graft.rewards.answers import (
     countdown,
     countdown_score,
     exact_match,
+    f1,
     last_answer,
     last_marked,
     math_answer,
@@ -22,6 +23,7 @@ from graft.rewards.answers import (
     same_number,
     same_text,
 )
+from graft.rewards.code import code_tests
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 
@@ -210,6 +212,21 @@ def test_the_countdown_reward_reads_numbers_and_target_from_the_task():
     assert countdown(*trajectory(answer=answer)) == 0.0
 
 
+def test_f1_counts_shared_words_with_the_nearest_answer():
+    golds = ["President Barack Obama", "Obama"]
+    assert f1(*trajectory("<answer>Barack Obama</answer>", answer=golds)) == pytest.approx(0.8)
+    assert f1(*trajectory("<answer>the Obama</answer>", answer=golds)) == 1.0
+    assert f1(*trajectory("<answer>Lincoln</answer>", answer=golds)) == 0.0
+
+
+def test_the_code_reward_runs_the_last_block_on_the_tasks_tests():
+    tests = {"inputs": ["2", "5"], "outputs": ["4", "10"]}
+    right = "Twice:\n```python\nprint(2 * int(input()))\n```"
+    assert code_tests(*trajectory(right, answer=tests)) == 1.0
+    assert code_tests(*trajectory(right.replace("2 *", "3 *"), answer=tests)) == 0.0
+    assert code_tests(*trajectory("no program", answer=tests)) == 0.0
+
+
 SPOKEN = st.text(max_size=200) | st.text(
     alphabet="<>/answerboxd{}\\#0123456789+-*=(). ", max_size=200
 )
@@ -218,7 +235,10 @@ SPOKEN = st.text(max_size=200) | st.text(
 @settings(deadline=None, max_examples=60)
 @given(SPOKEN)
 def test_every_reward_stays_between_0_and_1_whatever_was_said(said: str):
-    golds = {"countdown": {"numbers": [3, 1, 2], "target": 1}}
+    golds = {
+        "countdown": {"numbers": [3, 1, 2], "target": 1},
+        "code_tests": {"inputs": ["1"], "outputs": ["1"]},
+    }
     for name in REWARDS:
         reward = resolve(name, REWARDS, "reward")
         assert 0.0 <= reward(*trajectory(said, answer=golds.get(name, "42"))) <= 1.0

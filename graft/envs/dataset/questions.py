@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from graft.envs.base import Trace
 from graft.envs.dataset.base import DatasetEnv
-from graft.rewards.answers import accepted_answers, normalise, same_text
+from graft.rewards.answers import accepted_answers, same_text, word_f1
 from graft.text.parse import last_boxed, last_tag
 from graft.types import Author, Turn
 
@@ -68,14 +67,3 @@ class QuestionEnv(DatasetEnv):
 
     def _write(self, answer: str) -> str:
         return f"<answer>{answer}</answer>" if self.form == "tag" else f"\\boxed{{{answer}}}"
-
-
-def word_f1(answer: str, gold: str) -> float:
-    """The harmonic mean of the shares of words that the two have in common.
-
-    >>> word_f1("the city of Paris", "Paris")
-    0.5
-    """
-    said, wanted = Counter(normalise(answer).split()), Counter(normalise(gold).split())
-    common = (said & wanted).total()
-    return 2 * common / (said.total() + wanted.total()) if common else 0.0
