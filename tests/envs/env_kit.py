@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -74,7 +76,9 @@ def build(env_id: str, **kwargs: Any) -> Any:
 @cache
 def rewritten() -> str:
     """A file of GSM8K questions with larger numbers."""
-    file = Path(tempfile.mkdtemp(prefix="graft-tests-")) / "rewritten.jsonl"
+    folder = tempfile.mkdtemp(prefix="graft-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = Path(folder) / "rewritten.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in REWRITTEN))
     return str(file)
 

@@ -164,7 +164,7 @@ def _command(method: str, view: View, config: dict[str, Any]) -> list[str]:
     for name in DEVICES:
         wall += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     wall += ["--ro-bind", str(INSIDE), "/graft/inside", "--proc", "/proc", "--dir", "/empty"]
-    wall += ["--tmpfs", "/scratch", "--symlink", "/scratch", "/tmp", "--remount-ro", "/"]
+    wall += ["--tmpfs", "/scratch", "--remount-ro", "/"]
     return [*wall, "--as-pid-1", "--", *python, "/graft", json.dumps(config)]
 
 

@@ -16,6 +16,8 @@ SYSTEM = (
     "/etc/ld.so.cache",
     "/etc/localtime",
 )
+SCRATCH = "/scratch"
+TMP = "/tmp"
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 SHARED_PREFIXES = ("/", "/usr", "/usr/local")  # hold far more than Python
 
@@ -53,6 +55,8 @@ def python_view() -> View:
             links[path] = real
     outermost = sorted(path for path in readable if not _is_below(path, readable))
     links = {path: real for path, real in links.items() if not _is_below(path, {*outermost})}
+    if not any(path.startswith(f"{TMP}/") for path in (*outermost, *links)):
+        links[TMP] = SCRATCH  # else Python itself lies there, and /tmp is a folder with that in it
     return View(outermost, links, packages, executable)
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from graft.tools.sandbox import Session, hosts
+from graft.tools.sandbox import Session, choose, hosts
 
 
 def test_names_live_on(method: str):
@@ -105,6 +105,7 @@ def test_a_thread_that_prints_on_holds_nobody_up():
         assert len(session.run("1").stdout) <= 65536
 
 
+@pytest.mark.skipif(choose() == "landlock", reason="there are no further processes")
 def test_a_fork_inside_does_not_take_part():
     with Session(sandbox="auto") as session:
         session.run("import os\npid = os.fork()", echo=False)

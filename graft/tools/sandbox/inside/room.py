@@ -4,7 +4,7 @@
 /usr/lib ...     the given paths, bound read-only under their own names
 /dev             null, zero, full, random, urandom
 /proc            the processes of this room; hidden from cells
-/scratch         where each cell mounts a disk of its own; /tmp is a link to it
+/scratch         where each cell mounts a disk of its own; /tmp is a link to it, if it can be
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ def furnish(readable: list[str], links: dict[str, str]) -> None:
         os.symlink(target, _SITE + path)  # noqa: PTH211
     for folder in (SCRATCH, EMPTY, "/proc"):
         os.mkdir(_SITE + folder)  # noqa: PTH102
-    os.symlink(SCRATCH, f"{_SITE}/tmp")  # noqa: PTH211
     kernel.mount(b"proc", f"{_SITE}/proc".encode(), b"proc", kernel.MS_NOSUID | kernel.MS_NODEV)
     kernel.pivot_root(_SITE)
     kernel.mount(b"none", b"/", b"", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY)
