@@ -45,13 +45,13 @@ class Mastermind(Game):
                     "duplicate_numbers=True or num_numbers higher"
                 )
         self.code_length, self.num_numbers, _ = self.sizes[0]
-        self.tried: list[str] = []
+        self.tried: dict[str, bool] = {}  # a set that JSON can hold
         self.best = 0
 
     def deal(self) -> None:
         self.code_length, self.num_numbers, self.max_turns = self.draw_sizes()
         self.answer = self.draw_row(self.rng)
-        self.tried = []
+        self.tried = {}
         self.best = 0
 
     def rules(self) -> str:
@@ -75,7 +75,7 @@ class Mastermind(Game):
         shown = " ".join(words)
         if shown in self.tried:
             return invalid(f"{shown} was tried before.")
-        self.tried.append(shown)
+        self.tried[shown] = True
         blacks, whites = pegs(guess, self.answer)
         reward = 0.0
         if blacks > self.best:

@@ -91,7 +91,7 @@ def test_refused_guesses(guess: str, says: str):
     turn = env.step(f"\\boxed{{{guess}}}")
     assert says in turn.observation and "invalid" in turn.observation
     assert (turn.reward, turn.is_over) == (0.0, False)
-    assert env.tried == ["5 5 6 6"]
+    assert list(env.tried) == ["5 5 6 6"]
 
 
 def test_codes_repeat_numbers_only_if_asked():
