@@ -1,9 +1,10 @@
 """Environments against GEM (gem-llm 0.1.0), both measured in one run on this machine.
 
-    python -m benchmarks.envs [--rounds 3] [--seconds 0.5] [--only sudoku] [--json FILE]
+    python -m benchmarks.envs [--rounds 9] [--seconds 0.15] [--only sudoku] [--json FILE]
 
 GEM lives in a venv of its own (.venv/gem, made on first use); the two libraries take turns, case by
-case and round by round, and medians are compared. A ratio above 1 means graft is faster.
+case and round by round. Rates are medians; the ratio is the median of the rounds' own ratios, so that
+a host that is slow for a while is slow for both. Above 1 graft is faster.
 """
 
 from __future__ import annotations
@@ -134,7 +135,12 @@ def compare(graft: Worker, gem: Worker, rounds: int, seconds: float, **order: An
         "graft_mode": best["graft"][1],
         "gem": best["gem"][0],
         "gem_mode": best["gem"][1],
-        "ratio": best["graft"][0] / best["gem"][0],
+        "ratio": median(
+            ours / theirs
+            for ours, theirs in zip(
+                rates["graft"][best["graft"][1]], rates["gem"][best["gem"][1]], strict=True
+            )
+        ),
         "rounds": rates,
     }
 
@@ -149,8 +155,8 @@ def orders() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.5, help="per measurement")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.15, help="per measurement")
     parser.add_argument("--only", default="", help="cases or ids that contain this text")
     parser.add_argument("--json", default="", help="also write every reading to this file")
     options = parser.parse_args()
