@@ -24,7 +24,7 @@ __all__ = ["ENVS", "find", "make", "make_vec", "print_envs", "register"]
 
 ENVS: dict[str, Entry] = {
     "arithmetic": Entry("graft.envs.arithmetic:Arithmetic"),
-    "calculator": Entry("graft.envs.arithmetic:CalculatorTask", turns=6),
+    "calculator": Entry("graft.envs.calculator:CalculatorTask", turns=6),
     "countdown": Entry("graft.envs.countdown:Countdown"),
     **EARL,
     **GAMES,

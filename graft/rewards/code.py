@@ -78,32 +78,15 @@ def code_tests(task: Task, trajectory: Trajectory) -> float:
     return 0.0 if code is None else score_tests(code, task.answer)
 
 
-def score_tests(
-    code: str,
-    tests: Any,
-    *,
-    max_tests: int = MAX_TESTS,
-    timeout: float = 5.0,
-    sandbox: str = "auto",
-    workers: int = 5,
-    memory_mb: int = 1024,
-) -> float:
+def score_tests(code: str, tests: Any, **options: Any) -> float:
     """1.0 if the program passes every test, else 0.0; the first failure ends the rest.
 
     >>> score_tests("print(int(input()) * 2)", {"inputs": ["3", "4"], "outputs": ["6", "8"]})
     1.0
+
+    `options` are those of `run_tests`.
     """
-    results = run_tests(
-        code,
-        tests,
-        max_tests=max_tests,
-        timeout=timeout,
-        sandbox=sandbox,
-        workers=workers,
-        memory_mb=memory_mb,
-        stop_early=True,
-    )
-    return float(all(result.passed for result in results))
+    return float(all(test.passed for test in run_tests(code, tests, stop_early=True, **options)))
 
 
 def run_tests(

@@ -9,8 +9,9 @@ from fractions import Fraction
 import pytest
 
 from graft.envs import make
-from graft.envs.arithmetic import Arithmetic, CalculatorTask, Expression, draw_nested
+from graft.envs.arithmetic import Arithmetic, draw_nested
 from graft.envs.base import split_of
+from graft.envs.calculator import CalculatorTask, Expression
 from graft.tools.calculator import evaluate, work
 from graft.types import Author
 
@@ -184,8 +185,9 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, object], mes
 
 
 def test_an_empty_split_is_an_error_and_not_an_endless_search(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("graft.envs.arithmetic.MAX_TRIES", 100)
-    monkeypatch.setattr("graft.envs.arithmetic.split_of", lambda text: "train")
+    for module in ("arithmetic", "calculator"):
+        monkeypatch.setattr(f"graft.envs.{module}.MAX_TRIES", 100)
+        monkeypatch.setattr(f"graft.envs.{module}.split_of", lambda text: "train")
     for env in (Expression(split="test"), Arithmetic(split="test")):
         with pytest.raises(ValueError, match=r"no .*expression"):
             env.reset(0)

@@ -16,11 +16,12 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from graft.envs.arithmetic import Arithmetic, draw_flat
+from graft.envs.arithmetic import Arithmetic
 from graft.envs.base import SPLITS, BaseEnv, Trace, as_messages, check_split
+from graft.envs.calculator import draw_flat
 from graft.envs.catalogue import NOTHING
-from graft.envs.countdown import ExpressionCountdown
 from graft.envs.earl.count import Count
+from graft.envs.earl.countdown import ExpressionCountdown
 from graft.envs.earl.gsm import GsmRewrite
 from graft.envs.tooled import CallStyle, ToolEnv, find_call
 from graft.protocols import Observation

@@ -13,7 +13,7 @@ from graft.envs import make
 from graft.envs.games.base import echo, last_box, sizes_to_deal, whole
 from graft.envs.games.guess import GuessTheNumber
 from graft.envs.games.variants import GAMES
-from graft.types import Turn
+from tests.envs.env_kit import play
 
 OUT_OF_RULES = {  # parsable in each game, never legal
     "GuessTheNumber": "\\boxed{1000}",
@@ -31,8 +31,8 @@ def stem(env_id: str) -> str:
     return env_id.removeprefix("game:").partition("-")[0]
 
 
-GAMES_A = {name: entry for name, entry in GAMES.items() if stem(name) in OUT_OF_RULES}
-every_game = pytest.mark.parametrize("env_id", sorted(GAMES_A))
+SHARED = {name: entry for name, entry in GAMES.items() if stem(name) in OUT_OF_RULES}
+every_game = pytest.mark.parametrize("env_id", sorted(SHARED))
 
 
 def stuck(env_id: str, seed: int = 0, **kwargs: Any) -> tuple[Any, str]:
@@ -43,15 +43,6 @@ def stuck(env_id: str, seed: int = 0, **kwargs: Any) -> tuple[Any, str]:
         gap = env.tiles.index(0)
         env.tiles[gap], env.tiles[-1] = env.tiles[-1], 0
     return env, OUT_OF_RULES[stem(env_id)]
-
-
-def play(env: Any, actions: list[str]) -> list[Turn]:
-    turns: list[Turn] = []
-    for action in actions:
-        turns.append(env.step(action))
-        if turns[-1].is_over:
-            break
-    return turns
 
 
 def wander(env: Any) -> list[str]:
@@ -65,10 +56,10 @@ def wander(env: Any) -> list[str]:
 
 
 def test_the_table_holds_the_variants_with_their_sizes_and_turn_limits():
-    assert len(GAMES_A) == 8 * 4 + 2
+    assert len(SHARED) == 8 * 4 + 2
     rows = {
         name.removeprefix("game:"): (tuple(entry.args.values()), entry.turns)
-        for name, entry in GAMES_A.items()
+        for name, entry in SHARED.items()
     }
     assert rows["GuessTheNumber-v0"] == ((1, 20, 10), 10)
     assert rows["GuessTheNumber-v0-easy"] == ((1, 10, 4), 4)
@@ -217,7 +208,7 @@ def test_a_seed_fixes_the_game_and_seeds_differ(env_id: str):
         assert len(prompts) > 3
 
 
-@pytest.mark.parametrize("env_id", [name for name in GAMES_A if name.endswith("-random")])
+@pytest.mark.parametrize("env_id", [name for name in SHARED if name.endswith("-random")])
 def test_a_random_variant_draws_its_sizes_and_its_turns(env_id: str):
     limits = set[int]()
     for seed in range(30):
@@ -329,7 +320,7 @@ HOSTILE = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name", sorted({stem(env_id) for env_id in GAMES_A}))
+@pytest.mark.parametrize("name", sorted({stem(env_id) for env_id in SHARED}))
 @settings(deadline=None, max_examples=40)
 @given(actions=st.lists(HOSTILE, min_size=1, max_size=6), seed=st.integers(0, 50))
 def test_no_action_makes_a_game_raise_or_talk_without_end(name: str, actions: list[str], seed: int):

@@ -1,0 +1,142 @@
+"""Arithmetic for models that read single characters, with a calculator to call:
+
+12+34*5=                 the prompt
+[34*5]   170;            a call, and the result that the env appends
+[12+170] 182;            one operation per call: what comes first has to be known
+182                      the answer; end of text
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from graft.envs.arithmetic import MAX_TRIES, draw_number
+from graft.envs.base import BaseEnv, Trace, check_range, check_split, split_of
+from graft.envs.tooled import COMPACT, ToolEnv
+from graft.rewards.answers import same_number
+from graft.tools.calculator import MAX_DIGITS, Calculator, evaluate, format_number, work
+from graft.types import Author, Turn
+
+
+def draw_flat(
+    rng: random.Random, operands: tuple[int, int], digits: tuple[int, int], operators: str
+) -> str:
+    """A random expression without parentheses or blanks: "12+34*5"."""
+    text = str(draw_number(rng, rng.randint(*digits)))
+    for _ in range(rng.randint(*operands) - 1):
+        text += rng.choice(operators) + str(draw_number(rng, rng.randint(*digits)))
+    return text
+
+
+class Expression(BaseEnv):
+    """12+34*5= in one turn: 1.0 if the whole text is the value, else 0.0.
+
+    Operators are taken from + - *: with them every intermediate result is a whole number. It
+    may be negative, but only as a left operand (12-34+5: first 12-34, then -22+5), which the
+    calculator reads without parentheses.
+    """
+
+    env_id = "expression"
+    saved = (*BaseEnv.saved, "expression")
+
+    def __init__(
+        self,
+        *,
+        operands: Sequence[int] = (2, 3),
+        digits: Sequence[int] = (2, 3),
+        operators: str = "+-*",
+        split: str = "train",
+    ) -> None:
+        super().__init__()
+        if not operators or set(operators) - set("+-*"):
+            raise ValueError(f"operators={operators!r}: must be some of + - *")
+        self.operands = check_range("operands", operands, 2)
+        self.digits = check_range("digits", digits, 1)
+        if self.operands[1] * self.digits[1] > MAX_DIGITS:
+            raise ValueError(
+                f"{self.operands[1]} operands of {self.digits[1]} digits: their product would have "
+                f"more than the {MAX_DIGITS} digits of the calculator"
+            )
+        self.operators = operators
+        self.split = check_split(split)
+        self.expression = ""
+
+    def pose(self) -> str:
+        for _ in range(MAX_TRIES):
+            expression = draw_flat(self.rng, self.operands, self.digits, self.operators)
+            if split_of(expression) == self.split:
+                self.expression, self.answer = expression, format_number(evaluate(expression))
+                return f"{expression}="
+        raise ValueError(
+            f"no {self.split} expression with operands={self.operands}, digits={self.digits}, "
+            f"operators={self.operators!r}; allow more of them"
+        )
+
+    def respond(self, action: str) -> Turn:
+        is_right = same_number(action, self.answer)
+        return Turn(reward=float(is_right), terminated=True, info={"is_right": is_right})
+
+    def describe(self) -> dict[str, str]:
+        return {"expression": self.expression}
+
+    def guess(self, rng: random.Random) -> str:
+        """A number of the answer's sign and about its length: right one time in 90 at best."""
+        value = int(self.answer)
+        size = draw_number(rng, max(2, len(str(abs(value))) + rng.randint(-1, 1)))
+        return str(-size if value < 0 else size)
+
+
+class CalculatorTask(ToolEnv):
+    """An `Expression` and a calculator that does one operation per call; see the top of this file.
+
+    A call that makes no sense is answered with "?;" and the episode goes on. `tool=False` leaves
+    the calculator out: mental arithmetic, for comparison.
+    """
+
+    def __init__(
+        self,
+        *,
+        operands: Sequence[int] = (2, 3),
+        digits: Sequence[int] = (2, 3),
+        operators: str = "+-*",
+        split: str = "train",
+        tool: bool = True,
+        max_uses: int = 4,
+    ) -> None:
+        env = Expression(operands=operands, digits=digits, operators=operators, split=split)
+        tools = [Calculator(max_operations=1)] if tool else []
+        styles = {Calculator.name: COMPACT} if tool else None
+        super().__init__(env, tools, styles=styles, max_uses=max_uses)
+        env.env_id = "calculator"
+
+    @property
+    def alphabet(self) -> str:
+        """Every character that occurs in prompts, results and demonstrations, sorted."""
+        style = "".join((COMPACT.open, COMPACT.close, COMPACT.render(""), COMPACT.spent))
+        return "".join(
+            sorted({*"0123456789=", *self.env.operators, *(style if self.tools else "")})
+        )
+
+    def demonstrate(self, rng: random.Random, tool_rate: float = 0.35) -> Trace:
+        """With probability `tool_rate` the calls and the right answer, else a guess.
+
+        Imitating this gives a policy that knows both ways and prefers the hopeless one: what is
+        left to learn is when to call.
+        """
+        inner: Expression = self.env
+        if rng.random() >= tool_rate:
+            return [(Author.POLICY, inner.guess(rng))]
+        trace: Trace = []
+        for step in work(inner.expression).steps if self.tools else ():
+            trace.append((Author.POLICY, f"{COMPACT.open}{step.text}{COMPACT.close}"))
+            trace.append((Author.ENV, COMPACT.render(self.tools[Calculator.name](step.text))))
+        return [*trace, (Author.POLICY, inner.answer)]
+
+    def sample_random_action(self) -> str:
+        """A call or an answer, each half the time."""
+        rng = self.env.whim()
+        if self.tools and rng.random() < 0.5:
+            content = draw_flat(rng, (2, 2), self.env.digits, self.env.operators)
+            return f"{COMPACT.open}{content}{COMPACT.close}"
+        return self.env.guess(rng)
