@@ -71,8 +71,8 @@ class ToolEnv(Wrapper):
     closes it. Other tools are shared, and left open for whoever made them.
 
     Each Turn's info has "tool_uses" (calls so far), and for a call also "tool" and "tool_ok" (in a
-    message with several: the first one's name, whether all went well, "tool_calls" and
-    "tool_results"), "tool_seconds" if the tool is one that waits, and "parsed_action" where what
+    message with several: the first one's name, whether all went well, "tool_calls", "tool_failures"
+    and "tool_results"), "tool_seconds" if the tool is one that waits, and "parsed_action" where what
     follows the call is ignored. An observation of the inner env that enters the context another way
     says so in "observe_as". `counters` adds what a log wants: "tools/NAME/calls", "/failures" and
     "/seconds" at the end of an episode, and GEM's keys (`tool_use_counter`, `tool_success_counter`,
@@ -225,7 +225,8 @@ class ToolEnv(Wrapper):
             "tool_uses": self._uses(),
         }
         if len(answers) > 1:
-            info.update(tool_calls=len(answers), tool_results=texts)
+            failures = sum(not answer.is_ok for answer in answers)
+            info.update(tool_calls=len(answers), tool_failures=failures, tool_results=texts)
         if waited := [answer.seconds for answer in answers if answer.seconds is not None]:
             info["tool_seconds"] = sum(waited)
         kept = action[: calls[-1].end]

@@ -239,7 +239,8 @@ class Path:
     def _count(self, info: dict[str, Any]) -> None:
         if "tool" in info:
             self.metrics["tool_calls"] += info.get("tool_calls", 1)
-            self.metrics["tool_failures"] += not info.get("tool_ok", True)
+            failures = info.get("tool_failures", not info.get("tool_ok", True))
+            self.metrics["tool_failures"] += failures
         for name, value in info.items():
             if name.startswith("tools/"):  # one tool's calls, failures, seconds in this episode
                 self.metrics[name] = float(value)

@@ -319,6 +319,7 @@ def test_json_calls_run_in_order_and_their_schemas_are_in_the_prompts_info():
         "tool_ok": False,
         "tool_uses": 3,
         "tool_calls": 2,
+        "tool_failures": 1,
         "tool_results": ["9", "Error: division by zero"],
         "tool_seconds": both.info["tool_seconds"],
     }

@@ -14,14 +14,14 @@ from graft.envs import make
 from graft.envs.games.variants import GAMES
 
 STEMS = ("Game2048", "Sokoban", "Crosswords", "WordSearch", "WikiGame")
-GAMES_B = {
+GRID_GAMES = {
     name: entry
     for name, entry in GAMES.items()
     if name.removeprefix("game:").partition("-")[0] in STEMS
 }
-every_game = pytest.mark.parametrize("env_id", sorted(GAMES_B))
+every_game = pytest.mark.parametrize("env_id", sorted(GRID_GAMES))
 one_of_each = pytest.mark.parametrize(
-    "env_id", [name for name in sorted(GAMES_B) if name.endswith("-v0")]
+    "env_id", [name for name in sorted(GRID_GAMES) if name.endswith("-v0")]
 )
 
 NASTY = [
@@ -61,8 +61,8 @@ def test_the_ids_are_those_of_the_gym_and_plain_ones_mean_easy():
     variants = ("", "-easy", "-hard", "-random")
     wanted = {f"game:{stem}-v0{variant}" for stem in STEMS for variant in variants}
     wanted = wanted - {"game:WikiGame-v0-random"} | {"game:Game2048-v0-extreme-hard"}
-    assert set(GAMES_B) == wanted
-    turns = {name.removeprefix("game:"): entry.turns for name, entry in GAMES_B.items()}
+    assert set(GRID_GAMES) == wanted
+    turns = {name.removeprefix("game:"): entry.turns for name, entry in GRID_GAMES.items()}
     assert turns["Game2048-v0-extreme-hard"] == 100
     assert turns["Sokoban-v0-hard"] == 50
     assert turns["Crosswords-v0-hard"] == 40
@@ -70,7 +70,7 @@ def test_the_ids_are_those_of_the_gym_and_plain_ones_mean_easy():
     assert turns["Sokoban-v0-random"] is None
     assert turns["WikiGame-v0-hard"] == 15
     for stem in STEMS:
-        assert GAMES_B[f"game:{stem}-v0"] == GAMES_B[f"game:{stem}-v0-easy"]
+        assert GRID_GAMES[f"game:{stem}-v0"] == GRID_GAMES[f"game:{stem}-v0-easy"]
 
 
 @every_game
