@@ -129,6 +129,28 @@ def config(
 
 
 @app.command()
+def plan(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Count only; measure nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a recipe needs of this device, memory and time, before it runs. Exit 1: too much."""
+    from graft.config import load_config
+    from graft.train.forecast import forecast, show
+
+    found = forecast(load_config(recipe, overrides or []), probing=not no_probe)
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    else:
+        show(found)
+    if not found.memory.fits:
+        raise typer.Exit(1)
+
+
+@app.command()
 def generate(
     model: Annotated[
         str, typer.Argument(help="A Hugging Face folder, run, checkpoint or .gguf file.")

@@ -105,8 +105,8 @@ class EngineSection(Section):
     """native; others come with their extras."""
     kv_tokens: int = Field(default=0, ge=0)
     """Tokens the KV pool holds; 0 chooses by memory."""
-    page_size: int = Field(default=16, ge=1)
-    """Tokens per KV page."""
+    page_size: int = Field(default=0, ge=0)
+    """Tokens per KV page; 0 takes 64 where kernels run (a GPU), else 16."""
 
 
 class Algo(Section):
@@ -159,8 +159,8 @@ class Train(Section):
     """Optimizer steps per pass."""
     tokens_per_micro: int = Field(default=0, ge=0)
     """Unique tokens per micro-batch: memory, not mathematics; 0 takes 2048 on a CPU, else 16384."""
-    recompute: bool = False
-    """Activation checkpointing."""
+    recompute: bool | None = None
+    """Activation checkpointing; null: only where the longest row does not fit without it."""
 
 
 class Sft(Section):

@@ -15,7 +15,7 @@ torch, and a run can be replayed from it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -213,6 +213,11 @@ class Span:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def to_json(self) -> dict[str, Any]:
+        # asdict copies a list number by number: it gets none of those that are long
+        lists = {name: list(getattr(self, name)) for name in self.PER_TOKEN}
+        return asdict(replace(self, **{name: [] for name in lists})) | lists
+
     @classmethod
     def sampled(cls, parent: int, completion: Completion, text: str = "", **info: Any) -> Span:
         """The policy span of a completion; every chosen token is trained."""
@@ -229,6 +234,22 @@ class Span:
             text=text,
             info={"finish": str(completion.finish), **info},
         )
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def _numbers(values: Sequence[float]) -> str:
+    """JSON of numbers that read back equal, in a fifth of json's time: a rollout log is mostly these."""
+    from pydantic_core import PydanticSerializationError, to_json
+
+    try:
+        text = to_json(values, inf_nan_mode="constants").decode()
+    except PydanticSerializationError:
+        return _encode(values)  # knows what to say about them
+    if "N" in text or "I" in text:  # NaN, Infinity: the same
+        return _encode(values)
+    return text.replace(",", ", ")
 
 
 @dataclass(slots=True)
@@ -304,7 +325,7 @@ class Episode:
     def to_json(self) -> dict[str, Any]:
         return {
             "task": self.task.to_json(),
-            "spans": [asdict(span) for span in self.spans],
+            "spans": [span.to_json() for span in self.spans],
             "leaves": [asdict(leaf) for leaf in self.leaves],
         }
 
@@ -326,7 +347,17 @@ class Episode:
 
     def dumps(self) -> str:
         """One line of JSON; `Episode.loads` gives back an equal episode."""
-        return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False)
+        parts = self.to_json()
+        spans = [
+            ", ".join(
+                f'"{name}": {_numbers(value) if name in Span.PER_TOKEN else _encode(value)}'
+                for name, value in span.items()
+            )
+            for span in parts["spans"]
+        ]
+        listed = ", ".join(f"{{{span}}}" for span in spans)
+        task, leaves = _encode(parts["task"]), _encode(parts["leaves"])
+        return f'{{"task": {task}, "spans": [{listed}], "leaves": {leaves}}}'
 
     @classmethod
     def loads(cls, line: str) -> Episode:

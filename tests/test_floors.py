@@ -31,8 +31,9 @@ for room in ("text", "actions", "data", "tools", "rewards", "envs"):  # downhill
     LOOKS_AT[room] = {room} | below
     below |= {room}
 NO_TORCH = below.copy()  # floors 0 and 1a
-LOOKS_AT["algos"] = {"algos"} | GROUND  # maths of tensors only: nothing of floor 1a
-below |= {"algos"}
+LOOKS_AT["transfer"] = {"transfer"}  # tensors to a device
+LOOKS_AT["algos"] = {"algos", "transfer"} | GROUND  # maths of tensors only: nothing of floor 1a
+below |= {"algos", "transfer"}
 LOOKS_AT["models"] = {"models"} | below
 LOOKS_AT["engine"] = {"engine", "models"} | below
 below |= {"models", "engine"}
@@ -245,6 +246,11 @@ def test_importing_all_of_floors_0_and_1a_loads_no_torch_and_nothing_heavy():
 
 def read(source: str, file: str = "graft/envs/base.py") -> list[Import]:
     return imports(source, file, {"graft", "graft.types", "graft.envs", "graft.envs.games"})
+
+
+def test_triton_is_imported_by_kernels_alone(every_import):
+    files = {one.file for one in every_import if one.target.partition(".")[0] == "triton"}
+    assert files and all("/kernels/" in file for file in files), files
 
 
 def test_an_import_is_found_in_each_of_its_forms():

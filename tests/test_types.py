@@ -1,5 +1,7 @@
 import json
+from dataclasses import asdict
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,29 @@ def test_any_float_survives_the_log(values: list[float]):
     n = len(values)
     span = Span(None, Author.POLICY, [1] * n, [1] * n, values, values, [0] * n, [True] * n)
     assert Episode.loads(Episode(Task("t", "e"), [span]).dumps()).spans[0] == span
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9, 9)))
+def test_a_line_holds_what_plain_json_would(values: list[float]):
+    n = len(values)
+    span = Span(None, Author.POLICY, [7] * n, [], values, values, [0] * n, [True] * n)
+    span.text, span.info = 'ü "q" \n', {"calls": [{"name": "f", "args": (1, 2.5)}]}
+    episode = Episode(Task("t", "e"), [span], [Leaf((0,), 0.5)])
+    plain = {
+        "task": asdict(episode.task),
+        "spans": [asdict(span)],
+        "leaves": [asdict(episode.leaves[0])],
+    }
+    assert episode.to_json() == plain
+    line = json.loads(episode.dumps())
+    want = json.loads(json.dumps(plain))
+    assert repr(line) == repr(want)  # repr: order of names, and 0.0 is not -0.0
+
+
+def test_numbers_json_does_not_know_are_refused_by_their_type():
+    span = Span(None, Author.POLICY, [1], [1], [np.float32(1.0)], [0.0], [0], [True])
+    with pytest.raises(TypeError, match="float32 is not JSON serializable"):
+        Episode(Task("t", "e"), [span]).dumps()
 
 
 def test_nan_is_refused_rather_than_written_as_invalid_json():

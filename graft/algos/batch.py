@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graft.transfer import transfer
+
 _PER_ROW = ("reward", "group", "leaf", "truncated", "twin")
 _BOOLEAN = ("mask", "truncated")
 
@@ -115,7 +117,7 @@ class Batch:
         return Batch(**{name: tensor[index] for name, tensor in self._tensors().items()})
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(**{name: tensor.to(device) for name, tensor in self._tensors().items()})
+        return Batch(**transfer(self._tensors(), torch.device(device)))
 
     def need(self, name: str, source: str) -> Tensor:
         """An optional tensor, or an error that says who should have filled it."""

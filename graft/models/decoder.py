@@ -6,6 +6,9 @@ Tokens of many sequences lie side by side in one list; their positions come with
 see whom is the business of `attend`, which every layer calls with its queries, keys and values. The
 engine passes an `attend` over KV pages, the learner one over a packed tree: one model, two uses, the
 same weights in memory.
+
+The stream x and what the last layer adds to it, `delta`, travel side by side: on a GPU the next norm
+adds them on its way, and the sum costs no pass over memory of its own.
 """
 
 from __future__ import annotations
@@ -18,11 +21,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graft.models.functions import rms_norm, rotate, silu_gate
+from graft.models.device import has_kernels
+from graft.models.functions import add_norm, qk_rotate, silu_gate
 from graft.models.shape import Shape, rope_frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]"""
+
+FEW_ROWS = 16
+"""Rows up to which a matrix product waits for its weights alone; see `kernels.skinny`."""
+
+LEAST_POSITIONS = 2**16
+"""Positions that a GPU's table of angles holds at least, beyond what the model was trained on."""
 
 
 class Norm(nn.Module):
@@ -33,8 +43,44 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The stream with `delta` added to it, and its norm."""
+        return add_norm(x, delta, self.weight, self.eps)
+
+
+class Angles:
+    """cos and sin of every position's angles, made once per device.
+
+    No module: its numbers belong to no state dict, and a model's `.to(bfloat16)` must not round them.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.frequencies: dict[torch.device, tuple[Tensor, float]] = {}
+        self.tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def compute(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin in fp32, [T, d/2], of any positions [T]."""
+        device = positions.device
+        if device not in self.frequencies:
+            frequencies, factor = rope_frequencies(self.shape)
+            self.frequencies[device] = torch.tensor(frequencies, device=device), factor
+        frequency, factor = self.frequencies[device]
+        angles = positions.float()[:, None] * frequency
+        return angles.cos() * factor, angles.sin() * factor
+
+    def look_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The same read from a table: two kernels, which a CUDA graph can hold once it is made.
+
+        The table ends where the model's window does, or at LEAST_POSITIONS if that is further; a GPU
+        has no way to answer a position beyond it, other than stopping.
+        """
+        device = positions.device
+        if device not in self.tables:
+            size = max(self.shape.max_positions, LEAST_POSITIONS)
+            self.tables[device] = self.compute(torch.arange(size, device=device))
+        cos, sin = self.tables[device]
+        return cos.index_select(0, positions), sin.index_select(0, positions)
 
 
 class Block(nn.Module):
@@ -57,25 +103,54 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(shape.width, 2 * shape.ff, bias=shape.mlp_bias)
         self.down = nn.Linear(shape.ff, shape.width, bias=shape.mlp_bias)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        shape, tokens = self.shape, x.shape[0]
-        heads = shape.heads + 2 * shape.kv_heads
-        qkv = self.qkv(self.attn_norm(x)).view(tokens, heads, shape.head_dim)
-        qk, v = qkv.split([shape.heads + shape.kv_heads, shape.kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:  # both at once, head by head
-            weights = [
-                self.q_norm.weight.expand(shape.heads, -1),
-                self.k_norm.weight.expand(shape.kv_heads, -1),
-            ]
-            qk = rms_norm(qk, torch.cat(weights), shape.norm_eps)
-        q, k = rotate(qk, cos, sin).split([shape.heads, shape.kv_heads], dim=1)
-        x = _add(x, self.out, attend(self.index, q, k, v).reshape(tokens, shape.q_size))
-        return _add(x, self.down, silu_gate(self.gate_up(self.mlp_norm(x))))
+    def forward(
+        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor | None]:
+        if has_few_rows(x):
+            return self._few(x, delta, cos, sin, attend)
+        x, y = self.attn_norm(x, delta)
+        x, y = self.mlp_norm(*_add(x, self.out, self._see(self.qkv(y), cos, sin, attend)))
+        return _add(x, self.down, silu_gate(self.gate_up(y)))
+
+    def _see(self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """[T, H*d]: what the heads found."""
+        shape = self.shape
+        q_weight = None if self.q_norm is None else self.q_norm.weight
+        k_weight = None if self.k_norm is None else self.k_norm.weight
+        q, k, v = qk_rotate(
+            qkv, q_weight, k_weight, shape.norm_eps, cos, sin, shape.heads, shape.kv_heads
+        )
+        return attend(self.index, q, k, v).reshape(len(qkv), shape.q_size)
+
+    def _few(
+        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The same for a few rows, norms and gate inside the matrix products."""
+        from graft.models.kernels.skinny import skinny_linear
+
+        def normed(x: Tensor, delta: Tensor | None, norm: Norm, linear: nn.Linear):
+            return skinny_linear(x, linear.weight, linear.bias, norm=(delta, norm.weight, norm.eps))
+
+        x, qkv = normed(x, delta, self.attn_norm, self.qkv)
+        seen = self._see(qkv, cos, sin, attend)
+        _, delta = skinny_linear(seen, self.out.weight, self.out.bias)
+        x, gate_up = normed(x, delta, self.mlp_norm, self.gate_up)
+        return x, skinny_linear(gate_up, self.down.weight, self.down.bias, gate=True)[1]
 
 
-def _add(x: Tensor, linear: nn.Linear, y: Tensor) -> Tensor:
-    """x + linear(y), the sum taken inside the matrix product where there is no bias."""
-    return torch.addmm(x, y, linear.weight.t()) if linear.bias is None else x + linear(y)
+def has_few_rows(x: Tensor) -> bool:
+    """Whether a kernel of ours beats the library's matrix product: few rows, only passing through."""
+    return len(x) <= FEW_ROWS and not torch.is_grad_enabled() and has_kernels(x.device)
+
+
+def _add(x: Tensor, linear: nn.Linear, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The stream and what is still to be added to it, together x + linear(y).
+
+    A CPU adds inside the matrix product where there is no bias; a GPU leaves it to the next norm.
+    """
+    if x.is_cuda or linear.bias is not None:
+        return x, linear(y)
+    return torch.addmm(x, y, linear.weight.t()), None
 
 
 class Decoder(nn.Module):
@@ -88,12 +163,21 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(shape, i) for i in range(shape.layers))
         self.norm = Norm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.vocab_size, bias=False)
+        self.angles = Angles(shape)
         self.recompute = False  # activation checkpointing: spend a third more time, keep no block
 
     @property
     def head_weight(self) -> Tensor:
         """[V, D]"""
         return self.embed.weight if self.head is None else self.head.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[T, V] of hidden states [T, D]."""
+        if has_few_rows(hidden):
+            from graft.models.kernels.skinny import skinny_linear
+
+            return skinny_linear(hidden, self.head_weight)[1]
+        return F.linear(hidden, self.head_weight)
 
     @property
     def device(self) -> torch.device:
@@ -104,22 +188,22 @@ class Decoder(nn.Module):
         return self.embed.weight.dtype
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of every token's angles, [T, 1, d/2]."""
-        frequencies, factor = rope_frequencies(self.shape)
-        angles = positions.float()[:, None] * torch.tensor(frequencies, device=positions.device)
-        cos, sin = angles.cos() * factor, angles.sin() * factor
-        return cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
+        """cos and sin of every token's angles, [T, d/2]: in fp32 for kernels, else as the weights."""
+        if has_kernels(positions.device):
+            return self.angles.look_up(positions)
+        cos, sin = self.angles.compute(positions)
+        return cos.to(self.dtype), sin.to(self.dtype)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the last norm, [T, D], of tokens [T] at positions [T]."""
-        x = self.embed(tokens)
+        x, delta = self.embed(tokens), None
         cos, sin = self.rope(positions)
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, cos, sin, attend, use_reentrant=False)
+                x, delta = checkpoint(block, x, delta, cos, sin, attend, use_reentrant=False)
             else:
-                x = block(x, cos, sin, attend)
-        return self.norm(x)
+                x, delta = block(x, delta, cos, sin, attend)
+        return self.norm(x, delta)[1]
 
     @torch.no_grad()
     def initialise(self, seed: int) -> Decoder:

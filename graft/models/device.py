@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 
 
@@ -34,3 +37,9 @@ def choose_dtype(asked: str, device: torch.device) -> tuple[torch.dtype, str]:
             "times slower; float32 is used instead"
         )
     return getattr(torch, asked), ""
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether our Triton kernels run there; without them the same is computed by plain PyTorch."""
+    return device.type == "cuda" and find_spec("triton") is not None

@@ -1,7 +1,10 @@
 """Norm, rotation and gate as single differentiable functions.
 
+    T tokens, D width, H query heads, K key/value heads, d head size, F width of the MLP
+
 Written out with autograd's own pieces each of them is a dozen small passes over memory, most of
-them in the backward; by hand it is three or four. A CPU feels each of them.
+them in the backward; by hand it is three or four, and in a Triton kernel one. What is computed is
+defined here, in plain PyTorch; a device with kernels computes the same in `graft.models.kernels`.
 Sums are kept in fp32 whatever the weights are.
 """
 
@@ -12,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from graft.models.device import has_kernels
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -43,8 +48,19 @@ class _RmsNorm(torch.autograd.Function):
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta, and rms_norm of that sum; without a delta the sum is x itself. [T, D] each"""
+    if has_kernels(x.device):
+        from graft.models.kernels import norm
+
+        return norm.add_norm(x, delta, weight, eps)
+    total = x if delta is None else x + delta
+    return total, _RmsNorm.apply(total, weight, eps)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _RmsNorm.apply(x, weight, eps)
+    """x / rms(x) * weight over the last axis."""
+    return add_norm(x, None, weight, eps)[1]
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
@@ -70,9 +86,33 @@ class _Rotate(torch.autograd.Function):
         return _turn(grads[0], cos, sin, -1.0), None, None  # a rotation's transpose turns back
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i+d/2}) of a head by its position's angle. x [T, H, d], cos [T, 1, d/2]"""
-    return _Rotate.apply(x, cos, sin)
+def qk_rotate(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, H, d], k [T, K, d] and v [T, K, d] out of q|k|v side by side, [T, (H+2K) d].
+
+    Heads of q and k are normed where there are weights [d] for it, then each pair (i, i + d/2) of
+    them is turned by its position's angle, given as cos and sin [T, d/2]. v is as it was.
+    """
+    if has_kernels(qkv.device):
+        from graft.models.kernels import rope
+
+        return rope.qk_rotate(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
+    all_heads = heads + 2 * kv_heads
+    qkv = qkv.view(len(qkv), all_heads, qkv.shape[1] // all_heads)
+    qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
+    if q_weight is not None and k_weight is not None:  # both at once, head by head
+        weights = [q_weight.expand(heads, -1), k_weight.expand(kv_heads, -1)]
+        qk = _RmsNorm.apply(qk, torch.cat(weights), eps)
+    q, k = _Rotate.apply(qk, cos[:, None], sin[:, None]).split([heads, kv_heads], dim=1)
+    return q, k, v
 
 
 class _Gate(torch.autograd.Function):
@@ -95,6 +135,10 @@ class _Gate(torch.autograd.Function):
 
 def silu_gate(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of gate|up side by side, [T, 2F] -> [T, F]"""
+    if has_kernels(gate_up.device):
+        from graft.models.kernels import gate
+
+        return gate.silu_gate(gate_up)
     return _Gate.apply(gate_up)
 
 

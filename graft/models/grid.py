@@ -13,52 +13,77 @@ import torch
 from torch import Tensor
 
 from graft.models.critic import Critic
-from graft.models.decoder import Decoder
+from graft.models.decoder import Attend, Decoder
 from graft.models.functions import gather_rows
 from graft.models.logprobs import action_logprobs
-from graft.models.packing import Packed, is_read, pack, shorten
-from graft.models.tree_attention import TreeAttention
+from graft.models.packing import count_before, is_read, pack, shorten
+from graft.models.tree_attention import attention_over
+from graft.transfer import transfer
 from graft.types import Trajectory
 
 
 class Forest:
     """A packed set of rows on a device, ready to be evaluated by one or several models.
 
-    Only tokens that a trained one comes after are computed: what nobody reads costs nothing.
+    Only tokens that a trained one comes after are computed: what nobody reads costs nothing. All
+    indices are worked out on the CPU, where the mask must be, and sent at once: a GPU can go on
+    with the micro-batch before this one meanwhile.
+
+        N rows, T columns, K tokens that are computed, U tokens that are trained, each once
     """
 
     def __init__(self, rows: Sequence[Trajectory], mask_NT: Tensor, device: torch.device) -> None:
-        self.packed: Packed = pack(rows, width=mask_NT.shape[1]).to(device)
-        packed = self.packed
-        wanted = torch.zeros(len(packed) + 1, dtype=torch.bool, device=device)
-        wanted[packed.source[mask_NT.to(device)]] = True
-        self.wanted = wanted[:-1].nonzero()[:, 0]  # [U] the tokens that are trained, each once
-        keep = is_read(packed.ends, wanted[:-1])
-        self.tokens, self.positions = packed.tokens[keep], packed.positions[keep]
-        self.runs = shorten(packed.runs, keep)
-        self.before = keep.cumsum(0)[packed.parents[self.wanted]] - 1  # [U] the token each follows
-        slots = torch.full((len(packed) + 1,), len(self.wanted), device=device)
-        slots[self.wanted] = torch.arange(len(self.wanted), device=device)
-        self.slots_NT = slots[packed.source]  # U, the zero slot, where nothing is trained
+        packed = pack(rows, width=mask_NT.shape[1])
+        is_wanted = torch.zeros(len(packed) + 1, dtype=torch.bool)  # the last one is padding
+        is_wanted[packed.source[mask_NT]] = True
+        is_wanted = is_wanted[:-1]
+        wanted = is_wanted.nonzero()[:, 0]
+        keep = is_read(packed.ends, is_wanted)
+        kept = keep.nonzero()[:, 0]
+        new_row = count_before(keep)
+        slots = torch.full((len(packed) + 1,), len(wanted))
+        slots[wanted] = torch.arange(len(wanted))
+        placed = transfer(
+            {
+                "tokens": packed.tokens[kept],
+                "positions": packed.positions[kept],
+                "before": new_row[1:][packed.parents[wanted]] - 1,
+                "actions": packed.actions[wanted],
+                "modes": packed.modes[wanted],
+                "slots": slots[packed.source],
+            },
+            device,
+        )
+        self.tokens, self.positions = placed["tokens"], placed["positions"]  # [K]
+        self.before = placed["before"]  # [U] the token each trained one follows
+        self.actions, self.modes = placed["actions"], placed["modes"]  # [U]
+        self.slots_NT = placed["slots"]  # U, the zero slot, where nothing is trained
+        self.runs = shorten(packed.runs, new_row)
+        self.ends = new_row[packed.ends[kept]]  # [K], and it stays on the CPU
+        self._attentions: dict[tuple[int, int], Attend] = {}
 
-    def _attention(self, model: Decoder) -> TreeAttention:
-        shape = model.shape
-        return TreeAttention(self.runs, shape.heads, shape.kv_heads, self.tokens.device)
+    def _attention(self, model: Decoder) -> Attend:
+        heads = model.shape.heads, model.shape.kv_heads
+        if heads not in self._attentions:
+            self._attentions[heads] = attention_over(
+                self.runs, self.ends, *heads, self.tokens.device
+            )
+        return self._attentions[heads]
 
     def _grid(self, values: Tensor) -> Tensor:
-        return torch.cat([values, values.new_zeros(1)])[self.slots_NT]
+        padded = torch.cat([values, values.new_zeros(1)])
+        return gather_rows(padded, self.slots_NT.flatten()).view(self.slots_NT.shape)
 
     def logprobs(
         self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-prob of each chosen action and entropy of its distribution, both [N, T]."""
-        packed = self.packed
         hidden = model(self.tokens, self.positions, self._attention(model))
         logp, entropy = action_logprobs(
             gather_rows(hidden, self.before),
             model.head_weight,
-            packed.actions[self.wanted],
-            modes=packed.modes[self.wanted],
+            self.actions,
+            modes=self.modes,
             allowed=allowed,
             temperature=temperature,
         )
@@ -67,4 +92,4 @@ class Forest:
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state each decision was taken in, [N, T]."""
         values = critic(self.tokens, self.positions, self._attention(critic.body))
-        return self._grid(values[self.before])
+        return self._grid(gather_rows(values, self.before))

@@ -3,7 +3,7 @@
     U positions, D width, V actions
 
 The head runs over chunks of positions; the backward pass computes each chunk again. What stays in
-memory is [U] numbers, not [U, V].
+memory is [U] numbers, not [U, V]. A GPU with Triton takes `kernels.head`, its twin is here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from graft.models.device import has_kernels
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits per chunk on a CPU (16 MB in fp32): large enough for the matrix product, small enough to
@@ -101,6 +103,10 @@ def action_logprobs(
         return nothing.expand(0), nothing.expand(0)
     if modes is None:
         modes = torch.zeros_like(actions)
+    if has_kernels(hidden.device):
+        from graft.models.kernels.head import head_logprobs
+
+        return head_logprobs(hidden, weight, actions, modes, allowed, temperature)
     budget = CHUNK_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS * 64
     chunk = max(1, budget // len(weight))
     return _ChunkedHead.apply(hidden, weight, actions, modes, allowed, temperature, chunk)

@@ -13,8 +13,9 @@ b, c (their end is 5). `source` maps the grid of leaves back: row 1 of it reads 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -54,11 +55,6 @@ class Packed:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def to(self, device: torch.device) -> Packed:
-        names = ("tokens", "positions", "parents", "ends", "actions", "modes", "source")
-        moved = {name: getattr(self, name).to(device) for name in names}
-        return Packed(**moved, runs=self.runs)
-
 
 def response(trajectory: Trajectory) -> list[Span]:
     """The spans behind the prompt: the columns of a row."""
@@ -74,99 +70,112 @@ def pack(rows: Sequence[Trajectory], width: int | None = None) -> Packed:
     children: dict[int, list[int]] = {}
     spans: dict[int, Span] = {}
     roots: list[int] = []
-    paths: list[list[int]] = []
     for row in rows:
-        names = [id(span) for span in row.spans]
-        paths.append(names)
         siblings = roots
-        for name, span in zip(names, row.spans, strict=True):
+        for span in row.spans:
+            name = id(span)
             if name not in spans:
                 spans[name] = span
                 children[name] = []
                 siblings.append(name)
             siblings = children[name]
-    forest = _lay_out(roots, children, spans)
-    first = dict(forest.starts)
-    total = len(forest.tokens)
-    columns = [
-        [
-            first[name] + i
-            for name in names[len(names) - len(response(row)) :]
-            for i in range(len(spans[name]))
-        ]
-        for names, row in zip(paths, rows, strict=True)
-    ]
-    width = max((len(c) for c in columns), default=0) if width is None else width
+    places, runs = _lay_out(roots, children, spans)
+    written = [spans[name] for name in places]  # in the order of the forest
+    counts = _integers(map(len, written), len(written))
+    starts, parents, depths, ends = (
+        _integers((getattr(place, name) for place in places.values()), len(places))
+        for name in ("start", "parent", "depth", "end")
+    )
+    total = int(counts.sum())
+    row_numbers = np.arange(total)
+    previous = row_numbers - 1
+    previous[starts[counts > 0]] = parents[counts > 0]
+    columns = [[places[id(span)] for span in response(row)] for row in rows]
+    if width is None:
+        width = max((sum(place.count for place in column) for column in columns), default=0)
     source = np.full((len(rows), width), total, dtype=np.int64)
     for number, column in enumerate(columns):
-        source[number, : len(column)] = column
+        at = 0
+        for place in column:
+            source[number, at : at + place.count] = row_numbers[place.start :][: place.count]
+            at += place.count
     return Packed(
-        tokens=torch.tensor(forest.tokens, dtype=torch.long),
-        positions=torch.tensor(forest.positions, dtype=torch.long),
-        parents=torch.tensor(forest.parents, dtype=torch.long),
-        ends=torch.tensor(forest.ends, dtype=torch.long),
-        actions=torch.tensor(forest.actions, dtype=torch.long),
-        modes=torch.tensor(forest.modes, dtype=torch.long),
+        tokens=_concatenated([span.tokens for span in written]),
+        positions=torch.from_numpy(row_numbers + np.repeat(depths - starts, counts)),
+        parents=torch.from_numpy(previous),
+        ends=torch.from_numpy(np.repeat(ends, counts)),
+        actions=_concatenated([span.actions or span.tokens for span in written]),
+        modes=_concatenated([span.modes or [0] * len(span) for span in written]),
         source=torch.from_numpy(source),
-        runs=forest.runs,
+        runs=runs,
     )
 
 
-class _Forest:
-    """The growing lists of `pack`."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.positions: list[int] = []
-        self.parents: list[int] = []
-        self.ends: list[int] = []
-        self.actions: list[int] = []
-        self.modes: list[int] = []
-        self.starts: list[tuple[int, int]] = []
-        self.runs: list[Run] = []
-
-    def write(self, name: int, span: Span, parent: int) -> None:
-        start, count = len(self.tokens), len(span)
-        depth = self.positions[parent] + 1 if parent >= 0 else 0
-        self.starts.append((name, start))
-        self.tokens += span.tokens
-        self.positions += range(depth, depth + count)
-        self.parents += [parent, *range(start, start + count - 1)][:count]
-        self.actions += span.actions or span.tokens
-        self.modes += span.modes or [0] * count
-        self.ends += [0] * count  # known when the subtree is written
+def _integers(values: Iterable[int], count: int) -> np.ndarray:
+    return np.fromiter(values, dtype=np.int64, count=count)
 
 
-def _lay_out(roots: list[int], children: dict[int, list[int]], spans: dict[int, Span]) -> _Forest:
-    forest = _Forest()
-    opened: dict[int, int] = {}  # span -> its first row, while its subtree is being written
-    # (span, row of the token before it, the run above it, whether it merely goes on with that run)
-    todo: list[tuple[int, int, Run | None, bool]] = [
-        (name, -1, None, False) for name in roots[::-1]
+def _concatenated(lists: list[list[int]]) -> Tensor:
+    # by way of numpy: torch takes ten times as long over a list
+    return torch.from_numpy(_integers(chain.from_iterable(lists), sum(map(len, lists))))
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a span stands in the forest."""
+
+    start: int
+    count: int
+    parent: int
+    """The row of the token before it, -1 at a root."""
+    depth: int
+    """Tokens before it on its path."""
+    end: int = 0
+    """First row behind its subtree; known when that is written."""
+
+
+def _lay_out(
+    roots: list[int], children: dict[int, list[int]], spans: dict[int, Span]
+) -> tuple[dict[int, _Place], list[Run]]:
+    """The place of every span, depth first, and the runs."""
+    places: dict[int, _Place] = {}
+    runs: list[Run] = []
+    total = 0
+    # (span, the place above it, the run above it, whether it merely goes on with that run)
+    todo: list[tuple[int, _Place | None, Run | None, bool]] = [
+        (name, None, None, False) for name in roots[::-1]
     ]
     while todo:
-        name, parent, above, goes_on = todo.pop()
-        span = spans[name]
-        if name in opened:  # second visit: everything below it is written
-            start = opened.pop(name)
-            forest.ends[start : start + len(span)] = [len(forest.tokens)] * len(span)
+        name, before, above, goes_on = todo.pop()
+        if name in places:  # second visit: everything below it is written
+            places[name].end = total
             continue
-        start = opened[name] = len(forest.tokens)
-        forest.write(name, span, parent)
+        place = places[name] = _below(before, total, len(spans[name]))
         if above is not None and goes_on:
             run = above
         else:
-            run = Run(
-                start, start, [] if above is None else [*above.path, (above.start, above.stop)]
-            )
-            forest.runs.append(run)
-        run.stop = len(forest.tokens)
-        last = run.stop - 1 if len(span) else parent
-        todo.append((name, parent, above, goes_on))
+            path = [] if above is None else [*above.path, (above.start, above.stop)]
+            run = Run(total, total, path)
+            runs.append(run)
+        total += place.count
+        run.stop = total
+        todo.append((name, before, above, goes_on))
         is_only = len(children[name]) == 1
-        todo += [(child, last, run, is_only) for child in children[name][::-1]]
-    forest.runs = [run for run in forest.runs if run.stop > run.start]
-    return forest
+        todo += [(child, place, run, is_only) for child in children[name][::-1]]
+    return places, [run for run in runs if run.stop > run.start]
+
+
+def _below(above: _Place | None, start: int, count: int) -> _Place:
+    """The place of a span written at `start` under another, or under none."""
+    if above is None:
+        return _Place(start, count, parent=-1, depth=0)
+    last = above.start + above.count - 1 if above.count else above.parent
+    return _Place(start, count, parent=last, depth=above.depth + above.count)
+
+
+def count_before(flags: Tensor) -> Tensor:
+    """[L + 1] how many of the first i flags are set. [1, 0, 1] -> [0, 1, 1, 2]"""
+    return F.pad(flags.long().cumsum(0), (1, 0))
 
 
 def is_read(ends: Tensor, wanted: Tensor) -> Tensor:
@@ -175,16 +184,22 @@ def is_read(ends: Tensor, wanted: Tensor) -> Tensor:
     The rows behind i and before ends[i] are exactly its descendants: count the wanted among them.
     The last token of an answer is never read; it is only a label.
     """
-    counted = F.pad(wanted.long().cumsum(0), (1, 0))  # wanted tokens before each row
-    row = torch.arange(len(ends), device=ends.device)
-    return counted[ends] > counted[row + 1]
+    counted = count_before(wanted)
+    return counted[ends] > counted[1:]
 
 
-def shorten(runs: list[Run], keep: Tensor) -> list[Run]:
-    """The runs over the kept tokens alone, renumbered. What is kept of a run is its beginning."""
-    before = F.pad(keep.long().cumsum(0), (1, 0)).tolist()
+def shorten(runs: list[Run], new_row: Tensor) -> list[Run]:
+    """The runs over the kept tokens alone. What is kept of a run is its beginning.
+
+    `new_row` is [L + 1], the number of kept tokens before each row: the row it becomes.
+    """
+    new = new_row.numpy()
     short = [
-        Run(before[run.start], before[run.stop], [(before[a], before[b]) for a, b in run.path])
+        Run(
+            int(new[run.start]),
+            int(new[run.stop]),
+            [(int(new[a]), int(new[b])) for a, b in run.path],
+        )
         for run in runs
     ]
     return [run for run in short if run.stop > run.start]

@@ -1,4 +1,4 @@
-"""Attention over a packed forest, run by run.
+"""Attention over a packed forest: on a GPU by our kernel, elsewhere run by run.
 
 L tokens, H query heads, K key/value heads, d head size; a bucket holds S runs of m queries, n keys
 """
@@ -10,8 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graft.models.decoder import Attend
+from graft.models.device import has_kernels
 from graft.models.functions import gather_rows
 from graft.models.packing import Run
+
+
+def attention_over(
+    runs: list[Run], ends: Tensor, heads: int, kv_heads: int, device: torch.device
+) -> Attend:
+    """`attend` for the forest of these runs; `ends` [L] of its tokens, on the CPU."""
+    if not has_kernels(device) or not len(ends):
+        return TreeAttention(runs, heads, kv_heads, device)
+    from graft.models.kernels.interval import Blocks, interval_attention
+
+    blocks = Blocks.of(ends, device)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return interval_attention(q, k, v, blocks)
+
+    return attend
 
 
 class TreeAttention:

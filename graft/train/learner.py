@@ -5,6 +5,10 @@
 Weights of the loss are computed once on the whole (mini-)batch, so neither loss nor gradient depends
 on how rows fall into micro-batches. The engine holds the same tensors: after `update` it already has
 the new weights.
+
+The batch stays on the CPU, and each micro-batch is sent when its turn comes. Nothing between the
+first and the last of a step asks the device for a number, so a GPU computes one micro-batch while
+the host prepares the next; what there is to report is read once, before the optimizer's step.
 """
 
 from __future__ import annotations
@@ -23,7 +27,11 @@ from graft.models.decoder import Decoder
 from graft.models.grid import Forest
 from graft.models.packing import split_rows
 from graft.train.optimizer import NonFinite, Optimizer
+from graft.transfer import transfer
 from graft.types import Trajectory
+
+SAMPLING_GAP = "sampling/sampling_logp_difference"
+"""Metrics of |log-prob of the learner - log-prob of the engine| over trained tokens: mean, max, p999."""
 
 
 @dataclass(slots=True)
@@ -76,10 +84,13 @@ class Learner:
         self, rows: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
     ) -> Tensor:
         grid = batch.zeros()
-        for part in split_rows(rows, self.tokens_per_micro):
-            index = torch.tensor(part)
-            forest = Forest([rows[i] for i in part], batch.mask[index], self.policy.device)
-            grid[index] = compute(forest).to(grid)
+        parts = split_rows(rows, self.tokens_per_micro)
+        found: list[Tensor] = []
+        for part in parts:
+            mask = batch.mask[torch.tensor(part)]
+            found.append(compute(Forest([rows[i] for i in part], mask, self.policy.device)))
+        if parts:
+            grid[torch.tensor([i for part in parts for i in part])] = torch.cat(found).to(grid)
         return grid
 
     def update(self, rows: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
@@ -87,14 +98,15 @@ class Learner:
         totals: dict[str, float] = {}
         steps = list(self._minibatches(batch))
         for index in steps:
-            part = [rows[i] for i in index.tolist()]
-            for name, value in self._step(part, batch.rows(index)).items():
+            # numbers ascend: where they are all there is, the batch need not be copied
+            some = batch if len(index) == batch.num_rows else batch.rows(index)
+            for name, value in self._step([rows[i] for i in index.tolist()], some).items():
                 totals[name] = totals.get(name, 0.0) + value
         metrics = {name: value / max(len(steps), 1) for name, value in totals.items()}
         return {**metrics, "optimizer_steps": float(len(steps))}
 
     def _minibatches(self, batch: Batch) -> Iterator[Tensor]:
-        """Row numbers of each optimizer step; whole groups, shuffled when there are several."""
+        """Row numbers of each optimizer step, ascending; whole groups, shuffled when there are several."""
         groups = batch.group.unique()
         if self.minibatches == 1:
             for _ in range(self.epochs):
@@ -112,33 +124,46 @@ class Learner:
 
     def _step(self, rows: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
         weights = self.reduction(batch)
-        count = max(int(batch.mask.sum()), 1)
-        totals: dict[str, float] = {}
+        count = max(batch.num_tokens, 1)
+        reports: list[dict[str, Tensor]] = []
+        gaps: list[Tensor] = []
         for part in split_rows(rows, self.tokens_per_micro):
             index = torch.tensor(part)
-            micro, weight = batch.rows(index).to(self.policy.device), weights[index]
-            forest = Forest([rows[i] for i in part], micro.mask, self.policy.device)
-            for name, value in self._backward(forest, micro, weight.to(self.policy.device)).items():
+            micro, device = batch.rows(index), self.policy.device
+            forest = Forest([rows[i] for i in part], micro.mask, device)
+            weight = transfer({"weights": weights[index]}, device)["weights"]
+            report, gap_NT = self._backward(forest, micro.to(device), weight)
+            reports.append(report)
+            gaps.append(gap_NT.flatten())
+            self.optimizer.collect()
+            if self.critic_optimizer is not None:
+                self.critic_optimizer.collect()
+        totals: dict[str, float] = {}
+        for report in _read(reports):
+            for name, value in report.items():
                 if name.endswith("/max"):
                     totals[name] = max(totals.get(name, 0.0), value)
                 else:  # the loss is weighted already; the rest are sums over trained tokens
                     share = value if name == "loss" else value / count
                     totals[name] = totals.get(name, 0.0) + share
-            self.optimizer.collect()
-            if self.critic_optimizer is not None:
-                self.critic_optimizer.collect()
         bad = [name for name, value in totals.items() if not math.isfinite(value)]
         if bad:
             self.discard()
             raise NonFinite(f"{', '.join(bad)} is not a finite number; no step was taken")
+        totals[f"{SAMPLING_GAP}/p999"] = _high(gaps, batch.num_tokens)
         totals |= self.optimizer.step()
         if self.critic_optimizer is not None:
             stepped = self.critic_optimizer.step()
             totals |= {f"critic/{name}": value for name, value in stepped.items()}
         return totals
 
-    def _backward(self, forest: Forest, micro: Batch, weights_NT: Tensor) -> dict[str, float]:
-        """Gradients of one micro-batch; sums over its trained tokens, to be divided by the count."""
+    def _backward(
+        self, forest: Forest, micro: Batch, weights_NT: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Gradients of one micro-batch; sums over its trained tokens, to be divided by the count.
+
+        And how far the engine's log-probs are from the learner's, [N, T], -1 where nothing is trained.
+        """
         logp, entropy = forest.logprobs(self.policy, self.temperature, self.allowed)
         loss_NT, metrics = self.loss(logp, entropy, micro)
         loss = (loss_NT * weights_NT).sum()
@@ -150,10 +175,11 @@ class Learner:
         loss.backward()
         for name, value_NT in {"entropy": entropy.detach(), **metrics}.items():
             totals[name] = torch.where(micro.mask, value_NT, 0.0).sum()
-        gap = torch.where(micro.mask, (logp.detach() - micro.logprobs).abs(), 0.0)
-        totals["sampling/sampling_logp_difference/mean"] = gap.sum()
-        totals["sampling/sampling_logp_difference/max"] = gap.max() if gap.numel() else gap.sum()
-        return dict(zip(totals, torch.stack(list(totals.values())).tolist(), strict=True))
+        gap_NT = (logp.detach() - micro.logprobs).abs()
+        trained_NT = torch.where(micro.mask, gap_NT, 0.0)
+        totals[f"{SAMPLING_GAP}/mean"] = trained_NT.sum()
+        totals[f"{SAMPLING_GAP}/max"] = trained_NT.max() if gap_NT.numel() else trained_NT.sum()
+        return totals, torch.where(micro.mask, gap_NT, -1.0)
 
     def discard(self) -> None:
         """Forget gradients of a step that is not taken."""
@@ -162,3 +188,19 @@ class Learner:
                 optimizer.adam.zero_grad(set_to_none=True)
                 for weight in optimizer.weights:
                     weight.grad = None
+
+
+def _read(reports: list[dict[str, Tensor]]) -> list[dict[str, float]]:
+    """Numbers of the device, all in one copy: the host waits here until the device is done."""
+    if not reports:
+        return []
+    numbers = iter(torch.cat([torch.stack(list(r.values())) for r in reports]).tolist())
+    return [{name: next(numbers) for name in report} for report in reports]
+
+
+def _high(gaps: list[Tensor], count: int) -> float:
+    """The gap that at most one of `count` trained tokens in a thousand exceeds; the rest are -1."""
+    if not count:
+        return 0.0
+    gap = torch.cat(gaps)
+    return float(gap.kthvalue(len(gap) - count // 1000).values)

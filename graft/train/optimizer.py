@@ -59,6 +59,10 @@ class Optimizer:
             p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
             for p in self.weights
         ]
+        pairs = zip(self.weights, self.masters, strict=True)
+        self._copied = [
+            (w, m) for w, m in pairs if m is not w
+        ]  # weights with a master of their own
         self.lr, self.schedule, self.max_grad_norm = lr, schedule, max_grad_norm
         self.steps = 0
         groups = [
@@ -69,12 +73,19 @@ class Optimizer:
 
     def collect(self) -> None:
         """Add a micro-batch's gradients to the masters' (nothing to do where they are the same)."""
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            if master is weight or weight.grad is None:
+        sums: list[Tensor] = []
+        grads: list[Tensor] = []
+        for weight, master in self._copied:
+            grad, weight.grad = weight.grad, None
+            if grad is None:
                 continue
-            grad = weight.grad.float()
-            master.grad = grad if master.grad is None else master.grad.add_(grad)
-            weight.grad = None
+            if master.grad is None:
+                master.grad = grad.float()
+            else:
+                sums.append(master.grad)
+                grads.append(grad)
+        if sums:
+            torch._foreach_add_(sums, grads)  # pyright: ignore[reportPrivateImportUsage]
 
     def step(self) -> dict[str, float]:
         """One update; gradients are clipped to a global norm and cleared."""
@@ -87,10 +98,10 @@ class Optimizer:
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         self.steps += 1
-        with torch.no_grad():
-            for weight, master in zip(self.weights, self.masters, strict=True):
-                if master is not weight:
-                    weight.copy_(master)
+        if self._copied:
+            weights, masters = zip(*self._copied, strict=True)
+            with torch.no_grad():
+                torch._foreach_copy_(weights, masters)  # pyright: ignore[reportPrivateImportUsage]
         return {"grad_norm": norm, "learning_rate": self.lr * factor}
 
     def _clip(self) -> float:
@@ -103,15 +114,12 @@ class Optimizer:
         return float(norm)
 
     def state_dict(self) -> dict[str, Any]:
-        masters: list[Tensor] = [
-            m.detach() for m, w in zip(self.masters, self.weights, strict=True) if m is not w
-        ]
+        masters: list[Tensor] = [master.detach() for _, master in self._copied]
         return {"adam": self.adam.state_dict(), "masters": masters, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.adam.load_state_dict(state["adam"])
         self.steps = state["steps"]
-        own = [m for m, w in zip(self.masters, self.weights, strict=True) if m is not w]
         with torch.no_grad():
-            for mine, saved in zip(own, state["masters"], strict=True):
+            for (_, mine), saved in zip(self._copied, state["masters"], strict=True):
                 mine.copy_(saved)

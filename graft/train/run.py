@@ -30,7 +30,13 @@ from graft.train.interrupt import Interrupt
 from graft.train.learner import Learner
 from graft.train.optimizer import NonFinite
 from graft.train.rl import TaskStream, commonest_failure, held_out_tasks, learn, roll_out
-from graft.train.setup import Parts, assemble, make_learner, sft_learner
+from graft.train.setup import (
+    Parts,
+    assemble,
+    make_learner,
+    refuse_what_cannot_fit,
+    sft_learner,
+)
 from graft.train.sft import demonstrations, recorded, sft_step
 from graft.train.tracking import Track
 from graft.types import Episode, Task
@@ -86,7 +92,9 @@ class Session:
         newest = existing[-1] if existing else None
         for leftover in self.folder.checkpoints.glob(".*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
-        self.parts: Parts = assemble(self.config, None if newest is None else newest.path)
+        weights = None if newest is None else newest.path
+        refuse_what_cannot_fit(self.config, weights)
+        self.parts: Parts = assemble(self.config, weights)
         for note in self.parts.notes:
             self.display.note(note)
         with out_of_disk(self.folder.path):

@@ -20,8 +20,8 @@ from graft.envs import make as make_env
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
-from graft.models.gguf import open_tokenizer
-from graft.models.load import load_model
+from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
+from graft.models.load import load_model, read_config, shape_of
 from graft.models.shape import Shape
 from graft.protocols import Engine, Env
 from graft.registry import resolve
@@ -33,6 +33,8 @@ from graft.text.tokenizer import Tokenizer
 from graft.train.checkpoint import latest_model
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
+from graft.train.plan import check_fits, choose_micro, kv_tokens_for
+from graft.train.room import room_on
 from graft.types import Sampling, Task
 
 
@@ -68,7 +70,7 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
     if is_chatty(config, env):
         chat.check_append_only()
     policy = load_policy(config, source, tokenizer).to(device=device, dtype=dtype)
-    policy.recompute = config.train.recompute
+    policy.recompute = choose_micro(config, policy.shape, dtype, room_on(device)).recompute
     engine = make_engine(config, policy, tokenizer)
     shape, credit, _, _ = build(preset)
     setting = make_setting(config, engine, chat, env)
@@ -174,13 +176,37 @@ def load_tokenizer(config: Config, source: Path | None) -> Tokenizer:
 def load_policy(config: Config, source: Path | None, tokenizer: Tokenizer) -> Decoder:
     if source is not None:
         return load_model(source)
+    return Decoder(new_shape(config, tokenizer)).initialise(config.run.seed)
+
+
+def new_shape(config: Config, tokenizer: Tokenizer) -> Shape:
+    """The shape of a model from scratch; its vocabulary is the tokenizer's."""
     given = dict(config.model.shape)
     known = {name for name in Shape.__dataclass_fields__ if name != "vocab_size"}
     if unknown := sorted(set(given) - known):
         raise ConfigError(
             f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         )
-    return Decoder(Shape(**given, vocab_size=tokenizer.vocab_size)).initialise(config.run.seed)
+    return Shape(**given, vocab_size=tokenizer.vocab_size)
+
+
+def recipe_shape(config: Config, weights: Path | None = None) -> Shape:
+    """The shape of the model `assemble` would build, without reading a weight."""
+    source = weights or (latest_model(config.model.path) if config.model.path else None)
+    if source is None:
+        return new_shape(config, load_tokenizer(config, None))
+    if not source.exists():
+        load_tokenizer(config, source)  # says what is missing, and how to get it
+    if source.suffix == ".gguf":
+        return gguf_shape(open_gguf(source), source)
+    return shape_of(read_config(source), source / "config.json")
+
+
+def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:
+    """Before anything large is allocated."""
+    device = choose_device(config.model.device)
+    dtype, _ = choose_dtype(config.model.dtype, device)
+    check_fits(config, recipe_shape(config, weights), dtype, room_on(device))
 
 
 def make_engine(config: Config, policy: Decoder, tokenizer: Tokenizer) -> Engine:
@@ -189,8 +215,9 @@ def make_engine(config: Config, policy: Decoder, tokenizer: Tokenizer) -> Engine
         policy,
         tokenizer=tokenizer,
         eos_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
-        kv_tokens=section.kv_tokens or None,
-        page_size=section.page_size,
+        kv_tokens=section.kv_tokens
+        or kv_tokens_for(config, policy.shape, policy.dtype, room_on(policy.device)),
+        page_size=section.page_size or None,
         seed=config.run.seed,
     )
 
@@ -248,8 +275,8 @@ def sft_learner(config: Config, policy: Decoder) -> Learner:
 
 
 def micro_budget(config: Config, policy: Decoder) -> int:
-    """On a CPU a micro-batch should stay in the caches; a GPU wants large matrices."""
-    return config.train.tokens_per_micro or (2048 if policy.device.type == "cpu" else 16384)
+    """The recipe's, or what fits beside everything else."""
+    return choose_micro(config, policy.shape, policy.dtype, room_on(policy.device)).tokens
 
 
 def make_setting(config: Config, engine: Engine, chat: Chat, env: Callable[[Task], Env]) -> Setting:

@@ -19,7 +19,7 @@ def test_log_probs_on_a_gpu_equal_a_full_float32_forward(
     decoder = tiny_decoder().to("cuda", getattr(torch, dtype))
     exact = tiny_decoder().double()
     exact.load_state_dict(decoder.state_dict())
-    engine = tiny_engine(decoder, kv_tokens=512, prefill_chunk=19)
+    engine = tiny_engine(decoder, kv_tokens=512, page_size=16, prefill_chunk=19)
     contexts = []
     for length in (3, 30, 41):
         root = engine.open(prompt(length))

@@ -2,7 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from graft.models.functions import gather_rows, rms_norm, rotate, silu_gate
+from graft.models.decoder import Angles, Decoder, causal
+from graft.models.functions import add_norm, gather_rows, qk_rotate, rms_norm, silu_gate
+from graft.models.shape import Shape
 
 
 def check(mine, theirs, inputs):
@@ -20,24 +22,33 @@ def random(*shape):
     return torch.randn(*shape, requires_grad=True)
 
 
-@pytest.mark.parametrize("weight_shape", [(16,), (3, 16)])
-def test_rms_norm(weight_shape):
+def plain_norm(x, weight):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def test_rms_norm():
     torch.manual_seed(0)
-
-    def plain(x, w):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * w
-
-    check(lambda x, w: rms_norm(x, w, 1e-5), plain, (random(5, 3, 16), random(*weight_shape)))
+    check(lambda x, w: rms_norm(x, w, 1e-5), plain_norm, (random(5, 3, 16), random(16)))
 
 
 def test_rms_norm_of_a_non_contiguous_slice():
     torch.manual_seed(0)
-    base = random(5, 7, 16)
     check(
         lambda x, w: rms_norm(x[:, 2:5], w, 1e-6),
         lambda x, w: F.rms_norm(x[:, 2:5], (16,), eps=1e-6) * w,
-        (base, random(3, 16)),
+        (random(5, 7, 16), random(16)),
     )
+
+
+def test_the_norm_of_a_sum_and_the_sum_itself():
+    torch.manual_seed(0)
+    check(
+        lambda x, delta, w: torch.cat(add_norm(x, delta, w, 1e-5)),
+        lambda x, delta, w: torch.cat([x + delta, plain_norm(x + delta, w)]),
+        (random(5, 16), random(5, 16), random(16)),
+    )
+    x = random(5, 16)
+    assert add_norm(x, None, torch.ones(16), 1e-5)[0] is x
 
 
 def test_rms_norm_in_bf16_sums_in_fp32():
@@ -47,18 +58,38 @@ def test_rms_norm_in_bf16_sums_in_fp32():
     torch.testing.assert_close(y, torch.ones_like(y))
 
 
-def test_rotation_turns_pairs_and_its_gradient_turns_back():
+@pytest.mark.parametrize("is_normed", [True, False])
+def test_queries_and_keys_are_normed_and_turned_and_values_are_not(is_normed):
     torch.manual_seed(0)
-    angle = torch.rand(5, 1, 4) * 6
+    angle = torch.rand(5, 4) * 6
     cos, sin = angle.cos(), angle.sin()
 
-    def plain(x):
-        left, right = x.chunk(2, -1)
-        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+    def mine(qkv, q_weight, k_weight):
+        weights = (q_weight, k_weight) if is_normed else (None, None)
+        return torch.cat(qk_rotate(qkv, *weights, 1e-5, cos, sin, 4, 2), 1)
 
-    check(lambda x: rotate(x, cos, sin), plain, (random(5, 3, 8),))
-    quarter = rotate(torch.tensor([[[1.0, 0.0]]]), torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
-    assert quarter.flatten().tolist() == [0.0, 1.0]
+    def plain(qkv, q_weight, k_weight):
+        q, k, v = qkv.view(5, 8, 8).split([4, 2, 2], 1)
+        turned = []
+        for x, weight in ((q, q_weight), (k, k_weight)):
+            x = plain_norm(x, weight) if is_normed else x
+            left, right = x.chunk(2, -1)
+            c, s = cos[:, None], sin[:, None]
+            turned.append(torch.cat([left * c - right * s, right * c + left * s], -1))
+        return torch.cat([*turned, v], 1) + 0 * (q_weight + k_weight)
+
+    def with_weights(qkv, q_weight, k_weight):
+        return mine(qkv, q_weight, k_weight) + 0 * (q_weight + k_weight)
+
+    check(with_weights, plain, (random(5, 64), random(8), random(8)))
+
+
+def test_a_quarter_turn():
+    qkv = torch.tensor([[1.0, 0.0, 0.0, 1.0, 5.0, 6.0]])  # one head each of q, k and v
+    q, k, v = qk_rotate(qkv, None, None, 1e-6, torch.zeros(1, 1), torch.ones(1, 1), 1, 1)
+    assert q.flatten().tolist() == [0.0, 1.0]
+    assert k.flatten().tolist() == [-1.0, 0.0]
+    assert v.flatten().tolist() == [5.0, 6.0]
 
 
 def test_silu_gate():
@@ -70,3 +101,39 @@ def test_gathered_rows_add_their_gradients_up():
     torch.manual_seed(0)
     index = torch.tensor([2, 0, 2, 2])
     check(lambda x: gather_rows(x, index), lambda x: x[index], (random(4, 3, 2),))
+
+
+def test_angles_read_from_the_table_are_the_computed_ones():
+    shape = Shape(head_dim=8, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    angles = Angles(shape)
+    positions = torch.tensor([7, 0, 60_000, 7])
+    for table, computed in zip(angles.look_up(positions), angles.compute(positions), strict=True):
+        assert table.dtype == torch.float32
+        torch.testing.assert_close(table, computed, atol=0, rtol=0)
+
+
+def test_angles_know_nothing_of_the_dtype_of_the_weights():
+    decoder = Decoder(Shape(width=8, heads=1, kv_heads=1, head_dim=8, ff=8, layers=1))
+    positions = torch.arange(4)
+    before = decoder.angles.look_up(positions)
+    decoder.to(torch.bfloat16)
+    assert decoder.angles.look_up(positions)[0].dtype == torch.float32
+    assert torch.equal(decoder.angles.look_up(positions)[1], before[1])
+    assert decoder.rope(positions)[0].dtype == torch.bfloat16  # without kernels, as the weights
+    assert not any("angles" in name for name in decoder.state_dict())
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_decoder_that_forgets_its_blocks_computes_them_again(biased):
+    """The same gradients with and without activation checkpointing, in both ways to add."""
+    shape = Shape(
+        width=16, heads=2, kv_heads=1, head_dim=8, ff=24, layers=2, out_bias=biased, mlp_bias=biased
+    )
+    decoder = Decoder(shape).initialise(0)
+    tokens, positions = torch.arange(6), torch.arange(6)
+    grads = []
+    for decoder.recompute in (False, True):
+        loss = decoder(tokens, positions, causal).square().sum()
+        grads.append(torch.autograd.grad(loss, list(decoder.parameters())))
+    for kept, again in zip(*grads, strict=True):
+        torch.testing.assert_close(kept, again, atol=0, rtol=0)

@@ -4,12 +4,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graft.models.critic import Critic
 from graft.models.decoder import Decoder, causal
 from graft.models.grid import Forest
-from graft.models.packing import interval_mask, pack, response, split_rows
+from graft.models.packing import interval_mask, is_read, pack, response, split_rows
 from graft.models.shape import Shape
 from graft.models.tree_attention import TreeAttention
-from graft.types import Episode, Trajectory
+from graft.types import Episode, Span, Trajectory
 from tests.trees import group, random_tree
 
 SHAPE = Shape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
@@ -46,6 +47,98 @@ def test_the_worked_case_of_the_docstring():
         (2, 5, [(0, 2)]),
         (5, 7, [(0, 2)]),
     ]
+
+
+def token_by_token(samples: list[Trajectory]) -> list[list[int]]:
+    """Rows of (token, position, parent, end, action, mode) by walking the trees recursively."""
+    below: dict[int | None, list[Span]] = {None: []}
+    for sample in samples:
+        for above, span in zip([None, *sample.spans], sample.spans, strict=False):
+            siblings = below.setdefault(None if above is None else id(above), [])
+            if all(span is not other for other in siblings):
+                siblings.append(span)
+    lines: list[list[int]] = []
+
+    def write(span: Span, parent: int, depth: int) -> None:
+        mine = []
+        for i, token in enumerate(span.tokens):
+            action = span.actions[i] if span.actions else token
+            mode = span.modes[i] if span.modes else 0
+            mine.append([token, depth + i, parent, 0, action, mode])
+            lines.append(mine[-1])
+            parent = len(lines) - 1
+        for child in below.get(id(span), []):
+            write(child, parent, depth + len(span))
+        for line in mine:
+            line[3] = len(lines)
+
+    for root in below[None]:
+        write(root, -1, 0)
+    return lines
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=5), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_a_forest_is_what_a_token_by_token_walk_writes(seeds: list[int], rng):
+    episodes = [random_tree(seed) for seed in seeds]
+    for episode in episodes:
+        for number, span in enumerate(episode.spans):
+            if rng.random() < 0.2:  # an environment that had nothing to say
+                episode.spans[number] = Span(span.parent, span.author, [])
+            elif span.actions:
+                span.actions = [rng.randrange(30) for _ in span.tokens]
+                span.modes = [rng.randrange(3) for _ in span.tokens]
+    samples = rows(episodes)
+    packed = pack(samples)
+    names = ("tokens", "positions", "parents", "ends", "actions", "modes")
+    found = torch.stack([getattr(packed, name) for name in names], dim=1)
+    assert found.tolist() == token_by_token(samples)
+    for number, row in enumerate(samples):
+        told = [token for span in response(row) for token in span.tokens]
+        source = packed.source[number]
+        assert packed.tokens[source[: len(told)]].tolist() == told
+        assert (source[len(told) :] == len(packed)).all()
+    for run in packed.runs:
+        assert packed.parents[run.start + 1 : run.stop].tolist() == list(
+            range(run.start, run.stop - 1)
+        )
+        path = [row for start, stop in run.path for row in range(start, stop)]
+        assert path == (interval_mask(packed.ends)[run.start].nonzero()[:-1, 0]).tolist()
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=5), st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_kept_tokens_see_each_other_as_before(seeds: list[int], seed: int):
+    samples = rows([random_tree(seed) for seed in seeds])
+    packed = pack(samples)
+    generator = torch.Generator().manual_seed(seed)
+    mask = (packed.source < len(packed)) & (
+        torch.rand(packed.source.shape, generator=generator) < 0.3
+    )
+    forest = Forest(samples, mask, torch.device("cpu"))
+    wanted = torch.zeros(len(packed) + 1, dtype=torch.bool)
+    wanted[packed.source[mask]] = True
+    keep = is_read(packed.ends, wanted[:-1])
+    assert torch.equal(interval_mask(forest.ends), interval_mask(packed.ends)[keep][:, keep])
+    assert torch.equal(forest.tokens, packed.tokens[keep])
+
+
+def test_attention_is_prepared_once_for_a_forest(monkeypatch):
+    samples = rows([random_tree(seed) for seed in range(3)])
+    made = []
+
+    def counted(runs, ends, heads, kv_heads, device):
+        made.append((heads, kv_heads))
+        return TreeAttention(runs, heads, kv_heads, device)
+
+    monkeypatch.setattr("graft.models.grid.attention_over", counted)
+    forest = Forest(samples, pack(samples).source < len(pack(samples)), torch.device("cpu"))
+    model = Decoder(SHAPE).initialise(1)
+    with torch.no_grad():
+        forest.logprobs(model)
+        forest.logprobs(model, temperature=0.5)
+        forest.values(Critic(model))
+    assert made == [(4, 2)]
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=5))

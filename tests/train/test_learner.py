@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.shape import Shape
 from graft.rollout.batching import rows_of, to_batch
-from graft.train.learner import Learner
+from graft.train import learner as learner_module
+from graft.train.learner import Learner, _high
 from graft.train.optimizer import NonFinite, Optimizer, schedule
 from tests.trees import group, random_tree
 
@@ -151,6 +153,66 @@ def test_bf16_weights_follow_their_fp32_masters_in_place():
     assert policy.embed.weight.data_ptr() == place
     assert float(policy.norm.weight.detach().float().mean()) == pytest.approx(0.998, abs=2e-3)
     assert float(policy.norm.weight.detach().float().mean()) < 1.0
+
+
+def test_bf16_gradients_are_summed_in_fp32_and_given_up():
+    policy = Decoder(SHAPE).initialise(1).to(torch.bfloat16)
+    optimizer = Optimizer([policy], lr=1e-4, schedule=schedule("constant", 0, 1, 0.0))
+    weight, master = optimizer.weights[0], optimizer.masters[0]
+    for value in (1.0, 2.0**-10, 2.0**-10):  # in bf16 the sum would stay at 1
+        weight.grad = torch.full_like(weight, value)
+        optimizer.collect()
+        assert weight.grad is None
+    assert master.grad is not None and master.grad.dtype == torch.float32
+    assert torch.equal(master.grad, torch.full_like(master, 1 + 2.0**-9))
+    assert all(m.grad is None for m in optimizer.masters[1:])  # they had no gradient at all
+
+
+def test_the_high_gap_leaves_one_token_in_a_thousand_above_it():
+    gaps = torch.rand(5000, generator=torch.Generator().manual_seed(0))
+    untrained = -torch.ones(700)
+    high = _high([gaps[:1000], untrained, gaps[1000:]], 5000)
+    assert int((gaps > high).sum()) == 5
+    assert _high([gaps[:999], untrained], 999) == float(gaps[:999].max())
+    assert _high([untrained], 0) == 0.0
+
+
+def test_the_gap_to_the_engine_is_reported_over_all_micro_batches():
+    rows, batch = batch_of()
+    learner = learner_for(tokens_per_micro=25, epochs=2)  # two, for the learner's log-probs
+    logp = learner.annotate(rows, batch).need("old_logprobs", "test")
+    learner.epochs = 1
+    gap = (logp - batch.logprobs)[batch.mask].abs()
+    metrics = learner.update(rows, batch)
+    name = "sampling/sampling_logp_difference"
+    assert metrics[f"{name}/mean"] == pytest.approx(float(gap.mean()), rel=1e-5)
+    assert metrics[f"{name}/max"] == pytest.approx(float(gap.max()), rel=1e-5)
+    assert metrics[f"{name}/p999"] == metrics[f"{name}/max"]  # fewer than a thousand tokens
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_host_never_waits_between_micro_batches(dtype: torch.dtype, monkeypatch):
+    rows, batch = batch_of(range(12))
+    shape = replace(SHAPE, head_dim=64)
+    policy = Decoder(shape).initialise(1).to("cuda", dtype)
+    _, _, loss, reduction = build("grpo")
+    optimizer = Optimizer([policy], lr=1e-2, schedule=schedule("constant", 0, 1, 0.0))
+    learner = Learner(policy, optimizer, loss, reduction, tokens_per_micro=60)
+    learner.update(rows, batch)  # kernels are compiled, tables made
+    read = learner_module._read
+
+    def read_at_last(reports):
+        torch.cuda.set_sync_debug_mode("default")
+        return read(reports)
+
+    monkeypatch.setattr(learner_module, "_read", read_at_last)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        learner.update(rows, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_schedules_by_hand():

@@ -1,4 +1,4 @@
-"""The loop that turns requests into completions: one forward, then everybody else's turn.
+"""The loop that turns requests into completions: a burst of steps, then everybody else's turn.
 
 It lives as an asyncio task as long as there is work. `sleep(0)` between steps lets the callers of
 finished samples run, so their next requests join the very next step: continuous batching without a
@@ -9,22 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Protocol
 
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
-from graft.engine.native.runner import Draw, Runner
-from graft.engine.native.scheduler import Request, Scheduler
+from graft.engine.native.runner import Draw
+from graft.engine.native.scheduler import Request, Scheduler, Work
 from graft.engine.native.tree import Sequence, Tree
 from graft.types import Completion, Finish
+
+BURST = (4, 32)
+"""Fewest and most steps of a burst. Rows that end in the middle of one idle until its end."""
+
+
+class Runs(Protocol):
+    """What computes planned work: `Runner`, or `BurstRunner` where kernels run."""
+
+    def run(self, works: list[Work], steps: int) -> list[Draw]: ...
+    def rest(self) -> None: ...
 
 
 class Driver:
     """Owns the running task and the counters of what it did."""
 
     def __init__(
-        self, tree: Tree, scheduler: Scheduler, runner: Runner, space: ActionSpace
+        self, tree: Tree, scheduler: Scheduler, runner: Runs, space: ActionSpace, bursts: bool
     ) -> None:
         self.tree, self.scheduler, self.runner, self.space = tree, scheduler, runner, space
+        self.bursts = bursts
+        self.typical = 128.0  # length of a completion, as they come
         self.steps = self.prefill_tokens = self.decode_tokens = 0
         self._stale: set[Sequence] = set()
         self._task: asyncio.Task[None] | None = None
@@ -68,11 +81,13 @@ class Driver:
                 if not works:
                     self.runner.rest()
                     return
-                draws = self.runner.run(works)
-                self.steps += 1
-                drawing = sum(w.request is not None and w.count == 1 for w in works)
-                self.decode_tokens += drawing
-                self.prefill_tokens += sum(w.count for w in works) - drawing
+                steps = self.scheduler.look_ahead(works, self._burst(works)) if self.bursts else 1
+                draws = self.runner.run(works, steps)
+                self.steps += max((len(tokens) for _, tokens, _, _ in draws), default=1)
+                filling = [w for w in works if w.request is None or w.count > 1]
+                self.prefill_tokens += sum(w.count for w in filling)
+                self.decode_tokens += sum(len(tokens) for _, tokens, _, _ in draws)
+                self.decode_tokens -= sum(w.request is not None for w in filling)
                 self._take(draws)
                 await asyncio.sleep(0)
         except asyncio.CancelledError:  # the event loop is closing
@@ -85,10 +100,21 @@ class Driver:
             self._forget_all()
             self.fail_all(error)
 
+    def _burst(self, works: list[Work]) -> int:
+        """Steps until the host looks again: about an eighth of a completion, no more than is asked."""
+        requests = [work.request for work in works if work.request is not None]
+        if not requests or any(request.grammar is not None for request in requests):
+            return 1  # a grammar is followed on the host, token by token
+        low, high = BURST
+        steps = min(max(int(self.typical / 8), low), high)
+        if self.scheduler.waiting:
+            steps = max(steps // 2, low)
+        return min(steps, max(request.room - len(request.logprobs) for request in requests))
+
     def _take(self, draws: list[Draw]) -> None:
         broken = False
-        for request, token, logprob, entropy in draws:
-            if math.isnan(logprob):
+        for request, tokens, logprobs, entropies in draws:
+            if math.isnan(logprobs[-1]):
                 broken = True
                 request.fail(
                     EngineError(
@@ -99,20 +125,40 @@ class Driver:
                     )
                 )
                 continue
-            request.sequence.tokens.append(token)
-            request.logprobs.append(logprob)
-            request.entropies.append(entropy)
-            request.modes.append(request.mode)
+            count = self._wanted(request, tokens)
+            request.sequence.tokens += tokens[:count]
+            request.logprobs += logprobs[:count]
+            request.entropies += entropies[:count]
+            request.modes += [request.mode] * count
+            if count < len(tokens):  # what was drawn behind a stop was never said
+                sequence = request.sequence
+                sequence.cached = min(sequence.cached, len(sequence.tokens) - 1)
             if (  # nothing can end it here: no need to look closer
                 request.grammar is None
                 and request.stop_strings is None
-                and token not in request.stop_tokens
+                and tokens[count - 1] not in request.stop_tokens
                 and len(request.logprobs) < request.room
             ):
                 continue
-            self._after(request, token)
+            self._after(request, tokens[count - 1])
         if broken:
             self._forget_all()
+
+    def _wanted(self, request: Request, tokens: list[int]) -> int:
+        """How many of the drawn tokens come before the completion's end."""
+        if len(tokens) == 1:
+            return 1
+        count = len(tokens)
+        if not request.stop_tokens.isdisjoint(tokens):
+            count = next(i for i, t in enumerate(tokens, 1) if t in request.stop_tokens)
+        if request.stop_strings is not None:
+            said = list(request.sequence.tokens)
+            for number, token in enumerate(tokens[:count], 1):
+                said.append(token)
+                is_due = len(request.logprobs) + number >= request.sampling.min_tokens
+                if is_due and request.stop_strings.completed_by(said, request.start):
+                    return number
+        return count
 
     def _after(self, request: Request, token: int) -> None:
         """End the completion, or get ready for its next token."""
@@ -132,9 +178,13 @@ class Driver:
             and written >= request.sampling.min_tokens
             and request.stop_strings.completed_by(request.sequence.tokens, request.start)
         ):
-            request.finish(Finish.STOP)
+            self._finish(request, Finish.STOP)
         elif written >= request.room:
-            request.finish(Finish.LENGTH)
+            self._finish(request, Finish.LENGTH)
+
+    def _finish(self, request: Request, finish: Finish) -> None:
+        self.typical += (len(request.logprobs) - self.typical) * 0.05
+        request.finish(finish)
 
     def _forget_all(self) -> None:
         for sequence in self.tree.sequences:

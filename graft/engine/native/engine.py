@@ -19,6 +19,7 @@ from graft.engine.native.stops import Pieces, StopStrings
 from graft.engine.native.tree import Tree
 from graft.engine.native.uniforms import derive
 from graft.models.decoder import Decoder
+from graft.models.device import has_kernels
 from graft.protocols import Grammar, Tokenizer
 from graft.types import Sampling
 
@@ -30,11 +31,12 @@ class NativeEngine:
     tokenizer      only to look for stop strings
     eos_ids        stop tokens of every sample
     kv_tokens      size of the KV pool; None: from the memory of the device
-    page_size      tokens per page
-    prefill_chunk  tokens of prompts and tool results computed per step, beside the decodes
+    page_size      tokens per page; None: 64 for the kernels, 16 without them
+    prefill_chunk  tokens of prompts and tool results computed per step; None: 8192 or 2048
     max_running    requests that share a step
     seed           of every draw, together with the context's key and the position
     space          modes and their masks; None: every token is allowed, mode 0 only
+    kernels        Triton kernels and bursts of steps; None: where they run, that is, on a GPU
     """
 
     def __init__(
@@ -44,13 +46,17 @@ class NativeEngine:
         tokenizer: Tokenizer | None = None,
         eos_ids: Sequence[int] = (),
         kv_tokens: int | None = None,
-        page_size: int = 16,
-        prefill_chunk: int = 2048,
+        page_size: int | None = None,
+        prefill_chunk: int | None = None,
         max_running: int = 1024,
         seed: int = 0,
         space: ActionSpace | None = None,
+        kernels: bool | None = None,
     ) -> None:
         shape = decoder.shape
+        kernels = has_kernels(decoder.device) if kernels is None else kernels
+        page_size = (64 if kernels else 16) if page_size is None else page_size
+        prefill_chunk = (8192 if kernels else 2048) if prefill_chunk is None else prefill_chunk
         space = space or ActionSpace(shape.vocab_size)
         if space.extra:
             raise EngineError(
@@ -80,10 +86,22 @@ class NativeEngine:
         pages = Pages(shape, kv_tokens // page_size, page_size, decoder.device, decoder.dtype)
         self._tree = Tree(pages)
         self._scheduler = Scheduler(
-            self._tree, prefill_chunk=prefill_chunk, max_running=max_running
+            self._tree,
+            prefill_chunk=prefill_chunk,
+            max_running=max_running,
+            draws_apart=kernels,
         )
-        runner = Runner(decoder, self._tree, space, seed)
-        self._driver = Driver(self._tree, self._scheduler, runner, space)
+        if kernels:
+            from graft.engine.native.burst import BurstRunner
+
+            if page_size & (page_size - 1) or page_size < 16:
+                raise ValueError(
+                    f"page_size={page_size}: the kernels want a power of two of 16 or more"
+                )
+            runner = BurstRunner(decoder, self._tree, space, seed)
+        else:
+            runner = Runner(decoder, self._tree, space, seed)
+        self._driver = Driver(self._tree, self._scheduler, runner, space, bursts=kernels)
         self._pieces = None if tokenizer is None else Pieces(tokenizer)
         self._opened = 0
         self._is_open = True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from graft.models.device import has_kernels
 from graft.models.shape import Shape
 
 NOBODY = 0
@@ -78,10 +79,17 @@ class Pages:
         self._copies.append((source, target))
 
     def flush_copies(self) -> None:
-        if self._copies:
-            source, target = torch.tensor(self._copies, device=self.pool.device).unbind(1)
+        if not self._copies:
+            return
+        pairs = torch.tensor(self._copies, device=self.pool.device)
+        self._copies.clear()
+        if has_kernels(self.pool.device):
+            from graft.engine.native.kernels.copy import copy
+
+            copy(self.pool, pairs)
+        else:
+            source, target = pairs.unbind(1)
             self.pool[:, :, target] = self.pool[:, :, source]
-            self._copies.clear()
 
     def wipe(self) -> None:
         """Forget every value (not the holders): after NaN nothing stored can be trusted."""

@@ -1,10 +1,9 @@
-"""One step on the device: a forward over the batch, the head where a draw follows, the draws."""
+"""One step in plain PyTorch: a forward over the batch, the head where a draw follows, the draws."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from graft.actions.space import ActionSpace
@@ -19,8 +18,8 @@ from graft.models.decoder import Decoder
 GATHER_LIMIT = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Elements of keys that one bucket may gather at a time: small enough for caches and memory."""
 
-Draw = tuple[Request, int, float, float]
-"""The request, its token, the token's log-prob, the entropy it was drawn under."""
+Draw = tuple[Request, list[int], list[float], list[float]]
+"""The request, its new tokens, their log-probs, the entropies they were drawn under."""
 
 
 class Runner:
@@ -36,8 +35,11 @@ class Runner:
             self.allowed = torch.tensor(space.allowed, device=decoder.device)
 
     @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
-    def run(self, works: list[Work]) -> list[Draw]:
-        """Compute the works, mark their tokens as cached, draw where a request waits for it."""
+    def run(self, works: list[Work], steps: int = 1) -> list[Draw]:
+        """Compute the works, mark their tokens as cached, draw where a request waits for it.
+
+        One token each, whatever `steps` would allow: here the host takes part in every draw.
+        """
         batch = self.batcher.build(works)
         pages = self.tree.pages
         pages.flush_copies()
@@ -49,7 +51,7 @@ class Runner:
             return []
         if len(batch.last) < len(hidden):
             hidden = hidden.index_select(0, batch.last)
-        logits = F.linear(hidden, self.decoder.head_weight)
+        logits = self.decoder.logits(hidden)
         drawn = sample(
             logits,
             self._uniforms(batch.requests),
@@ -58,7 +60,8 @@ class Runner:
         )
         # float32 holds token ids exactly up to 2**24; one transfer for all three
         tokens, logprobs, entropies = torch.stack([x.float() for x in drawn]).tolist()
-        return list(zip(batch.requests, map(int, tokens), logprobs, entropies, strict=True))
+        drawn = zip(batch.requests, map(int, tokens), logprobs, entropies, strict=True)
+        return [(request, [token], [logp], [entropy]) for request, token, logp, entropy in drawn]
 
     def rest(self) -> None:
         """Nothing runs: give back the memory that is kept between steps."""

@@ -75,10 +75,14 @@ class Scheduler:
     Every running request that only lacks its last token gets it (decode); longer gaps (prompts,
     tool results, stems) are filled in chunks of `prefill_chunk` tokens per step altogether. When
     pages run out, contexts nobody samples from lose theirs, then the youngest running requests do.
+    With `draws_apart` a step that fills a gap leaves its last token to a decode, which draws.
     """
 
-    def __init__(self, tree: Tree, *, prefill_chunk: int, max_running: int) -> None:
+    def __init__(
+        self, tree: Tree, *, prefill_chunk: int, max_running: int, draws_apart: bool = False
+    ) -> None:
         self.tree, self.prefill_chunk, self.max_running = tree, prefill_chunk, max_running
+        self.draws_apart = draws_apart
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.evictions = 0
@@ -117,7 +121,9 @@ class Scheduler:
             if sequence in planned:
                 continue  # a sibling computes our stem in this very step
             gap = len(sequence.tokens) - sequence.cached
-            count = 1 if gap == 1 else min(gap, budget)
+            is_own = sequence is request.sequence
+            fill = gap - 1 if self.draws_apart and is_own else gap
+            count = 1 if gap == 1 else min(fill, budget)
             if count == 0:
                 continue
             end = sequence.cached + count
@@ -127,11 +133,30 @@ class Scheduler:
                 budget -= count
             planned.add(sequence)
             sequence.used = self.tree.clock
-            draws = count == gap and sequence is request.sequence
+            draws = count == gap and is_own
             works.append(Work(sequence, count, request if draws else None))
         if not works and self.requests:
             return self.plan()  # everybody in `running` was failed; the next ones get their turn
         return works
+
+    def look_ahead(self, works: list[Work], steps: int) -> int:
+        """Reserve room for up to `steps` draws of every work that draws; how many there is room for.
+
+        Idle contexts give way; nobody is preempted for the sake of a longer burst.
+        """
+        drawing = [work.sequence for work in works if work.request is not None]
+        while steps > 1:
+            short = [s for s in drawing if s.cached + steps > s.writable]
+            missing = sum(self.tree.missing(s, s.cached + steps) for s in short)
+            free = self.tree.pages.free
+            if missing <= free or self._evict(self._idle(), missing - free):
+                missing = sum(self.tree.missing(s, s.cached + steps) for s in short)
+            if missing <= self.tree.pages.free:
+                for sequence in short:
+                    self.tree.reserve(sequence, sequence.cached + steps)
+                return steps
+            steps //= 2
+        return 1
 
     def _admit(self) -> None:
         """Move waiting requests up while there is room for what they still have to compute."""

@@ -19,12 +19,16 @@ def derive(key: int, number: int) -> int:
     return int(_mix(mixed + np.uint64((number * _GOLDEN + 1) & _WORD))[0])
 
 
+def row_keys(seed: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """What is left of seed and key: the rest of the hash wants the position alone. [B]"""
+    return _mix(keys ^ _mix(np.array([seed & _WORD], dtype=np.uint64)))
+
+
 def uniforms(
     seed: int, keys: NDArray[np.uint64], positions: NDArray[np.uint64]
 ) -> NDArray[np.float32]:
     """One number in [0, 1) per row, with 24 random bits (all that a float32 can hold). [B]"""
-    seeded = keys ^ _mix(np.array([seed & _WORD], dtype=np.uint64))
-    hashed = _mix(_mix(seeded) + positions * np.uint64(_GOLDEN))
+    hashed = _mix(row_keys(seed, keys) + positions * np.uint64(_GOLDEN))
     return (hashed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 

@@ -1,0 +1,81 @@
+"""The shapes that benchmarks run, with random weights: speed does not ask what a model knows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from graft.models.decoder import Decoder
+from graft.models.shape import Shape
+
+
+def _qwen3(layers: int, width: int, ff: int, heads: int) -> Shape:
+    return Shape(
+        family="qwen3",
+        vocab_size=151_936,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        ff=ff,
+        rope_theta=1e6,
+        max_positions=40_960,
+    )
+
+
+SHAPES = {
+    "0.6B": _qwen3(layers=28, width=1024, ff=3072, heads=16),
+    "1.7B": _qwen3(layers=28, width=2048, ff=6144, heads=16),
+    "4B": _qwen3(layers=36, width=2560, ff=9728, heads=32),
+    "135M": Shape(  # SmolLM2
+        family="llama",
+        vocab_size=49_152,
+        width=576,
+        layers=30,
+        heads=9,
+        kv_heads=3,
+        head_dim=64,
+        ff=1536,
+        qk_norm=False,
+        norm_eps=1e-5,
+        rope_theta=1e5,
+        max_positions=8192,
+    ),
+    "tiny": Shape(  # for a look at the benchmark itself, on a CPU
+        vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, ff=128
+    ),
+}
+
+
+def kv_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """Keys and values of one token in all layers."""
+    return 2 * shape.layers * shape.kv_size * dtype.itemsize
+
+
+def activation_bytes(shape: Shape) -> int:
+    """About what a training step keeps per token in bf16: inputs of every product, norm and gate."""
+    block = 4 * shape.width + 4 * shape.q_size + 4 * shape.kv_size + 3 * shape.ff
+    return 2 * shape.layers * block
+
+
+@torch.no_grad()
+def random_decoder(
+    shape: Shape, device: torch.device, dtype: torch.dtype, seed: int = 0
+) -> Decoder:
+    """As `Decoder.initialise`, but drawn where the weights live: 4B normals take a CPU a minute."""
+    with torch.device(device):
+        decoder = Decoder(shape).to(dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, module in decoder.named_modules():
+        if not isinstance(module, (nn.Linear, nn.Embedding)):
+            continue
+        scale = 1 / math.sqrt(module.weight.shape[1])
+        if name.endswith((".out", ".down")):
+            scale /= math.sqrt(2 * shape.layers)
+        module.weight.normal_(0.0, scale, generator=generator)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            module.bias.zero_()
+    return decoder

@@ -1,0 +1,327 @@
+"""Steps on a GPU: prompts in chunks, then bursts of decoding that never wait for the host.
+
+    B rows (sequences that draw), P pages of a row
+
+A burst feeds every row its own draws for a number of steps: tokens, positions, lengths and the test
+for stop tokens live on the device (`kernels.draw`), and one step, from embedding to drawn token, is
+a CUDA graph that is replayed. The host writes down the rows before (`Lines`), and reads what was
+drawn behind the last step. Graphs are captured on first use, for batches rounded up to `SIZES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.actions.space import ActionSpace
+from graft.engine.native.kernels.cut import cut
+from graft.engine.native.kernels.decode import decode, scratch
+from graft.engine.native.kernels.draw import FIELDS, State, draw
+from graft.engine.native.kernels.extend import BLOCK, extend
+from graft.engine.native.kernels.write import write
+from graft.engine.native.runner import Draw
+from graft.engine.native.scheduler import Request, Work
+from graft.engine.native.sharing import Sharing, share
+from graft.engine.native.tree import Tree
+from graft.engine.native.uniforms import row_keys
+from graft.models.decoder import Decoder
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Batches that graphs are captured for; larger ones go on in multiples of 512."""
+MOST_STEPS = 32
+PATIENCE = 4
+"""Chunks of prompts that may run in a row before those who draw get their turn."""
+PROGRAMS = 512
+"""Parts that a batch's tails are cut into, over all heads: about four to a multiprocessor."""
+MOST_SPLITS = 8
+
+
+class Key(NamedTuple):
+    """What a captured step depends on besides the contents of its buffers."""
+
+    rows: int
+    splits: int
+    slots: int
+    items: int
+    lines: int
+    stops: int
+    has_cut: bool
+
+
+@dataclass(slots=True)
+class Lines:
+    """The device's memory of one size of batch; graphs hold its addresses."""
+
+    state: Tensor  # [FIELDS, B] int64
+    table: Tensor  # [B, P] int32
+    coolness: Tensor  # [B]
+    cuts: Tensor  # [3, B] float32: top-k, top-p, min-p
+    results: Tensor  # [3, MOST_STEPS, B]: token, log-prob, entropy
+    row: Tensor  # [B] 0, 1, 2, ...
+
+    @classmethod
+    def of(cls, rows: int, pages: int, device: torch.device) -> Lines:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            state=zeros(FIELDS, rows, dtype=torch.int64),
+            table=zeros(rows, pages, dtype=torch.int32),
+            coolness=zeros(rows),
+            cuts=zeros(3, rows),
+            results=zeros(3, MOST_STEPS, rows),
+            row=torch.arange(rows, dtype=torch.int64, device=device),
+        )
+
+
+class BurstRunner:
+    """Holds the decoder (the trainer's own module) and turns planned work into drawn tokens."""
+
+    def __init__(self, decoder: Decoder, tree: Tree, space: ActionSpace, seed: int) -> None:
+        self.decoder, self.tree, self.seed = decoder, tree, seed
+        self.device = decoder.device
+        self.group = decoder.shape.heads // decoder.shape.kv_heads
+        self.widest = -(-decoder.shape.max_positions // tree.pages.size)
+        self.allowed = None  # [modes, V]
+        if space.allowed is not None:
+            self.allowed = torch.tensor(space.allowed, device=self.device)
+        self._lines: dict[int, Lines] = {}
+        self._items: dict[int, Tensor] = {}
+        self._stops: dict[tuple[int, int], Tensor] = {}
+        self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
+        self._pool: tuple[int, int] | None = None
+        self._waited = 0
+
+    @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
+    def run(self, works: list[Work], steps: int) -> list[Draw]:
+        """Compute the prompts among the works, or let the others draw up to `steps` tokens each."""
+        prompts = [work for work in works if work.request is None]
+        drawing = [work for work in works if work.request is not None]
+        self.tree.pages.flush_copies()
+        if prompts:
+            self._extend(prompts)
+            self._waited += 1
+        if not drawing or (prompts and self._waited < PATIENCE):
+            return []
+        self._waited = 0
+        return self._burst(drawing, steps)
+
+    def rest(self) -> None:
+        """Nothing runs. Graphs and their memory stay: the next step comes soon."""
+
+    def _extend(self, works: list[Work]) -> None:
+        """Compute tokens nobody draws after: keys and values are all that is wanted of them."""
+        sequences = [work.sequence for work in works]
+        count = np.array([work.count for work in works])
+        start = np.array([sequence.cached for sequence in sequences])
+        first = count.cumsum() - count
+        tokens = [t for w in works for t in w.sequence.tokens[w.sequence.cached :][: w.count]]
+        row = np.arange(len(works)).repeat(count)
+        position = np.arange(len(tokens)) + (start - first).repeat(count)
+        per = -(-count // BLOCK)  # blocks of each sequence
+        of = np.arange(len(works)).repeat(per)
+        number = np.arange(len(of)) - (per.cumsum() - per).repeat(per)
+        begin = number * BLOCK
+        left = np.minimum(count[of] - begin, BLOCK)
+        blocks = np.stack([first[of] + begin, left, start[of] + begin, of], axis=1)
+        width = max(len(sequence.pages) for sequence in sequences)
+        table = self._put(self._table([s.row for s in sequences], width))
+        rows, positions = self._put(row), self._put(position)
+        lengths = torch.ones(len(works), dtype=torch.int64, device=self.device)
+        on_device = self._put(blocks.astype(np.int32))
+        pool = self.tree.pages.pool
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            write(k, v, pool[layer, 0], pool[layer, 1], table, rows, positions, lengths)
+            return extend(q.contiguous(), pool[layer, 0], pool[layer, 1], table, on_device)
+
+        self.decoder(self._put(np.array(tokens)), positions, attend)
+        for work in works:
+            work.sequence.cached += work.count
+
+    def _burst(self, works: list[Work], steps: int) -> list[Draw]:
+        size = batch_size(len(works))
+        splits = num_splits(size, self.tree.pages.kv_heads)
+        width = max(len(work.sequence.pages) for work in works)
+        table = self._table([work.sequence.row for work in works], width)
+        sharing = share(table, self.group, self.tree.pages.kv_heads, splits)
+        works = [works[i] for i in sharing.order.tolist()]
+        requests = [work.request for work in works if work.request is not None]
+        samplings = [request.sampling for request in requests]
+        shared = int(sharing.slots.max())
+        key = Key(
+            rows=size,
+            splits=splits,
+            slots=splits + (round_up(shared) if shared else 0),
+            items=round_up(len(sharing.items)) if len(sharing.items) else 0,
+            lines=sharing.lines,
+            stops=round_up(max(len(request.stop_tokens) for request in requests)),
+            has_cut=any(s.is_truncating and s.temperature > 0 for s in samplings),
+        )
+        lines = self._lines.get(size)
+        if lines is None:
+            lines = self._lines[size] = Lines.of(size, self.widest, self.device)
+        replay = self._replay(key, lines)
+        self._write_down(key, lines, requests, sharing, table[sharing.order])
+        for _ in range(steps):
+            replay()
+        drawn = lines.state[State.DRAWN].cpu()[: len(works)].tolist()
+        count = max(drawn)
+        results = lines.results[:, :count].cpu()[:, :, : len(works)].transpose(1, 2)
+        tokens = results[0].long().tolist()
+        logprobs, entropies = results[1].tolist(), results[2].tolist()
+        draws: list[Draw] = []
+        for row, (request, number) in enumerate(zip(requests, drawn, strict=True)):
+            request.sequence.cached += number
+            draws.append(
+                (request, tokens[row][:number], logprobs[row][:number], entropies[row][:number])
+            )
+        return draws
+
+    def _write_down(
+        self, key: Key, lines: Lines, requests: List[Request], sharing: Sharing, table: np.ndarray
+    ) -> None:
+        """Tell the device about the rows of a burst."""
+        many = len(requests)
+        state = np.zeros((FIELDS, key.rows), dtype=np.int64)  # rows nobody uses have length 0
+        sequences = [request.sequence for request in requests]
+        samplings = [request.sampling for request in requests]
+        state[State.TOKEN, :many] = [s.tokens[s.cached] for s in sequences]
+        state[State.POSITION, :many] = [s.cached for s in sequences]
+        state[State.LENGTH, :many] = state[State.POSITION, :many] + 1
+        state[State.ROOM, :many] = [r.room - len(r.logprobs) for r in requests]
+        state[State.FORCED, :many] = [r.sampling.min_tokens - len(r.logprobs) for r in requests]
+        keys = np.array([request.key for request in requests], dtype=np.uint64)
+        state[State.KEY, :many] = row_keys(self.seed, keys).view(np.int64)
+        state[State.GREEDY, :many] = [s.temperature == 0 for s in samplings]
+        state[State.MODE, :many] = [request.mode for request in requests]
+        state[State.TAIL, :many] = sharing.tails
+        state[State.SHARED, :many] = sharing.slots
+        self._put(state, lines.state)
+        lines.table[:many, : table.shape[1]].copy_(self._put(table))
+        coolness = np.ones(key.rows, dtype=np.float32)
+        coolness[:many] = [1.0 / (s.temperature or 1.0) for s in samplings]
+        self._put(coolness, lines.coolness)
+        if key.items:
+            items = np.zeros((key.items, sharing.items.shape[1]), dtype=np.int32)
+            items[: len(sharing.items)] = sharing.items
+            self._put(items, self._items[key.items])
+        if key.stops:
+            stops = np.full((key.rows, key.stops), -1, dtype=np.int32)
+            for row, request in enumerate(requests):
+                stops[row, : len(request.stop_tokens)] = list(request.stop_tokens)
+            self._put(stops, self._stops[key.rows, key.stops])
+        if key.has_cut:
+            everything = self.decoder.shape.vocab_size
+            cuts = np.tile(np.float32([[everything], [1.0], [0.0]]), (1, key.rows))
+            for row, s in enumerate(samplings):
+                if s.temperature > 0:
+                    cuts[:, row] = (s.top_k or everything, s.top_p, s.min_p)
+            self._put(cuts, lines.cuts)
+
+    def _replay(self, key: Key, lines: Lines):
+        """A call that takes one step; captured where there is a device to capture on."""
+        if key.items and key.items not in self._items:
+            self._items[key.items] = torch.zeros(
+                (key.items, 5), dtype=torch.int32, device=self.device
+            )
+        if key.stops and (key.rows, key.stops) not in self._stops:
+            self._stops[key.rows, key.stops] = torch.zeros(
+                (key.rows, key.stops), dtype=torch.int32, device=self.device
+            )
+        if self.device.type != "cuda":  # Triton's interpreter
+            return lambda: self._step(key, lines)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(key, lines)
+        return self._graphs[key].replay
+
+    def _capture(self, key: Key, lines: Lines) -> torch.cuda.CUDAGraph:
+        lines.state.zero_()  # rows of length 0: the steps below change nothing
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self._step(key, lines)  # compiles kernels, lets libraries set themselves up
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            self._step(key, lines)
+        return graph
+
+    def _step(self, key: Key, lines: Lines) -> None:
+        """From each row's token to its next one."""
+        state, pages = lines.state, self.tree.pages
+        shape = self.decoder.shape
+        items = self._items[key.items] if key.items else state[:0]
+        stops = self._stops[key.rows, key.stops] if key.stops else state[:0].T
+        space = scratch(
+            key.rows if key.slots > 1 else 0, key.slots, shape.heads, shape.head_dim, self.device
+        )
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k_pool, v_pool = pages.pool[layer, 0], pages.pool[layer, 1]
+            lengths = state[State.LENGTH]
+            write(k, v, k_pool, v_pool, lines.table, lines.row, state[State.POSITION], lengths)
+            return decode(
+                q.contiguous(),
+                k_pool,
+                v_pool,
+                lines.table,
+                lengths,
+                state[State.TAIL],
+                items,
+                state[State.SHARED],
+                splits=key.splits,
+                slots=key.slots,
+                rows=key.lines,
+                space=space,
+            )
+
+        hidden = self.decoder(state[State.TOKEN], state[State.POSITION], attend)
+        logits = self.decoder.logits(hidden)
+        floors = None
+        if key.has_cut:
+            floors = cut(logits, state, lines.coolness, stops, *lines.cuts, allowed=self.allowed)
+        draw(
+            logits,
+            state,
+            lines.coolness,
+            stops,
+            lines.results,
+            allowed=self.allowed,
+            floors=floors,
+        )
+
+    def _table(self, rows: list[int], width: int) -> np.ndarray:
+        return self.tree.table[rows, :width].astype(np.int32)
+
+    def _put(self, array: np.ndarray, into: Tensor | None = None) -> Tensor:
+        """The array on the device, through pinned memory so that nobody waits."""
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()
+        if into is None:
+            return tensor.to(self.device, non_blocking=True)
+        return into.copy_(tensor, non_blocking=True)
+
+
+def batch_size(rows: int) -> int:
+    """The captured size for so many rows."""
+    return next((size for size in SIZES if size >= rows), -(-rows // 512) * 512)
+
+
+def num_splits(rows: int, kv_heads: int) -> int:
+    """Parts of a tail: with few rows, more programs to read them."""
+    wanted = -(-PROGRAMS // (rows * kv_heads))
+    return min(round_up(wanted) if wanted > 1 else 1, MOST_SPLITS)
+
+
+def round_up(number: int) -> int:
+    """The next power of two; 0 stays 0."""
+    return 0 if number == 0 else 1 << (number - 1).bit_length()

@@ -1,0 +1,315 @@
+"""From logits to a token, its log-prob and the entropy in one pass over the logits.
+
+    B rows, V vocabulary, C chunks of CHUNK columns
+
+`_survey` reads every logit once and leaves per chunk: maximum m, sum of exp(z - m), sum of
+z exp(z - m), and where the maximum is. `_choose` adds the chunks up, which gives log-sum-exp and
+entropy, finds the chunk in which the cumulative sum passes the row's random number, and reads that
+one chunk again to find the token: the distribution is inverted as the plain sampler does it, with
+one random number a row instead of one a logit, and no table of probabilities is ever written.
+
+Then it moves the row on: what was drawn becomes its next token, unless the row is over. So a graph of
+the whole step can be replayed without the host.
+
+state [FIELDS, B] int64, one line per field, see `State`; a row of length 0 is left alone.
+"""
+
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK = 4096
+STATS = 4
+
+
+class State(IntEnum):
+    """The lines of a burst's state."""
+
+    TOKEN = 0
+    """What is fed to the model next."""
+    POSITION = 1
+    """Where it stands."""
+    LENGTH = 2
+    """Tokens it looks at, itself included; 0: the row is over, or nobody is there."""
+    DRAWN = 3
+    """Tokens drawn in this burst."""
+    ROOM = 4
+    """Tokens the row may draw in this burst."""
+    FORCED = 5
+    """Stop tokens are not allowed for so many draws (`min_tokens`)."""
+    KEY = 6
+    """Of its random numbers, see `uniforms.row_keys`."""
+    GREEDY = 7
+    MODE = 8
+    TAIL = 9
+    """First page of its own, see `sharing`."""
+    SHARED = 10
+    """Slots of shared spans."""
+
+
+FIELDS = len(State)
+_TOKEN = tl.constexpr(int(State.TOKEN))
+_POSITION = tl.constexpr(int(State.POSITION))
+_LENGTH = tl.constexpr(int(State.LENGTH))
+_DRAWN = tl.constexpr(int(State.DRAWN))
+_ROOM = tl.constexpr(int(State.ROOM))
+_FORCED = tl.constexpr(int(State.FORCED))
+_KEY = tl.constexpr(int(State.KEY))
+_GREEDY = tl.constexpr(int(State.GREEDY))
+_MODE = tl.constexpr(int(State.MODE))
+
+
+@triton.jit
+def _scores(
+    logits,
+    row,
+    column,
+    vocabulary,
+    logits_stride,
+    state,
+    state_stride,
+    coolness,
+    floors,
+    allowed,
+    stops,
+    HAS_MASK: tl.constexpr,
+    HAS_FLOOR: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    """The scaled logits of some columns, -inf where nothing may be drawn."""
+    inside = column < vocabulary
+    score = tl.load(logits + row * logits_stride + column, mask=inside, other=float("-inf"))
+    score = score.to(tl.float32) * tl.load(coolness + row)
+    if HAS_MASK:
+        mode = tl.load(state + _MODE * state_stride + row)
+        may = tl.load(allowed + mode * vocabulary + column, mask=inside, other=0)
+        score = tl.where(may != 0, score, float("-inf"))
+    if STOPS > 0:
+        drawn = tl.load(state + _DRAWN * state_stride + row)
+        must_go_on = drawn < tl.load(state + _FORCED * state_stride + row)
+        for number in tl.static_range(STOPS):
+            stop = tl.load(stops + row * STOPS + number)
+            score = tl.where(must_go_on & (column == stop), float("-inf"), score)
+    if HAS_FLOOR:
+        score = tl.where(score < tl.load(floors + row), float("-inf"), score)
+    return score
+
+
+@triton.jit(do_not_specialize=["logits_stride", "state_stride"])
+def _survey(
+    logits,
+    logits_stride,
+    state,
+    state_stride,
+    coolness,
+    floors,
+    allowed,
+    stops,
+    stats,  # [B, C, 4] float32
+    vocabulary: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_FLOOR: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(0)
+    if tl.load(state + _LENGTH * state_stride + row) == 0:
+        return
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    score = _scores(
+        logits,
+        row,
+        column,
+        vocabulary,
+        logits_stride,
+        state,
+        state_stride,
+        coolness,
+        floors,
+        allowed,
+        stops,
+        HAS_MASK,
+        HAS_FLOOR,
+        STOPS,
+    )
+    top = tl.max(score, 0)
+    where = tl.argmax(score, 0)
+    weight = tl.exp(score - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    moment = tl.sum(tl.where(score == float("-inf"), 0.0, weight * score), 0)
+    place = stats + (row * CHUNKS + chunk) * 4
+    tl.store(place, top)
+    tl.store(place + 1, total)
+    tl.store(place + 2, moment)
+    tl.store(place + 3, (chunk * CHUNK + where).to(tl.float32))  # exact up to 2**24
+
+
+@triton.jit
+def _uniform(key, position):
+    """The number in [0, 1) that `uniforms.uniforms` names by the row's key and position."""
+    golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
+    x = key.to(tl.uint64, bitcast=True) + position.to(tl.uint64) * golden
+    x = x + golden
+    x = (x ^ (x >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
+    x = (x ^ (x >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
+    x = x ^ (x >> 31)
+    return (x >> 40).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit(do_not_specialize=["logits_stride", "state_stride", "batch"])
+def _choose(
+    logits,
+    logits_stride,
+    state,
+    state_stride,
+    coolness,
+    floors,
+    allowed,
+    stops,
+    stats,
+    drawn_tokens,  # [3, STEPS, B] float32: token, log-prob, entropy
+    batch,
+    vocabulary: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNKS_2: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STEPS: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_FLOOR: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    here = state + row
+    length = tl.load(here + _LENGTH * state_stride)
+    if length == 0:
+        return
+    number = tl.arange(0, CHUNKS_2)
+    is_chunk = number < CHUNKS
+    place = stats + (row * CHUNKS + number) * 4
+    tops = tl.load(place, mask=is_chunk, other=float("-inf"))
+    totals = tl.load(place + 1, mask=is_chunk, other=0.0)
+    moments = tl.load(place + 2, mask=is_chunk, other=0.0)
+    best_of = tl.load(place + 3, mask=is_chunk, other=0.0)
+    top = tl.max(tops, 0)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    scale = tl.exp(tops - base)
+    mass = totals * scale
+    total = tl.sum(mass, 0)
+    log_total = tl.log(total)
+    entropy = log_total + base - tl.sum(moments * scale, 0) / total
+
+    # the chunk in which the cumulative mass passes the target, and how far into it
+    position = tl.load(here + _POSITION * state_stride)
+    uniform = _uniform(tl.load(here + _KEY * state_stride), position + 1)
+    target = uniform * total
+    reached = tl.cumsum(mass, 0)
+    is_behind = (reached > target) & (mass > 0)
+    chunk = tl.min(tl.where(is_behind, number, CHUNKS_2), 0)
+    last = tl.max(tl.where(mass > 0, number, 0), 0)
+    chunk = tl.minimum(chunk, last)  # rounding may leave the sum short of the target
+    before = tl.sum(tl.where(number < chunk, mass, 0.0), 0)
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    score = _scores(
+        logits,
+        row,
+        column,
+        vocabulary,
+        logits_stride,
+        state,
+        state_stride,
+        coolness,
+        floors,
+        allowed,
+        stops,
+        HAS_MASK,
+        HAS_FLOOR,
+        STOPS,
+    )
+    weight = tl.exp(score - base)
+    passed = (before + tl.cumsum(weight, 0) > target) & (weight > 0)
+    nowhere = CHUNKS_2 * CHUNK
+    token = tl.min(tl.where(passed, column, nowhere), 0)
+    likely = tl.max(tl.where(weight > 0, column, 0), 0)
+    token = tl.minimum(token, likely)
+    chosen = tl.sum(tl.where(column == token, score, 0.0), 0)
+    if tl.load(here + _GREEDY * state_stride) != 0:
+        best_chunk = tl.min(tl.where(tops == top, number, CHUNKS_2), 0)
+        token = tl.sum(tl.where(number == best_chunk, best_of, 0.0), 0).to(tl.int32)
+        chosen = top
+    logp = chosen - base - log_total
+    logp = tl.where(top == float("-inf"), float("nan"), logp)  # nothing was allowed
+
+    drawn = tl.load(here + _DRAWN * state_stride)
+    result = drawn_tokens + drawn * batch + row
+    tl.store(result, token.to(tl.float32))
+    tl.store(result + STEPS * batch, logp)
+    tl.store(result + 2 * STEPS * batch, entropy)
+    drawn += 1
+    is_over = drawn >= tl.load(here + _ROOM * state_stride)
+    is_over = is_over | (logp != logp)
+    if STOPS > 0:
+        for index in tl.static_range(STOPS):
+            is_over = is_over | (tl.load(stops + row * STOPS + index) == token)
+    tl.store(here + _TOKEN * state_stride, token.to(tl.int64))
+    tl.store(here + _POSITION * state_stride, position + 1)
+    tl.store(here + _LENGTH * state_stride, tl.where(is_over, 0, length + 1))
+    tl.store(here + _DRAWN * state_stride, drawn)
+
+
+def draw(
+    logits: Tensor,
+    state: Tensor,
+    coolness: Tensor,
+    stops: Tensor,
+    results: Tensor,
+    *,
+    allowed: Tensor | None = None,
+    floors: Tensor | None = None,
+) -> None:
+    """One token for every living row of logits [B,V]; results [3,STEPS,B] and `state` move on.
+
+    coolness [B] is 1 / temperature, stops [B,n] the stop tokens (-1: none), allowed [modes,V] bool,
+    floors [B] the least score that may be drawn.
+    """
+    batch, vocabulary = logits.shape
+    chunks = triton.cdiv(vocabulary, CHUNK)
+    stats = torch.empty((batch, chunks, STATS), dtype=torch.float32, device=logits.device)
+    nothing = stats  # a pointer that is never read
+    shared = {
+        "vocabulary": vocabulary,
+        "CHUNKS": chunks,
+        "CHUNK": CHUNK,
+        "HAS_MASK": allowed is not None,
+        "HAS_FLOOR": floors is not None,
+        "STOPS": stops.shape[1],
+    }
+    inputs = (
+        logits,
+        logits.stride(0),
+        state,
+        state.stride(0),
+        coolness,
+        nothing if floors is None else floors,
+        nothing if allowed is None else allowed.view(torch.uint8),
+        stops,
+        stats,
+    )
+    _survey[(chunks, batch)](*inputs, **shared, num_warps=4)
+    _choose[(batch,)](
+        *inputs,
+        results,
+        results.shape[2],
+        **shared,
+        CHUNKS_2=triton.next_power_of_2(chunks),
+        STEPS=results.shape[1],
+        num_warps=4,
+    )

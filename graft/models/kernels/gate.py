@@ -1,0 +1,73 @@
+# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
+"""silu(gate) * up of gate|up side by side.
+
+T rows, F width of each half
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+WARPS = 4
+
+
+@triton.jit
+def _forward(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    source = gate_up_ptr + row * (2 * WIDTH) + column
+    gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    kind = out_ptr.dtype.element_ty
+    active = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
+    tl.store(out_ptr + row * WIDTH + column, (active * up).to(kind), mask=inside)
+
+
+@triton.jit
+def _backward(gate_up_ptr, grad_ptr, grad_gate_up_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    at = row * (2 * WIDTH) + column
+    gate = tl.load(gate_up_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    grad = tl.load(grad_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    grad_gate = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    kind = grad_gate_up_ptr.dtype.element_ty
+    tl.store(grad_gate_up_ptr + at, grad_gate.to(kind), mask=inside)
+    tl.store(grad_gate_up_ptr + at + WIDTH, (grad * gate * sigmoid).to(kind), mask=inside)
+
+
+class _SiluGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:  # type: ignore[override]
+        gate_up = gate_up.contiguous()
+        ctx.save_for_backward(gate_up)
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        grid = (rows, triton.cdiv(width, BLOCK))
+        _forward[grid](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (gate_up,) = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        rows, width = grad.shape
+        grad_gate_up = torch.empty_like(gate_up)
+        grid = (rows, triton.cdiv(width, BLOCK))
+        _backward[grid](gate_up, grad, grad_gate_up, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
+        return grad_gate_up
+
+
+def silu_gate(gate_up: Tensor) -> Tensor:
+    """[T, 2F] -> [T, F]"""
+    return _SiluGate.apply(gate_up)

@@ -1,0 +1,333 @@
+# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
+"""The head on a GPU: two passes over a chunk of logits, everything else is a matrix product.
+
+    U positions, D width, V actions, W = V rounded up: the length of a row of logits in memory
+
+    forward   logits = hidden weightᵀ  ->  logp, entropy and the log of the sum, one read of a row
+    backward  logits again             ->  their gradient, written over them
+              grad_hidden = gradient weight,   grad_weight += gradientᵀ hidden  in fp32
+
+The product rounds the logits to the model's dtype, as it does for the sampler; all that follows is
+fp32. Powers of two stand in for e, the GPU has them in hardware: with y = logit / temperature * log2 e
+and n = log2 of the sum of all 2^y, an action's probability is 2^(y - n).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_BYTES = 1_300_000_000
+"""Logits held at a time: 4,224 rows of 152k actions in bfloat16, enough to fill the GPU twice over."""
+
+ROW_MULTIPLE = 64
+"""Rows start at whole cache lines whatever V is, so that every load is as wide as there are."""
+
+BLOCK = 4096
+"""Actions per step of either kernel."""
+
+FORWARD_WARPS, FORWARD_STAGES, BACKWARD_WARPS = 4, 3, 8
+
+LN2 = tl.constexpr(math.log(2.0))
+# finite, unlike -inf: their differences and products are numbers; 2^(FORBIDDEN - BOTTOM) is 0
+FORBIDDEN, BOTTOM = tl.constexpr(-1e30), tl.constexpr(-1e20)
+
+
+@triton.jit
+def _load_logits(logits, allowed, columns, num_actions, row_length):
+    """(logit, whether it can be drawn) of some actions of a row; those that cannot are FORBIDDEN."""
+    inside = columns < row_length
+    z = tl.load(logits + columns, mask=inside, other=0.0).to(tl.float32)
+    if allowed is None:
+        possible = columns < num_actions
+    else:  # zero beyond the last action
+        possible = tl.load(allowed + columns, mask=inside, other=0) != 0
+    return tl.where(possible, z, FORBIDDEN), possible
+
+
+# whether a vector over rows starts at 16 bytes matters to nobody: one compiled kernel serves both
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "actions_ptr",
+        "modes_ptr",
+        "logp_ptr",
+        "entropy_ptr",
+        "norm_ptr",
+    ]
+)
+def _forward_kernel(
+    logits_ptr,  # [u, W]
+    actions_ptr,  # [u]
+    modes_ptr,  # [u], or None with `allowed`
+    allowed_ptr,  # [modes, W] bytes, or None
+    logp_ptr,  # [u]
+    entropy_ptr,  # [u]
+    norm_ptr,  # [u] the n of the module's docstring
+    num_actions,
+    row_length,
+    scale,
+    STEPS: tl.constexpr,  # blocks in a row: one number per model
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    logits = logits_ptr + row * row_length
+    allowed = None
+    if allowed_ptr is not None:
+        allowed = allowed_ptr + tl.load(modes_ptr + row).to(tl.int64) * row_length
+
+    top = BOTTOM  # the largest y so far
+    total = 0.0  # of 2^(y - top)
+    moment = 0.0  # of (y - top) 2^(y - top)
+    for step in tl.range(0, STEPS, num_stages=STAGES):
+        columns = step * BLOCK + tl.arange(0, BLOCK)
+        z, _ = _load_logits(logits, allowed, columns, num_actions, row_length)
+        new_top = tl.maximum(top, tl.max(z, 0) * scale)
+        y = z * scale - new_top
+        power = tl.exp2(y)
+        # what was summed so far relative to the old top, now relative to the new one
+        shift = top - new_top
+        shrink = tl.exp2(shift)
+        moment = (moment + shift * total) * shrink + tl.sum(y * power, 0)
+        total = total * shrink + tl.sum(power, 0)
+        top = new_top
+
+    log_total = tl.log2(total)
+    action = tl.load(actions_ptr + row).to(tl.int64)
+    chosen, possible = _load_logits(logits, allowed, action, num_actions, row_length)
+    logp = tl.where(possible, (chosen * scale - top - log_total) * LN2, float("-inf"))
+    tl.store(logp_ptr + row, logp)
+    tl.store(entropy_ptr + row, (log_total - moment / total) * LN2)
+    tl.store(norm_ptr + row, top + log_total)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "actions_ptr",
+        "modes_ptr",
+        "norm_ptr",
+        "entropy_ptr",
+        "grad_logp_ptr",
+        "grad_entropy_ptr",
+    ]
+)
+def _backward_kernel(
+    logits_ptr,  # [u, W] in: logits; out: their gradient
+    actions_ptr,  # [u]
+    modes_ptr,  # [u], or None with `allowed`
+    allowed_ptr,  # [modes, W] bytes, or None
+    norm_ptr,  # [u]
+    entropy_ptr,  # [u]
+    grad_logp_ptr,  # [u] or None
+    grad_entropy_ptr,  # [u] or None
+    num_actions,
+    row_length,
+    scale,
+    inverse_temperature,
+    BLOCK: tl.constexpr,
+):
+    blocks = tl.cdiv(row_length, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    columns = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    logits = logits_ptr + row * row_length
+    allowed = None
+    if allowed_ptr is not None:
+        allowed = allowed_ptr + tl.load(modes_ptr + row).to(tl.int64) * row_length
+
+    z, possible = _load_logits(logits, allowed, columns, num_actions, row_length)
+    y = z * scale - tl.load(norm_ptr + row)
+    p = tl.exp2(y)
+    # d logp / dz = onehot - p;   d H / dz = -p (log p + H)
+    gradient = tl.zeros([BLOCK], tl.float32)
+    if grad_logp_ptr is not None:
+        grad_logp = tl.load(grad_logp_ptr + row)
+        action = tl.load(actions_ptr + row).to(tl.int32)
+        gradient += tl.where(columns == action, grad_logp, 0.0) - p * grad_logp
+    if grad_entropy_ptr is not None:
+        surprise = y * LN2 + tl.load(entropy_ptr + row)
+        gradient -= tl.load(grad_entropy_ptr + row) * p * surprise
+    gradient = tl.where(possible, gradient * inverse_temperature, 0.0)
+    gradient = gradient.to(logits_ptr.dtype.element_ty)
+    tl.store(logits + columns, gradient, mask=columns < row_length)
+
+
+def empty_logits(rows: int, num_actions: int, like: Tensor) -> Tensor:
+    """[rows, W] of `like`'s dtype, uninitialised; the first V columns of each row are for logits."""
+    length = triton.cdiv(num_actions, ROW_MULTIPLE) * ROW_MULTIPLE
+    return torch.empty(rows, length, dtype=like.dtype, device=like.device)
+
+
+def widen(allowed: Tensor | None) -> Tensor | None:
+    """`allowed` [modes, V] as bytes [modes, W], laid out like the logits: no action beyond V."""
+    if allowed is None:
+        return None
+    return F.pad(allowed, (0, -allowed.shape[1] % ROW_MULTIPLE)).contiguous().view(torch.uint8)
+
+
+def read_logits(
+    logits: Tensor,  # [u, W]
+    num_actions: int,
+    actions: Tensor,
+    modes: Tensor | None,
+    allowed: Tensor | None,  # [modes, W]
+    temperature: float,
+    out: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Fill `out` with log-prob of the action, entropy and log2 of the sum, each [u]."""
+    _forward_kernel[(len(logits),)](
+        logits,
+        actions,
+        modes,
+        allowed,
+        *out,
+        num_actions,
+        logits.shape[1],
+        math.log2(math.e) / temperature,
+        STEPS=triton.cdiv(num_actions, BLOCK),
+        BLOCK=BLOCK,
+        STAGES=FORWARD_STAGES,
+        num_warps=FORWARD_WARPS,
+    )
+
+
+def differentiate_logits_(
+    logits: Tensor,  # [u, W]
+    num_actions: int,
+    actions: Tensor,
+    modes: Tensor | None,
+    allowed: Tensor | None,  # [modes, W]
+    temperature: float,
+    norm: Tensor,
+    entropy: Tensor,
+    grad_logp: Tensor | None,
+    grad_entropy: Tensor | None,
+) -> None:
+    """Overwrite logits with the gradient of what `read_logits` made of them."""
+    blocks = triton.cdiv(logits.shape[1], BLOCK)
+    _backward_kernel[(len(logits) * blocks,)](
+        logits,
+        actions,
+        modes,
+        allowed,
+        norm,
+        entropy,
+        grad_logp,
+        grad_entropy,
+        num_actions,
+        logits.shape[1],
+        math.log2(math.e) / temperature,
+        1.0 / temperature,
+        BLOCK=BLOCK,
+        num_warps=BACKWARD_WARPS,
+    )
+
+
+def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left right, where total is fp32 and the factors may be half as wide."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda and torch.version.cuda is not None:  # inside the product, no temporary
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:  # neither CPU nor ROCm can mix the two
+        total += left @ right
+
+
+def _at(values: Tensor | None, part: slice) -> Tensor | None:
+    return None if values is None else values[part]
+
+
+class _KernelHead(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: Tensor,  # [U, D]
+        weight: Tensor,  # [V, D]
+        actions: Tensor,  # [U]
+        modes: Tensor | None,  # [U], or None like `allowed`
+        allowed: Tensor | None,  # [modes, V]
+        temperature: float,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        rows, num_actions = len(actions), len(weight)
+        allowed = widen(allowed)
+        logp = torch.empty(rows, dtype=torch.float32, device=hidden.device)
+        entropy, norm = torch.empty_like(logp), torch.empty_like(logp)
+        logits = empty_logits(min(chunk, rows), num_actions, hidden)
+        for start in range(0, rows, chunk):
+            part = slice(start, min(start + chunk, rows))
+            here = logits[: part.stop - start]
+            torch.mm(hidden[part], weight.T, out=here[:, :num_actions])
+            read_logits(
+                here,
+                num_actions,
+                actions[part],
+                _at(modes, part),
+                allowed,
+                temperature,
+                out=(logp[part], entropy[part], norm[part]),
+            )
+        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, norm)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.set_materialize_grads(False)  # an unused entropy is seen as None, not as zeros
+        return logp, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        # a sum's gradient is one number seen U times; the kernel wants U numbers
+        grad_logp, grad_entropy = (g if g is None else g.contiguous() for g in grads)
+        hidden, weight, actions, modes, allowed, entropy, norm = ctx.saved_tensors
+        rows, num_actions = len(actions), len(weight)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        logits = empty_logits(min(ctx.chunk, rows), num_actions, hidden)
+        for start in range(0, rows, ctx.chunk):
+            part = slice(start, min(start + ctx.chunk, rows))
+            here = logits[: part.stop - start]
+            d_logits = here[:, :num_actions]
+            torch.mm(hidden[part], weight.T, out=d_logits)
+            differentiate_logits_(
+                here,
+                num_actions,
+                actions[part],
+                _at(modes, part),
+                allowed,
+                ctx.temperature,
+                norm[part],
+                entropy[part],
+                _at(grad_logp, part),
+                _at(grad_entropy, part),
+            )
+            torch.mm(d_logits, weight, out=grad_hidden[part])
+            _add_product_(grad_weight, d_logits.T, hidden[part])
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
+
+
+def rows_per_chunk(num_actions: int, dtype: torch.dtype) -> int:
+    """As many rows as CHUNK_BYTES hold, in whole tiles of the matrix product."""
+    rows = CHUNK_BYTES // (num_actions * dtype.itemsize)
+    return max(128, rows // 128 * 128)
+
+
+def head_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    actions: Tensor,
+    modes: Tensor,
+    allowed: Tensor | None,
+    temperature: float,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`logprobs.action_logprobs` where there are kernels; `chunk` rows at a time."""
+    chunk = chunk or rows_per_chunk(len(weight), hidden.dtype)
+    read_modes = None if allowed is None else modes.contiguous()
+    return _KernelHead.apply(
+        hidden, weight, actions.contiguous(), read_modes, allowed, temperature, chunk
+    )

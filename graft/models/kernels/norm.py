@@ -1,0 +1,164 @@
+# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
+"""Addition to the stream and root-mean-square norm, in one pass over memory.
+
+    T rows, D width, P programs
+
+Forward: one program holds one row, so a row is read once, however many sums it needs.
+Backward: P programs, as many as the GPU runs at a time, each walk over every P-th row and keep their
+own sum of the weight's gradient in registers; P partial sums are added at the end. No atomics: the
+same rows give the same bits every time.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+RESIDENT_WARPS = 32
+"""Warps of the backward that a multiprocessor has registers for, and enough to hide memory's delay."""
+
+
+@triton.jit
+def _forward(
+    x_ptr,  # [T, D]
+    delta_ptr,  # [T, D] or None
+    weight_ptr,  # [D]
+    total_ptr,  # [T, D], written where there is a delta
+    normed_ptr,  # [T, D]
+    rstd_ptr,  # [T]
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    at = row * WIDTH + column
+    total = tl.load(x_ptr + at, mask=inside, other=0.0)
+    if delta_ptr is not None:
+        delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+        total = (total.to(tl.float32) + delta.to(tl.float32)).to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + at, total, mask=inside)
+    wide = total.to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
+    tl.store(rstd_ptr + row, rstd)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    # rounded before the weight as well as after, as everybody does who computes in bf16
+    normed = (wide * rstd).to(normed_ptr.dtype.element_ty).to(tl.float32) * weight
+    tl.store(normed_ptr + at, normed.to(normed_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _backward(
+    grad_total_ptr,  # [T, D] or None
+    grad_normed_ptr,  # [T, D]
+    total_ptr,  # [T, D]
+    weight_ptr,  # [D]
+    rstd_ptr,  # [T]
+    grad_x_ptr,  # [T, D]
+    partial_ptr,  # [P, D]
+    rows,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    grad_weight = tl.zeros([BLOCK], tl.float32)
+    row = tl.program_id(0).to(tl.int64)
+    while row < rows:
+        at = row * WIDTH + column
+        rstd = tl.load(rstd_ptr + row)
+        grad = tl.load(grad_normed_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        unit = tl.load(total_ptr + at, mask=inside, other=0.0).to(tl.float32) * rstd
+        grad_weight += grad * unit
+        grad *= weight
+        grad_x = rstd * (grad - unit * (tl.sum(grad * unit, 0) / WIDTH))
+        if grad_total_ptr is not None:
+            grad_x += tl.load(grad_total_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(grad_x_ptr + at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+        row += tl.num_programs(0)
+    tl.store(partial_ptr + tl.program_id(0) * WIDTH + column, grad_weight, mask=inside)
+
+
+@cache
+def walking_programs(device: torch.device, warps: int, resident_warps: int) -> int:
+    """How many programs of `warps` each a kernel that walks over its rows is launched with.
+
+    As many as run at a time: one more would wait for the first to finish its whole walk.
+    """
+    if device.type != "cuda":
+        return 3  # the interpreter: few, so that each of them walks
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return processors * (resident_warps // warps)
+
+
+def _block(width: int) -> tuple[int, int]:
+    """The power of two that holds a row, and warps for it: 8 numbers a thread, 16 bytes of bf16."""
+    block = triton.next_power_of_2(width)
+    return block, min(max(block // 256, 1), 16)
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Any:  # type: ignore[override]
+        x = x.contiguous()
+        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+        total = x if delta is None else torch.empty_like(x)
+        normed = torch.empty_like(x)
+        rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+        block, warps = _block(width)
+        _forward[(rows,)](
+            x,
+            None if delta is None else delta.contiguous(),
+            weight,
+            total,
+            normed,
+            rstd,
+            eps,
+            WIDTH=width,
+            BLOCK=block,
+            num_warps=warps,
+        )
+        ctx.save_for_backward(total, weight, rstd)
+        ctx.set_materialize_grads(False)
+        return normed if delta is None else (total, normed)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        total, weight, rstd = ctx.saved_tensors
+        grad_total, grad_normed = grads if len(grads) == 2 else (None, grads[0])
+        if grad_normed is None:  # nobody looked at the norm
+            return grad_total, grad_total, None, None
+        rows, width = len(rstd), total.shape[-1]
+        block, warps = _block(width)
+        programs = min(rows, walking_programs(total.device, warps, RESIDENT_WARPS))
+        grad_x = torch.empty_like(total)
+        partial = torch.empty(programs, width, dtype=torch.float32, device=total.device)
+        _backward[(programs,)](
+            None if grad_total is None else grad_total.contiguous(),
+            grad_normed.contiguous(),
+            total,
+            weight,
+            rstd,
+            grad_x,
+            partial,
+            rows,
+            WIDTH=width,
+            BLOCK=block,
+            num_warps=warps,
+        )
+        grad_delta = grad_x if len(grads) == 2 else None
+        return grad_x, grad_delta, partial.sum(0).to(weight.dtype), None
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta and its norm; without a delta the sum is x itself."""
+    if delta is None:
+        return x, _AddNorm.apply(x, None, weight, eps)
+    return _AddNorm.apply(x, delta, weight, eps)

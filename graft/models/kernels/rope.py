@@ -1,0 +1,291 @@
+# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
+"""From q|k|v of the matrix product to queries, keys and values: head norms and rotation.
+
+    T tokens, H query heads, K key/value heads, d head size, P programs
+
+A program holds a tile of several heads of one token as two halves, [heads, d/2] each, since pair i is
+(i, i + d/2). A tile may hold heads of all three kinds: each kind has its own mask, its own weight and
+its own output, and what a mask leaves out costs no memory traffic.
+The backward writes the gradient of q|k|v whole. With head norms its programs walk over every P-th
+token and keep their own sums of the weights' gradients, as in the norm of the stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graft.models.kernels.norm import walking_programs
+
+TILE = 1024
+"""Pairs in a tile: with 4 warps, two 16-byte loads of bf16 by each thread."""
+
+RESIDENT_WARPS = 24
+"""Warps of the backward with head norms that a multiprocessor has registers for, at 80 a thread."""
+
+
+@triton.jit
+def _weights(q_weight_ptr, k_weight_ptr, is_q, at, inside):
+    """Each head's norm weight, [heads, d/2]."""
+    q_weight = tl.load(q_weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
+
+
+@triton.jit
+def _forward(
+    qkv_ptr,  # [T, (H+2K) d], rows `qkv_stride` apart
+    q_weight_ptr,  # [d] or None
+    k_weight_ptr,  # [d] or None
+    cos_ptr,  # [T, d/2]
+    sin_ptr,  # [T, d/2]
+    q_ptr,  # [T, H, d]
+    k_ptr,  # [T, K, d]
+    v_ptr,  # [T, K, d]
+    rstd_ptr,  # [T, H+K] or None without norms
+    eps,
+    qkv_stride,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    kind = q_ptr.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    pair = tl.arange(0, PAIRS)
+    real = (pair < HALF)[None, :]
+    is_q, is_k = head < H, (head >= H) & (head < H + K)
+    is_v = (head >= H + K) & (head < H + 2 * K)
+    within = head[:, None] * (2 * HALF) + pair[None, :]
+
+    source = qkv_ptr + token * qkv_stride + within
+    inside = (head < H + 2 * K)[:, None] & real
+    left = tl.load(source, mask=inside, other=0.0)
+    right = tl.load(source + HALF, mask=inside, other=0.0)
+    value = v_ptr + token * (K * 2 * HALF) + within - (H + K) * (2 * HALF)
+    tl.store(value, left, mask=is_v[:, None] & real)
+    tl.store(value + HALF, right, mask=is_v[:, None] & real)
+
+    left, right = left.to(tl.float32), right.to(tl.float32)
+    if q_weight_ptr is not None:
+        squares = tl.sum(left * left + right * right, 1)
+        rstd = tl.rsqrt(squares / (2 * HALF) + eps)
+        tl.store(rstd_ptr + token * (H + K) + head, rstd, mask=head < H + K)
+        weight_left = _weights(q_weight_ptr, k_weight_ptr, is_q, pair, pair < HALF)
+        weight_right = _weights(q_weight_ptr, k_weight_ptr, is_q, pair + HALF, pair < HALF)
+        left = (left * rstd[:, None]).to(kind).to(tl.float32) * weight_left
+        right = (right * rstd[:, None]).to(kind).to(tl.float32) * weight_right
+        left, right = left.to(kind).to(tl.float32), right.to(kind).to(tl.float32)
+    angle = token * HALF + pair
+    cos = tl.load(cos_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
+    turned_left = (left * cos - right * sin).to(kind)
+    turned_right = (right * cos + left * sin).to(kind)
+    query = q_ptr + token * (H * 2 * HALF) + within
+    tl.store(query, turned_left, mask=is_q[:, None] & real)
+    tl.store(query + HALF, turned_right, mask=is_q[:, None] & real)
+    key = k_ptr + token * (K * 2 * HALF) + within - H * (2 * HALF)
+    tl.store(key, turned_left, mask=is_k[:, None] & real)
+    tl.store(key + HALF, turned_right, mask=is_k[:, None] & real)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _backward(
+    grad_q_ptr,  # [T, H, d]
+    grad_k_ptr,  # [T, K, d]
+    grad_v_ptr,  # [T, K, d]
+    qkv_ptr,  # [T, (H+2K) d], rows `qkv_stride` apart, or None without norms
+    q_weight_ptr,  # [d] or None
+    k_weight_ptr,  # [d] or None
+    rstd_ptr,  # [T, H+K] or None
+    cos_ptr,  # [T, d/2]
+    sin_ptr,  # [T, d/2]
+    grad_qkv_ptr,  # [T, (H+2K) d]
+    partial_ptr,  # [P, tiles, 2, d] or None: of q_weight, of k_weight
+    tokens,
+    qkv_stride,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    pair = tl.arange(0, PAIRS)
+    real = (pair < HALF)[None, :]
+    is_q, is_k = head < H, (head >= H) & (head < H + K)
+    is_v = (head >= H + K) & (head < H + 2 * K)
+    is_turned = (head < H + K)[:, None] & real
+    inside = (head < H + 2 * K)[:, None] & real
+    within = head[:, None] * (2 * HALF) + pair[None, :]
+    if q_weight_ptr is not None:
+        weight_left = _weights(q_weight_ptr, k_weight_ptr, is_q, pair, pair < HALF)
+        weight_right = _weights(q_weight_ptr, k_weight_ptr, is_q, pair + HALF, pair < HALF)
+        sum_left = tl.zeros([HEADS, PAIRS], tl.float32)
+        sum_right = tl.zeros([HEADS, PAIRS], tl.float32)
+
+    token = tl.program_id(0).to(tl.int64)
+    while token < tokens:
+        query = grad_q_ptr + token * (H * 2 * HALF) + within
+        key = grad_k_ptr + token * (K * 2 * HALF) + within - H * (2 * HALF)
+        value = grad_v_ptr + token * (K * 2 * HALF) + within - (H + K) * (2 * HALF)
+        # a head is of one kind: two of its three loads are masked, and give 0
+        left = tl.load(query, mask=is_q[:, None] & real, other=0.0)
+        right = tl.load(query + HALF, mask=is_q[:, None] & real, other=0.0)
+        left += tl.load(key, mask=is_k[:, None] & real, other=0.0)
+        right += tl.load(key + HALF, mask=is_k[:, None] & real, other=0.0)
+        value_left = tl.load(value, mask=is_v[:, None] & real, other=0.0)
+        value_right = tl.load(value + HALF, mask=is_v[:, None] & real, other=0.0)
+        left, right = left.to(tl.float32), right.to(tl.float32)
+
+        angle = token * HALF + pair
+        cos = tl.load(cos_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
+        sin = tl.load(sin_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
+        # a rotation's transpose turns back
+        grad_left, grad_right = left * cos + right * sin, right * cos - left * sin
+        if q_weight_ptr is not None:
+            source = qkv_ptr + token * qkv_stride + within
+            rstd = tl.load(rstd_ptr + token * (H + K) + head, mask=head < H + K, other=0.0)[:, None]
+            unit_left = tl.load(source, mask=is_turned, other=0.0).to(tl.float32) * rstd
+            unit_right = tl.load(source + HALF, mask=is_turned, other=0.0).to(tl.float32) * rstd
+            sum_left += grad_left * unit_left
+            sum_right += grad_right * unit_right
+            grad_left *= weight_left
+            grad_right *= weight_right
+            along = tl.sum(grad_left * unit_left + grad_right * unit_right, 1)[:, None]
+            along = along / (2 * HALF)
+            grad_left = rstd * (grad_left - unit_left * along)
+            grad_right = rstd * (grad_right - unit_right * along)
+        # v's own is added: where it is not 0 the other is (rstd and both gradients are masked to 0)
+        target = grad_qkv_ptr + token * ((H + 2 * K) * 2 * HALF) + within
+        kind = grad_qkv_ptr.dtype.element_ty
+        tl.store(target, (grad_left + value_left.to(tl.float32)).to(kind), mask=inside)
+        tl.store(target + HALF, (grad_right + value_right.to(tl.float32)).to(kind), mask=inside)
+        token += tl.num_programs(0)
+
+    if q_weight_ptr is not None:
+        program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        row = partial_ptr + program * (4 * HALF) + pair
+        q_left = tl.sum(tl.where(is_q[:, None], sum_left, 0.0), 0)
+        q_right = tl.sum(tl.where(is_q[:, None], sum_right, 0.0), 0)
+        k_left = tl.sum(tl.where(is_k[:, None], sum_left, 0.0), 0)
+        k_right = tl.sum(tl.where(is_k[:, None], sum_right, 0.0), 0)
+        tl.store(row, q_left, mask=pair < HALF)
+        tl.store(row + HALF, q_right, mask=pair < HALF)
+        tl.store(row + 2 * HALF, k_left, mask=pair < HALF)
+        tl.store(row + 3 * HALF, k_right, mask=pair < HALF)
+
+
+def _tile(all_heads: int, half: int) -> tuple[int, int, int]:
+    """Heads and pairs of a tile, and its warps."""
+    pairs = triton.next_power_of_2(half)
+    heads = min(triton.next_power_of_2(all_heads), max(TILE // pairs, 1))
+    return heads, pairs, max(heads * pairs // 256, 1)
+
+
+class _QkRotate(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        qkv: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        heads: int,
+        kv_heads: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
+        cos, sin = cos.contiguous(), sin.contiguous()
+        tokens, size = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
+        q = qkv.new_empty(tokens, heads, size)
+        k = qkv.new_empty(tokens, kv_heads, size)
+        v = qkv.new_empty(tokens, kv_heads, size)
+        rstd = None
+        if q_weight is not None:
+            rstd = qkv.new_empty(tokens, heads + kv_heads, dtype=torch.float32)
+        tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
+        _forward[(tokens, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
+            qkv,
+            q_weight,
+            k_weight,
+            cos,
+            sin,
+            q,
+            k,
+            v,
+            rstd,
+            eps,
+            qkv.stride(0),
+            H=heads,
+            K=kv_heads,
+            HALF=size // 2,
+            HEADS=tile_heads,
+            PAIRS=pairs,
+            num_warps=warps,
+        )
+        kept = None if rstd is None else qkv  # a rotation alone needs only its angles
+        ctx.save_for_backward(kept, q_weight, k_weight, rstd, cos, sin)
+        ctx.dtype = qkv.dtype
+        return q, k, v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        qkv, q_weight, k_weight, rstd, cos, sin = ctx.saved_tensors
+        grad_q, grad_k, grad_v = (grad.contiguous() for grad in grads)
+        tokens, heads, size = grad_q.shape
+        kv_heads = grad_k.shape[1]
+        tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
+        tiles = triton.cdiv(heads + 2 * kv_heads, tile_heads)
+        grad_qkv = grad_q.new_empty(tokens, (heads + 2 * kv_heads) * size, dtype=ctx.dtype)
+        programs, partial = tokens, None
+        if qkv is not None:
+            walking = walking_programs(qkv.device, warps, RESIDENT_WARPS)
+            programs = min(tokens, max(walking // tiles, 1))
+            partial = grad_q.new_empty(programs, tiles, 2, size, dtype=torch.float32)
+        _backward[(programs, tiles)](
+            grad_q,
+            grad_k,
+            grad_v,
+            qkv,
+            q_weight,
+            k_weight,
+            rstd,
+            cos,
+            sin,
+            grad_qkv,
+            partial,
+            tokens,
+            0 if qkv is None else qkv.stride(0),
+            H=heads,
+            K=kv_heads,
+            HALF=size // 2,
+            HEADS=tile_heads,
+            PAIRS=pairs,
+            num_warps=warps,
+        )
+        if partial is None:
+            return grad_qkv, None, None, None, None, None, None, None
+        grad_q_weight, grad_k_weight = partial.sum((0, 1)).to(q_weight.dtype)
+        return grad_qkv, grad_q_weight, grad_k_weight, None, None, None, None, None
+
+
+def qk_rotate(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """qkv [T, (H+2K) d] -> q [T, H, d], k [T, K, d], v [T, K, d], each in memory of its own."""
+    return _QkRotate.apply(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)

@@ -1,0 +1,110 @@
+"""Bytes of each thing a run holds, from the model's shape alone.
+
+N parameters, b bytes of a weight, T tokens of a micro-batch, L layers, D width, F of the MLP,
+q and kv sizes of all query heads and of all key/value heads, V vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from graft.models.logprobs import CHUNK_ELEMENTS
+from graft.models.shape import Shape
+from graft.train.room import Room
+from graft.train.workload import Workload
+
+PREFILL_CHUNK = {False: 2048, True: 8192}
+"""Tokens of prompts that the engine computes in one step, without kernels and with them."""
+FUSED_CHUNK_BYTES = 1_300_000_000
+"""Logits that `kernels.head` holds at a time (its CHUNK_BYTES, which only Triton can import)."""
+
+
+def num_parameters(shape: Shape) -> int:
+    """Every weight, norms and biases too."""
+    width, ff, q, kv = shape.width, shape.ff, shape.q_size, shape.kv_size
+    block = width * (2 * q + 2 * kv + 3 * ff) + 2 * width
+    block += 2 * shape.head_dim * shape.qk_norm
+    block += (q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
+    block += (2 * ff + width) * shape.mlp_bias
+    return shape.layers * block + width + shape.vocab_size * width * (1 if shape.tied else 2)
+
+
+def kv_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """Keys and values of one token, all layers."""
+    return shape.layers * 2 * shape.kv_size * dtype.itemsize
+
+
+def activation_bytes(
+    shape: Shape,
+    dtype: torch.dtype,
+    tokens: int,
+    work: Workload,
+    fused: bool,
+    recompute: bool = False,
+) -> int:
+    """What `tokens` tokens keep for the backward pass, and the working space of one block there.
+
+    A block keeps, per token: its two inputs and their norms (4D), q|k|v, gate|up and their product
+    (3F), and what attention keeps. The fused one keeps q, k, v and its output. The plain one
+    gathers each run's keys and values (a prompt again for each of its samples), adds a mask of
+    them, and copies its output.
+    """
+    size, q, kv = dtype.itemsize, shape.q_size, shape.kv_size
+    block = 4 * shape.width + 3 * shape.ff
+    block += (q + 2 * kv) * shape.qk_norm  # before their norms and rotation
+    if fused:
+        block += 2 * q + 2 * kv
+        space = 3 * shape.ff + 2 * (q + kv) + 2 * shape.width
+    else:
+        group = work.prompt + work.samples * work.sampled
+        gathered = (work.prompt + work.samples * work.context) / group
+        seen = (work.prompt**2 + work.samples * work.sampled * work.context) / group
+        block += 3 * q + math.ceil(2 * kv * gathered + shape.heads // shape.kv_heads * seen)
+        space = max(5 * shape.ff * size, 16 * (q + kv), 16 * shape.width) // size
+    # root-mean-squares (4 bytes per norm), log-sum-exps of attention (per head)
+    small = 4 * (2 + (shape.heads + shape.kv_heads) * shape.qk_norm + shape.heads)
+    per_block = block * size + small
+    ends = (3 * shape.width + shape.head_dim) * size  # the last norm, the head's rows, angles
+    if recompute:
+        stream = 2 * shape.width if fused else shape.width  # and what is still to be added to it
+        per_token = shape.layers * stream * size + per_block
+    else:
+        per_token = shape.layers * per_block
+    return tokens * (per_token + ends + space * size)
+
+
+def head_bytes(shape: Shape, dtype: torch.dtype, tokens: int, room: Room) -> int:
+    """One chunk of logits on its way back, and the fp32 gradient of the head."""
+    size, weight = dtype.itemsize, shape.vocab_size * shape.width
+    if room.fused:  # gradients are written over the logits
+        logits = min(tokens * shape.vocab_size * size, FUSED_CHUNK_BYTES)
+        return logits + weight * (4 + size)
+    budget = CHUNK_ELEMENTS * (1 if room.device.type == "cpu" else 64)
+    elements = min(tokens, max(budget // shape.vocab_size, 1)) * shape.vocab_size
+    half = size if size < 4 else 0
+    # log-probs, probabilities and two products of them; the weight's gradient and what it grows by
+    return elements * (16 + half) + weight * (8 + half)
+
+
+def decode_bytes(shape: Shape, dtype: torch.dtype, batch: int, kv_tokens: int, room: Room) -> int:
+    """Logits of a decoding step, a chunk of prompts in one block, and gathered keys and values."""
+    size = dtype.itemsize
+    chunk = PREFILL_CHUNK[room.fused] * (
+        shape.q_size + 2 * shape.kv_size + 3 * shape.ff + 2 * shape.width
+    )
+    if room.fused:
+        return batch * shape.vocab_size * (size + 4) + chunk * size
+    limit = 1 << 24 if room.device.type == "cpu" else 1 << 28
+    gathered = 2 * min(limit, kv_tokens * shape.kv_size)
+    lanes = min(1 << 26, kv_tokens * shape.layers * 2 * shape.kv_size) if size == 4 else 0
+    return batch * shape.vocab_size * (16 + size) + (chunk + gathered + lanes) * size
+
+
+def gigabytes(number: float) -> str:
+    """
+    >>> gigabytes(1_192_099_840), gigabytes(3_000_000)
+    ('1.19 GB', '3 MB')
+    """
+    return f"{number / 1e9:,.2f} GB" if number >= 1e8 else f"{number / 1e6:,.0f} MB"

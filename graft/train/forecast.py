@@ -1,0 +1,215 @@
+"""`graft plan`: the account of a recipe's memory and time, as a table or as JSON."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TextIO
+
+import torch
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from graft.config import Config
+from graft.models.device import choose_device, choose_dtype
+from graft.models.shape import Shape
+from graft.train.footprint import gigabytes, num_parameters
+from graft.train.pace import Pace, Rates, known_rates, pace
+from graft.train.plan import Item, Memory, plan_memory, remedy
+from graft.train.probe import Measured, probe
+from graft.train.room import Room, room_on
+from graft.train.setup import recipe_shape
+from graft.train.words import clock_face
+
+PROBED = "found by the probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What was counted, what was measured, and what follows from both."""
+
+    name: str
+    shape: Shape
+    dtype: torch.dtype
+    room: Room
+    memory: Memory
+    expected: Pace | None
+    """From the rates of a known device."""
+    measured: Measured | None
+    pace: Pace | None
+    """From the probe's rates where there was one."""
+    advice: str
+    """What to change, if it does not fit."""
+
+    def to_json(self) -> dict[str, Any]:
+        memory = self.memory
+        return {
+            "recipe": self.name,
+            "device": self.room.name,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "parameters": num_parameters(self.shape),
+            "memory": {
+                "items": [item._asdict() for item in memory.items],
+                "total": memory.total,
+                "usable": memory.usable,
+                "available": memory.available,
+            },
+            "kv_tokens": memory.kv_tokens,
+            "tokens_per_micro": memory.tokens_per_micro,
+            "recompute": memory.recompute,
+            "seconds": _seconds(self.pace),
+            "expected_seconds": _seconds(self.expected),
+            "probe": None if self.measured is None else asdict(self.measured),
+            "fits": memory.fits,
+            "advice": self.advice,
+        }
+
+
+def _seconds(found: Pace | None) -> dict[str, float] | None:
+    if found is None:
+        return None
+    derived = {"rollout": found.rollout, "step": found.step, "run": found.run}
+    return {**asdict(found), **derived}
+
+
+def forecast(config: Config, *, probing: bool = True, room: Room | None = None) -> Forecast:
+    """Count, choose, and measure if it fits; `room` stands in for the device's own."""
+    device = choose_device(config.model.device)
+    dtype, _ = choose_dtype(config.model.dtype, device)
+    shape = recipe_shape(config)
+    room = room or room_on(device)
+    memory = plan_memory(config, shape, dtype, room)
+    known = known_rates(room.name)
+    measured = None
+    if probing and memory.fits:
+        measured = probe(config, shape, dtype, room, memory)
+        memory = corrected(memory, measured)
+    found = sum(item.bytes for item in memory.items if item.name == PROBED)
+    left = replace(room, available=room.available - found)
+
+    def at(rates: Rates | None) -> Pace | None:
+        return None if rates is None else pace(config, shape, dtype, memory, rates)
+
+    return Forecast(
+        name=config.run.name,
+        shape=shape,
+        dtype=dtype,
+        room=room,
+        memory=memory,
+        expected=at(known),
+        measured=measured,
+        pace=at(measured.rates if measured else known),
+        advice="" if memory.fits else remedy(config, shape, dtype, left),
+    )
+
+
+def corrected(memory: Memory, measured: Measured) -> Memory:
+    """What the probe found beyond its prediction is added; nothing is ever taken away."""
+    if measured.peak is None or measured.peak <= measured.predicted_peak:
+        return memory
+    more = measured.peak - measured.predicted_peak
+    found = Item(PROBED, more, "learning", "train.tokens_per_micro")
+    return replace(memory, items=[*memory.items, found])
+
+
+def show(found: Forecast, stream: TextIO | None = None) -> None:
+    """Tables for a person; plain text where nobody watches."""
+    out = stream or sys.stdout
+    if isinstance(out, io.TextIOWrapper) and "utf" not in out.encoding.lower():
+        out.reconfigure(errors="replace")
+    console = Console(file=out, highlight=False, soft_wrap=True)
+    memory = found.memory
+    dtype = str(found.dtype).removeprefix("torch.")
+    console.print(
+        f"{found.name}: {num_parameters(found.shape):,} parameters in {dtype} on {found.room.name}"
+    )
+    console.print(memory_table(memory))
+    doing = "computed twice (recompute)" if memory.recompute else "kept (no recompute)"
+    console.print(
+        f"micro-batch {memory.tokens_per_micro:,} tokens, activations {doing}; "
+        f"KV pool {memory.kv_tokens:,} tokens"
+    )
+    if found.measured is not None:
+        console.print(probe_table(found))
+    if found.pace is None:
+        console.print("time: unknown without the probe on this device")
+    else:
+        console.print(time_table(found))
+        console.print(
+            "if every attempt fills its budget; tools and environments come on top", style="dim"
+        )
+    verdict = "fits" if memory.fits else "does not fit"
+    numbers = f"{gigabytes(memory.total)} of {gigabytes(memory.usable)}"
+    advice = "" if memory.fits else f". {found.advice}"
+    console.print(f"{verdict}: {numbers}{advice}", style="green" if memory.fits else "red")
+
+
+def memory_table(memory: Memory) -> Table:
+    table = Table("memory", "when", "changed by", box=SIMPLE)
+    table.add_column("bytes", justify="right")
+    for item in memory.items:
+        table.add_row(item.name, item.when, item.key, gigabytes(item.bytes))
+    table.add_section()
+    table.add_row("total", "at the worst moment", "", gigabytes(memory.total))
+    table.add_row("usable", f"of {gigabytes(memory.available)}", "", gigabytes(memory.usable))
+    return table
+
+
+def probe_table(found: Forecast) -> Table:
+    """What the probe ran, as it was predicted and as it went."""
+    measured = found.measured
+    assert measured is not None
+    table = Table("probe", box=SIMPLE)
+    table.add_column("predicted", justify="right")
+    table.add_column("measured", justify="right")
+    known = known_rates(found.room.name)
+
+    def row(name: str, seconds: float, measured_rate: float, known_rate: float | None) -> None:
+        guess = "-" if known_rate is None else span(seconds * measured_rate / known_rate)
+        table.add_row(name, guess, span(seconds))
+
+    rates = measured.rates
+    row(f"learn {measured.tokens:,} tokens", measured.learn, rates.train, known and known.train)
+    row("optimizer step", measured.optimizer, rates.optimizer, known and known.optimizer)
+    name = f"decoding step of {measured.batch}"
+    row(name, measured.decode_step, rates.decode, known and known.decode)
+    peak = "-" if measured.peak is None else gigabytes(measured.peak)
+    table.add_row("training memory", gigabytes(measured.predicted_peak), peak)
+    return table
+
+
+def time_table(found: Forecast) -> Table:
+    pace = found.pace
+    assert pace is not None
+    table = Table("time", box=SIMPLE)
+    table.add_column("seconds", justify="right")
+    table.add_row("prompts, per step", span(pace.prefill))
+    table.add_row("decoding, per step", span(pace.decode))
+    table.add_row("learning, per step", span(pace.learn))
+    table.add_row("optimizer, per step", span(pace.optimizer))
+    table.add_row("a step", span(pace.step))
+    table.add_section()
+    if pace.sft:
+        table.add_row("the warm-up", span(pace.sft))
+    table.add_row(f"{pace.steps} steps", span(pace.steps * pace.step))
+    if pace.evaluations:
+        total = pace.evaluations * pace.evaluation
+        table.add_row(f"{pace.evaluations} evaluations", span(total))
+    table.add_row("the whole run", span(pace.run))
+    return table
+
+
+def span(seconds: float) -> str:
+    """
+    >>> span(0.00123), span(2.5), span(5400)
+    ('0.0012', '2.5', '1:30:00')
+    """
+    return (
+        clock_face(seconds)
+        if seconds >= 100
+        else f"{seconds:.2g}"
+        if seconds < 1
+        else f"{seconds:.1f}"
+    )

@@ -1,0 +1,199 @@
+"""Seconds of each phase of a step, from what it must compute and move and a device's rates.
+
+    N parameters, V vocabulary, D width, B sequences decoded together
+
+Decoding reads the weights and the keys and values once per token of the batch: bytes. Prompts and
+training are matrix products: FLOPs. The optimizer reads and writes its state: bytes. A rate is what a
+device really reaches: its roof times the share that this code has, or what the probe measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from graft.algos.presets import resolve_preset
+from graft.config import Config
+from graft.models.shape import Shape
+from graft.train.footprint import kv_bytes, num_parameters
+from graft.train.plan import Memory, has_reference
+from graft.train.workload import MAX_RUNNING, Workload, workload_of
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device does per second in each kind of work."""
+
+    decode: float
+    """Bytes."""
+    prefill: float
+    """FLOPs."""
+    train: float
+    """FLOPs."""
+    optimizer: float
+    """Bytes."""
+    step: float = 0.0
+    """Seconds per layer that a decoding step takes at least, however small the batch: launches."""
+
+
+ROOFS = {"H200": (4.58e12, 801e12), "H100": (3.1e12, 780e12)}
+"""Part of a device's name -> bytes read and bf16 FLOPs per second. The H200's are measured, the
+H100's are the vendor's, less what the H200 falls short of its own."""
+SHARES = {"decode": 0.45, "prefill": 0.4, "train": 0.45, "optimizer": 0.6}
+LAUNCHES = 35e-6
+
+
+def known_rates(name: str) -> Rates | None:
+    """Rates of a device we know; of any other only a probe can tell."""
+    for part, (bandwidth, flops) in ROOFS.items():
+        if part in name:
+            return Rates(
+                decode=SHARES["decode"] * bandwidth,
+                prefill=SHARES["prefill"] * flops,
+                train=SHARES["train"] * flops,
+                optimizer=SHARES["optimizer"] * bandwidth,
+                step=LAUNCHES,
+            )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds, of one step and of everything a recipe runs. Tools and environments come on top."""
+
+    prefill: float
+    decode: float
+    learn: float
+    optimizer: float
+    evaluation: float
+    """One evaluation: all held-out tasks, sampled and greedy."""
+    sft: float
+    """The whole warm-up."""
+    steps: int
+    evaluations: int
+
+    @property
+    def rollout(self) -> float:
+        return self.prefill + self.decode
+
+    @property
+    def step(self) -> float:
+        return self.rollout + self.learn + self.optimizer
+
+    @property
+    def run(self) -> float:
+        return self.sft + self.steps * self.step + self.evaluations * self.evaluation
+
+
+def pace(config: Config, shape: Shape, dtype: torch.dtype, memory: Memory, rates: Rates) -> Pace:
+    work, run = workload_of(config), config.run
+    rounds = config.train.epochs * config.train.minibatches
+    held_out = Workload(max(run.eval_tasks, 1), 1, work.prompt, work.sampled)
+    warm_up = Workload(config.sft.batch, 1, work.prompt, work.sampled)
+    steps = config.train.steps
+    evaluations = 0
+    if run.eval_tasks and config.task.env:
+        between = steps // run.eval_every if run.eval_every else 0
+        evaluations = 1 + between + (steps > 0)
+    update = optimizer_bytes(shape, dtype) / rates.optimizer
+    critic = resolve_preset(config.algo.name).needs_critic
+    recompute = memory.recompute
+    sft_flops = train_flops(shape, warm_up, recompute)
+
+    def prefill(asked: Workload) -> float:
+        return forward_flops(shape, asked.groups * asked.prompt, asked.prompt / 2) / rates.prefill
+
+    def decode(asked: Workload) -> float:
+        return decode_seconds(config, shape, dtype, asked, memory.kv_tokens, rates)
+
+    return Pace(
+        prefill=prefill(work),
+        decode=decode(work),
+        learn=learn_flops(config, shape, work, recompute) / rates.train,
+        optimizer=rounds * update * (2 if critic else 1),
+        evaluation=2 * (prefill(held_out) + decode(held_out)),
+        sft=config.sft.steps * (sft_flops / rates.train + update),
+        steps=steps,
+        evaluations=evaluations,
+    )
+
+
+def body_parameters(shape: Shape) -> int:
+    matrices = 1 if shape.tied else 2
+    return num_parameters(shape) - matrices * shape.vocab_size * shape.width
+
+
+def decode_step_bytes(
+    shape: Shape, dtype: torch.dtype, batch: int, groups: float, shared: float, private: float
+) -> float:
+    """Weights, keys and values (a group's shared ones once), logits written and read."""
+    head = shape.vocab_size * shape.width
+    weights = (body_parameters(shape) + head) * dtype.itemsize
+    tokens = batch * private + groups * shared
+    logits = 2 * batch * shape.vocab_size * dtype.itemsize
+    return weights + kv_bytes(shape, dtype) * tokens + logits
+
+
+def decode_seconds(
+    config: Config,
+    shape: Shape,
+    dtype: torch.dtype,
+    work: Workload,
+    kv_tokens: int,
+    rates: Rates,
+) -> float:
+    """All rows in waves of what runs together, one step per token, at half its length on average."""
+    batch = min(work.rows, config.rollout.concurrency * work.samples, MAX_RUNNING)
+    per_row = work.sampled + work.prompt / work.samples
+    batch = max(min(batch, int(kv_tokens / per_row)), 1)
+    moved = decode_step_bytes(
+        shape, dtype, batch, batch / work.samples, work.prompt, work.sampled / 2
+    )
+    step = max(moved / rates.decode, shape.layers * rates.step)
+    waves = max(work.rows / batch, 1.0)  # no wave waits for the last row of the one before
+    return waves * work.sampled * step
+
+
+def attention_flops(shape: Shape, tokens: float, seen: float) -> float:
+    return 4.0 * shape.layers * shape.q_size * seen * tokens
+
+
+def forward_flops(shape: Shape, tokens: float, seen: float, logits: float = 0.0) -> float:
+    head = 2.0 * shape.vocab_size * shape.width * logits
+    return 2.0 * body_parameters(shape) * tokens + attention_flops(shape, tokens, seen) + head
+
+
+def mean_seen(work: Workload) -> float:
+    """Tokens that a unique token of the step attends to, on average."""
+    responses = work.samples * work.sampled
+    pairs = work.prompt**2 / 2 + responses * (work.prompt + work.sampled / 2)
+    return pairs / (work.prompt + responses)
+
+
+def train_flops(shape: Shape, work: Workload, recompute: bool, with_head: bool = True) -> float:
+    """Forward and backward of a whole step; the head's logits are computed a second time."""
+    seen, tokens = mean_seen(work), float(work.unique)
+    body = 6.0 * body_parameters(shape) * tokens + 3.5 * attention_flops(shape, tokens, seen)
+    again = forward_flops(shape, tokens, seen) if recompute else 0.0
+    head = 8.0 * shape.vocab_size * shape.width * work.rows * work.sampled * with_head
+    return body + again + head
+
+
+def learn_flops(config: Config, shape: Shape, work: Workload, recompute: bool) -> float:
+    """All passes over a step's rows: training, and what the algorithm asks for besides."""
+    train, preset = config.train, resolve_preset(config.algo.name)
+    seen, tokens, logits = mean_seen(work), float(work.unique), float(work.rows * work.sampled)
+    passes = int(has_reference(config)) + int(train.epochs * train.minibatches > 1)
+    total = train.epochs * train_flops(shape, work, recompute)
+    total += passes * forward_flops(shape, tokens, seen, logits)
+    if preset.needs_critic:
+        total += train.epochs * train_flops(shape, work, recompute, with_head=False)
+        total += forward_flops(shape, tokens, seen)
+    return total
+
+
+def optimizer_bytes(shape: Shape, dtype: torch.dtype) -> float:
+    """Gradient read for its norm and for the step; master and two moments read and written."""
+    copy = dtype.itemsize if dtype.itemsize < 4 else 0
+    return num_parameters(shape) * (8.0 + 24.0 + copy)

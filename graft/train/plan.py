@@ -1,0 +1,273 @@
+"""What a recipe needs of a device's memory, and the sizes a recipe leaves open.
+
+    N parameters, b bytes of a weight, T tokens of a micro-batch
+
+Everything is counted from the model's shape and the recipe, before anything is allocated:
+
+    always    weights N b, fp32 masters 4N (of a bf16 model), AdamW's moments 8N, the KV pool
+    learning  gradients N b (and 4N of their fp32 sum), what T tokens keep for the backward pass,
+              one chunk of logits
+    sampling  the logits of one step
+
+Learning and sampling take turns, so what counts is `always` and the larger of the two. Sizes the
+recipe leaves open are chosen here: the trainer comes first, the KV pool takes what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from graft.algos.presets import resolve_preset
+from graft.config import Config, ConfigError
+from graft.engine.native.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE
+from graft.models.shape import Shape
+from graft.train.footprint import (
+    activation_bytes,
+    decode_bytes,
+    gigabytes,
+    head_bytes,
+    kv_bytes,
+    num_parameters,
+)
+from graft.train.room import Room
+from graft.train.workload import (
+    largest_micro,
+    running,
+    smallest_pool,
+    wanted_pool,
+    workload_of,
+)
+
+RUNTIME = {"cuda": 1 << 30, "cpu": 1 << 28}
+"""The CUDA context, cuBLAS's workspace and compiled kernels; on a CPU, threads and libraries."""
+
+CPU_MICRO = 2048
+"""On a CPU a micro-batch should stay in the caches; a GPU wants large matrices."""
+GPU_MICROS = (16384, 8192, 4096, 2048)
+
+COMFORT = 0.2
+"""Share of the memory that the KV pool gets before a smaller micro-batch is thought of."""
+
+
+class Item(NamedTuple):
+    """One thing in memory, and the key of the recipe that changes it."""
+
+    name: str
+    bytes: int
+    when: Literal["always", "learning", "sampling"]
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The whole account, for one choice of sizes."""
+
+    items: list[Item]
+    available: int
+    usable: int
+    kv_tokens: int
+    tokens_per_micro: int
+    recompute: bool
+
+    @property
+    def total(self) -> int:
+        return self.during("always") + max(self.during("learning"), self.during("sampling"))
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.usable
+
+    def during(self, when: str) -> int:
+        return sum(item.bytes for item in self.items if item.when == when)
+
+
+class Micro(NamedTuple):
+    """How the learner cuts a batch, and whether it computes blocks twice."""
+
+    tokens: int
+    recompute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is counted again and again while sizes are chosen: a recipe on a device."""
+
+    config: Config
+    shape: Shape
+    dtype: torch.dtype
+    room: Room
+
+    def account(self, kv_tokens: int, micro: Micro) -> Memory:
+        config, shape, dtype = self.config, self.shape, self.dtype
+        room, work = self.room, workload_of(config)
+        params, wide = num_parameters(shape), dtype.itemsize < 4
+        preset = resolve_preset(config.algo.name)
+        tokens = largest_micro(config, micro.tokens)
+        items = [
+            Item("weights", params * dtype.itemsize, "always", "model"),
+            Item("fp32 masters", 4 * params * wide, "always", "model"),
+            Item("AdamW moments", 8 * params, "always", "model"),
+            Item("KV pool", kv_tokens * kv_bytes(shape, dtype), "always", "engine.kv_tokens"),
+            Item("runtime", RUNTIME.get(room.device.type, RUNTIME["cuda"]), "always", ""),
+            Item("gradients", params * (dtype.itemsize + 4 * wide), "learning", "model"),
+        ]
+        copies = 1
+        if has_reference(config):
+            items.append(Item("reference", params * dtype.itemsize, "always", "algo.kl_coef"))
+        if preset.needs_critic and config.train.steps:
+            copies = 2  # one backward pass over both graphs
+            body = params - (0 if shape.tied else shape.vocab_size * shape.width)
+            state = body * (dtype.itemsize + 8 + 4 * wide)
+            items.append(Item("critic", state, "always", "algo.name"))
+            grads = body * (dtype.itemsize + 4 * wide)
+            items.append(Item("critic's gradients", grads, "learning", "algo.name"))
+        kept = activation_bytes(shape, dtype, tokens, work, room.fused, micro.recompute)
+        head = head_bytes(shape, dtype, tokens, room)
+        key = "train.tokens_per_micro"
+        items += [
+            Item("activations", copies * kept, "learning", key),
+            Item("logits of a chunk", head, "learning", "model"),
+            Item(
+                "a decoding step",
+                decode_bytes(shape, dtype, running(config), kv_tokens, room),
+                "sampling",
+                "rollout.samples",
+            ),
+        ]
+        counted = [item for item in items if item.bytes]
+        return Memory(counted, room.available, room.usable, kv_tokens, *micro)
+
+    def fits(self, kv_tokens: int, micro: Micro) -> bool:
+        return self.account(kv_tokens, micro).fits
+
+    def choose_micro(self) -> Micro:
+        train, cpu = self.config.train, self.room.device.type == "cpu"
+        sizes = (CPU_MICRO,) if cpu else GPU_MICROS
+        if train.tokens_per_micro:
+            sizes = (train.tokens_per_micro,)
+        asked = self.config.engine.kv_tokens
+        least = asked or smallest_pool(self.config)
+        recompute = train.recompute
+        if recompute is None:  # blocks are computed twice only where the longest row asks for it
+            recompute = not self.fits(least, Micro(sizes[-1], False))
+        comfort = int(self.room.available * COMFORT) // kv_bytes(self.shape, self.dtype)
+        ample = asked or max(min(wanted_pool(self.config), comfort), least)
+        choices = [Micro(tokens, recompute) for tokens in sizes]
+        for pool in (ample, least):
+            for micro in choices:
+                if self.fits(pool, micro):
+                    return micro
+        return choices[-1]
+
+    def choose_pool(self, micro: Micro) -> int:
+        if self.config.engine.kv_tokens:
+            return self.config.engine.kv_tokens
+        least, per_token = smallest_pool(self.config), kv_bytes(self.shape, self.dtype)
+        if self.room.device.type == "cpu":
+            automatic = min(CPU_TOKENS, CPU_BYTES // per_token)
+        else:
+            automatic = int(self.room.available * GPU_SHARE) // per_token
+        left = (self.room.usable - self.account(0, micro).total) // per_token
+        return max(least, min(automatic, wanted_pool(self.config), left))
+
+
+def plan_memory(config: Config, shape: Shape, dtype: torch.dtype, room: Room) -> Memory:
+    """The account with the sizes that a run would choose."""
+    sizes = Sizes(config, shape, dtype, room)
+    micro = sizes.choose_micro()
+    return sizes.account(sizes.choose_pool(micro), micro)
+
+
+def choose_micro(config: Config, shape: Shape, dtype: torch.dtype, room: Room) -> Micro:
+    """Tokens per micro-batch and whether to recompute, where the recipe does not say.
+
+    On a GPU the largest size that leaves the KV pool a fifth of the memory, or at least one context;
+    recomputation only if the longest row does not fit without it.
+    """
+    return Sizes(config, shape, dtype, room).choose_micro()
+
+
+def kv_tokens_for(config: Config, shape: Shape, dtype: torch.dtype, room: Room) -> int:
+    """Tokens of the KV pool: the recipe's, or the least of what a step can use, 0.4 of the memory
+    and what the trainer leaves; never less than one longest context."""
+    sizes = Sizes(config, shape, dtype, room)
+    return sizes.choose_pool(sizes.choose_micro())
+
+
+def check_fits(config: Config, shape: Shape, dtype: torch.dtype, room: Room) -> None:
+    """Refuse a recipe that cannot fit, with the numbers and the key to change."""
+    memory = plan_memory(config, shape, dtype, room)
+    if memory.fits:
+        return
+    largest = sorted(memory.items, key=lambda item: -item.bytes)[:3]
+    named = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in largest)
+    raise ConfigError(
+        f"this recipe needs {gigabytes(memory.total)} and {room.name or room.device.type} has "
+        f"{gigabytes(memory.usable)} to use (mostly {named}). "
+        f"{remedy(config, shape, dtype, room)}. `graft plan` shows the whole account"
+    )
+
+
+def remedy(config: Config, shape: Shape, dtype: torch.dtype, room: Room) -> str:
+    """The first single change that makes it fit, else the changes that do so together."""
+
+    def does_fit(changed: Config) -> bool:
+        return plan_memory(changed, shape, dtype, room).fits
+
+    changes = list(_remedies(config))
+    for name, keys in changes:
+        if does_fit(_changed(config, keys)):
+            return f"Change {name}"
+    together: dict[str, object] = {}
+    named: dict[str, str] = {}  # a later change of the same key replaces the earlier
+    for name, keys in changes:
+        together |= keys
+        named |= dict.fromkeys(keys, name)
+        if does_fit(_changed(config, together)):
+            return "Change " + ", ".join(named.values())
+    return "No key of the recipe makes it fit: take a smaller model, or a larger device"
+
+
+def _remedies(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
+    """Changes in the order of what they cost: nothing, time, and then what can be learned."""
+    train, rollout = config.train, config.rollout
+    if config.engine.kv_tokens:
+        yield f"engine.kv_tokens={config.engine.kv_tokens} to 0", {"engine.kv_tokens": 0}
+    if train.tokens_per_micro:
+        name = f"train.tokens_per_micro={train.tokens_per_micro} to 0"
+        yield name, {"train.tokens_per_micro": 0}
+    if train.recompute is False:
+        yield "train.recompute=false to true", {"train.recompute": True}
+    context = rollout.max_context // 2
+    while context > rollout.max_tokens:
+        name = f"rollout.max_context={rollout.max_context} to {context}"
+        yield name, {"rollout.max_context": context}
+        context //= 2
+    if config.algo.kl_coef:
+        name = f"algo.kl_coef={config.algo.kl_coef} to 0 (no reference model)"
+        yield name, {"algo.kl_coef": 0.0}
+
+
+def _changed(config: Config, keys: dict[str, object]) -> Config:
+    sections: dict[str, dict[str, object]] = {}
+    for key, value in keys.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return config.model_copy(
+        update={
+            section: getattr(config, section).model_copy(update=values)
+            for section, values in sections.items()
+        }
+    )
+
+
+def has_reference(config: Config) -> bool:
+    return bool(config.train.steps and (config.algo.kl_coef or _preset_kl(config)))
+
+
+def _preset_kl(config: Config) -> float:
+    return resolve_preset(config.algo.name).kl_coef

@@ -1,0 +1,284 @@
+"""A few seconds of the real thing: one micro-batch forward and backward, and some decoding.
+
+The model has the recipe's shape and random weights, rows are random tokens of the recipe's lengths;
+the rest is what a run uses: Forest, Decoder, loss, Optimizer and the engine. On a CPU the work is cut
+down to what takes a few seconds, and its rates are scaled up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graft.algos.batch import Batch
+from graft.algos.losses import Loss
+from graft.algos.presets import build, resolve_preset
+from graft.config import Config
+from graft.engine.native.engine import NativeEngine
+from graft.models.decoder import Decoder
+from graft.models.grid import Forest
+from graft.models.shape import Shape
+from graft.rollout.batching import rows_of, to_batch
+from graft.train.footprint import activation_bytes, head_bytes, num_parameters
+from graft.train.optimizer import Optimizer, schedule
+from graft.train.pace import (
+    Rates,
+    decode_step_bytes,
+    forward_flops,
+    optimizer_bytes,
+    train_flops,
+)
+from graft.train.plan import Memory
+from graft.train.room import Room
+from graft.train.workload import Workload, largest_micro, workload_of
+from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
+
+CPU_FLOPS = 2e10
+"""Of each part of the probe on a CPU: a second or two."""
+GPU_BATCH = 512
+DECODE_STEPS = {"cpu": 8, "cuda": 32}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rates for the pace, and the memory of training beside its prediction."""
+
+    rates: Rates
+    tokens: int
+    """Of the micro-batch."""
+    learn: float
+    """Seconds of its forward and backward pass."""
+    optimizer: float
+    batch: int
+    """Sequences decoded together."""
+    decode_step: float
+    """Seconds."""
+    peak: int | None
+    """Bytes at the worst moment of training; None where the system does not tell."""
+    predicted_peak: int
+
+
+def probe(config: Config, shape: Shape, dtype: torch.dtype, room: Room, memory: Memory) -> Measured:
+    policy = random_policy(shape, dtype, room.device, config.run.seed)
+    policy.recompute = memory.recompute
+    work = training_work(config, shape, room, memory.tokens_per_micro)
+    learn, optimizer, peak = time_training(config, policy, work, room.device)
+    predicted = state_bytes(shape, dtype) + head_bytes(shape, dtype, work.unique, room)
+    predicted += activation_bytes(shape, dtype, work.unique, work, room.fused, memory.recompute)
+    batch = decode_work(config, shape, room, memory.kv_tokens)
+    prefill, step = time_decoding(config, policy, batch, room.device)
+    prompts = forward_flops(shape, batch.groups * batch.prompt, batch.prompt / 2)
+    private = batch.sampled + DECODE_STEPS[room.device.type] / 2
+    moved = decode_step_bytes(shape, dtype, batch.rows, batch.groups, batch.prompt, private)
+    rates = Rates(
+        decode=moved / step,
+        prefill=prompts / prefill,
+        train=train_flops(shape, work, memory.recompute) / learn,
+        optimizer=optimizer_bytes(shape, dtype) / optimizer,
+    )
+    return Measured(rates, work.unique, learn, optimizer, batch.rows, step, peak, predicted)
+
+
+def state_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """Weights, gradients and the optimizer's state, all of which a training step touches."""
+    per_weight = 2 * dtype.itemsize + 8 + (8 if dtype.itemsize < 4 else 0)
+    return num_parameters(shape) * per_weight
+
+
+def training_work(config: Config, shape: Shape, room: Room, tokens: int) -> Workload:
+    """Whole groups of the recipe's lengths that make about one micro-batch."""
+    work = workload_of(config)
+    tokens = largest_micro(config, tokens)
+    if room.device.type == "cpu":
+        tokens = min(tokens, max(int(CPU_FLOPS / (6 * num_parameters(shape))), 64))
+    prompt, sampled = work.prompt, work.sampled
+    if work.context > tokens:  # a CPU and a large model: shorter rows of the same kind
+        prompt = max(tokens * work.prompt // work.context, 1)
+        sampled = max(tokens - prompt, 1)
+    samples = max(min(work.samples, (tokens - prompt) // sampled), 1)
+    groups = max(min(work.groups, tokens // (prompt + samples * sampled)), 1)
+    return Workload(groups, samples, prompt, sampled)
+
+
+def decode_work(config: Config, shape: Shape, room: Room, kv_tokens: int) -> Workload:
+    """Sequences in the middle of their answers: `sampled` is what each has written so far."""
+    work, steps = workload_of(config), DECODE_STEPS[room.device.type]
+    prompt, written = work.prompt, max(min(work.sampled // 2, 256), 1)
+    rows = min(work.rows, GPU_BATCH)
+    if room.device.type == "cpu":
+        prompt, written = min(prompt, 128), min(written, 32)
+        tokens = CPU_FLOPS / (2 * num_parameters(shape))
+        rows = min(rows, max(int(tokens / (written + prompt / work.samples + steps)), 1))
+    page = config.engine.page_size or 64
+    room_for = int(kv_tokens / (written + steps + 2 * page + (prompt + page) / work.samples))
+    rows = max(min(rows, room_for), 1)
+    samples = min(work.samples, rows)
+    return Workload(max(rows // samples, 1), samples, prompt, written)
+
+
+@torch.no_grad()
+def random_policy(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> Decoder:
+    """Random weights made where they are used; nothing is read from disk."""
+    with torch.device("meta"):
+        policy = Decoder(shape).to(dtype)
+    policy.to_empty(device=device)
+    torch.manual_seed(seed)
+    for weight in policy.parameters():
+        if weight.ndim == 1:
+            weight.fill_(1.0)
+        else:
+            weight.normal_(0.0, 1 / math.sqrt(weight.shape[1]))
+    return policy
+
+
+def random_rows(work: Workload, vocab_size: int) -> list[Trajectory]:
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(vocab_size) for _ in range(count)]
+
+    episodes: list[Episode] = []
+    for number in range(work.groups):
+        episode = Episode(Task(str(number), "probe"))
+        episode.append(Span(None, Author.TASK, tokens(work.prompt)))
+        for _ in range(work.samples):
+            drawn, count = tokens(work.sampled), work.sampled
+            span = Span(
+                0,
+                Author.POLICY,
+                drawn,
+                actions=drawn,
+                logprobs=[-1.0] * count,
+                entropies=[1.0] * count,
+                modes=[0] * count,
+                mask=[True] * count,
+            )
+            episode.leaves.append(Leaf((episode.append(span),)))
+        episodes.append(episode)
+    return rows_of(episodes)
+
+
+def time_training(
+    config: Config, policy: Decoder, work: Workload, device: torch.device
+) -> tuple[float, float, int | None]:
+    """Seconds of one micro-batch and of one optimizer step, and the peak of their memory."""
+    _, _, loss, _ = build(resolve_preset(config.algo.name))
+    rows = random_rows(work, policy.shape.vocab_size)
+    batch = to_batch(rows)
+    ones = torch.ones_like(batch.logprobs)
+    batch = batch.replace(
+        advantages=ones, returns=ones, values=batch.zeros(), ref_logprobs=batch.logprobs
+    )
+    optimizer = Optimizer([policy], lr=1e-6, schedule=schedule("constant", 0, 1, 0.0))
+    held = sum(p.numel() * p.element_size() for p in policy.parameters())
+    held += sum(m.numel() * 4 for m in optimizer.masters if m.dtype != policy.dtype)
+    read_peak = watch_memory(device, held)
+    learn = update = math.inf
+    for _ in range(2):  # the first compiles kernels and makes the optimizer's state
+        learn = timed(device, lambda: _learn(config, policy, rows, batch, loss, optimizer))
+        update = timed(device, optimizer.step)
+    return learn, update, read_peak()
+
+
+def _learn(
+    config: Config,
+    policy: Decoder,
+    rows: list[Trajectory],
+    batch: Batch,
+    loss: Loss,
+    optimizer: Optimizer,
+) -> None:
+    forest = Forest(rows, batch.mask, policy.device)
+    logp, entropy = forest.logprobs(policy, config.rollout.temperature)
+    loss_NT, _ = loss(logp, entropy, batch.to(policy.device))
+    total: Tensor = loss_NT.sum() / max(batch.num_tokens, 1)
+    total.backward()
+    optimizer.collect()
+
+
+def time_decoding(
+    config: Config, policy: Decoder, work: Workload, device: torch.device
+) -> tuple[float, float]:
+    """Seconds of all prompts, and of one step in the middle of the answers."""
+    steps, page = DECODE_STEPS[device.type], config.engine.page_size or 64
+    per_row = work.sampled + steps + 3 * page
+    engine = NativeEngine(
+        policy,
+        kv_tokens=work.groups * (work.prompt + 2 * page) + work.rows * per_row,
+        page_size=config.engine.page_size or None,
+        seed=config.run.seed,
+    )
+    prefill, decode = math.inf, math.inf
+    for number in range(2):  # the first compiles kernels and captures graphs
+        prefill, decode = asyncio.run(_decode(engine, work, steps, device, number))
+        engine.load(None, version=number + 1)  # forget what is cached
+    engine.close()
+    return prefill, decode / steps
+
+
+async def _decode(
+    engine: NativeEngine, work: Workload, steps: int, device: torch.device, seed: int
+) -> tuple[float, float]:
+    rng = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(engine.vocab_size) for _ in range(count)]
+
+    def forced(count: int) -> Sampling:
+        return Sampling(max_tokens=count)  # nothing stops it sooner
+
+    roots = [engine.open(tokens(work.prompt)) for _ in range(work.groups)]
+    started = _now(device)
+    await asyncio.gather(*(root.sample(forced(1)) for root in roots))
+    prefill = _now(device) - started
+    rows = [root.fork() for root in roots for _ in range(work.samples)]
+    for row in rows:
+        row.append(tokens(work.sampled))
+    await asyncio.gather(*(row.sample(forced(1)) for row in rows))
+    started = _now(device)
+    await asyncio.gather(*(row.sample(forced(steps)) for row in rows))
+    seconds = _now(device) - started
+    for context in (*rows, *roots):
+        context.close()
+    return prefill, seconds
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def timed(device: torch.device, work: Callable[[], object]) -> float:
+    started = _now(device)
+    work()
+    return _now(device) - started
+
+
+def watch_memory(device: torch.device, held: int) -> Callable[[], int | None]:
+    """Start watching; the function that comes back tells the peak, `held` of it held before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return lambda: torch.cuda.max_memory_allocated(device)
+    try:  # the kernel's own high-water mark of this process, set back to now
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = _resident("VmRSS")
+    except OSError:
+        return lambda: None
+    return lambda: _resident("VmHWM") - before + held
+
+
+def _resident(field: str) -> int:
+    with suppress(StopIteration):
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
+    raise OSError(f"the kernel does not tell {field}")

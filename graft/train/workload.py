@@ -1,0 +1,83 @@
+"""What a recipe asks of a device per step: how many sequences, how long, at their longest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from graft.config import Config
+
+MAX_RUNNING = 1024
+"""Sequences that the engine decodes together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A step's attempts at their longest: each fills `rollout.max_context`.
+
+    What is not sampled counts as the prompt, which the samples of a task share. Recipes of many turns
+    can sample their whole context; a quarter is then taken to be the prompt.
+    """
+
+    groups: int
+    samples: int
+    prompt: int
+    sampled: int
+
+    @property
+    def rows(self) -> int:
+        return self.groups * self.samples
+
+    @property
+    def context(self) -> int:
+        return self.prompt + self.sampled
+
+    @property
+    def unique(self) -> int:
+        """Tokens the learner computes: every shared one once."""
+        return self.groups * (self.prompt + self.samples * self.sampled)
+
+
+def workload_of(config: Config) -> Workload:
+    rollout = config.rollout
+    most = rollout.max_context - max(rollout.max_context // 4, 1)
+    sampled = min(rollout.max_tokens * rollout.max_turns, most)
+    return Workload(rollout.tasks, rollout.samples, rollout.max_context - sampled, sampled)
+
+
+def running(config: Config) -> int:
+    """Sequences that are sampled at a time: of a training step, or of an evaluation."""
+    rollout = config.rollout
+    train = min(rollout.tasks, rollout.concurrency) * rollout.samples
+    return min(max(train, min(config.run.eval_tasks, rollout.concurrency), 1), MAX_RUNNING)
+
+
+def smallest_pool(config: Config) -> int:
+    """One longest context in whole pages: with less the engine cannot finish an attempt."""
+    return _in_pages(config.rollout.max_context, config) + _page(config)
+
+
+def wanted_pool(config: Config) -> int:
+    """Every context of a step at its longest, prompts shared; more would never be used."""
+    work, rollout = workload_of(config), config.rollout
+    groups = min(rollout.tasks, rollout.concurrency)
+    prompt, row = _in_pages(work.prompt, config), _in_pages(work.sampled, config)
+    train = groups * (prompt + rollout.samples * (row + _page(config)))
+    held_out = min(config.run.eval_tasks, rollout.concurrency) * _in_pages(work.context, config)
+    return max(train, held_out, smallest_pool(config))
+
+
+def _page(config: Config) -> int:
+    return config.engine.page_size or 64  # 0: the engine's own, the larger of them
+
+
+def _in_pages(tokens: int, config: Config) -> int:
+    return math.ceil(tokens / _page(config)) * _page(config)
+
+
+def largest_micro(config: Config, tokens_per_micro: int) -> int:
+    """Tokens of the largest micro-batch: a single row may be longer, a whole step be shorter."""
+    rows = config.rollout.tasks * config.rollout.samples if config.train.steps else 0
+    rows = max(rows, config.sft.batch if config.sft.steps else 0)
+    context = config.rollout.max_context
+    return max(min(tokens_per_micro, rows * context), context)

@@ -1,0 +1,152 @@
+"""The head's kernels against the chunked head of a CPU, and against autograd in float64."""
+
+import pytest
+import torch
+
+from graft.models import logprobs
+from graft.models.logprobs import action_logprobs
+
+pytest.importorskip("triton")
+from graft.models.kernels import head
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    """Fresh memory holds NaN, so that whatever is read without having been written shows."""
+    for name in ("empty", "empty_like"):
+        fresh = getattr(torch, name)
+
+        def poisoned(*args, fresh=fresh, **kwargs):
+            made = fresh(*args, **kwargs)
+            return made.fill_(float("nan")) if made.is_floating_point() else made
+
+        monkeypatch.setattr(torch, name, poisoned)
+
+
+def make(rows, num_actions, dtype=torch.float32, with_mask=True, width=16):
+    generator = torch.Generator().manual_seed(rows * num_actions)
+    hidden = torch.randn(rows, width, generator=generator).to(dtype)
+    weight = torch.randn(num_actions, width, generator=generator).to(dtype)
+    actions = torch.randint(0, num_actions, (rows,), generator=generator)
+    modes = torch.randint(0, 3, (rows,), generator=generator)
+    allowed = None
+    if with_mask:
+        allowed = torch.rand(3, num_actions, generator=generator) > 0.4
+        allowed[2, : num_actions - 30] = False  # the kernel's first step over a row finds nothing
+        allowed[modes, actions] = True
+    return hidden, weight, actions, modes, allowed
+
+
+def run(function, case, temperature, grads, device, **settings):
+    """Values and gradients of sum(grad * value), on a CPU."""
+    hidden, weight, actions, modes, allowed = (x if x is None else x.to(device) for x in case)
+    hidden, weight = hidden.requires_grad_(), weight.requires_grad_()
+    values = function(hidden, weight, actions, modes, allowed, temperature, **settings)
+    loss = sum(
+        (v * g.to(device)).sum() for v, g in zip(values, grads, strict=True) if g is not None
+    )
+    slopes = torch.autograd.grad(loss, (hidden, weight))
+    return [x.detach().cpu() for x in (*values, *slopes)]
+
+
+def twin(hidden, weight, actions, modes, allowed, temperature):
+    return action_logprobs(
+        hidden, weight, actions, modes=modes, allowed=allowed, temperature=temperature
+    )
+
+
+def exact(hidden, weight, actions, modes, allowed, temperature):
+    logits = hidden @ weight.T / temperature
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed[modes], -1e30)
+    log_p = logits.log_softmax(-1)
+    entropy = -(log_p.exp() * log_p.clamp(min=-1e4)).sum(-1)
+    return log_p.gather(1, actions[:, None])[:, 0], entropy
+
+
+def draw_grads(rows, wanted):
+    generator = torch.Generator().manual_seed(rows)
+    return [torch.randn(rows, generator=generator) if want else None for want in wanted]
+
+
+def assert_alike(got, want, tolerance):
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape
+        torch.testing.assert_close(a.double(), b.double(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("num_actions", [37, 64, 1000, 4099])
+@pytest.mark.parametrize("with_mask", [True, False])
+@pytest.mark.parametrize("wanted", [(1, 0), (0, 1), (1, 1)], ids=["logp", "entropy", "both"])
+def test_values_and_gradients_are_the_twins(kernel_device, num_actions, with_mask, wanted):
+    case = make(11, num_actions, with_mask=with_mask)
+    grads = draw_grads(11, wanted)
+    got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4)  # 4, 4 and 3 rows
+    assert_alike(got, run(twin, case, 0.7, grads, "cpu"), 2e-5)
+
+
+@pytest.mark.parametrize("num_actions", [37, 4099])
+def test_values_and_gradients_are_those_of_autograd_in_float64(kernel_device, num_actions):
+    case = make(6, num_actions)
+    grads = draw_grads(6, (1, 1))
+    wide = [x.double() if x.is_floating_point() else x for x in case]
+    got = run(head.head_logprobs, case, 1.3, grads, kernel_device)
+    assert_alike(got, run(exact, wide, 1.3, grads, "cpu"), 2e-5)
+
+
+def test_bfloat16_differs_by_the_rounding_of_logits_and_gradients_only(kernel_device):
+    case = make(9, 1000, torch.bfloat16)
+    grads = draw_grads(9, (1, 1))
+    wide = [x.double() if x.is_floating_point() else x for x in case]
+    got = run(head.head_logprobs, case, 1.0, grads, kernel_device, chunk=4)
+    assert [x.dtype for x in got] == [torch.float32] * 2 + [torch.bfloat16] * 2
+    assert_alike(got, run(exact, wide, 1.0, grads, "cpu"), 0.05)
+
+
+def test_large_logits_neither_overflow_nor_lose_the_entropy(kernel_device):
+    """Logits 900, 899 and far below: probabilities 0.731 and 0.269, entropy 0.582."""
+    hidden = torch.ones(1, 1, device=kernel_device)
+    weight = torch.full((5000, 1), -900.0, device=kernel_device)
+    weight[4990], weight[3] = 900.0, 899.0
+    actions, modes = torch.tensor([[3], [0]], device=kernel_device)
+    logp, entropy = head.head_logprobs(hidden, weight, actions, modes, None, 1.0)
+    assert float(logp) == pytest.approx(-1.313262, abs=1e-4)
+    assert float(entropy) == pytest.approx(0.582203, abs=1e-4)
+
+
+def test_a_forbidden_action_gets_no_gradient(kernel_device):
+    hidden, weight, actions, modes, allowed = make(7, 100)
+    grads = draw_grads(7, (1, 1))
+    *_, slope = run(
+        head.head_logprobs, (hidden, weight, actions, modes, allowed), 1.0, grads, kernel_device
+    )
+    never = ~allowed[modes].any(0)
+    assert never.any()
+    assert torch.equal(slope[never], torch.zeros_like(slope[never]))
+
+
+def test_the_gradient_of_a_sum_may_be_one_number_seen_many_times(kernel_device):
+    hidden, weight, actions, modes, _ = (
+        x if x is None else x.to(kernel_device) for x in make(5, 40, with_mask=False)
+    )
+    leaf = hidden.requires_grad_()
+    head.head_logprobs(leaf, weight, actions, modes, None, 1.0)[0].sum().backward()
+    p = (hidden.detach() @ weight.T).softmax(-1)
+    want = weight[actions] - p @ weight
+    torch.testing.assert_close(leaf.grad, want, atol=1e-5, rtol=1e-5)
+
+
+def test_where_there_are_kernels_the_head_takes_them(kernel_device, monkeypatch):
+    hidden, weight, actions, modes, allowed = (x.to(kernel_device) for x in make(5, 40))
+    monkeypatch.setattr(logprobs, "has_kernels", lambda device: True)
+    monkeypatch.setattr(logprobs, "_ChunkedHead", None)
+    got = action_logprobs(hidden, weight, actions, modes=modes, allowed=allowed, temperature=0.7)
+    assert_alike(got, exact(hidden, weight, actions, modes, allowed, 0.7), 1e-5)
+    got = action_logprobs(hidden, weight, actions)
+    assert_alike(got, exact(hidden, weight, actions, modes, None, 1.0), 1e-5)
+
+
+def test_a_chunk_is_whole_tiles_within_the_budget():
+    assert head.rows_per_chunk(151_936, torch.bfloat16) == 4224
+    assert head.rows_per_chunk(151_936, torch.float32) == 2048
+    assert head.rows_per_chunk(10**9, torch.float32) == 128
