@@ -22,14 +22,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from graft.models.device import has_kernels
-from graft.models.functions import add_norm, qk_rotate, silu_gate
+from graft.models.functions import add_linear, add_norm, linear, norm_linear, qk_rotate
 from graft.models.shape import Shape, rope_frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]"""
-
-FEW_ROWS = 16
-"""Rows up to which a matrix product waits for its weights alone; see `kernels.skinny`."""
 
 LEAST_POSITIONS = 2**16
 """Positions that a GPU's table of angles holds at least, beyond what the model was trained on."""
@@ -106,11 +103,16 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
     ) -> tuple[Tensor, Tensor | None]:
-        if has_few_rows(x):
-            return self._few(x, delta, cos, sin, attend)
-        x, y = self.attn_norm(x, delta)
-        x, y = self.mlp_norm(*_add(x, self.out, self._see(self.qkv(y), cos, sin, attend)))
-        return _add(x, self.down, silu_gate(self.gate_up(y)))
+        x, qkv = self._norm_linear(x, delta, self.attn_norm, self.qkv)
+        seen = self._see(qkv, cos, sin, attend)
+        x, delta = add_linear(x, seen, self.out.weight, self.out.bias)
+        x, gate_up = self._norm_linear(x, delta, self.mlp_norm, self.gate_up)
+        return add_linear(x, gate_up, self.down.weight, self.down.bias, gate=True)
+
+    def _norm_linear(
+        self, x: Tensor, delta: Tensor | None, norm: Norm, linear: nn.Linear
+    ) -> tuple[Tensor, Tensor]:
+        return norm_linear(x, delta, norm.weight, norm.eps, linear.weight, linear.bias)
 
     def _see(self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """[T, H*d]: what the heads found."""
@@ -121,36 +123,6 @@ class Block(nn.Module):
             qkv, q_weight, k_weight, shape.norm_eps, cos, sin, shape.heads, shape.kv_heads
         )
         return attend(self.index, q, k, v).reshape(len(qkv), shape.q_size)
-
-    def _few(
-        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """The same for a few rows, norms and gate inside the matrix products."""
-        from graft.models.kernels.skinny import skinny_linear
-
-        def normed(x: Tensor, delta: Tensor | None, norm: Norm, linear: nn.Linear):
-            return skinny_linear(x, linear.weight, linear.bias, norm=(delta, norm.weight, norm.eps))
-
-        x, qkv = normed(x, delta, self.attn_norm, self.qkv)
-        seen = self._see(qkv, cos, sin, attend)
-        _, delta = skinny_linear(seen, self.out.weight, self.out.bias)
-        x, gate_up = normed(x, delta, self.mlp_norm, self.gate_up)
-        return x, skinny_linear(gate_up, self.down.weight, self.down.bias, gate=True)[1]
-
-
-def has_few_rows(x: Tensor) -> bool:
-    """Whether a kernel of ours beats the library's matrix product: few rows, only passing through."""
-    return len(x) <= FEW_ROWS and not torch.is_grad_enabled() and has_kernels(x.device)
-
-
-def _add(x: Tensor, linear: nn.Linear, y: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The stream and what is still to be added to it, together x + linear(y).
-
-    A CPU adds inside the matrix product where there is no bias; a GPU leaves it to the next norm.
-    """
-    if x.is_cuda or linear.bias is not None:
-        return x, linear(y)
-    return torch.addmm(x, y, linear.weight.t()), None
 
 
 class Decoder(nn.Module):
@@ -173,11 +145,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, V] of hidden states [T, D]."""
-        if has_few_rows(hidden):
-            from graft.models.kernels.skinny import skinny_linear
-
-            return skinny_linear(hidden, self.head_weight)[1]
-        return F.linear(hidden, self.head_weight)
+        return linear(hidden, self.head_weight)
 
     @property
     def device(self) -> torch.device:

@@ -142,6 +142,56 @@ def silu_gate(gate_up: Tensor) -> Tensor:
     return _Gate.apply(gate_up)
 
 
+FEW_ROWS = 4
+"""Rows up to which a matrix product waits for its weights alone; see `kernels.skinny`."""
+
+
+def has_few_rows(x: Tensor) -> bool:
+    """Whether a kernel of ours beats the library's product: a few rows that only pass through."""
+    return len(x) <= FEW_ROWS and not torch.is_grad_enabled() and has_kernels(x.device)
+
+
+def norm_linear(
+    x: Tensor, delta: Tensor | None, scale: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x + delta, and the product of its norm with weight [N, D]."""
+    if has_few_rows(x):
+        from graft.models.kernels.skinny import skinny_linear
+
+        return skinny_linear(x, weight, bias, norm=(delta, scale, eps))
+    if has_kernels(x.device):
+        from graft.models.kernels import products
+
+        return products.norm_linear(x, delta, scale, eps, weight, bias)
+    total, normed = add_norm(x, delta, scale, eps)
+    return total, F.linear(normed, weight, bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gate: bool = False) -> Tensor:
+    """x @ weight.T + bias; with a gate x is gate|up, and silu(gate) * up is multiplied."""
+    if has_few_rows(x):
+        from graft.models.kernels.skinny import skinny_linear
+
+        return skinny_linear(x, weight, bias, gate=gate)[1]
+    if has_kernels(x.device):
+        from graft.models.kernels import products
+
+        return products.linear(x, weight, bias, gate)
+    return F.linear(silu_gate(x) if gate else x, weight, bias)
+
+
+def add_linear(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, gate: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The stream and what is still to be added to it, together x + linear(y).
+
+    A CPU adds inside the matrix product where there is no bias; a GPU leaves it to the next norm.
+    """
+    if x.is_cuda or bias is not None:
+        return x, linear(y, weight, bias, gate)
+    return torch.addmm(x, silu_gate(y) if gate else y, weight.t()), None
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]

@@ -185,9 +185,7 @@ class Learner:
         """Forget gradients of a step that is not taken."""
         for optimizer in (self.optimizer, self.critic_optimizer):
             if optimizer is not None:
-                optimizer.adam.zero_grad(set_to_none=True)
-                for weight in optimizer.weights:
-                    weight.grad = None
+                optimizer.clear()
 
 
 def _read(reports: list[dict[str, Tensor]]) -> list[dict[str, float]]:

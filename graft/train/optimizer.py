@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graft.models.device import has_kernels
+
 Schedule = Callable[[int], float]
 """(step, counted from 0) -> factor on the learning rate"""
 
@@ -63,6 +65,10 @@ class Optimizer:
         self._copied = [
             (w, m) for w, m in pairs if m is not w
         ]  # weights with a master of their own
+        for weight, master in self._copied:
+            if weight.ndim == 2 and has_kernels(weight.device):
+                # products of ours add a matrix's gradients up right here, in fp32
+                master.grad = weight.grad_sum = torch.zeros_like(master)
         self.lr, self.schedule, self.max_grad_norm = lr, schedule, max_grad_norm
         self.steps = 0
         groups = [
@@ -96,13 +102,25 @@ class Optimizer:
         for group in self.adam.param_groups:
             group["lr"] = self.lr * factor
         self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
+        self.clear()
         self.steps += 1
         if self._copied:
             weights, masters = zip(*self._copied, strict=True)
             with torch.no_grad():
                 torch._foreach_copy_(weights, masters)  # pyright: ignore[reportPrivateImportUsage]
         return {"grad_norm": norm, "learning_rate": self.lr * factor}
+
+    def clear(self) -> None:
+        """Forget all gradients; sums that products write to stay where they are."""
+        sums = [m.grad for w, m in self._copied if getattr(w, "grad_sum", None) is not None]
+        self.adam.zero_grad(set_to_none=True)
+        for weight in self.weights:
+            weight.grad = None
+        if sums:
+            torch._foreach_zero_(sums)  # pyright: ignore[reportPrivateImportUsage]
+        for weight, master in self._copied:
+            if getattr(weight, "grad_sum", None) is not None:
+                master.grad = weight.grad_sum  # type: ignore[attr-defined]
 
     def _clip(self) -> float:
         grads = [m.grad for m in self.masters if m.grad is not None]

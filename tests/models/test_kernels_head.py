@@ -147,6 +147,6 @@ def test_where_there_are_kernels_the_head_takes_them(kernel_device, monkeypatch)
 
 
 def test_a_chunk_is_whole_tiles_within_the_budget():
-    assert head.rows_per_chunk(151_936, torch.bfloat16) == 4224
-    assert head.rows_per_chunk(151_936, torch.float32) == 2048
+    assert head.rows_per_chunk(151_936, torch.bfloat16) == 2048
+    assert head.rows_per_chunk(151_936, torch.float32) == 1024
     assert head.rows_per_chunk(10**9, torch.float32) == 128

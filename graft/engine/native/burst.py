@@ -242,6 +242,8 @@ class BurstRunner:
 
     def _capture(self, key: Key, lines: Lines) -> torch.cuda.CUDAGraph:
         lines.state.zero_()  # rows of length 0: the steps below change nothing
+        if key.items:  # what another batch left there may name rows that this one has not
+            self._items[key.items].zero_()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):

@@ -96,9 +96,8 @@ class Driver:
                 request.future.cancel()
             raise
         except Exception as error:
-            # pages may be half written: keep nothing of this step
-            self._forget_all()
-            self.fail_all(error)
+            self.fail_all(error)  # first: after a fault of the device nothing below may work
+            self._forget_all()  # pages may be half written: keep nothing of this step
 
     def _burst(self, works: list[Work]) -> int:
         """Steps until the host looks again: about an eighth of a completion, no more than is asked."""

@@ -46,26 +46,35 @@ def _backward(gate_up_ptr, grad_ptr, grad_gate_up_ptr, WIDTH: tl.constexpr, BLOC
     tl.store(grad_gate_up_ptr + at + WIDTH, (grad * gate * sigmoid).to(kind), mask=inside)
 
 
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, [T, F]."""
+    rows, width = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    grid = (rows, triton.cdiv(width, BLOCK))
+    _forward[grid](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
+    return out
+
+
+def differentiate(gate_up: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of gate|up."""
+    rows, width = grad.shape
+    grad_gate_up = torch.empty_like(gate_up)
+    grid = (rows, triton.cdiv(width, BLOCK))
+    _backward[grid](gate_up, grad, grad_gate_up, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
+    return grad_gate_up
+
+
 class _SiluGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:  # type: ignore[override]
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up)
-        rows, width = len(gate_up), gate_up.shape[1] // 2
-        out = gate_up.new_empty(rows, width)
-        grid = (rows, triton.cdiv(width, BLOCK))
-        _forward[grid](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
-        return out
+        return gated(gate_up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (gate_up,) = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        rows, width = grad.shape
-        grad_gate_up = torch.empty_like(gate_up)
-        grid = (rows, triton.cdiv(width, BLOCK))
-        _backward[grid](gate_up, grad, grad_gate_up, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
-        return grad_gate_up
+        return differentiate(gate_up, grads[0].contiguous())
 
 
 def silu_gate(gate_up: Tensor) -> Tensor:

@@ -24,8 +24,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_BYTES = 1_300_000_000
-"""Logits held at a time: 4,224 rows of 152k actions in bfloat16, enough to fill the GPU twice over."""
+from graft.models.kernels.products import add_product_, sum_of
+
+CHUNK_BYTES = 650_000_000
+"""Logits held at a time: 2,048 rows of 152k actions in bfloat16. Twice as many are 4% faster."""
 
 ROW_MULTIPLE = 64
 """Rows start at whole cache lines whatever V is, so that every load is as wide as there are."""
@@ -229,16 +231,6 @@ def differentiate_logits_(
     )
 
 
-def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left right, where total is fp32 and the factors may be half as wide."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    elif total.is_cuda and torch.version.cuda is not None:  # inside the product, no temporary
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:  # neither CPU nor ROCm can mix the two
-        total += left @ right
-
-
 def _at(values: Tensor | None, part: slice) -> Tensor | None:
     return None if values is None else values[part]
 
@@ -274,7 +266,7 @@ class _KernelHead(torch.autograd.Function):
                 out=(logp[part], entropy[part], norm[part]),
             )
         ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, norm)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.grad_sum = temperature, chunk, sum_of(weight)
         ctx.set_materialize_grads(False)  # an unused entropy is seen as None, not as zeros
         return logp, entropy
 
@@ -286,7 +278,9 @@ class _KernelHead(torch.autograd.Function):
         hidden, weight, actions, modes, allowed, entropy, norm = ctx.saved_tensors
         rows, num_actions = len(actions), len(weight)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        grad_weight = ctx.grad_sum
+        if grad_weight is None:
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         logits = empty_logits(min(ctx.chunk, rows), num_actions, hidden)
         for start in range(0, rows, ctx.chunk):
             part = slice(start, min(start + ctx.chunk, rows))
@@ -306,8 +300,9 @@ class _KernelHead(torch.autograd.Function):
                 _at(grad_entropy, part),
             )
             torch.mm(d_logits, weight, out=grad_hidden[part])
-            _add_product_(grad_weight, d_logits.T, hidden[part])
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
+            add_product_(grad_weight, d_logits.T, hidden[part])
+        own = grad_weight.to(weight.dtype) if ctx.grad_sum is None else None
+        return grad_hidden, own, None, None, None, None, None
 
 
 def rows_per_chunk(num_actions: int, dtype: torch.dtype) -> int:

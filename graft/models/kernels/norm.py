@@ -86,6 +86,18 @@ def _backward(
     tl.store(partial_ptr + tl.program_id(0) * WIDTH + column, grad_weight, mask=inside)
 
 
+@triton.jit
+def _again(total_ptr, weight_ptr, rstd_ptr, normed_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    total = tl.load(total_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    kind = normed_ptr.dtype.element_ty
+    unit = (total * tl.load(rstd_ptr + row)).to(kind).to(tl.float32)
+    tl.store(normed_ptr + row * WIDTH + column, (unit * weight).to(kind), mask=inside)
+
+
 @cache
 def walking_programs(device: torch.device, warps: int, resident_warps: int) -> int:
     """How many programs of `warps` each a kernel that walks over its rows is launched with.
@@ -104,27 +116,69 @@ def _block(width: int) -> tuple[int, int]:
     return block, min(max(block // 256, 1), 16)
 
 
+def normalise(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x + delta (x itself without a delta), its norm, and 1 / rms of every row in fp32."""
+    x = x.contiguous()
+    rows, width = x.numel() // x.shape[-1], x.shape[-1]
+    total = x if delta is None else torch.empty_like(x)
+    normed = torch.empty_like(x)
+    rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block, warps = _block(width)
+    _forward[(rows,)](
+        x,
+        None if delta is None else delta.contiguous(),
+        weight,
+        total,
+        normed,
+        rstd,
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=warps,
+    )
+    return total, normed, rstd
+
+
+def normalise_again(total: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
+    """The norm of a sum whose 1 / rms is known."""
+    rows, width = len(rstd), total.shape[-1]
+    normed = torch.empty_like(total)
+    block, warps = _block(width)
+    _again[(rows,)](total, weight, rstd, normed, WIDTH=width, BLOCK=block, num_warps=warps)
+    return normed
+
+
+def differentiate(
+    grad_total: Tensor | None, grad_normed: Tensor, total: Tensor, weight: Tensor, rstd: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the sum (and so of both its parts) and of the weight."""
+    rows, width = len(rstd), total.shape[-1]
+    block, warps = _block(width)
+    programs = min(rows, walking_programs(total.device, warps, RESIDENT_WARPS))
+    grad_x = torch.empty_like(total)
+    partial = torch.empty(programs, width, dtype=torch.float32, device=total.device)
+    _backward[(programs,)](
+        None if grad_total is None else grad_total.contiguous(),
+        grad_normed.contiguous(),
+        total,
+        weight,
+        rstd,
+        grad_x,
+        partial,
+        rows,
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=warps,
+    )
+    return grad_x, partial.sum(0).to(weight.dtype)
+
+
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Any:  # type: ignore[override]
-        x = x.contiguous()
-        rows, width = x.numel() // x.shape[-1], x.shape[-1]
-        total = x if delta is None else torch.empty_like(x)
-        normed = torch.empty_like(x)
-        rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
-        block, warps = _block(width)
-        _forward[(rows,)](
-            x,
-            None if delta is None else delta.contiguous(),
-            weight,
-            total,
-            normed,
-            rstd,
-            eps,
-            WIDTH=width,
-            BLOCK=block,
-            num_warps=warps,
-        )
+        total, normed, rstd = normalise(x, delta, weight, eps)
         ctx.save_for_backward(total, weight, rstd)
         ctx.set_materialize_grads(False)
         return normed if delta is None else (total, normed)
@@ -135,26 +189,8 @@ class _AddNorm(torch.autograd.Function):
         grad_total, grad_normed = grads if len(grads) == 2 else (None, grads[0])
         if grad_normed is None:  # nobody looked at the norm
             return grad_total, grad_total, None, None
-        rows, width = len(rstd), total.shape[-1]
-        block, warps = _block(width)
-        programs = min(rows, walking_programs(total.device, warps, RESIDENT_WARPS))
-        grad_x = torch.empty_like(total)
-        partial = torch.empty(programs, width, dtype=torch.float32, device=total.device)
-        _backward[(programs,)](
-            None if grad_total is None else grad_total.contiguous(),
-            grad_normed.contiguous(),
-            total,
-            weight,
-            rstd,
-            grad_x,
-            partial,
-            rows,
-            WIDTH=width,
-            BLOCK=block,
-            num_warps=warps,
-        )
-        grad_delta = grad_x if len(grads) == 2 else None
-        return grad_x, grad_delta, partial.sum(0).to(weight.dtype), None
+        grad_x, grad_weight = differentiate(grad_total, grad_normed, total, weight, rstd)
+        return grad_x, grad_x if len(grads) == 2 else None, grad_weight, None
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

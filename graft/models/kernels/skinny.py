@@ -1,10 +1,11 @@
 """Matrix products for a few rows, with what comes before them folded in.
 
-    B rows (at most 16), K inputs, N outputs, weight [N, K]
+    B rows (at most 4), K inputs, N outputs, weight [N, K]
 
-A decoding step of a few rows reads every weight once and does little else, so what counts is how
-often the device starts over: libraries tile such a product for throughput, and a norm or a gate in
-front of it is one more kernel. Here every program reads a few rows of the weight from end to end.
+A decoding step of one row reads every weight once and does little else, so what counts is how often
+the device starts over: libraries tile such a product for throughput, and a norm or a gate in front
+of it is one more kernel. Here every program reads a few rows of the weight from end to end and
+multiplies them element by element; there is nothing to exchange before the sums at the very end.
 
 norm    y = (x + delta) / rms * g, then y @ W.T: the product is taken of (x + delta) * g, and divided
         by the rms behind the loop that also adds up the squares
@@ -19,8 +20,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+OUTPUTS = 4  # rows of the weight per program
+INPUTS = 1024
 
-@triton.jit(do_not_specialize=["rows", "eps"])
+
+@triton.jit(do_not_specialize=["eps"])
 def _skinny(
     x,  # [B, K], or [B, 2K] with a gate
     delta,  # [B, K]
@@ -30,7 +34,6 @@ def _skinny(
     weight,  # [N, K]
     bias,
     out,  # [B, N]
-    rows,
     N: tl.constexpr,
     K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -39,51 +42,43 @@ def _skinny(
     HAS_GATE: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    EXACT: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     program = tl.program_id(0)
-    row = tl.arange(0, 16)
+    row = tl.program_id(1)
     output = program * OUTPUTS + tl.arange(0, OUTPUTS)
-    is_row, is_output = row < rows, output < N
-    acc = tl.zeros([16, OUTPUTS], tl.float32)
-    squares = tl.zeros([16], tl.float32)
+    is_output = output < N
+    acc = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    squares = tl.zeros([INPUTS], tl.float32)
     at_weight = weight + output.to(tl.int64)[:, None] * K
-    stride = 2 * K if HAS_GATE else K
-    for start in tl.range(0, K, INPUTS, num_stages=STAGES):
+    kind = x.dtype.element_ty
+    for start in tl.static_range(0, K, INPUTS):
         column = start + tl.arange(0, INPUTS)
         inside = column < K
-        is_here = is_row[:, None] & inside[None, :]
         w = tl.load(
             at_weight + column[None, :], mask=is_output[:, None] & inside[None, :], other=0.0
         )
-        at = row[:, None] * stride + column[None, :]
-        v = tl.load(x + at, mask=is_here, other=0.0)
         if HAS_GATE:
-            up = tl.load(x + at + K, mask=is_here, other=0.0)
-            wide = v.to(tl.float32)
-            v = (wide / (1.0 + tl.exp(-wide))).to(x.dtype.element_ty) * up
+            gate = tl.load(x + row * (2 * K) + column, mask=inside, other=0.0).to(tl.float32)
+            up = tl.load(x + row * (2 * K) + K + column, mask=inside, other=0.0).to(tl.float32)
+            silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
+            v = (silu * up).to(kind).to(tl.float32)
+        else:
+            v = tl.load(x + row * K + column, mask=inside, other=0.0).to(tl.float32)
         if HAS_NORM:
             if HAS_DELTA:
-                v = (
-                    v.to(tl.float32) + tl.load(delta + at, mask=is_here, other=0.0).to(tl.float32)
-                ).to(x.dtype.element_ty)
+                v += tl.load(delta + row * K + column, mask=inside, other=0.0).to(tl.float32)
+                v = v.to(kind).to(tl.float32)
                 if program == 0:
-                    tl.store(total + at, v, mask=is_here)
-            wide = v.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            g = tl.load(norm_weight + column, mask=inside, other=0.0)
-            v = (wide * g.to(tl.float32)[None, :]).to(x.dtype.element_ty)
-        if EXACT:
-            acc = tl.dot(v, tl.trans(w), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(v, tl.trans(w), acc)
+                    tl.store(total + row * K + column, v.to(kind), mask=inside)
+            squares += v * v
+            v *= tl.load(norm_weight + column, mask=inside, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * v[None, :]
+    result = tl.sum(acc, 1)
     if HAS_NORM:
-        acc *= tl.rsqrt(squares / K + eps)[:, None]
+        result *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     if HAS_BIAS:
-        acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    at = row[:, None] * N + output[None, :]
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+        result += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
+    tl.store(out + row * N + output, result.to(kind), mask=is_output)
 
 
 def skinny_linear(
@@ -94,7 +89,7 @@ def skinny_linear(
     norm: tuple[Tensor | None, Tensor, float] | None = None,
     gate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(x + delta, its product with weight) of x [B, K], B <= 16; norm = (delta, weight, eps).
+    """(x + delta, its product with weight) of x [B, K]; norm = (delta, weight, eps).
 
     With a gate x is gate|up [B, 2K]. No gradient.
     """
@@ -104,10 +99,7 @@ def skinny_linear(
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     delta, norm_weight, eps = norm or (None, None, 0.0)
     total = x if delta is None else torch.empty_like(x)
-    is_exact = x.dtype == torch.float32
-    # tuned on an H200: long rows of a small matrix want many programs, a tall one wide tiles
-    per_program = 32 if outputs >= 4096 else 16
-    _skinny[(triton.cdiv(outputs, per_program),)](
+    _skinny[(triton.cdiv(outputs, OUTPUTS), rows)](
         x,
         x if delta is None else delta,
         x if norm_weight is None else norm_weight,
@@ -116,17 +108,14 @@ def skinny_linear(
         weight,
         weight if bias is None else bias,
         out,
-        rows,
         N=outputs,
         K=inputs,
         HAS_BIAS=bias is not None,
         HAS_NORM=norm is not None,
         HAS_DELTA=delta is not None,
         HAS_GATE=gate,
-        OUTPUTS=per_program,
-        INPUTS=64 if is_exact else 256,
-        EXACT=is_exact,
-        STAGES=2 if is_exact else 4,
+        OUTPUTS=OUTPUTS,
+        INPUTS=min(INPUTS, triton.next_power_of_2(inputs)),
         num_warps=4,
     )
     return total, out
