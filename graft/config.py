@@ -158,7 +158,7 @@ class Train(Section):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per pass."""
     tokens_per_micro: int = Field(default=0, ge=0)
-    """Unique tokens per micro-batch: memory, not mathematics; 0 takes 2048 on a CPU, else 16384."""
+    """Unique tokens per micro-batch: memory, not mathematics; 0: 2048 on a CPU, up to 32768 on a GPU."""
     recompute: bool | None = None
     """Activation checkpointing; null: only where the longest row does not fit without it."""
 

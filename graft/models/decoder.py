@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from graft.models.device import has_kernels
-from graft.models.functions import add_linear, add_norm, linear, norm_linear, qk_rotate
+from graft.models.functions import add_linear, add_norm, embed, linear, norm_linear, qk_rotate
 from graft.models.shape import Shape, rope_frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -164,7 +164,7 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the last norm, [T, D], of tokens [T] at positions [T]."""
-        x, delta = self.embed(tokens), None
+        x, delta = embed(tokens, self.embed.weight), None
         cos, sin = self.rope(positions)
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():

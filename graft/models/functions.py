@@ -180,6 +180,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gate: bool = F
     return F.linear(silu_gate(x) if gate else x, weight, bias)
 
 
+def embed(tokens: Tensor, weight: Tensor) -> Tensor:
+    """weight[tokens], [T, D]"""
+    if has_kernels(weight.device):
+        from graft.models.kernels import products
+
+        return products.embed(tokens, weight)
+    return F.embedding(tokens, weight)
+
+
 def add_linear(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, gate: bool = False
 ) -> tuple[Tensor, Tensor | None]:

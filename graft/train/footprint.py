@@ -17,8 +17,26 @@ from graft.train.workload import Workload
 
 PREFILL_CHUNK = {False: 2048, True: 8192}
 """Tokens of prompts that the engine computes in one step, without kernels and with them."""
-FUSED_CHUNK_BYTES = 1_300_000_000
-"""Logits that `kernels.head` holds at a time (its CHUNK_BYTES, which only Triton can import)."""
+FUSED_CHUNK_BYTES, FUSED_KEPT_SHARE = 650_000_000, 0.08
+"""Logits that `kernels.head` holds at a time, and the share of memory in which it keeps all of them
+(its CHUNK_BYTES and KEPT_SHARE, which only Triton can import)."""
+
+
+def sums_in_place(dtype: torch.dtype, fused: bool) -> bool:
+    """Whether products add weight gradients up in fp32 themselves: sums that are never given back."""
+    return fused and dtype.itemsize < 4
+
+
+def gradient_bytes(params: int, dtype: torch.dtype, fused: bool) -> int:
+    """Gradients in the weights' own size and, of a bf16 model, their fp32 sums; or sums alone."""
+    if sums_in_place(dtype, fused):
+        return 4 * params
+    return params * (dtype.itemsize + (4 if dtype.itemsize < 4 else 0))
+
+
+def optimizer_state_bytes(params: int, dtype: torch.dtype) -> int:
+    """AdamW's two moments and, of a bf16 model, the fp32 masters."""
+    return params * (8 + (4 if dtype.itemsize < 4 else 0))
 
 
 def num_parameters(shape: Shape) -> int:
@@ -46,17 +64,18 @@ def activation_bytes(
 ) -> int:
     """What `tokens` tokens keep for the backward pass, and the working space of one block there.
 
-    A block keeps, per token: its two inputs and their norms (4D), q|k|v, gate|up and their product
-    (3F), and what attention keeps. The fused one keeps q, k, v and its output. The plain one
-    gathers each run's keys and values (a prompt again for each of its samples), adds a mask of
+    A block keeps, per token: its two inputs (2D), q|k|v, gate|up (2F), and what attention keeps:
+    the fused one q, k, v and its output. The plain one also keeps norms (2D) and the gated product
+    (F), gathers each run's keys and values (a prompt again for each of its samples), adds a mask of
     them, and copies its output.
     """
     size, q, kv = dtype.itemsize, shape.q_size, shape.kv_size
-    block = 4 * shape.width + 3 * shape.ff
+    block = 2 * shape.width + 2 * shape.ff if fused else 4 * shape.width + 3 * shape.ff
     block += (q + 2 * kv) * shape.qk_norm  # before their norms and rotation
     if fused:
         block += 2 * q + 2 * kv
-        space = 3 * shape.ff + 2 * (q + kv) + 2 * shape.width
+        # gradients of the gated product and of gate|up beside that product, or those of attention
+        space = max(4 * shape.ff, 3 * q + 4 * kv) + 2 * shape.width
     else:
         group = work.prompt + work.samples * work.sampled
         gathered = (work.prompt + work.samples * work.context) / group
@@ -76,16 +95,30 @@ def activation_bytes(
 
 
 def head_bytes(shape: Shape, dtype: torch.dtype, tokens: int, room: Room) -> int:
-    """One chunk of logits on its way back, and the fp32 gradient of the head."""
+    """Logits of `tokens` trained tokens on their way back, and the fp32 gradient of the head."""
     size, weight = dtype.itemsize, shape.vocab_size * shape.width
-    if room.fused:  # gradients are written over the logits
-        logits = min(tokens * shape.vocab_size * size, FUSED_CHUNK_BYTES)
-        return logits + weight * (4 + size)
+    if room.fused:  # gradients are written over the logits, all of them kept where there is room
+        logits = tokens * shape.vocab_size * size
+        if tokens > _kept_logits(shape, dtype, room):
+            logits = min(logits, FUSED_CHUNK_BYTES)
+        return logits + (0 if sums_in_place(dtype, room.fused) else weight * (4 + size))
     budget = CHUNK_ELEMENTS * (1 if room.device.type == "cpu" else 64)
     elements = min(tokens, max(budget // shape.vocab_size, 1)) * shape.vocab_size
     half = size if size < 4 else 0
     # log-probs, probabilities and two products of them; the weight's gradient and what it grows by
     return elements * (16 + half) + weight * (8 + half)
+
+
+def most_head_bytes(shape: Shape, dtype: torch.dtype, tokens: int, room: Room) -> int:
+    """The same at its worst: how many of a micro-batch's tokens are trained is not known before."""
+    kept = min(tokens, _kept_logits(shape, dtype, room)) if room.fused else tokens
+    return max(head_bytes(shape, dtype, tokens, room), head_bytes(shape, dtype, kept, room))
+
+
+def _kept_logits(shape: Shape, dtype: torch.dtype, room: Room) -> int:
+    """Tokens whose logits the kernel keeps until the backward pass; of more it keeps none."""
+    share = FUSED_KEPT_SHARE * (room.total or room.available)
+    return int(share / (shape.vocab_size * dtype.itemsize))
 
 
 def decode_bytes(shape: Shape, dtype: torch.dtype, batch: int, kv_tokens: int, room: Room) -> int:

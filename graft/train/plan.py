@@ -6,8 +6,11 @@ Everything is counted from the model's shape and the recipe, before anything is 
 
     always    weights N b, fp32 masters 4N (of a bf16 model), AdamW's moments 8N, the KV pool
     learning  gradients N b (and 4N of their fp32 sum), what T tokens keep for the backward pass,
-              one chunk of logits
+              their logits or a chunk of them
     sampling  the logits of one step
+
+Where kernels run, a bf16 model has no gradients of its own size: products add straight to the fp32
+sums, 4N that are always there.
 
 Learning and sampling take turns, so what counts is `always` and the larger of the two. Sizes the
 recipe leaves open are chosen here: the trainer comes first, the KV pool takes what is left.
@@ -29,13 +32,17 @@ from graft.train.footprint import (
     activation_bytes,
     decode_bytes,
     gigabytes,
-    head_bytes,
+    gradient_bytes,
     kv_bytes,
+    most_head_bytes,
     num_parameters,
+    optimizer_state_bytes,
+    sums_in_place,
 )
 from graft.train.room import Room
 from graft.train.workload import (
     largest_micro,
+    page_size,
     running,
     smallest_pool,
     wanted_pool,
@@ -47,10 +54,13 @@ RUNTIME = {"cuda": 1 << 30, "cpu": 1 << 28}
 
 CPU_MICRO = 2048
 """On a CPU a micro-batch should stay in the caches; a GPU wants large matrices."""
-GPU_MICROS = (16384, 8192, 4096, 2048)
+GPU_MICROS = (32768, 16384, 8192, 4096, 2048)
 
 COMFORT = 0.2
 """Share of the memory that the KV pool gets before a smaller micro-batch is thought of."""
+
+
+When = Literal["always", "learning", "sampling"]
 
 
 class Item(NamedTuple):
@@ -58,7 +68,7 @@ class Item(NamedTuple):
 
     name: str
     bytes: int
-    when: Literal["always", "learning", "sampling"]
+    when: When
     key: str
 
 
@@ -107,13 +117,15 @@ class Sizes:
         params, wide = num_parameters(shape), dtype.itemsize < 4
         preset = resolve_preset(config.algo.name)
         tokens = largest_micro(config, micro.tokens)
+        grads = gradient_bytes(params, dtype, room.fused)
+        when: When = "always" if sums_in_place(dtype, room.fused) else "learning"
         items = [
             Item("weights", params * dtype.itemsize, "always", "model"),
             Item("fp32 masters", 4 * params * wide, "always", "model"),
             Item("AdamW moments", 8 * params, "always", "model"),
             Item("KV pool", kv_tokens * kv_bytes(shape, dtype), "always", "engine.kv_tokens"),
             Item("runtime", RUNTIME.get(room.device.type, RUNTIME["cuda"]), "always", ""),
-            Item("gradients", params * (dtype.itemsize + 4 * wide), "learning", "model"),
+            Item("gradients", grads, when, "model"),
         ]
         copies = 1
         if has_reference(config):
@@ -121,16 +133,16 @@ class Sizes:
         if preset.needs_critic and config.train.steps:
             copies = 2  # one backward pass over both graphs
             body = params - (0 if shape.tied else shape.vocab_size * shape.width)
-            state = body * (dtype.itemsize + 8 + 4 * wide)
+            state = body * dtype.itemsize + optimizer_state_bytes(body, dtype)
+            grads = gradient_bytes(body, dtype, room.fused)
             items.append(Item("critic", state, "always", "algo.name"))
-            grads = body * (dtype.itemsize + 4 * wide)
-            items.append(Item("critic's gradients", grads, "learning", "algo.name"))
+            items.append(Item("critic's gradients", grads, when, "algo.name"))
         kept = activation_bytes(shape, dtype, tokens, work, room.fused, micro.recompute)
-        head = head_bytes(shape, dtype, tokens, room)
+        head = most_head_bytes(shape, dtype, tokens, room)
         key = "train.tokens_per_micro"
         items += [
             Item("activations", copies * kept, "learning", key),
-            Item("logits of a chunk", head, "learning", "model"),
+            Item("logits", head, "learning", key),
             Item(
                 "a decoding step",
                 decode_bytes(shape, dtype, running(config), kv_tokens, room),
@@ -149,13 +161,13 @@ class Sizes:
         sizes = (CPU_MICRO,) if cpu else GPU_MICROS
         if train.tokens_per_micro:
             sizes = (train.tokens_per_micro,)
-        asked = self.config.engine.kv_tokens
-        least = asked or smallest_pool(self.config)
+        asked, page = self.config.engine.kv_tokens, page_size(self.config, self.room)
+        least = asked or smallest_pool(self.config, page)
         recompute = train.recompute
         if recompute is None:  # blocks are computed twice only where the longest row asks for it
             recompute = not self.fits(least, Micro(sizes[-1], False))
         comfort = int(self.room.available * COMFORT) // kv_bytes(self.shape, self.dtype)
-        ample = asked or max(min(wanted_pool(self.config), comfort), least)
+        ample = asked or max(min(wanted_pool(self.config, page), comfort), least)
         choices = [Micro(tokens, recompute) for tokens in sizes]
         for pool in (ample, least):
             for micro in choices:
@@ -166,13 +178,14 @@ class Sizes:
     def choose_pool(self, micro: Micro) -> int:
         if self.config.engine.kv_tokens:
             return self.config.engine.kv_tokens
-        least, per_token = smallest_pool(self.config), kv_bytes(self.shape, self.dtype)
-        if self.room.device.type == "cpu":
-            automatic = min(CPU_TOKENS, CPU_BYTES // per_token)
+        page, per_token = page_size(self.config, self.room), kv_bytes(self.shape, self.dtype)
+        if self.room.device.type == "cpu":  # a page that nobody writes to is never made there
+            most = min(CPU_TOKENS, CPU_BYTES // per_token)
         else:
-            automatic = int(self.room.available * GPU_SHARE) // per_token
+            share = int(self.room.available * GPU_SHARE) // per_token
+            most = min(share, wanted_pool(self.config, page))
         left = (self.room.usable - self.account(0, micro).total) // per_token
-        return max(least, min(automatic, wanted_pool(self.config), left))
+        return max(smallest_pool(self.config, page), min(most, left))
 
 
 def plan_memory(config: Config, shape: Shape, dtype: torch.dtype, room: Room) -> Memory:
@@ -192,8 +205,10 @@ def choose_micro(config: Config, shape: Shape, dtype: torch.dtype, room: Room) -
 
 
 def kv_tokens_for(config: Config, shape: Shape, dtype: torch.dtype, room: Room) -> int:
-    """Tokens of the KV pool: the recipe's, or the least of what a step can use, 0.4 of the memory
-    and what the trainer leaves; never less than one longest context."""
+    """Tokens of the KV pool: the recipe's, or what the trainer leaves; never less than one context.
+
+    On a GPU at most what a step can use and 0.4 of the memory, on a CPU 65,536 tokens or 2 GiB.
+    """
     sizes = Sizes(config, shape, dtype, room)
     return sizes.choose_pool(sizes.choose_micro())
 

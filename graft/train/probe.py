@@ -28,7 +28,13 @@ from graft.models.decoder import Decoder
 from graft.models.grid import Forest
 from graft.models.shape import Shape
 from graft.rollout.batching import rows_of, to_batch
-from graft.train.footprint import activation_bytes, head_bytes, num_parameters
+from graft.train.footprint import (
+    activation_bytes,
+    gradient_bytes,
+    head_bytes,
+    num_parameters,
+    optimizer_state_bytes,
+)
 from graft.train.optimizer import Optimizer, schedule
 from graft.train.pace import (
     Rates,
@@ -39,7 +45,7 @@ from graft.train.pace import (
 )
 from graft.train.plan import Memory
 from graft.train.room import Room
-from graft.train.workload import Workload, largest_micro, workload_of
+from graft.train.workload import Workload, largest_micro, page_size, workload_of
 from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
 
 CPU_FLOPS = 2e10
@@ -72,10 +78,9 @@ def probe(config: Config, shape: Shape, dtype: torch.dtype, room: Room, memory: 
     policy.recompute = memory.recompute
     work = training_work(config, shape, room, memory.tokens_per_micro)
     learn, optimizer, peak = time_training(config, policy, work, room.device)
-    predicted = state_bytes(shape, dtype) + head_bytes(shape, dtype, work.unique, room)
-    predicted += activation_bytes(shape, dtype, work.unique, work, room.fused, memory.recompute)
+    predicted = training_peak(shape, dtype, work, room, memory.recompute)
     batch = decode_work(config, shape, room, memory.kv_tokens)
-    prefill, step = time_decoding(config, policy, batch, room.device)
+    prefill, step = time_decoding(config, policy, batch, room)
     prompts = forward_flops(shape, batch.groups * batch.prompt, batch.prompt / 2)
     private = batch.sampled + DECODE_STEPS[room.device.type] / 2
     moved = decode_step_bytes(shape, dtype, batch.rows, batch.groups, batch.prompt, private)
@@ -88,10 +93,15 @@ def probe(config: Config, shape: Shape, dtype: torch.dtype, room: Room, memory: 
     return Measured(rates, work.unique, learn, optimizer, batch.rows, step, peak, predicted)
 
 
-def state_bytes(shape: Shape, dtype: torch.dtype) -> int:
-    """Weights, gradients and the optimizer's state, all of which a training step touches."""
-    per_weight = 2 * dtype.itemsize + 8 + (8 if dtype.itemsize < 4 else 0)
-    return num_parameters(shape) * per_weight
+def training_peak(
+    shape: Shape, dtype: torch.dtype, work: Workload, room: Room, recompute: bool
+) -> int:
+    """Bytes at the worst moment of learning `work` at once; no engine, no runtime."""
+    params = num_parameters(shape)
+    state = params * dtype.itemsize + optimizer_state_bytes(params, dtype)
+    state += gradient_bytes(params, dtype, room.fused)
+    kept = activation_bytes(shape, dtype, work.unique, work, room.fused, recompute)
+    return state + kept + head_bytes(shape, dtype, work.rows * work.sampled, room)
 
 
 def training_work(config: Config, shape: Shape, room: Room, tokens: int) -> Workload:
@@ -118,7 +128,7 @@ def decode_work(config: Config, shape: Shape, room: Room, kv_tokens: int) -> Wor
         prompt, written = min(prompt, 128), min(written, 32)
         tokens = CPU_FLOPS / (2 * num_parameters(shape))
         rows = min(rows, max(int(tokens / (written + prompt / work.samples + steps)), 1))
-    page = config.engine.page_size or 64
+    page = page_size(config, room)
     room_for = int(kv_tokens / (written + steps + 2 * page + (prompt + page) / work.samples))
     rows = max(min(rows, room_for), 1)
     samples = min(work.samples, rows)
@@ -206,15 +216,16 @@ def _learn(
 
 
 def time_decoding(
-    config: Config, policy: Decoder, work: Workload, device: torch.device
+    config: Config, policy: Decoder, work: Workload, room: Room
 ) -> tuple[float, float]:
     """Seconds of all prompts, and of one step in the middle of the answers."""
-    steps, page = DECODE_STEPS[device.type], config.engine.page_size or 64
+    device, page = room.device, page_size(config, room)
+    steps = DECODE_STEPS[device.type]
     per_row = work.sampled + steps + 3 * page
     engine = NativeEngine(
         policy,
         kv_tokens=work.groups * (work.prompt + 2 * page) + work.rows * per_row,
-        page_size=config.engine.page_size or None,
+        page_size=page,
         seed=config.run.seed,
     )
     prefill, decode = math.inf, math.inf

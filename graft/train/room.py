@@ -24,6 +24,8 @@ class Room:
     fused: bool = False
     """Whether Triton kernels run there, which keep less than plain PyTorch."""
     name: str = ""
+    total: int = 0
+    """Of the whole device, what others hold included; 0: as much as is available."""
 
     @property
     def usable(self) -> int:
@@ -34,9 +36,9 @@ def room_on(device: torch.device) -> Room:
     """The room on this device now. What this process already holds there counts as available."""
     if device.type != "cuda":
         return Room(device, available_ram(), False, "CPU")
-    free, _ = torch.cuda.mem_get_info(device)
-    ours = torch.cuda.memory_reserved(device)
-    return Room(device, free + ours, has_kernels(device), torch.cuda.get_device_name(device))
+    free, total = torch.cuda.mem_get_info(device)
+    ours, name = torch.cuda.memory_reserved(device), torch.cuda.get_device_name(device)
+    return Room(device, free + ours, has_kernels(device), name, total)
 
 
 def available_ram() -> int:

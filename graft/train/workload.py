@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from graft.config import Config
+from graft.train.room import Room
 
 MAX_RUNNING = 1024
 """Sequences that the engine decodes together."""
@@ -52,27 +53,28 @@ def running(config: Config) -> int:
     return min(max(train, min(config.run.eval_tasks, rollout.concurrency), 1), MAX_RUNNING)
 
 
-def smallest_pool(config: Config) -> int:
+def page_size(config: Config, room: Room) -> int:
+    """Tokens per KV page: the recipe's, or the engine's own choice."""
+    return config.engine.page_size or (64 if room.fused else 16)
+
+
+def smallest_pool(config: Config, page: int) -> int:
     """One longest context in whole pages: with less the engine cannot finish an attempt."""
-    return _in_pages(config.rollout.max_context, config) + _page(config)
+    return _in_pages(config.rollout.max_context, page) + page
 
 
-def wanted_pool(config: Config) -> int:
+def wanted_pool(config: Config, page: int) -> int:
     """Every context of a step at its longest, prompts shared; more would never be used."""
     work, rollout = workload_of(config), config.rollout
     groups = min(rollout.tasks, rollout.concurrency)
-    prompt, row = _in_pages(work.prompt, config), _in_pages(work.sampled, config)
-    train = groups * (prompt + rollout.samples * (row + _page(config)))
-    held_out = min(config.run.eval_tasks, rollout.concurrency) * _in_pages(work.context, config)
-    return max(train, held_out, smallest_pool(config))
+    prompt, row = _in_pages(work.prompt, page), _in_pages(work.sampled, page)
+    train = groups * (prompt + rollout.samples * (row + page))
+    held_out = min(config.run.eval_tasks, rollout.concurrency) * _in_pages(work.context, page)
+    return max(train, held_out, smallest_pool(config, page))
 
 
-def _page(config: Config) -> int:
-    return config.engine.page_size or 64  # 0: the engine's own, the larger of them
-
-
-def _in_pages(tokens: int, config: Config) -> int:
-    return math.ceil(tokens / _page(config)) * _page(config)
+def _in_pages(tokens: int, page: int) -> int:
+    return math.ceil(tokens / page) * page
 
 
 def largest_micro(config: Config, tokens_per_micro: int) -> int:

@@ -16,30 +16,6 @@ from graft.models.kernels import interval
 from graft.models.kernels.interval import Blocks, interval_attention
 
 
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Triton's interpreter lacks: loops of a loaded length under numpy 2.4, bfloat16 products."""
-    from triton.runtime import interpreter
-
-    patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
-
-    def patched(tensor, scope) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    def widened(self, a, b, *others):
-        return dot(self, *(_wide(x) for x in (a, b)), *others)
-
-    def _wide(x):
-        if x.dtype.scalar.name != "bf16":
-            return x
-        data = (x.data.astype(np.uint32) << 16).view(np.float32)
-        return interpreter.TensorHandle(data, interpreter.tl.float32)
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", widened)
-
-
 def tree(rng: np.random.Generator, longest: int, depth: int = 0) -> list[int]:
     """`ends` of a random tree of ragged spans, counted from its first row."""
     own = int(rng.integers(1, longest + 1))

@@ -89,6 +89,22 @@ def test_gradients_of_a_weight_with_a_sum_are_added_to_it(kernel_device):
     torch.testing.assert_close(case.weight.grad_sum, want, **CLOSE)  # type: ignore[attr-defined]
 
 
+def test_the_gradient_of_an_embedding_is_added_to_its_rows(kernel_device):
+    from graft.models.kernels.products import embed
+
+    weight = torch.randn(6, 4).to(kernel_device).requires_grad_()
+    tokens = torch.tensor([1, 5, 1], device=kernel_device)
+    pull = torch.randn(3, 4).to(kernel_device)
+    assert torch.equal(embed(tokens, weight), weight[tokens])
+    weight.grad_sum = torch.ones(6, 4, device=kernel_device)  # type: ignore[attr-defined]
+    (embed(tokens, weight) * pull).sum().backward()
+    want = torch.ones(6, 4, device=kernel_device)
+    want[1] += pull[0] + pull[2]
+    want[5] += pull[1]
+    assert weight.grad is None
+    torch.testing.assert_close(weight.grad_sum, want)  # type: ignore[attr-defined]
+
+
 def test_a_frozen_weight_gets_no_gradient(kernel_device):
     from graft.models.kernels.products import linear
 

@@ -134,9 +134,9 @@ def test_recomputing_keeps_the_stream_only():
 
 def test_the_size_of_a_chunk_is_the_kernels_own():
     pytest.importorskip("triton")
-    from graft.models.kernels.head import CHUNK_BYTES
+    from graft.models.kernels.head import CHUNK_BYTES, KEPT_SHARE
 
-    assert footprint.FUSED_CHUNK_BYTES == CHUNK_BYTES
+    assert (footprint.FUSED_CHUNK_BYTES, footprint.FUSED_KEPT_SHARE) == (CHUNK_BYTES, KEPT_SHARE)
     assert head_bytes(SMALL, BF16, 16384, H200) == CHUNK_BYTES + 151936 * 1024 * 6
 
 

@@ -5,11 +5,14 @@
 A burst feeds every row its own draws for a number of steps: tokens, positions, lengths and the test
 for stop tokens live on the device (`kernels.draw`), and one step, from embedding to drawn token, is
 a CUDA graph that is replayed. The host writes down the rows before (`Lines`), and reads what was
-drawn behind the last step. Graphs are captured on first use, for batches rounded up to `SIZES`.
+drawn segment by segment, each while the next one runs. Graphs are captured on first use, for batches
+rounded up to `SIZES`.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,7 +36,8 @@ from graft.models.decoder import Decoder
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Batches that graphs are captured for; larger ones go on in multiples of 512."""
-MOST_STEPS = 32
+MOST_STEPS = 128
+"""Of one burst, all its segments together."""
 PATIENCE = 4
 """Chunks of prompts that may run in a row before those who draw get their turn."""
 PROGRAMS = 512
@@ -79,6 +83,70 @@ class Lines:
         )
 
 
+class Segment(NamedTuple):
+    """Some steps of a burst on their way to the host."""
+
+    first: int
+    results: Tensor  # [3, steps, B]
+    drawn: Tensor  # [B] tokens of the burst so far
+    is_done: torch.cuda.Event | None
+
+
+class Flight:
+    """A burst under way: its rows, and the segments that were launched and not yet read."""
+
+    def __init__(
+        self, requests: list[Request], lines: Lines, replay: Callable[[], None], steps: int
+    ) -> None:
+        self.requests, self.lines, self.replay = requests, lines, replay
+        self.left, self.launched = steps, 0
+        self.pending: deque[Segment] = deque()
+        self._drawn = [0] * len(requests)
+
+    def launch(self, steps: int) -> None:
+        steps = min(steps, self.left)
+        for _ in range(steps):
+            self.replay()
+        first, self.launched = self.launched, self.launched + steps
+        self.left -= steps
+        results = self.lines.results[:, first : self.launched]
+        drawn = self.lines.state[State.DRAWN]
+        if not results.is_cuda:
+            self.pending.append(Segment(first, results.clone(), drawn.clone(), None))
+            return
+        segment = Segment(first, _copy_to_host(results), _copy_to_host(drawn), torch.cuda.Event())
+        assert segment.is_done is not None
+        segment.is_done.record()
+        self.pending.append(segment)
+
+    def read(self) -> list[Draw]:
+        """What the oldest segment drew, for those who still want it."""
+        segment = self.pending.popleft()
+        if segment.is_done is not None:
+            segment.is_done.synchronize()
+        many = len(self.requests)
+        before, self._drawn = self._drawn, segment.drawn[:many].tolist()
+        # numpy, not torch: its lists of a transposed table take a tenth of the time
+        results = segment.results.numpy()[:, :, :many].transpose(0, 2, 1)
+        tokens = results[0].astype(np.int64).tolist()
+        logprobs, entropies = results[1:].tolist()
+        draws: list[Draw] = []
+        for row, request in enumerate(self.requests):
+            number = self._drawn[row] - before[row]
+            if number and not request.is_over:  # else it ended, or its caller gave up, on the way
+                request.sequence.cached += number
+                draws.append(
+                    (request, tokens[row][:number], logprobs[row][:number], entropies[row][:number])
+                )
+        return draws
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    """A copy that is complete when the stream comes by."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
 class BurstRunner:
     """Holds the decoder (the trainer's own module) and turns planned work into drawn tokens."""
 
@@ -98,8 +166,14 @@ class BurstRunner:
         self._waited = 0
 
     @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
-    def run(self, works: list[Work], steps: int) -> list[Draw]:
-        """Compute the prompts among the works, or let the others draw up to `steps` tokens each."""
+    def run(
+        self, works: list[Work], steps: int, segment: int, go_on: Callable[[], bool]
+    ) -> Iterator[list[Draw]]:
+        """Compute the prompts among the works, or let the others draw up to `steps` tokens each.
+
+        Every `segment` steps there are draws to take; another segment begins if `go_on()`, asked
+        before the last one is read, so that the device never waits for the host.
+        """
         prompts = [work for work in works if work.request is None]
         drawing = [work for work in works if work.request is not None]
         self.tree.pages.flush_copies()
@@ -107,9 +181,15 @@ class BurstRunner:
             self._extend(prompts)
             self._waited += 1
         if not drawing or (prompts and self._waited < PATIENCE):
-            return []
+            yield []
+            return
         self._waited = 0
-        return self._burst(drawing, steps)
+        flight = self._start(drawing, steps)
+        flight.launch(segment)
+        while flight.pending:
+            if flight.left and go_on():
+                flight.launch(segment)
+            yield flight.read()
 
     def rest(self) -> None:
         """Nothing runs. Graphs and their memory stay: the next step comes soon."""
@@ -144,7 +224,8 @@ class BurstRunner:
         for work in works:
             work.sequence.cached += work.count
 
-    def _burst(self, works: list[Work], steps: int) -> list[Draw]:
+    def _start(self, works: list[Work], steps: int) -> Flight:
+        """Write the rows down; nothing runs yet."""
         size = batch_size(len(works))
         splits = num_splits(size, self.tree.pages.kv_heads)
         width = max(len(work.sequence.pages) for work in works)
@@ -168,20 +249,7 @@ class BurstRunner:
             lines = self._lines[size] = Lines.of(size, self.widest, self.device)
         replay = self._replay(key, lines)
         self._write_down(key, lines, requests, sharing, table[sharing.order])
-        for _ in range(steps):
-            replay()
-        drawn = lines.state[State.DRAWN].cpu()[: len(works)].tolist()
-        count = max(drawn)
-        results = lines.results[:, :count].cpu()[:, :, : len(works)].transpose(1, 2)
-        tokens = results[0].long().tolist()
-        logprobs, entropies = results[1].tolist(), results[2].tolist()
-        draws: list[Draw] = []
-        for row, (request, number) in enumerate(zip(requests, drawn, strict=True)):
-            request.sequence.cached += number
-            draws.append(
-                (request, tokens[row][:number], logprobs[row][:number], entropies[row][:number])
-            )
-        return draws
+        return Flight(requests, lines, replay, min(steps, MOST_STEPS))
 
     def _write_down(
         self, key: Key, lines: Lines, requests: List[Request], sharing: Sharing, table: np.ndarray
@@ -224,7 +292,7 @@ class BurstRunner:
                     cuts[:, row] = (s.top_k or everything, s.top_p, s.min_p)
             self._put(cuts, lines.cuts)
 
-    def _replay(self, key: Key, lines: Lines):
+    def _replay(self, key: Key, lines: Lines) -> Callable[[], None]:
         """A call that takes one step; captured where there is a device to capture on."""
         if key.items and key.items not in self._items:
             self._items[key.items] = torch.zeros(

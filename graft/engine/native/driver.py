@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from graft.actions.space import ActionSpace
@@ -18,14 +20,20 @@ from graft.engine.native.scheduler import Request, Scheduler, Work
 from graft.engine.native.tree import Sequence, Tree
 from graft.types import Completion, Finish
 
-BURST = (4, 32)
-"""Fewest and most steps of a burst. Rows that end in the middle of one idle until its end."""
+SEGMENT = (4, 32)
+"""Fewest and most steps before the host looks. Rows that end between two looks idle until then."""
+SEGMENTS = 4
+"""Segments of a burst, at most, before everything is planned anew."""
+BUSY = 0.75
+"""Share of a burst's rows that must be alive for another segment."""
 
 
 class Runs(Protocol):
     """What computes planned work: `Runner`, or `BurstRunner` where kernels run."""
 
-    def run(self, works: list[Work], steps: int) -> list[Draw]: ...
+    def run(
+        self, works: list[Work], steps: int, segment: int, go_on: Callable[[], bool]
+    ) -> Iterator[list[Draw]]: ...
     def rest(self) -> None: ...
 
 
@@ -81,15 +89,18 @@ class Driver:
                 if not works:
                     self.runner.rest()
                     return
-                steps = self.scheduler.look_ahead(works, self._burst(works)) if self.bursts else 1
-                draws = self.runner.run(works, steps)
-                self.steps += max((len(tokens) for _, tokens, _, _ in draws), default=1)
+                requests = [work.request for work in works if work.request is not None]
+                segment = self._segment(requests) if self.bursts else 1
+                steps = self.scheduler.look_ahead(works, segment * SEGMENTS if segment > 1 else 1)
                 filling = [w for w in works if w.request is None or w.count > 1]
                 self.prefill_tokens += sum(w.count for w in filling)
-                self.decode_tokens += sum(len(tokens) for _, tokens, _, _ in draws)
                 self.decode_tokens -= sum(w.request is not None for w in filling)
-                self._take(draws)
-                await asyncio.sleep(0)
+                go_on = partial(self._may_go_on, requests)
+                for draws in self.runner.run(works, steps, segment, go_on):
+                    self.steps += max((len(tokens) for _, tokens, _, _ in draws), default=1)
+                    self.decode_tokens += sum(len(tokens) for _, tokens, _, _ in draws)
+                    self._take(draws)
+                    await asyncio.sleep(0)
         except asyncio.CancelledError:  # the event loop is closing
             for request in self.scheduler.requests:
                 request.is_over = True
@@ -99,16 +110,18 @@ class Driver:
             self.fail_all(error)  # first: after a fault of the device nothing below may work
             self._forget_all()  # pages may be half written: keep nothing of this step
 
-    def _burst(self, works: list[Work]) -> int:
+    def _segment(self, requests: list[Request]) -> int:
         """Steps until the host looks again: about an eighth of a completion, no more than is asked."""
-        requests = [work.request for work in works if work.request is not None]
         if not requests or any(request.grammar is not None for request in requests):
             return 1  # a grammar is followed on the host, token by token
-        low, high = BURST
+        low, high = SEGMENT
         steps = min(max(int(self.typical / 8), low), high)
-        if self.scheduler.waiting:
-            steps = max(steps // 2, low)
         return min(steps, max(request.room - len(request.logprobs) for request in requests))
+
+    def _may_go_on(self, requests: list[Request]) -> bool:
+        """Whether a burst should last: nobody waits to join it, and few have left it."""
+        alive = sum(not request.is_over for request in requests)
+        return not self.scheduler.waiting and alive >= BUSY * len(requests)
 
     def _take(self, draws: list[Draw]) -> None:
         broken = False
@@ -129,9 +142,10 @@ class Driver:
             request.logprobs += logprobs[:count]
             request.entropies += entropies[:count]
             request.modes += [request.mode] * count
-            if count < len(tokens):  # what was drawn behind a stop was never said
-                sequence = request.sequence
-                sequence.cached = min(sequence.cached, len(sequence.tokens) - 1)
+            # what was drawn behind a stop was never said
+            request.sequence.cached = min(
+                request.sequence.cached, len(request.sequence.tokens) - 1
+            )
             if (  # nothing can end it here: no need to look closer
                 request.grammar is None
                 and request.stop_strings is None
@@ -183,6 +197,8 @@ class Driver:
 
     def _finish(self, request: Request, finish: Finish) -> None:
         self.typical += (len(request.logprobs) - self.typical) * 0.05
+        if self.bursts:  # give back what was reserved for steps that are not taken
+            self.tree.truncate(request.sequence, len(request.sequence.tokens))
         request.finish(finish)
 
     def _forget_all(self) -> None:

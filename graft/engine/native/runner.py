@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,11 +37,16 @@ class Runner:
             self.allowed = torch.tensor(space.allowed, device=decoder.device)
 
     @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
-    def run(self, works: list[Work], steps: int = 1) -> list[Draw]:
+    def run(
+        self, works: list[Work], steps: int, segment: int, go_on: Callable[[], bool]
+    ) -> Iterator[list[Draw]]:
         """Compute the works, mark their tokens as cached, draw where a request waits for it.
 
         One token each, whatever `steps` would allow: here the host takes part in every draw.
         """
+        yield self._step(works)
+
+    def _step(self, works: list[Work]) -> list[Draw]:
         batch = self.batcher.build(works)
         pages = self.tree.pages
         pages.flush_copies()

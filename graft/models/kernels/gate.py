@@ -31,7 +31,14 @@ def _forward(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward(gate_up_ptr, grad_ptr, grad_gate_up_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _backward(
+    gate_up_ptr,
+    grad_ptr,
+    grad_gate_up_ptr,
+    gated_ptr,  # [T, F] or None: silu(gate) * up once more
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -44,6 +51,9 @@ def _backward(gate_up_ptr, grad_ptr, grad_gate_up_ptr, WIDTH: tl.constexpr, BLOC
     kind = grad_gate_up_ptr.dtype.element_ty
     tl.store(grad_gate_up_ptr + at, grad_gate.to(kind), mask=inside)
     tl.store(grad_gate_up_ptr + at + WIDTH, (grad * gate * sigmoid).to(kind), mask=inside)
+    if gated_ptr is not None:
+        active = (gate * sigmoid).to(kind).to(tl.float32)
+        tl.store(gated_ptr + row * WIDTH + column, (active * up).to(kind), mask=inside)
 
 
 def gated(gate_up: Tensor) -> Tensor:
@@ -55,12 +65,12 @@ def gated(gate_up: Tensor) -> Tensor:
     return out
 
 
-def differentiate(gate_up: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of gate|up."""
+def differentiate(gate_up: Tensor, grad: Tensor, gated: Tensor | None = None) -> Tensor:
+    """The gradient of gate|up; silu(gate) * up is written to `gated` on the way, if wanted."""
     rows, width = grad.shape
     grad_gate_up = torch.empty_like(gate_up)
     grid = (rows, triton.cdiv(width, BLOCK))
-    _backward[grid](gate_up, grad, grad_gate_up, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
+    _backward[grid](gate_up, grad, grad_gate_up, gated, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
     return grad_gate_up
 
 

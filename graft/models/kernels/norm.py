@@ -61,6 +61,7 @@ def _backward(
     weight_ptr,  # [D]
     rstd_ptr,  # [T]
     grad_x_ptr,  # [T, D]
+    normed_ptr,  # [T, D] or None: the norm once more
     partial_ptr,  # [P, D]
     rows,
     WIDTH: tl.constexpr,
@@ -77,6 +78,10 @@ def _backward(
         grad = tl.load(grad_normed_ptr + at, mask=inside, other=0.0).to(tl.float32)
         unit = tl.load(total_ptr + at, mask=inside, other=0.0).to(tl.float32) * rstd
         grad_weight += grad * unit
+        if normed_ptr is not None:
+            kind = normed_ptr.dtype.element_ty
+            normed = unit.to(kind).to(tl.float32) * weight
+            tl.store(normed_ptr + at, normed.to(kind), mask=inside)
         grad *= weight
         grad_x = rstd * (grad - unit * (tl.sum(grad * unit, 0) / WIDTH))
         if grad_total_ptr is not None:
@@ -84,18 +89,6 @@ def _backward(
         tl.store(grad_x_ptr + at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
         row += tl.num_programs(0)
     tl.store(partial_ptr + tl.program_id(0) * WIDTH + column, grad_weight, mask=inside)
-
-
-@triton.jit
-def _again(total_ptr, weight_ptr, rstd_ptr, normed_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    total = tl.load(total_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    kind = normed_ptr.dtype.element_ty
-    unit = (total * tl.load(rstd_ptr + row)).to(kind).to(tl.float32)
-    tl.store(normed_ptr + row * WIDTH + column, (unit * weight).to(kind), mask=inside)
 
 
 @cache
@@ -141,19 +134,18 @@ def normalise(
     return total, normed, rstd
 
 
-def normalise_again(total: Tensor, weight: Tensor, rstd: Tensor) -> Tensor:
-    """The norm of a sum whose 1 / rms is known."""
-    rows, width = len(rstd), total.shape[-1]
-    normed = torch.empty_like(total)
-    block, warps = _block(width)
-    _again[(rows,)](total, weight, rstd, normed, WIDTH=width, BLOCK=block, num_warps=warps)
-    return normed
-
-
 def differentiate(
-    grad_total: Tensor | None, grad_normed: Tensor, total: Tensor, weight: Tensor, rstd: Tensor
+    grad_total: Tensor | None,
+    grad_normed: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    normed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the sum (and so of both its parts) and of the weight."""
+    """Gradients of the sum (and so of both its parts) and of the weight.
+
+    The norm itself is written to `normed` on the way, for who wants it once more.
+    """
     rows, width = len(rstd), total.shape[-1]
     block, warps = _block(width)
     programs = min(rows, walking_programs(total.device, warps, RESIDENT_WARPS))
@@ -166,6 +158,7 @@ def differentiate(
         weight,
         rstd,
         grad_x,
+        normed,
         partial,
         rows,
         WIDTH=width,

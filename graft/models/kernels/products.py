@@ -2,8 +2,8 @@
 
     T tokens, D inputs, N outputs
 
-What a norm or a gate hands to a product is made again in the backward pass, from what is kept
-anyway: a pass over memory, against a fifth of all activations. The gradient of a weight that has a
+What a norm or a gate hands to a product is made again in the backward pass, by the very kernel that
+differentiates it: one more output, against a fifth of all activations. The gradient of a weight that has a
 `grad_sum` (fp32, see `train.optimizer`) is added to it inside the product that makes it: no rounding
 to bf16 on the way, no second copy, no pass of its own.
 """
@@ -34,7 +34,7 @@ def sum_of(weight: Tensor) -> Tensor | None:
     return getattr(weight, "grad_sum", None)
 
 
-def _grad_weight(ctx: Any, weight: Tensor, grad: Tensor, given: Tensor) -> Tensor | None:
+def _grad_weight(ctx: Any, grad: Tensor, given: Tensor) -> Tensor | None:
     if ctx.grad_sum is None:
         return grad.T @ given
     add_product_(ctx.grad_sum, grad.T, given)
@@ -66,12 +66,12 @@ class _NormLinear(torch.autograd.Function):
         if grad is None:  # nobody looked at the product
             return grad_total, grad_total, None, None, None, None
         has = ctx.needs_input_grad
-        grad_weight = None
-        if has[4]:
-            normed = norm.normalise_again(total, scale, rstd)
-            grad_weight = _grad_weight(ctx, weight, grad, normed)
+        normed = torch.empty_like(total) if has[4] else None
+        grad_x, grad_scale = norm.differentiate(
+            grad_total, grad @ weight, total, scale, rstd, normed
+        )
+        grad_weight = None if normed is None else _grad_weight(ctx, grad, normed)
         grad_bias = grad.sum(0) if has[5] else None
-        grad_x, grad_scale = norm.differentiate(grad_total, grad @ weight, total, scale, rstd)
         grad_delta = grad_x if len(grads) == 2 else None
         return grad_x, grad_delta, grad_scale, None, grad_weight, grad_bias
 
@@ -91,16 +91,34 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad = grads[0]
         has = ctx.needs_input_grad
-        grad_weight = None
-        if has[1]:
-            given = gate.gated(x) if ctx.has_gate else x
-            grad_weight = _grad_weight(ctx, weight, grad, given)
-        grad_bias = grad.sum(0) if has[2] else None
-        grad_x = None
-        if has[0]:
+        given, grad_x = x, None
+        if has[0] or ctx.has_gate:
             grad_x = grad @ weight
-            grad_x = gate.differentiate(x, grad_x) if ctx.has_gate else grad_x
+        if ctx.has_gate:
+            given = torch.empty_like(grad_x)
+            grad_x = gate.differentiate(x, grad_x, given)
+        grad_weight = _grad_weight(ctx, grad, given) if has[1] else None
+        grad_bias = grad.sum(0) if has[2] else None
         return grad_x, grad_weight, grad_bias, None
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(tokens)
+        ctx.grad_sum = sum_of(weight)
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        (tokens,) = ctx.saved_tensors
+        ctx.grad_sum.index_add_(0, tokens, grads[0].to(ctx.grad_sum.dtype))
+        return None, None
+
+
+def embed(tokens: Tensor, weight: Tensor) -> Tensor:
+    """weight[tokens]; its gradient touches the rows of those tokens alone, where there is a sum."""
+    return F.embedding(tokens, weight) if sum_of(weight) is None else _Embed.apply(tokens, weight)
 
 
 def norm_linear(
