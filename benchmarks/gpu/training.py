@@ -248,14 +248,18 @@ def _memory_row(bench: Bench, title: str, trainer: Trainer) -> Row:
     )
 
 
+LEAN_MICRO = 12_288
+"""Tokens per micro-batch where memory is short: two trees of the 64x8 load."""
+
+
 def memory(bench: Bench, name: str, work: Work) -> list[Row]:
-    """The same step with little memory: samples in waves, half the micro-batch."""
+    """The same step with little memory: samples in waves, small micro-batches."""
     trainer = Trainer(
         bench,
         name,
         work,
         kv_tokens=max(work.kv_tokens * 3 // 10, 2 * (work.prompt + work.response) + 256),
-        tokens_per_micro=bench.tokens_per_micro // 2,
+        tokens_per_micro=min(LEAN_MICRO, bench.tokens_per_micro),
     )
     trainer.learn(trainer.rollout())
     seconds = bench.time(lambda: trainer.learn(trainer.rollout()))

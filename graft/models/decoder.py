@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +23,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from graft.models.device import has_kernels
-from graft.models.functions import add_linear, add_norm, embed, linear, norm_linear, qk_rotate
+from graft.models.functions import (
+    add_linear,
+    add_norm,
+    embed,
+    linear,
+    norm_linear,
+    qk_place,
+    qk_rotate,
+)
+from graft.models.place import Place
 from graft.models.shape import Shape, rope_frequencies
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]"""
+Attend = Callable[[int, Tensor, Any, Any], Tensor]
+"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they have a `Place`."""
 
 LEAST_POSITIONS = 2**16
 """Positions that a GPU's table of angles holds at least, beyond what the model was trained on."""
@@ -101,10 +111,16 @@ class Block(nn.Module):
         self.down = nn.Linear(shape.ff, shape.width, bias=shape.mlp_bias)
 
     def forward(
-        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, attend: Attend
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        place: Place | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         x, qkv = self._norm_linear(x, delta, self.attn_norm, self.qkv)
-        seen = self._see(qkv, cos, sin, attend)
+        seen = self._see(qkv, cos, sin, attend, place)
         x, delta = add_linear(x, seen, self.out.weight, self.out.bias)
         x, gate_up = self._norm_linear(x, delta, self.mlp_norm, self.gate_up)
         return add_linear(x, gate_up, self.down.weight, self.down.bias, gate=True)
@@ -114,15 +130,19 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         return norm_linear(x, delta, norm.weight, norm.eps, linear.weight, linear.bias)
 
-    def _see(self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def _see(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, place: Place | None
+    ) -> Tensor:
         """[T, H*d]: what the heads found."""
         shape = self.shape
         q_weight = None if self.q_norm is None else self.q_norm.weight
         k_weight = None if self.k_norm is None else self.k_norm.weight
-        q, k, v = qk_rotate(
-            qkv, q_weight, k_weight, shape.norm_eps, cos, sin, shape.heads, shape.kv_heads
-        )
-        return attend(self.index, q, k, v).reshape(len(qkv), shape.q_size)
+        heads = (q_weight, k_weight, shape.norm_eps, cos, sin, shape.heads, shape.kv_heads)
+        if place is None:
+            found = attend(self.index, *qk_rotate(qkv, *heads))
+        else:
+            found = attend(self.index, qk_place(qkv, *heads, place, self.index), None, None)
+        return found.reshape(len(qkv), shape.q_size)
 
 
 class Decoder(nn.Module):
@@ -162,15 +182,20 @@ class Decoder(nn.Module):
         cos, sin = self.angles.compute(positions)
         return cos.to(self.dtype), sin.to(self.dtype)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the last norm, [T, D], of tokens [T] at positions [T]."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, place: Place | None = None
+    ) -> Tensor:
+        """Hidden states after the last norm, [T, D], of tokens [T] at positions [T].
+
+        With a place keys and values are stored there, and `attend` looks for them itself.
+        """
         x, delta = embed(tokens, self.embed.weight), None
         cos, sin = self.rope(positions)
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
                 x, delta = checkpoint(block, x, delta, cos, sin, attend, use_reentrant=False)
             else:
-                x, delta = block(x, delta, cos, sin, attend)
+                x, delta = block(x, delta, cos, sin, attend, place)
         return self.norm(x, delta)[1]
 
     @torch.no_grad()

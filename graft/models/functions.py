@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graft.models.device import has_kernels
+from graft.models.place import Place
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -113,6 +114,28 @@ def qk_rotate(
         qk = _RmsNorm.apply(qk, torch.cat(weights), eps)
     q, k = _Rotate.apply(qk, cos[:, None], sin[:, None]).split([heads, kv_heads], dim=1)
     return q, k, v
+
+
+def qk_place(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    place: Place,
+    layer: int,
+) -> Tensor:
+    """The same without gradients: q is returned, keys and values go to their place."""
+    if has_kernels(qkv.device):
+        from graft.models.kernels import rope
+
+        return rope.qk_place(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads, place, layer)
+    q, k, v = qk_rotate(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
+    place.write(layer, k, v)
+    return q
 
 
 class _Gate(torch.autograd.Function):

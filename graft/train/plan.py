@@ -169,11 +169,12 @@ class Sizes:
         comfort = int(self.room.available * COMFORT) // kv_bytes(self.shape, self.dtype)
         ample = asked or max(min(wanted_pool(self.config, page), comfort), least)
         choices = [Micro(tokens, recompute) for tokens in sizes]
-        for pool in (ample, least):
-            for micro in choices:
-                if self.fits(pool, micro):
-                    return micro
-        return choices[-1]
+        for micro in choices:
+            if self.fits(ample, micro):
+                return micro
+        # the pool needs every byte: the smallest, or one that holds no more than the longest row
+        floor = largest_micro(self.config, sizes[-1])
+        return next(m for m in choices if largest_micro(self.config, m.tokens) == floor)
 
     def choose_pool(self, micro: Micro) -> int:
         if self.config.engine.kv_tokens:
@@ -198,7 +199,7 @@ def plan_memory(config: Config, shape: Shape, dtype: torch.dtype, room: Room) ->
 def choose_micro(config: Config, shape: Shape, dtype: torch.dtype, room: Room) -> Micro:
     """Tokens per micro-batch and whether to recompute, where the recipe does not say.
 
-    On a GPU the largest size that leaves the KV pool a fifth of the memory, or at least one context;
+    On a GPU the largest size that leaves the KV pool a fifth of the memory, else the smallest;
     recomputation only if the longest row does not fit without it.
     """
     return Sizes(config, shape, dtype, room).choose_micro()

@@ -189,22 +189,6 @@ def test_extending_sees_the_past_and_itself(group, size, dtype, kernel_device):
         first += count
 
 
-def test_writing_fills_exactly_the_slots_of_the_living(kernel_device):
-    from graft.engine.native.kernels.write import write
-
-    k, v = torch.randn(2, 4, 3, 24).to(kernel_device)
-    pool = torch.full((2, 6, 3, PAGE, 24), torch.nan, device=kernel_device)
-    table = torch.tensor([[4, 2], [5, 0], [1, 0]], dtype=torch.int32, device=kernel_device)
-    rows = torch.tensor([0, 0, 1, 2], device=kernel_device)
-    positions = torch.tensor([15, 16, 3, 0], device=kernel_device)
-    lengths = torch.tensor([17, 4, 0], device=kernel_device)  # row 2 is over
-    write(k, v, pool[0], pool[1], table, rows, positions, lengths)
-    for token, (page, slot) in enumerate([(4, 15), (2, 0), (5, 3)]):
-        assert torch.equal(pool[0, page, :, slot], k[token])
-        assert torch.equal(pool[1, page, :, slot], v[token])
-    assert int((~pool.isnan()).sum()) == 2 * 3 * 3 * 24
-
-
 def burst_state(rows: int, device: torch.device, **lines: list[int]) -> Tensor:
     from graft.engine.native.kernels.draw import FIELDS, State
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from graft.models.functions import rms_norm, silu_gate
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 CLOSE = {"atol": 2e-4, "rtol": 2e-4}
 
 

@@ -8,8 +8,6 @@ import torch.nn.functional as F
 
 from graft.models.functions import rms_norm, silu_gate
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
 
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 64, 40), (3, 576, 33), (4, 1030, 16), (2, 5, 3)]

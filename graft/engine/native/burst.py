@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,16 +26,18 @@ from graft.engine.native.kernels.cut import cut
 from graft.engine.native.kernels.decode import decode, scratch
 from graft.engine.native.kernels.draw import FIELDS, State, draw
 from graft.engine.native.kernels.extend import BLOCK, extend
-from graft.engine.native.kernels.write import write
 from graft.engine.native.runner import Draw
 from graft.engine.native.scheduler import Request, Work
 from graft.engine.native.sharing import Sharing, share
 from graft.engine.native.tree import Tree
 from graft.engine.native.uniforms import row_keys
 from graft.models.decoder import Decoder
+from graft.models.place import Place
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Batches that graphs are captured for; larger ones go on in multiples of 512."""
+FILLS = (16, 64, 256, 1024)
+"""Tokens of prompts up to which they are computed by a graph, padded to one of these."""
 MOST_STEPS = 128
 """Of one burst, all its segments together."""
 PATIENCE = 4
@@ -81,6 +83,19 @@ class Lines:
             results=zeros(3, MOST_STEPS, rows),
             row=torch.arange(rows, dtype=torch.int64, device=device),
         )
+
+
+class Chunk(NamedTuple):
+    """T tokens of prompts and tools' answers, as arrays or on the device."""
+
+    tokens: Any  # [T]
+    rows: Any  # [T] line of the table
+    positions: Any  # [T]
+    blocks: Any  # [n, 4], see `kernels.extend`
+    table: Any  # [rows, P]
+
+    def map(self, function: Callable[[Any], Any]) -> Chunk:
+        return Chunk(*map(function, self))
 
 
 class Segment(NamedTuple):
@@ -162,6 +177,7 @@ class BurstRunner:
         self._items: dict[int, Tensor] = {}
         self._stops: dict[tuple[int, int], Tensor] = {}
         self._graphs: dict[Key, torch.cuda.CUDAGraph] = {}
+        self._fills: dict[int, tuple[Chunk, Tensor, torch.cuda.CUDAGraph]] = {}
         self._pool: tuple[int, int] | None = None
         self._waited = 0
 
@@ -196,33 +212,75 @@ class BurstRunner:
 
     def _extend(self, works: list[Work]) -> None:
         """Compute tokens nobody draws after: keys and values are all that is wanted of them."""
-        sequences = [work.sequence for work in works]
         count = np.array([work.count for work in works])
-        start = np.array([sequence.cached for sequence in sequences])
+        start = np.array([work.sequence.cached for work in works])
         first = count.cumsum() - count
-        tokens = [t for w in works for t in w.sequence.tokens[w.sequence.cached :][: w.count]]
-        row = np.arange(len(works)).repeat(count)
-        position = np.arange(len(tokens)) + (start - first).repeat(count)
+        number = int(count.sum())
         per = -(-count // BLOCK)  # blocks of each sequence
         of = np.arange(len(works)).repeat(per)
-        number = np.arange(len(of)) - (per.cumsum() - per).repeat(per)
-        begin = number * BLOCK
-        left = np.minimum(count[of] - begin, BLOCK)
-        blocks = np.stack([first[of] + begin, left, start[of] + begin, of], axis=1)
-        width = max(len(sequence.pages) for sequence in sequences)
-        table = self._put(self._table([s.row for s in sequences], width))
-        rows, positions = self._put(row), self._put(position)
-        lengths = torch.ones(len(works), dtype=torch.int64, device=self.device)
-        on_device = self._put(blocks.astype(np.int32))
-        pool = self.tree.pages.pool
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            write(k, v, pool[layer, 0], pool[layer, 1], table, rows, positions, lengths)
-            return extend(q.contiguous(), pool[layer, 0], pool[layer, 1], table, on_device)
-
-        self.decoder(self._put(np.array(tokens)), positions, attend)
+        begin = (np.arange(len(of)) - (per.cumsum() - per).repeat(per)) * BLOCK
+        width = max(len(work.sequence.pages) for work in works)
+        tokens = [t for w in works for t in w.sequence.tokens[w.sequence.cached :][: w.count]]
+        chunk = Chunk(
+            tokens=np.array(tokens),
+            rows=np.arange(len(works)).repeat(count),
+            positions=np.arange(number) + (start - first).repeat(count),
+            blocks=np.stack(
+                [first[of] + begin, np.minimum(count[of] - begin, BLOCK), start[of] + begin, of],
+                axis=1,
+            ),
+            table=self._table([work.sequence.row for work in works], width),
+        )
+        size = next((size for size in FILLS if size >= number), 0)
+        if size and self.device.type == "cuda":
+            self._fill(size, chunk)
+        else:
+            self._compute(chunk.map(self._put), torch.ones(len(works), device=self.device))
         for work in works:
             work.sequence.cached += work.count
+
+    def _fill(self, size: int, chunk: Chunk) -> None:
+        """A short chunk through a graph: launched one by one its kernels would wait for the host."""
+        if size not in self._fills:
+            self._fills[size] = self._capture_fill(size)
+        buffers, alive, graph = self._fills[size]
+        rows = np.zeros(size, dtype=np.float32)
+        rows[: len(chunk.table)] = 1.0
+        self._put(rows, alive)
+        for array, buffer in zip(chunk, buffers, strict=True):
+            whole = np.zeros((buffer.shape[0], *array.shape[1:]), dtype=array.dtype)
+            whole[: len(array)] = array
+            if array is chunk.rows:
+                whole[len(array) :] = size - 1 if len(chunk.table) < size else 0
+            target = buffer[:, : array.shape[1]] if array.ndim == 2 else buffer
+            target.copy_(self._put(whole))
+        graph.replay()
+
+    def _capture_fill(self, size: int) -> tuple[Chunk, Tensor, torch.cuda.CUDAGraph]:
+        """Buffers for up to `size` tokens of up to `size` sequences, and the graph that reads them."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        buffers = Chunk(
+            tokens=zeros(size),
+            rows=zeros(size),
+            positions=zeros(size),
+            blocks=zeros(size + size // BLOCK, 4, dtype=torch.int32),
+            table=zeros(size, self.widest, dtype=torch.int32),
+        )
+        alive = zeros(size, dtype=torch.float32)
+        return buffers, alive, self._record(lambda: self._compute(buffers, alive))
+
+    def _compute(self, chunk: Chunk, alive: Tensor) -> None:
+        pool = self.tree.pages.pool
+        blocks = chunk.blocks.int()
+
+        def attend(layer: int, q: Tensor, *_: None) -> Tensor:
+            return extend(q, pool[layer, 0], pool[layer, 1], chunk.table, blocks)
+
+        place = Place(pool, chunk.table, chunk.rows, chunk.positions, alive)
+        self.decoder(chunk.tokens, chunk.positions, attend, place)
 
     def _start(self, works: list[Work], steps: int) -> Flight:
         """Write the rows down; nothing runs yet."""
@@ -312,16 +370,19 @@ class BurstRunner:
         lines.state.zero_()  # rows of length 0: the steps below change nothing
         if key.items:  # what another batch left there may name rows that this one has not
             self._items[key.items].zero_()
+        return self._record(lambda: self._step(key, lines))
+
+    def _record(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            self._step(key, lines)  # compiles kernels, lets libraries set themselves up
+            step()  # compiles kernels, lets libraries set themselves up
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._step(key, lines)
+            step()
         return graph
 
     def _step(self, key: Key, lines: Lines) -> None:
@@ -334,16 +395,13 @@ class BurstRunner:
             key.rows if key.slots > 1 else 0, key.slots, shape.heads, shape.head_dim, self.device
         )
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k_pool, v_pool = pages.pool[layer, 0], pages.pool[layer, 1]
-            lengths = state[State.LENGTH]
-            write(k, v, k_pool, v_pool, lines.table, lines.row, state[State.POSITION], lengths)
+        def attend(layer: int, q: Tensor, *_: None) -> Tensor:
             return decode(
-                q.contiguous(),
-                k_pool,
-                v_pool,
+                q,
+                pages.pool[layer, 0],
+                pages.pool[layer, 1],
                 lines.table,
-                lengths,
+                state[State.LENGTH],
                 state[State.TAIL],
                 items,
                 state[State.SHARED],
@@ -353,7 +411,9 @@ class BurstRunner:
                 space=space,
             )
 
-        hidden = self.decoder(state[State.TOKEN], state[State.POSITION], attend)
+        position = state[State.POSITION]
+        place = Place(pages.pool, lines.table, lines.row, position, state[State.LENGTH])
+        hidden = self.decoder(state[State.TOKEN], position, attend, place)
         logits = self.decoder.logits(hidden)
         floors = None
         if key.has_cut:

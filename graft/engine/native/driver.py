@@ -99,8 +99,10 @@ class Driver:
                 for draws in self.runner.run(works, steps, segment, go_on):
                     self.steps += max((len(tokens) for _, tokens, _, _ in draws), default=1)
                     self.decode_tokens += sum(len(tokens) for _, tokens, _, _ in draws)
-                    self._take(draws)
+                    is_sound = self._take(draws)
                     await asyncio.sleep(0)
+                    if not is_sound:
+                        break  # the burst goes on with pages that are gone
         except asyncio.CancelledError:  # the event loop is closing
             for request in self.scheduler.requests:
                 request.is_over = True
@@ -123,7 +125,8 @@ class Driver:
         alive = sum(not request.is_over for request in requests)
         return not self.scheduler.waiting and alive >= BUSY * len(requests)
 
-    def _take(self, draws: list[Draw]) -> None:
+    def _take(self, draws: list[Draw]) -> bool:
+        """Add the draws to their completions; False if pages had to be forgotten."""
         broken = False
         for request, tokens, logprobs, entropies in draws:
             if math.isnan(logprobs[-1]):
@@ -143,9 +146,7 @@ class Driver:
             request.entropies += entropies[:count]
             request.modes += [request.mode] * count
             # what was drawn behind a stop was never said
-            request.sequence.cached = min(
-                request.sequence.cached, len(request.sequence.tokens) - 1
-            )
+            request.sequence.cached = min(request.sequence.cached, len(request.sequence.tokens) - 1)
             if (  # nothing can end it here: no need to look closer
                 request.grammar is None
                 and request.stop_strings is None
@@ -156,6 +157,7 @@ class Driver:
             self._after(request, tokens[count - 1])
         if broken:
             self._forget_all()
+        return not broken
 
     def _wanted(self, request: Request, tokens: list[int]) -> int:
         """How many of the drawn tokens come before the completion's end."""

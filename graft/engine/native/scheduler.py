@@ -142,18 +142,25 @@ class Scheduler:
     def look_ahead(self, works: list[Work], steps: int) -> int:
         """Reserve room for up to `steps` draws of every work that draws; how many there is room for.
 
-        Idle contexts give way; nobody is preempted for the sake of a longer burst.
+        Nobody gets more than it may still draw. Idle contexts give way; nobody is preempted for the
+        sake of a longer burst.
         """
-        drawing = [work.sequence for work in works if work.request is not None]
+        drawing = [
+            (work.sequence, work.request.room - len(work.request.logprobs))
+            for work in works
+            if work.request is not None
+        ]
+        steps = min(steps, max((room for _, room in drawing), default=1))
         while steps > 1:
-            short = [s for s in drawing if s.cached + steps > s.writable]
-            missing = sum(self.tree.missing(s, s.cached + steps) for s in short)
+            ends = [(s, s.cached + min(steps, room)) for s, room in drawing]
+            short = [(s, end) for s, end in ends if end > s.writable]
+            missing = sum(self.tree.missing(s, end) for s, end in short)
             free = self.tree.pages.free
             if missing <= free or self._evict(self._idle(), missing - free):
-                missing = sum(self.tree.missing(s, s.cached + steps) for s in short)
+                missing = sum(self.tree.missing(s, end) for s, end in short)
             if missing <= self.tree.pages.free:
-                for sequence in short:
-                    self.tree.reserve(sequence, sequence.cached + steps)
+                for sequence, end in short:
+                    self.tree.reserve(sequence, end)
                 return steps
             steps //= 2
         return 1

@@ -20,6 +20,9 @@ import numpy as np
 
 from graft.engine.native.pages import NOBODY, Pages
 
+ROWS = 1024
+"""Sequences that the table has lines for before it grows."""
+
 
 class Sequence:
     """Tokens, and the pages that hold the keys and values of the first `cached` of them.
@@ -45,8 +48,9 @@ class Tree:
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
         self.sequences: dict[Sequence, None] = {}  # an ordered set
-        self.table = np.full((64, 16), NOBODY, dtype=np.int64)  # [rows, longest sequence in pages]
-        self._rows = list(range(63, -1, -1))
+        # [rows, longest sequence in pages]; both grow by doubling
+        self.table = np.full((ROWS, 16), NOBODY, dtype=np.int64)
+        self._rows = list(range(ROWS - 1, -1, -1))
         self.clock = 0
 
     def open(self, tokens: list[int], stem: Sequence | None = None) -> Sequence:

@@ -15,8 +15,15 @@ _WORD = (1 << 64) - 1
 
 def derive(key: int, number: int) -> int:
     """The key of the `number`-th child of `key`: 64 bits, unlike its parent's and siblings'."""
-    mixed = _mix(np.array([key & _WORD], dtype=np.uint64))
-    return int(_mix(mixed + np.uint64((number * _GOLDEN + 1) & _WORD))[0])
+    return _mix_one(_mix_one(key) + number * _GOLDEN + 1)
+
+
+def _mix_one(x: int) -> int:
+    """`_mix` of one Python integer: a fork asks for it, and an array of one costs 20 times as much."""
+    x = (x + _GOLDEN) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)
 
 
 def row_keys(seed: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -249,12 +249,14 @@ def _fold_keys(
             end = ends.load([first])
             is_seen = (key[None, :] <= token[:, None]) & (token[:, None] < end[None, :])
             score = tl.where(is_seen, score, float("-inf"))
-        higher = tl.maximum(most, tl.max(score, 1) * SCALE)
-        weight = tl.exp2(score * SCALE - higher[:, None])
-        shrink = tl.exp2(most - higher)
-        total = total * shrink + tl.sum(weight, 1)
+        # a whole number: weights then round alike however keys are cut, here and in the engine
+        higher = tl.maximum(most, tl.ceil(tl.max(score, 1) * SCALE))
         told = v.load([first, column])
-        seen = _add_dot(seen * shrink[:, None], weight.to(told.dtype), told)
+        # rounded before they are added up: what a row sees is then a true average
+        weight = tl.exp2(score * SCALE - higher[:, None]).to(told.dtype)
+        shrink = tl.exp2(most - higher)
+        total = total * shrink + tl.sum(weight.to(tl.float32), 1)
+        seen = _add_dot(seen * shrink[:, None], weight, told)
         most = higher
     return most, total, seen
 

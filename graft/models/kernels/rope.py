@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.models.kernels.norm import walking_programs
+from graft.models.place import Place
 
 TILE = 1024
 """Pairs in a tile: with 4 warps, two 16-byte loads of bf16 by each thread."""
@@ -36,7 +37,7 @@ def _weights(q_weight_ptr, k_weight_ptr, is_q, at, inside):
     return tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _forward(
     qkv_ptr,  # [T, (H+2K) d], rows `qkv_stride` apart
     q_weight_ptr,  # [d] or None
@@ -46,14 +47,20 @@ def _forward(
     q_ptr,  # [T, H, d]
     k_ptr,  # [T, K, d]
     v_ptr,  # [T, K, d]
-    rstd_ptr,  # [T, H+K] or None without norms
+    rstd_ptr,  # [T, H+K] or None: nobody will differentiate
     eps,
     qkv_stride,
+    table_ptr,  # page numbers, or None: keys and values have memory of their own
+    rows_ptr,  # [T]
+    positions_ptr,  # [T]
+    lengths_ptr,  # [rows]
+    table_stride,
     H: tl.constexpr,
     K: tl.constexpr,
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     kind = q_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
@@ -68,7 +75,18 @@ def _forward(
     inside = (head < H + 2 * K)[:, None] & real
     left = tl.load(source, mask=inside, other=0.0)
     right = tl.load(source + HALF, mask=inside, other=0.0)
-    value = v_ptr + token * (K * 2 * HALF) + within - (H + K) * (2 * HALF)
+    if table_ptr is None:
+        start = token * (K * 2 * HALF)
+        head_size = 2 * HALF
+    else:  # page [K, page, d] of the token's sequence
+        row = tl.load(rows_ptr + token)
+        position = tl.load(positions_ptr + token)
+        page = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
+        head_size = PAGE * 2 * HALF
+        start = page * (K * head_size) + (position % PAGE) * (2 * HALF)
+        is_there = tl.load(lengths_ptr + row) != 0
+        is_k, is_v = is_k & is_there, is_v & is_there
+    value = v_ptr + start + (head - H - K)[:, None] * head_size + pair[None, :]
     tl.store(value, left, mask=is_v[:, None] & real)
     tl.store(value + HALF, right, mask=is_v[:, None] & real)
 
@@ -76,7 +94,8 @@ def _forward(
     if q_weight_ptr is not None:
         squares = tl.sum(left * left + right * right, 1)
         rstd = tl.rsqrt(squares / (2 * HALF) + eps)
-        tl.store(rstd_ptr + token * (H + K) + head, rstd, mask=head < H + K)
+        if rstd_ptr is not None:
+            tl.store(rstd_ptr + token * (H + K) + head, rstd, mask=head < H + K)
         weight_left = _weights(q_weight_ptr, k_weight_ptr, is_q, pair, pair < HALF)
         weight_right = _weights(q_weight_ptr, k_weight_ptr, is_q, pair + HALF, pair < HALF)
         left = (left * rstd[:, None]).to(kind).to(tl.float32) * weight_left
@@ -90,7 +109,7 @@ def _forward(
     query = q_ptr + token * (H * 2 * HALF) + within
     tl.store(query, turned_left, mask=is_q[:, None] & real)
     tl.store(query + HALF, turned_right, mask=is_q[:, None] & real)
-    key = k_ptr + token * (K * 2 * HALF) + within - H * (2 * HALF)
+    key = k_ptr + start + (head - H)[:, None] * head_size + pair[None, :]
     tl.store(key, turned_left, mask=is_k[:, None] & real)
     tl.store(key + HALF, turned_right, mask=is_k[:, None] & real)
 
@@ -189,6 +208,10 @@ def _tile(all_heads: int, half: int) -> tuple[int, int, int]:
     return heads, pairs, max(heads * pairs // 256, 1)
 
 
+NOWHERE = (None, None, None, None, 0)
+"""No table, rows, positions, lengths, stride: keys and values get memory of their own."""
+
+
 class _QkRotate(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
@@ -224,11 +247,13 @@ class _QkRotate(torch.autograd.Function):
             rstd,
             eps,
             qkv.stride(0),
+            *NOWHERE,
             H=heads,
             K=kv_heads,
             HALF=size // 2,
             HEADS=tile_heads,
             PAIRS=pairs,
+            PAGE=1,
             num_warps=warps,
         )
         kept = None if rstd is None else qkv  # a rotation alone needs only its angles
@@ -289,3 +314,48 @@ def qk_rotate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """qkv [T, (H+2K) d] -> q [T, H, d], k [T, K, d], v [T, K, d], each in memory of its own."""
     return _QkRotate.apply(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
+
+
+def qk_place(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    place: Place,
+    layer: int,
+) -> Tensor:
+    """q [T, H, d]; keys and values go straight to their pages. No gradient."""
+    qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
+    tokens, size = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
+    q = qkv.new_empty(tokens, heads, size)
+    tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
+    _forward[(tokens, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
+        qkv,
+        q_weight,
+        k_weight,
+        cos,
+        sin,
+        q,
+        place.pool[layer, 0],
+        place.pool[layer, 1],
+        None,
+        eps,
+        qkv.stride(0),
+        place.table,
+        place.rows,
+        place.positions,
+        place.lengths,
+        place.table.stride(0),
+        H=heads,
+        K=kv_heads,
+        HALF=size // 2,
+        HEADS=tile_heads,
+        PAIRS=pairs,
+        PAGE=place.pool.shape[4],
+        num_warps=warps,
+    )
+    return q

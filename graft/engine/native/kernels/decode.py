@@ -102,10 +102,11 @@ def _attend(
             score = tl.dot(query, tl.trans(keys))
         is_past = index * PAGE + key < length
         score = tl.where(is_past[None, :], score * scale, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - new_top[:, None])
+        # a whole number: weights then round alike however the past is cut, here and in the learner
+        new_top = tl.maximum(top, tl.ceil(tl.max(score, 1)))
+        weight = tl.exp2(score - new_top[:, None]).to(q.dtype.element_ty)
         fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(weight, 1)
+        total = total * fade + tl.sum(weight.to(tl.float32), 1)
         if SIZE == SIZE_2:
             values = tl.load(v_pool + base + tile)
         else:
@@ -116,7 +117,7 @@ def _attend(
         if EXACT:
             acc = tl.dot(weight, values, acc, input_precision="ieee")
         else:
-            acc = tl.dot(weight.to(values.dtype), values, acc)
+            acc = tl.dot(weight, values, acc)
         top = new_top
     if SLOTS == 1:
         result = acc / tl.where(total == 0, 1.0, total)[:, None]
@@ -198,6 +199,7 @@ def decode(
     batch, heads, size = q.shape
     kv_heads, page = k_pool.shape[1:3]
     partial, stats = space
+    q = q.contiguous()
     out = torch.empty_like(q)
     size_2 = max(triton.next_power_of_2(size), 16)
     is_exact = q.dtype == torch.float32
@@ -224,7 +226,7 @@ def decode(
         SPLITS=splits,
         SLOTS=slots,
         EXACT=is_exact,
-        STAGES=2 if is_exact else 3,
+        STAGES=2,
         num_warps=4,
     )
     if slots > 1:

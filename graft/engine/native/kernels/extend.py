@@ -72,10 +72,11 @@ def _extend(
             score = tl.dot(query, tl.trans(keys))
         is_past = seen[None, :] <= (position + line)[:, None]
         score = tl.where(is_past & is_written[None, :], score * scale, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - new_top[:, None])
+        # a whole number: weights then round alike however the past is cut, here and in the learner
+        new_top = tl.maximum(top, tl.ceil(tl.max(score, 1)))
+        weight = tl.exp2(score - new_top[:, None]).to(q.dtype.element_ty)
         fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(weight, 1)
+        total = total * fade + tl.sum(weight.to(tl.float32), 1)
         values = tl.load(
             v_pool + base + tile, mask=is_written[:, None] & in_size[None, :], other=0.0
         )
@@ -83,7 +84,7 @@ def _extend(
         if EXACT:
             acc = tl.dot(weight, values, acc, input_precision="ieee")
         else:
-            acc = tl.dot(weight.to(values.dtype), values, acc)
+            acc = tl.dot(weight, values, acc)
         top = new_top
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
@@ -92,6 +93,7 @@ def extend(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, blocks: Ten
     """Attention of q [T,H,d]; `blocks` [n,4] cover every token once."""
     _, heads, size = q.shape
     kv_heads, page = k_pool.shape[1:3]
+    q = q.contiguous()
     out = torch.empty_like(q)
     is_exact = q.dtype == torch.float32
     _extend[(heads, len(blocks))](

@@ -1,0 +1,441 @@
+"""Bursts: many draws without the host, and yet every completion is the plain engine's.
+
+The kernels run on the GPU, or in Triton's interpreter with sizes that it can bear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+import torch
+from engine_kit import (
+    VOCAB,
+    ByteTokenizer,
+    assert_is_what_the_model_says,
+    prompt,
+    sample_all,
+    sample_one,
+    tiny_decoder,
+    tiny_engine,
+)
+
+from graft.actions.grammar import Automaton
+from graft.actions.space import ActionSpace
+from graft.engine.errors import EngineError
+from graft.engine.native.context import Context
+from graft.engine.native.engine import NativeEngine
+from graft.models.decoder import Decoder
+from graft.types import Completion, Finish, Sampling
+
+PAGE = 16
+Scenario = Callable[[NativeEngine], list[Completion]]
+
+
+@pytest.fixture
+def device(kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Of the kernels; in the interpreter they work in small pieces, and few of them."""
+    if kernel_device.type == "cpu":
+        from graft.engine.native import burst
+        from graft.engine.native.kernels import cut, draw
+
+        monkeypatch.setattr(burst, "MOST_SPLITS", 1)
+        monkeypatch.setattr(draw, "CHUNK", 16)
+        monkeypatch.setattr(cut, "CHUNK", 32)
+    return kernel_device
+
+
+def small_decoder(**changes: Any) -> Decoder:
+    return tiny_decoder(**{"head_dim": 16, "heads": 2, "kv_heads": 1, **changes})
+
+
+def engine_on(
+    device: torch.device, kernels: bool = True, decoder: Decoder | None = None, **options: Any
+) -> NativeEngine:
+    """An engine that looks every four steps."""
+    decoder = (decoder or small_decoder()).to(device)
+    engine = tiny_engine(decoder, **{"page_size": PAGE, "kernels": kernels, **options})
+    engine._driver.typical = 32.0
+    return engine
+
+
+def assert_all_exact(
+    engine: NativeEngine,
+    before: list[list[int]],
+    completions: list[Completion],
+    temperature: float = 1.0,
+    allowed: torch.Tensor | None = None,
+) -> None:
+    """Against a full forward on the CPU."""
+    decoder = Decoder(engine.decoder.shape)
+    decoder.load_state_dict(engine.decoder.state_dict())
+    for tokens, completion in zip(before, completions, strict=True):
+        assert_is_what_the_model_says(decoder, tokens, completion, temperature, allowed)
+
+
+def gather(
+    contexts: Sequence[Context], samplings: Sequence[Sampling], grammars: Sequence[Any] = ()
+) -> list[Completion]:
+    async def main() -> list[Completion]:
+        rules = grammars or [None] * len(contexts)
+        asked = zip(contexts, samplings, rules, strict=True)
+        return await asyncio.gather(*(c.sample(s, grammar) for c, s, grammar in asked))
+
+    return asyncio.run(main())
+
+
+def assert_same(some: list[Completion], others: list[Completion]) -> None:
+    assert [c.tokens for c in some] == [c.tokens for c in others]
+    assert [c.finish for c in some] == [c.finish for c in others]
+    assert [c.modes for c in some] == [c.modes for c in others]
+    for mine, other in zip(some, others, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=2e-5)
+        assert mine.entropies == pytest.approx(other.entropies, abs=5e-5)
+
+
+def run_both(device: torch.device, scenario: Scenario, **options: Any) -> list[Completion]:
+    """The scenario's completions, which are the same with bursts and without."""
+    completions = scenario(engine_on(device, **options))
+    assert_same(completions, scenario(engine_on(device, kernels=False, **options)))
+    return completions
+
+
+def families(engine: NativeEngine, *sizes: tuple[int, int]) -> list[Context]:
+    """(tokens of a prompt, forks of it); one fork: a context that shares nothing."""
+    contexts: list[Context] = []
+    for number, (length, forks) in enumerate(sizes):
+        root = engine.open(prompt(length, number))
+        contexts += [root.fork() for _ in range(forks)] if forks > 1 else [root]
+    return contexts
+
+
+def test_log_probs_of_forks_and_lone_contexts_equal_a_full_forward(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graft.engine.native import burst
+
+    monkeypatch.setattr(burst, "MOST_SPLITS", 2)
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = families(engine, (41, 3), (70, 2), (3, 1), (1, 1), (17, 1))
+        before = [list(context.tokens) for context in contexts]
+        completions = sample_all(contexts, Sampling(temperature=0.9, max_tokens=5))
+        assert_all_exact(engine, before, completions, 0.9)
+        return completions
+
+    completions = run_both(device, scenario, decoder=small_decoder(heads=4, kv_heads=2))
+    assert all(len(c.tokens) == 5 and c.finish is Finish.LENGTH for c in completions)
+
+
+def test_a_burst_goes_on_from_segment_to_segment(device: torch.device) -> None:
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = families(engine, (30, 2))
+        samplings = [Sampling(max_tokens=n) for n in (19, 6)]
+        return gather(contexts, samplings)
+
+    engine = engine_on(device)
+    completions = scenario(engine)
+    assert_same(completions, scenario(engine_on(device, kernels=False)))
+    assert_all_exact(engine, [prompt(30)] * 2, completions)
+
+
+def test_what_forks_share_is_read_in_spans(device: torch.device) -> None:
+    engine = engine_on(device)
+    sample_all(families(engine, (41, 3), (3, 1)), Sampling(max_tokens=1))
+    runner: Any = engine._driver.runner
+    assert sum(int((items[:, 1] > 0).sum()) for items in runner._items.values()) > 0
+
+
+def test_a_stop_token_ends_the_completion_and_what_was_drawn_behind_it_is_forgotten(
+    device: torch.device,
+) -> None:
+    stops = {2, 5, 7, 11}
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = families(engine, (35, 2), (6, 1), (15, 1))
+        completions = sample_all(contexts, Sampling(max_tokens=12, stop_tokens=tuple(stops)))
+        before = [list(context.tokens) for context in contexts]
+        more = sample_all(contexts, Sampling(max_tokens=2))  # goes on right behind the stop
+        assert_all_exact(engine, before, more)
+        return completions + more
+
+    completions = run_both(device, scenario)[:4]
+    for completion in completions:
+        assert stops.isdisjoint(completion.tokens[:-1])
+        assert (completion.finish is Finish.STOP) == (completion.tokens[-1] in stops)
+    assert len({len(c.tokens) for c in completions}) > 2  # they ended at different steps
+
+
+def test_stop_tokens_are_not_drawn_before_min_tokens(device: torch.device) -> None:
+    stops = tuple(range(0, VOCAB, 3))
+    least = (0, 3, 5, 8)
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = families(engine, (20, 2), (4, 1), (9, 1))
+        samplings = [Sampling(max_tokens=8, min_tokens=n, stop_tokens=stops) for n in least]
+        return gather(contexts, samplings)
+
+    for completion, few in zip(run_both(device, scenario), least, strict=True):
+        assert len(completion.tokens) >= few
+        assert set(completion.tokens[:few]).isdisjoint(stops)
+
+
+class LetterTokenizer(ByteTokenizer):
+    """Token 0 is "a", and so on."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(ord("a") + i) for i in ids)
+
+
+def test_a_stop_string_may_be_completed_in_the_middle_of_a_segment(device: torch.device) -> None:
+    """The device does not know: it draws on, and what it draws is not taken."""
+    letters = np.zeros((1, VOCAB), dtype=bool)
+    letters[0, :3] = True
+    space = ActionSpace(VOCAB, allowed=letters)
+    tokenizer, stops = LetterTokenizer(), ("bbb", "aa", "cc")
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = [engine.open([0, 1, 2, 0], key=key) for key in range(4)]
+        samplings = [
+            Sampling(max_tokens=16, stop=stops),
+            Sampling(max_tokens=16, stop=stops, min_tokens=7),
+            Sampling(max_tokens=16, stop=("bbb",), stop_tokens=(0,)),
+            Sampling(max_tokens=6),
+        ]
+        completions = gather(contexts, samplings)
+        before = [list(context.tokens) for context in contexts]
+        more = sample_all(contexts, Sampling(max_tokens=2))
+        assert_all_exact(engine, before, more, allowed=torch.from_numpy(letters))
+        return completions + more
+
+    short, late, token, plain = run_both(device, scenario, tokenizer=tokenizer, space=space)[:4]
+    assert all(tokenizer.decode(c.tokens).endswith(stops) for c in (short, late))
+    assert not any(stop in tokenizer.decode(short.tokens[:-1]) for stop in stops)
+    assert len(late.tokens) >= 7 > len(short.tokens)
+    assert [c.finish for c in (short, late, token)] == [Finish.STOP] * 3
+    assert plain.finish is Finish.LENGTH
+
+
+def test_a_grammar_is_followed_token_by_token_beside_those_without_one(
+    device: torch.device,
+) -> None:
+    allowed = np.zeros((2, VOCAB), dtype=bool)
+    allowed[0, :12] = True
+    allowed[1, 10:] = True
+    grammar = Automaton(0, {(0, a): 1 for a in range(6)} | {(1, a): 0 for a in range(15, VOCAB)})
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = families(engine, (18, 2), (5, 1))
+        before = [list(context.tokens) for context in contexts]
+        sampling = Sampling(temperature=1.3, max_tokens=7)
+        completions = gather(contexts, [sampling] * 3, [grammar, grammar, None])
+        assert_all_exact(engine, before, completions, 1.3, torch.from_numpy(allowed))
+        return completions
+
+    completions = run_both(device, scenario, space=ActionSpace(VOCAB, allowed=allowed))
+    for completion in completions[:2]:
+        assert completion.modes == grammar.walk(completion.tokens)
+    assert {mode for c in completions[:2] for mode in c.modes} == {0, 1}
+    assert set(completions[2].modes) == {0}
+
+
+def test_rows_keep_their_own_settings(device: torch.device) -> None:
+    settings = [
+        Sampling(temperature=0, top_k=2, max_tokens=3),  # greedy: the cut does not matter
+        Sampling(top_k=1, max_tokens=3),
+        Sampling(temperature=1.5, max_tokens=3),
+        Sampling(max_tokens=2),
+        Sampling(top_k=4, max_tokens=3),
+        Sampling(temperature=1.2, top_p=0.6, max_tokens=3),
+        Sampling(min_p=0.3, max_tokens=3),
+        Sampling(temperature=0.8, top_k=9, top_p=0.8, min_p=0.05, max_tokens=3),
+    ]
+    engines: list[NativeEngine] = []
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        engines.append(engine)
+        return gather([engine.open(prompt(9)) for _ in settings], settings)
+
+    greedy, top, warm, plain, *_ = run_both(device, scenario)
+    assert greedy.tokens == top.tokens
+    assert top.logprobs == pytest.approx([0.0] * 3, abs=1e-6)
+    assert_all_exact(engines[0], [prompt(9)] * 2, [greedy, plain])
+    assert_all_exact(engines[0], [prompt(9)], [warm], 1.5)
+
+
+def test_a_pool_too_small_for_everybody_changes_nothing_that_is_drawn(
+    device: torch.device,
+) -> None:
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = [engine.open(prompt(13, salt)) for salt in range(3)]
+        completions = sample_all(contexts, Sampling(max_tokens=22))
+        return completions + sample_all([engine.open(prompt(40, 5))], Sampling(max_tokens=2))
+
+    roomy, crowded = engine_on(device, kernels=False), engine_on(device, kv_tokens=4 * PAGE)
+    assert_same(scenario(crowded), scenario(roomy))
+    assert crowded.stats["preemptions"] > 0 and crowded.stats["evictions"] > 0
+
+
+def test_a_completion_ends_where_the_window_does(device: torch.device) -> None:
+    """The window is a whole number of pages, and a burst for the others asks for no more."""
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = [engine.open(prompt(n, n)) for n in (29, 5, 31)]
+        completions = sample_all(contexts, Sampling(max_tokens=9))
+        assert sample_one(contexts[0], Sampling()).tokens == []  # full: nothing to compute
+        return completions
+
+    completions = run_both(device, scenario, decoder=small_decoder(max_positions=2 * PAGE))
+    assert [len(c.tokens) for c in completions] == [3, 9, 1]
+    assert all(c.finish is Finish.LENGTH for c in completions)
+
+
+def test_a_long_prompt_comes_in_chunks_while_others_draw(device: torch.device) -> None:
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = [engine.open(prompt(n, n)) for n in (6, 90, 33)]
+        before = [list(context.tokens) for context in contexts]
+        completions = gather(contexts, [Sampling(max_tokens=n) for n in (9, 2, 2)])
+        assert_all_exact(engine, before, completions)
+        return completions
+
+    run_both(device, scenario, prefill_chunk=19)
+
+
+def test_what_a_tool_answers_is_computed_before_the_next_draw(device: torch.device) -> None:
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = families(engine, (30, 3), (7, 1))
+        completions: list[Completion] = []
+        for turn in range(2):
+            before = [list(context.tokens) for context in contexts]
+            drawn = sample_all(contexts, Sampling(max_tokens=4, stop_tokens=(3,)))
+            assert_all_exact(engine, before, drawn)
+            completions += drawn
+            for number, context in enumerate(contexts):
+                context.append(prompt(1 + 7 * number, turn))  # one token, and more than a page
+            contexts[-1] = contexts[-1].fork()
+        return completions
+
+    run_both(device, scenario)
+
+
+def test_broken_weights_fail_the_request_and_leave_nothing_behind(device: torch.device) -> None:
+    engine = engine_on(device, decoder=small_decoder(tied=False))
+    contexts = families(engine, (20, 3), (5, 1))
+    before = [list(context.tokens) for context in contexts]
+    weights = engine.decoder.state_dict()
+    # one logit of many: the interpreter finds no maximum where there is nothing but NaN
+    name = "blocks.1.attn_norm.weight" if device.type == "cuda" else "head.weight"
+    sound = weights[name].clone()
+    weights[name][5] = torch.nan
+    with pytest.raises(EngineError, match="not finite"):
+        sample_all(contexts, Sampling(max_tokens=4))
+    weights[name].copy_(sound)
+    engine.load(None, 1)
+    assert engine.stats["running"] == 0
+    completions = sample_all(contexts, Sampling(max_tokens=4))
+    assert [c.version for c in completions] == [1] * 4
+    assert_all_exact(engine, before, completions)
+
+
+def test_a_request_that_can_draw_nothing_does_not_spoil_the_others(device: torch.device) -> None:
+    """When it fails all pages are forgotten; what the burst went on to draw without them is not taken."""
+    allowed = np.zeros((1, VOCAB), dtype=bool)
+    allowed[0, :3] = True
+    engine = engine_on(device, space=ActionSpace(VOCAB, allowed=allowed))
+    contexts = [engine.open(prompt(n, n)) for n in (9, 20, 4, 12)]
+    before = [list(context.tokens) for context in contexts]
+    impossible = Sampling(max_tokens=12, min_tokens=1, stop_tokens=(0, 1, 2))
+
+    async def main() -> list[Any]:
+        samplings = [Sampling(max_tokens=12)] * 3 + [impossible]
+        asked = (c.sample(s) for c, s in zip(contexts, samplings, strict=True))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    *completions, error = asyncio.run(main())
+    assert isinstance(error, EngineError) and "allows no token" in str(error)
+    assert_all_exact(engine, before[:3], completions, allowed=torch.from_numpy(allowed))
+    assert contexts[3].tokens == before[3]
+
+
+def test_batches_of_other_sizes_follow_each_other(device: torch.device) -> None:
+    """Buffers and captured steps are kept from batch to batch; what is left in them is not used."""
+    largest = (8, 8) if device.type == "cuda" else (3, 3)
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        completions: list[Completion] = []
+        for groups, forks in (largest, (2, 3), (1, 2)):
+            contexts = families(engine, *((34 + number, forks) for number in range(groups)))
+            before = [list(context.tokens) for context in contexts]
+            drawn = sample_all(contexts, Sampling(max_tokens=2))
+            assert_all_exact(engine, before, drawn)
+            completions += drawn
+        return completions
+
+    run_both(device, scenario, kv_tokens=8192)
+
+
+def test_a_step_is_captured_over_empty_buffers(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are dead, and it knows no item: an older batch's may name rows that this one lacks."""
+    from graft.engine.native.burst import BurstRunner
+
+    engine = engine_on(device)
+    sample_all(families(engine, (41, 4)), Sampling(max_tokens=2))  # leaves items behind
+    runner: Any = engine._driver.runner
+    used: list[tuple[Any, Any]] = []
+    seen: list[bool] = []
+    step = BurstRunner._step
+
+    def watched(self: Any, key: Any, lines: Any) -> None:
+        used.append((key, lines))
+        step(self, key, lines)
+
+    def looked_at(self: Any, key: Any, lines: Any) -> None:
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            seen.append(bool(lines.state.any()) or bool(self._items[key.items].any()))
+        step(self, key, lines)
+
+    monkeypatch.setattr(runner, "_graphs", {})
+    monkeypatch.setattr(BurstRunner, "_step", watched)
+    sample_all(families(engine, (41, 4)), Sampling(max_tokens=2))
+    key, lines = next((key, lines) for key, lines in used if key.items)
+    lines.state.fill_(1)
+    assert runner._items[key.items].any()
+    monkeypatch.setattr(BurstRunner, "_step", looked_at)
+    if device.type == "cpu":  # what is left of a capture without a device: its two steps
+        for name in ("Stream", "current_stream", "CUDAGraph", "graph_pool_handle"):
+            monkeypatch.setattr(torch.cuda, name, MagicMock())
+        for name in ("stream", "graph"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_, **__: contextlib.nullcontext())
+    before = engine._tree.pages.pool.clone()
+    with torch.no_grad():
+        runner._capture(key, lines)
+    assert seen and not any(seen)
+    assert torch.equal(engine._tree.pages.pool, before)
+
+
+def test_an_error_of_the_device_reaches_everybody_even_if_nothing_can_be_cleaned_up(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on(device, max_running=2)
+    contexts = families(engine, (20, 3), (5, 1))  # two of them run, two wait
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("the device is gone")
+
+    async def main() -> list[Any]:
+        asked = (context.sample(Sampling(max_tokens=4)) for context in contexts)
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 20)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._driver.runner, "run", broken)
+        patched.setattr(engine._tree.pages, "wipe", broken)
+        assert [str(error) for error in asyncio.run(main())] == ["the device is gone"] * 4
+    completions = sample_all(contexts[:2], Sampling(max_tokens=2))
+    assert_all_exact(engine, [prompt(20)] * 2, completions)

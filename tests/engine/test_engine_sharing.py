@@ -1,0 +1,150 @@
+"""Which pages of a batch are read once, and how many pages a burst may take: bookkeeping only."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from engine_kit import prompt, tiny_decoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graft.engine.native.pages import NOBODY, Pages
+from graft.engine.native.scheduler import Request, Scheduler, Work
+from graft.engine.native.sharing import MOST_SLOTS, share
+from graft.engine.native.tree import Tree
+from graft.types import Sampling
+
+PAGE = 16
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> np.ndarray:
+    """A page table: rows go down random trees of pages, and each ends with a page of its own."""
+    count = draw(st.integers(1, 24))
+    rows: list[list[int]] = []
+    fresh = iter(range(1, 100_000))
+    for _ in range(count):
+        stem: list[int] = []
+        if rows and draw(st.booleans()):
+            other = draw(st.sampled_from(rows))
+            stem = other[
+                : draw(st.integers(0, len(other) - 1))
+            ]  # never its last page, which is its own
+        own = draw(st.integers(1, draw(st.sampled_from([1, 3, 40]))))
+        rows.append(stem + [next(fresh) for _ in range(own)])
+    names = np.random.default_rng(draw(st.integers(0, 99))).permutation(next(fresh)) + 1
+    table = np.full((count, max(map(len, rows))), NOBODY, dtype=np.int64)
+    for line, row in zip(table, rows, strict=True):
+        line[: len(row)] = names[np.array(row) - 1]
+    return table
+
+
+@given(
+    forests(),
+    st.sampled_from([1, 2, 3, 4, 7, 8, 16, 40]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_every_page_of_a_row_is_read_once_by_a_span_or_its_tail(
+    table: np.ndarray, group: int, kv_heads: int, splits: int
+) -> None:
+    sharing = share(table, group, kv_heads, splits)
+    assert sorted(sharing.order.tolist()) == list(range(len(table)))
+    table = table[sharing.order]
+    held = (table != NOBODY).sum(1)
+    reads = np.zeros_like(table)
+    slots: list[list[int]] = [[] for _ in table]
+    for first, rows, start, stop, slot in sharing.items.tolist():
+        assert rows >= 1 and start < stop and rows * group <= max(sharing.lines, group)
+        members = table[first : first + rows, start:stop]
+        assert len(members) == rows  # none beyond the batch
+        assert (members == members[0]).all() and (members != NOBODY).all()
+        reads[first : first + rows, start:stop] += 1
+        for row in range(first, first + rows):
+            slots[row].append(slot)
+    for row, tail in enumerate(sharing.tails.tolist()):
+        assert tail < held[row]  # the page it writes to is its own
+        assert (reads[row, :tail] == 1).all() and (reads[row, tail:] == 0).all()
+        # the kernel adds up as many slots as it is told, from `splits` on
+        assert sorted(slots[row]) == list(range(splits, splits + sharing.slots[row]))
+        assert sharing.slots[row] <= MOST_SLOTS
+
+
+@given(forests())
+def test_rows_that_share_enough_are_not_read_one_by_one(table: np.ndarray) -> None:
+    """Where all rows have two pages or more in common, nobody's tail begins before them."""
+    common = int((table == table[0]).all(0).cumprod().sum())
+    if len(table) > 2 and common >= 2:
+        assert share(table, 2, 8, 1).tails.min() >= min(common, 2)
+
+
+def pool_of(num_pages: int) -> Tree:
+    shape = tiny_decoder().shape
+    return Tree(Pages(shape, num_pages, PAGE, torch.device("cpu"), torch.float32))
+
+
+def drawing(tree: Tree, length: int, room: int) -> Work:
+    """A sequence whose last token is all it lacks."""
+    sequence = tree.open(prompt(length))
+    assert tree.reserve(sequence, length)
+    sequence.cached = length - 1
+    sampling = Sampling(max_tokens=room)
+    loop = asyncio.new_event_loop()
+    request = Request(
+        sequence, 0, sampling, frozenset(), None, None, 0, room, 0, loop.create_future()
+    )
+    loop.close()
+    return Work(sequence, 1, request)
+
+
+def scheduler_of(tree: Tree, works: list[Work]) -> Scheduler:
+    scheduler = Scheduler(tree, prefill_chunk=64, max_running=64, draws_apart=True)
+    scheduler.running = [work.request for work in works if work.request is not None]
+    return scheduler
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 90)), min_size=1, max_size=6),
+    st.integers(0, 12),
+    st.integers(1, 128),
+)
+def test_a_burst_is_as_long_as_the_pool_allows(
+    rows: list[tuple[int, int]], spare: int, asked: int
+) -> None:
+    tree = pool_of(sum(-(-length // PAGE) for length, _ in rows) + spare)
+    works = [drawing(tree, length, room) for length, room in rows]
+    before = [list(work.sequence.pages) for work in works]
+    steps = scheduler_of(tree, works).look_ahead(works, asked)
+    held = [page for work in works for page in work.sequence.pages]
+    assert 1 <= steps <= min(asked, max(room for _, room in rows))
+    assert len(set(held)) == len(held) and len(held) + tree.pages.free == tree.pages.total
+    for work, pages, (length, room) in zip(works, before, rows, strict=True):
+        end = length - 1 + min(steps, room)
+        assert work.sequence.pages[: len(pages)] == pages
+        assert len(work.sequence.pages) == max(len(pages), -(-end // PAGE))  # and not one more
+        assert steps == 1 or work.sequence.writable >= end
+    if steps == 1:
+        assert [work.sequence.pages for work in works] == before
+
+
+def test_contexts_nobody_samples_from_give_way_to_a_longer_burst() -> None:
+    tree = pool_of(3)
+    works = [drawing(tree, 10, 30)]
+    idle = tree.open(prompt(20))
+    assert tree.reserve(idle, 20)
+    idle.cached = 20
+    scheduler = scheduler_of(tree, works)
+    assert scheduler.look_ahead(works, 30) == 30  # 39 positions: three pages
+    assert idle.pages == [] and scheduler.evictions == 1
+    assert scheduler.look_ahead([], 8) == 1
+
+
+@pytest.mark.parametrize(("asked", "got"), [(6, 6), (7, 3), (64, 4)])
+def test_a_burst_is_halved_until_it_fits(asked: int, got: int) -> None:
+    tree = pool_of(2)
+    works = [drawing(tree, 11, 64), drawing(tree, 5, 64)]  # positions 10 and 4 are next
+    assert scheduler_of(tree, works).look_ahead(works, asked) == got
+    assert tree.pages.free == 0
