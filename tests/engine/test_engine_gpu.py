@@ -10,14 +10,15 @@ from graft.types import Sampling
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [8, 64, 128])
 @pytest.mark.parametrize("dtype, most, mean", [("float32", 1e-4, 1e-5), ("bfloat16", 0.2, 2e-2)])
 def test_log_probs_on_a_gpu_equal_a_full_float32_forward(
-    dtype: str, most: float, mean: float
+    dtype: str, most: float, mean: float, head_dim: int
 ) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    decoder = tiny_decoder().to("cuda", getattr(torch, dtype))
-    exact = tiny_decoder().double()
+    decoder = tiny_decoder(head_dim=head_dim).to("cuda", getattr(torch, dtype))
+    exact = tiny_decoder(head_dim=head_dim).double()
     exact.load_state_dict(decoder.state_dict())
     engine = tiny_engine(decoder, kv_tokens=512, page_size=16, prefill_chunk=19)
     contexts = []
