@@ -165,6 +165,9 @@ def silu_gate(gate_up: Tensor) -> Tensor:
     return _Gate.apply(gate_up)
 
 
+GRAD_SUM = "grad_sum"
+"""The attribute of a weight that holds the fp32 sum its gradients are added to, if it has one."""
+
 FEW_ROWS = 4
 """Rows up to which a matrix product waits for its weights alone; see `kernels.skinny`."""
 

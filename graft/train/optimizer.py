@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from graft.models.device import has_kernels
+from graft.models.functions import GRAD_SUM
 
 Schedule = Callable[[int], float]
 """(step, counted from 0) -> factor on the learning rate"""
@@ -68,7 +69,8 @@ class Optimizer:
         for weight, master in self._copied:
             if weight.ndim == 2 and has_kernels(weight.device):
                 # products of ours add a matrix's gradients up right here, in fp32
-                master.grad = weight.grad_sum = torch.zeros_like(master)
+                master.grad = torch.zeros_like(master)
+                setattr(weight, GRAD_SUM, master.grad)
         self.lr, self.schedule, self.max_grad_norm = lr, schedule, max_grad_norm
         self.steps = 0
         groups = [
@@ -111,16 +113,12 @@ class Optimizer:
         return {"grad_norm": norm, "learning_rate": self.lr * factor}
 
     def clear(self) -> None:
-        """Forget all gradients; sums that products write to stay where they are."""
-        sums = [m.grad for w, m in self._copied if getattr(w, "grad_sum", None) is not None]
-        self.adam.zero_grad(set_to_none=True)
-        for weight in self.weights:
+        """Forget all gradients; the sums that products write to stay where they are."""
+        for weight in (*self.weights, *self.masters):
             weight.grad = None
-        if sums:
-            torch._foreach_zero_(sums)  # pyright: ignore[reportPrivateImportUsage]
         for weight, master in self._copied:
-            if getattr(weight, "grad_sum", None) is not None:
-                master.grad = weight.grad_sum  # type: ignore[attr-defined]
+            if (total := getattr(weight, GRAD_SUM, None)) is not None:
+                master.grad = total.zero_()
 
     def _clip(self) -> float:
         grads = [m.grad for m in self.masters if m.grad is not None]

@@ -6,10 +6,8 @@ The kernels run on the GPU, or in Triton's interpreter with sizes that it can be
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -148,7 +146,8 @@ def test_what_forks_share_is_read_in_spans(device: torch.device) -> None:
     engine = engine_on(device)
     sample_all(families(engine, (41, 3), (3, 1)), Sampling(max_tokens=1))
     runner: Any = engine._driver.runner
-    assert sum(int((items[:, 1] > 0).sum()) for items in runner._items.values()) > 0
+    kept = [items for lines in runner._lines.values() for items in lines._items.values()]
+    assert any(bool((items[:, 1] > 0).any()) for items in kept)
 
 
 def test_a_stop_token_ends_the_completion_and_what_was_drawn_behind_it_is_forgotten(
@@ -379,44 +378,38 @@ def test_batches_of_other_sizes_follow_each_other(device: torch.device) -> None:
     run_both(device, scenario, kv_tokens=8192)
 
 
-def test_a_step_is_captured_over_empty_buffers(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_recorded_over_empty_buffers(device: torch.device) -> None:
     """Its rows are dead, and it knows no item: an older batch's may name rows that this one lacks."""
-    from graft.engine.native.burst import BurstRunner
+    from graft.engine.native.burst import batch_size
+    from graft.engine.native.lines import Key
 
     engine = engine_on(device)
     sample_all(families(engine, (41, 4)), Sampling(max_tokens=2))  # leaves items behind
     runner: Any = engine._driver.runner
-    used: list[tuple[Any, Any]] = []
-    seen: list[bool] = []
-    step = BurstRunner._step
-
-    def watched(self: Any, key: Any, lines: Any) -> None:
-        used.append((key, lines))
-        step(self, key, lines)
-
-    def looked_at(self: Any, key: Any, lines: Any) -> None:
-        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            seen.append(bool(lines.state.any()) or bool(self._items[key.items].any()))
-        step(self, key, lines)
-
-    monkeypatch.setattr(runner, "_graphs", {})
-    monkeypatch.setattr(BurstRunner, "_step", watched)
-    sample_all(families(engine, (41, 4)), Sampling(max_tokens=2))
-    key, lines = next((key, lines) for key, lines in used if key.items)
+    lines = runner._lines[batch_size(4)]
+    (many,) = (many for many, items in lines._items.items() if items.any())
+    key = Key(batch_size(4), splits=1, slots=2, items=many, lines=16, stops=0, has_cut=False)
     lines.state.fill_(1)
-    assert runner._items[key.items].any()
-    monkeypatch.setattr(BurstRunner, "_step", looked_at)
-    if device.type == "cpu":  # what is left of a capture without a device: its two steps
-        for name in ("Stream", "current_stream", "CUDAGraph", "graph_pool_handle"):
-            monkeypatch.setattr(torch.cuda, name, MagicMock())
-        for name in ("stream", "graph"):
-            monkeypatch.setattr(torch.cuda, name, lambda *_, **__: contextlib.nullcontext())
     before = engine._tree.pages.pool.clone()
+    recorded: list[bool] = []
+
+    class Recorder:
+        def record(self, step: Any) -> Any:
+            recorded.append(bool(lines.state.any()) or bool(lines.items(many).any()))
+            step()
+            return step
+
+    runner.graphs, runner._captured = Recorder(), {}
+    step, decides = runner._step, type("Device", (), {"type": "cuda"})()
+
+    def on_its_device(key: Key, lines: Any) -> None:
+        runner.device = device
+        step(key, lines)
+
+    runner._step, runner.device = on_its_device, decides
     with torch.no_grad():
-        runner._capture(key, lines)
-    assert seen and not any(seen)
+        runner._replay(key, lines)
+    assert recorded == [False]
     assert torch.equal(engine._tree.pages.pool, before)
 
 

@@ -345,15 +345,15 @@ def test_the_probe_measures_every_rate(name: str):
 
 
 def test_predicted_training_memory_is_near_the_measured_peak():
+    """In a process of its own: one that ran other tests has memory to spare, and its peak hides ours."""
     shape = {"width": 256, "layers": 6, "heads": 8, "kv_heads": 4, "head_dim": 32, "ff": 1024}
     overrides = [f"model.shape={json.dumps(shape)}", "model.device=cpu", "rollout.tasks=8"]
-    config = load_config("quickstart", overrides)
-    room = room_on(torch.device("cpu"))
-    memory = plan_memory(config, recipe_shape(config), FP32, room)
-    measured = probe(config, recipe_shape(config), FP32, room, memory)
-    if measured.peak is None:
+    planned = graft("plan", "quickstart", "--json", *overrides)
+    assert planned.returncode == 0, planned.stderr
+    measured = json.loads(planned.stdout)["probe"]
+    if measured["peak"] is None:
         pytest.skip("this system does not tell a process's peak")
-    assert 0.5 < measured.peak / measured.predicted_peak < 1.5
+    assert 0.5 < measured["peak"] / measured["predicted_peak"] < 1.5
 
 
 def test_what_the_probe_found_is_added():

@@ -23,6 +23,9 @@ from graft.models.device import has_kernels
 from graft.protocols import Grammar, Tokenizer
 from graft.types import Sampling
 
+MOST_GROUP = 32
+"""Query heads to a KV head that one tile of the decode kernel holds."""
+
 
 class NativeEngine:
     """Continuous batching over paged keys and values that forks share.
@@ -97,6 +100,11 @@ class NativeEngine:
             if page_size & (page_size - 1) or page_size < 16:
                 raise ValueError(
                     f"page_size={page_size}: the kernels want a power of two of 16 or more"
+                )
+            if shape.heads > MOST_GROUP * shape.kv_heads:
+                raise EngineError(
+                    f"{shape.heads // shape.kv_heads} query heads share a KV head; the kernels take "
+                    f"up to {MOST_GROUP}; pass kernels=False"
                 )
             runner = BurstRunner(decoder, self._tree, space, seed)
         else:

@@ -1,4 +1,3 @@
-# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
 """silu(gate) * up of gate|up side by side.
 
 T rows, F width of each half

@@ -1,4 +1,3 @@
-# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
 """The head on a GPU: two passes over a chunk of logits, everything else is a matrix product.
 
     U positions, D width, V actions, W = V rounded up: the length of a row of logits in memory

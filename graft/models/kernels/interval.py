@@ -21,9 +21,6 @@ atomically, so gradients are the same from run to run. The first block of a prom
 sample: its list is cut into pieces, their sums lie in memory and a small kernel adds them up.
 """
 
-# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportMissingImports=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

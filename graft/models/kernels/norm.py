@@ -1,4 +1,3 @@
-# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
 """Addition to the stream and root-mean-square norm, in one pass over memory.
 
     T rows, D width, P programs

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graft.models.functions import GRAD_SUM
 from graft.models.kernels import gate, norm
 
 
@@ -31,7 +32,7 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 def sum_of(weight: Tensor) -> Tensor | None:
     """Where the gradients of this weight are added up, if anybody does."""
-    return getattr(weight, "grad_sum", None)
+    return getattr(weight, GRAD_SUM, None)
 
 
 def _grad_weight(ctx: Any, grad: Tensor, given: Tensor) -> Tensor | None:

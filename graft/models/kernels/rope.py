@@ -1,4 +1,3 @@
-# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportIndexIssue=false
 """From q|k|v of the matrix product to queries, keys and values: head norms and rotation.
 
     T tokens, H query heads, K key/value heads, d head size, P programs
@@ -84,8 +83,9 @@ def _forward(
         page = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
         head_size = PAGE * 2 * HALF
         start = page * (K * head_size) + (position % PAGE) * (2 * HALF)
-        is_there = tl.load(lengths_ptr + row) != 0
-        is_k, is_v = is_k & is_there, is_v & is_there
+        there = tl.where(tl.load(lengths_ptr + row) != 0, head, -1)  # else: in none of them
+        is_k = (there >= H) & (there < H + K)
+        is_v = (there >= H + K) & (there < H + 2 * K)
     value = v_ptr + start + (head - H - K)[:, None] * head_size + pair[None, :]
     tl.store(value, left, mask=is_v[:, None] & real)
     tl.store(value + HALF, right, mask=is_v[:, None] & real)

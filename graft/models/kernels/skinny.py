@@ -12,7 +12,6 @@ norm    y = (x + delta) / rms * g, then y @ W.T: the product is taken of (x + de
 gate    silu(gate) * up @ W.T, the gate computed as its columns are read
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 from __future__ import annotations
 
 import torch

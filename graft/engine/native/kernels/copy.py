@@ -3,7 +3,6 @@
 pool [layers, 2, pages, K, page, d]
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import triton

@@ -8,7 +8,6 @@ candidate?". Top-p asks the same of the mass instead of the count. 32 passes ove
 second-level cache holds; equal scores stay or go together, unlike in a sorted list.
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 from __future__ import annotations
 
 import torch

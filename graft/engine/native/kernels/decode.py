@@ -15,8 +15,6 @@ SPLITS parts where few sequences would leave the device idle; their lengths are 
 so that one captured launch serves every step of a burst.
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportPossiblyUnboundVariable=false
 from __future__ import annotations
 
 import torch

@@ -14,8 +14,6 @@ the whole step can be replayed without the host.
 state [FIELDS, B] int64, one line per field, see `State`; a row of length 0 is left alone.
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
-# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from enum import IntEnum

@@ -6,7 +6,6 @@ The new keys and values lie in the pages already. A block is up to BLOCK queries
 (first token in the list, queries, position of the first, line of the table).
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false
 from __future__ import annotations
 
 import torch

@@ -1,0 +1,119 @@
+"""What the device knows of the rows of a burst, one line each, at addresses that graphs remember.
+
+B rows, P pages of a row
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.engine.native.kernels.decode import ITEM_FIELDS
+from graft.engine.native.kernels.draw import FIELDS, State
+from graft.engine.native.scheduler import Request
+from graft.engine.native.sharing import Sharing
+from graft.engine.native.uniforms import row_keys
+from graft.transfer import transfer
+
+MOST_STEPS = 128
+"""Of one burst, all its segments together."""
+
+
+class Key(NamedTuple):
+    """What a captured step depends on besides the contents of its buffers."""
+
+    rows: int
+    splits: int
+    slots: int
+    items: int
+    lines: int
+    stops: int
+    has_cut: bool
+
+
+class Lines:
+    """The buffers of one size of batch; those nobody needs are never made."""
+
+    def __init__(self, rows: int, pages: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.device = device
+        self.state = zeros(FIELDS, rows, dtype=torch.int64)
+        self.table = zeros(rows, pages, dtype=torch.int32)
+        self.coolness = zeros(rows)  # 1 / temperature
+        self.cuts = zeros(3, rows)  # top-k, top-p, min-p
+        self.results = zeros(3, MOST_STEPS, rows)  # token, log-prob, entropy
+        self.row = torch.arange(rows, dtype=torch.int64, device=device)
+        self._items: dict[int, Tensor] = {}
+        self._stops: dict[int, Tensor] = {}
+
+    def items(self, many: int) -> Tensor:
+        """Room for so many work items, [n, 5]; see `sharing`."""
+        if many not in self._items:
+            self._items[many] = self.table.new_zeros(many, ITEM_FIELDS)
+        return self._items[many]
+
+    def stops(self, many: int) -> Tensor:
+        """Room for so many stop tokens of each row, [B, n]."""
+        if many not in self._stops:
+            self._stops[many] = self.table.new_zeros(len(self.row), many)
+        return self._stops[many]
+
+    def forget(self, key: Key) -> None:
+        """No row is alive, no item is left of an earlier burst: a step changes nothing."""
+        self.state.zero_()
+        self.items(key.items).zero_()
+
+    def write(
+        self,
+        key: Key,
+        requests: list[Request],
+        sharing: Sharing,
+        table: np.ndarray,
+        seed: int,
+        vocabulary: int,
+    ) -> None:
+        """Tell the device about the rows of a burst, in one copy."""
+        many = len(requests)
+        sequences = [request.sequence for request in requests]
+        samplings = [request.sampling for request in requests]
+        keys = np.array([request.key for request in requests], dtype=np.uint64)
+        state = np.zeros((FIELDS, key.rows), dtype=np.int64)  # rows nobody uses have length 0
+        state[State.TOKEN, :many] = [s.tokens[s.cached] for s in sequences]
+        state[State.POSITION, :many] = [s.cached for s in sequences]
+        state[State.LENGTH, :many] = state[State.POSITION, :many] + 1
+        state[State.ROOM, :many] = [r.room - len(r.logprobs) for r in requests]
+        state[State.FORCED, :many] = [r.sampling.min_tokens - len(r.logprobs) for r in requests]
+        state[State.KEY, :many] = row_keys(seed, keys).view(np.int64)
+        state[State.GREEDY, :many] = [s.temperature == 0 for s in samplings]
+        state[State.MODE, :many] = [request.mode for request in requests]
+        state[State.TAIL, :many] = sharing.tails
+        state[State.SHARED, :many] = sharing.slots
+        coolness = np.ones(key.rows, dtype=np.float32)
+        coolness[:many] = [1.0 / (s.temperature or 1.0) for s in samplings]
+        items = np.zeros((key.items, ITEM_FIELDS), dtype=np.int32)
+        items[: len(sharing.items)] = sharing.items
+        stops = np.full((key.rows, key.stops), -1, dtype=np.int32)
+        cuts = np.zeros((3, key.rows), dtype=np.float32)
+        cuts[0], cuts[1] = vocabulary, 1.0  # everything stays
+        for row, request in enumerate(requests if key.stops else ()):
+            stops[row, : len(request.stop_tokens)] = list(request.stop_tokens)
+        for row, s in enumerate(samplings if key.has_cut else ()):
+            if s.temperature > 0:
+                cuts[:, row] = (s.top_k or vocabulary, s.top_p, s.min_p)
+        targets = {
+            "state": (state, self.state),
+            "table": (table.astype(np.int32), self.table[:many, : table.shape[1]]),
+            "coolness": (coolness, self.coolness),
+            "items": (items, self.items(key.items)),
+            "stops": (stops, self.stops(key.stops)),
+            "cuts": (cuts, self.cuts),
+        }
+        arrays = {name: torch.from_numpy(array) for name, (array, _) in targets.items()}
+        moved = transfer(arrays, self.device)
+        for name, (_, buffer) in targets.items():
+            buffer.copy_(moved[name])
