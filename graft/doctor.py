@@ -64,7 +64,11 @@ def device() -> Iterable[Check]:
     if not cuda.is_available():
         return [Check("device", PASS, "CPU (no CUDA device is visible); models run in float32")]
     name, size = cuda.get_device_name(0), cuda.get_device_properties(0).total_memory
-    return [Check("device", PASS, f"{cuda.device_count()} x {name}, {size / 2**30:.0f} GiB")]
+    seen = f"{cuda.device_count()} x {name}, {size / 2**30:.0f} GiB"
+    if find_spec("triton") is None:
+        remedy = "pip install triton; without it plain PyTorch does the kernels' work, slowly"
+        return [Check("device", WARN, f"{seen}; triton is not installed", remedy)]
+    return [Check("device", PASS, seen)]
 
 
 def sandbox() -> Iterable[Check]:

@@ -5,6 +5,8 @@ L tokens, H query heads, K key/value heads, d head size; a bucket holds S runs o
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -20,16 +22,41 @@ def attention_over(
     runs: list[Run], ends: Tensor, heads: int, kv_heads: int, device: torch.device
 ) -> Attend:
     """`attend` for the forest of these runs; `ends` [L] of its tokens, on the CPU."""
-    if not has_kernels(device) or not len(ends):
-        return TreeAttention(runs, heads, kv_heads, device)
-    from graft.models.kernels.interval import Blocks, interval_attention
+    if has_kernels(device) and len(ends):
+        return KernelAttention(runs, ends, heads, kv_heads, device)
+    return TreeAttention(runs, heads, kv_heads, device)
 
-    blocks = Blocks.of(ends, device)
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return interval_attention(q, k, v, blocks)
+class KernelAttention:
+    """`attend` by the interval kernel; head sizes and GPUs that it does not take go run by run."""
 
-    return attend
+    def __init__(
+        self, runs: list[Run], ends: Tensor, heads: int, kv_heads: int, device: torch.device
+    ) -> None:
+        from graft.models.kernels.interval import Blocks
+
+        self.blocks = Blocks.of(ends, device)
+        self._forest = (runs, heads, kv_heads, device)
+        self._plain: TreeAttention | None = None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from graft.models.kernels.interval import interval_attention
+
+        if not why_no_kernel(q.shape[-1], q.dtype, q.device):
+            return interval_attention(q, k, v, self.blocks)
+        if self._plain is None:
+            self._plain = TreeAttention(*self._forest)
+        return self._plain(layer, q, k, v)
+
+
+@cache
+def why_no_kernel(size: int, dtype: torch.dtype, device: torch.device) -> str:
+    """What keeps training attention of this head size from our kernel here; empty if nothing does."""
+    if size > 128 or size * dtype.itemsize % 16:
+        return f"head size {size} is not a multiple of 8 up to 128"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        return "this GPU is older than the Hopper generation"
+    return ""
 
 
 class TreeAttention:

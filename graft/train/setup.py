@@ -19,10 +19,11 @@ from graft.engine import ENGINES
 from graft.envs import make as make_env
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
-from graft.models.device import choose_device, choose_dtype
+from graft.models.device import choose_device, choose_dtype, has_kernels
 from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
 from graft.models.load import load_model, read_config, shape_of
 from graft.models.shape import Shape
+from graft.models.tree_attention import why_no_kernel
 from graft.protocols import Engine, Env
 from graft.registry import resolve
 from graft.rewards import REWARDS
@@ -91,8 +92,21 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
         returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
         setting=setting,
         held_out=replace(setting, make_env=held_out),
-        notes=[note] if note else [],
+        notes=[text for text in (note, *kernel_notes(policy)) if text],
     )
+
+
+def kernel_notes(policy: Decoder) -> list[str]:
+    """What runs slower than it could on a GPU, and why."""
+    if policy.device.type != "cuda":
+        return []
+    if not has_kernels(policy.device):
+        return [
+            "triton is not installed, so plain PyTorch computes what kernels would, many times "
+            "slower; pip install triton"
+        ]
+    why = why_no_kernel(policy.shape.head_dim, policy.dtype, policy.device)
+    return [f"training attention runs in plain PyTorch, slower: {why}"] if why else []
 
 
 def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:
