@@ -33,7 +33,7 @@ class KernelAttention:
     def __init__(
         self, runs: list[Run], ends: Tensor, heads: int, kv_heads: int, device: torch.device
     ) -> None:
-        from graft.models.kernels.interval import Blocks
+        from graft.models.blocks import Blocks
 
         self.blocks = Blocks.of(ends, device)
         self._forest = (runs, heads, kv_heads, device)

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from graft.models.blocks import Blocks
 from graft.models.packing import interval_mask
 from graft.models.tree_attention import TreeAttention, attention_over
 
 pytest.importorskip("triton")
 
 from graft.models.kernels import interval
-from graft.models.kernels.interval import Blocks, interval_attention
+from graft.models.kernels.interval import interval_attention
 
 
 def tree(rng: np.random.Generator, longest: int, depth: int = 0) -> list[int]:
@@ -137,7 +138,7 @@ def test_bfloat16_is_as_close_as_its_rounding(
 
 
 def test_a_list_cut_in_pieces_adds_up(kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(interval, "SHORTEST_PIECE", 1)
+    monkeypatch.setattr("graft.models.blocks.SHORTEST_PIECE", 1)
     ends = samples(100, 50, 4)
     blocks = Blocks.of(ends, kernel_device)
     assert blocks.num_slots > 2 and len(blocks.cuts) > 1
@@ -184,7 +185,7 @@ def walked(items: Tensor, lists: Tensor, shape: tuple[int, int]) -> tuple[Tensor
 def test_blocks_hold_each_pair_with_a_visible_key_once(
     name: str, shortest_piece: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(interval, "SHORTEST_PIECE", shortest_piece)
+    monkeypatch.setattr("graft.models.blocks.SHORTEST_PIECE", shortest_piece)
     ends = FORESTS[name]
     blocks = Blocks.of(ends, torch.device("cpu"))
     assert blocks.ends.tolist() == ends.tolist()
@@ -204,7 +205,7 @@ def test_blocks_hold_each_pair_with_a_visible_key_once(
 
 
 def test_every_slot_is_written_once_and_read_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(interval, "SHORTEST_PIECE", 2)
+    monkeypatch.setattr("graft.models.blocks.SHORTEST_PIECE", 2)
     blocks = Blocks.of(samples(200, 90, 8), torch.device("cpu"))
     written = {int(item[4]): int(item[0]) for item in blocks.key_items if item[4] >= 0}
     assert sorted(written) == list(range(blocks.num_slots))
