@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graft.models.blocks import Blocks
 from graft.models.decoder import Attend
 from graft.models.device import has_kernels
 from graft.models.functions import gather_rows
@@ -33,8 +34,6 @@ class KernelAttention:
     def __init__(
         self, runs: list[Run], ends: Tensor, heads: int, kv_heads: int, device: torch.device
     ) -> None:
-        from graft.models.blocks import Blocks
-
         self.blocks = Blocks.of(ends, device)
         self._forest = (runs, heads, kv_heads, device)
         self._plain: TreeAttention | None = None
