@@ -400,17 +400,36 @@ def test_a_step_is_recorded_over_empty_buffers(device: torch.device) -> None:
             return step
 
     runner.graphs, runner._captured = Recorder(), {}
-    step, decides = runner._step, type("Device", (), {"type": "cuda"})()
-
-    def on_its_device(key: Key, lines: Any) -> None:
-        runner.device = device
-        step(key, lines)
-
-    runner._step, runner.device = on_its_device, decides
     with torch.no_grad():
         runner._replay(key, lines)
     assert recorded == [False]
     assert torch.equal(engine._tree.pages.pool, before)
+
+
+def test_short_prompts_are_padded_and_replayed(device: torch.device) -> None:
+    """As graphs do it, with calls in their place: fixed buffers, padded, used again and again."""
+
+    class Recorder:
+        def record(self, step: Any) -> Any:
+            step()
+            return step
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        runner: Any = engine._driver.runner
+        if device.type == "cpu" and hasattr(runner, "graphs"):
+            runner.graphs = runner.prompts.graphs = Recorder()
+        completions: list[Completion] = []
+        for lengths in ((17, 3, 9), (5,), (30, 2)):  # 26, 4 and 30 tokens to fill: sizes 64, 16, 64
+            contexts = [engine.open(prompt(length, salt=length)) for length in lengths]
+            before = [list(context.tokens) for context in contexts]
+            drawn = sample_all(contexts, Sampling(max_tokens=2))
+            assert_all_exact(engine, before, drawn)
+            completions += drawn
+        if device.type == "cpu" and hasattr(runner, "graphs"):
+            assert sorted(runner.prompts._captured) == [16, 64]
+        return completions
+
+    run_both(device, scenario)
 
 
 def test_an_error_of_the_device_reaches_everybody_even_if_nothing_can_be_cleaned_up(

@@ -50,7 +50,7 @@ class BurstRunner:
         self.allowed = None  # [modes, V]
         if space.allowed is not None:
             self.allowed = torch.tensor(space.allowed, device=self.device)
-        self.graphs = Graphs()
+        self.graphs = Graphs() if self.device.type == "cuda" else None  # else: the interpreter
         self.prompts = Prompts(decoder, tree, self.graphs)
         self._lines: dict[int, Lines] = {}
         self._captured: dict[Key, Callable[[], None]] = {}
@@ -114,7 +114,7 @@ class BurstRunner:
 
     def _replay(self, key: Key, lines: Lines) -> Callable[[], None]:
         """A call that takes one step; captured where there is a device to capture on."""
-        if self.device.type != "cuda":  # Triton's interpreter
+        if self.graphs is None:
             return lambda: self._step(key, lines)
         if key not in self._captured:
             lines.forget(key)  # the steps of the recording must touch nobody

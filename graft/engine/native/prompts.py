@@ -42,7 +42,7 @@ class Chunk(NamedTuple):
 class Prompts:
     """Computes keys and values of what is not sampled."""
 
-    def __init__(self, decoder: Decoder, tree: Tree, graphs: Graphs) -> None:
+    def __init__(self, decoder: Decoder, tree: Tree, graphs: Graphs | None) -> None:
         self.decoder, self.tree, self.graphs = decoder, tree, graphs
         self.device = decoder.device
         self.widest = -(-decoder.shape.max_positions // tree.pages.size)
@@ -52,10 +52,10 @@ class Prompts:
         """The next `count` tokens of every work's sequence."""
         chunk = self._lay_out(works)
         size = next((size for size in SIZES if size >= len(chunk.tokens)), None)
-        if size is None or self.device.type != "cuda":
+        if size is None or self.graphs is None:
             self._forward(self._move(chunk))
         else:
-            buffers, replay = self._capture(size)
+            buffers, replay = self._captured.get(size) or self._capture(size, self.graphs)
             for buffer, part in zip(buffers, self._move(_pad(chunk, size)), strict=True):
                 (buffer[:, : part.shape[1]] if part.ndim == 2 else buffer).copy_(part)
             replay()
@@ -86,22 +86,21 @@ class Prompts:
         arrays = {name: torch.from_numpy(array) for name, array in chunk._asdict().items()}
         return Chunk(**transfer(arrays, self.device))
 
-    def _capture(self, size: int) -> tuple[Chunk, Callable[[], None]]:
+    def _capture(self, size: int, graphs: Graphs) -> tuple[Chunk, Callable[[], None]]:
         """Buffers for `size` tokens of up to as many sequences, and what computes them."""
-        if size not in self._captured:
 
-            def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-                return torch.zeros(shape, dtype=dtype, device=self.device)
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
 
-            buffers = Chunk(
-                tokens=zeros(size, dtype=torch.int64),
-                rows=zeros(size, dtype=torch.int64),
-                positions=zeros(size, dtype=torch.int64),
-                blocks=zeros(most_blocks(size), BLOCK_FIELDS),
-                table=zeros(size, self.widest),
-                alive=zeros(size),  # nobody: capturing writes nothing
-            )
-            self._captured[size] = buffers, self.graphs.record(lambda: self._forward(buffers))
+        buffers = Chunk(
+            tokens=zeros(size, dtype=torch.int64),
+            rows=zeros(size, dtype=torch.int64),
+            positions=zeros(size, dtype=torch.int64),
+            blocks=zeros(most_blocks(size), BLOCK_FIELDS),
+            table=zeros(size, self.widest),
+            alive=zeros(size),  # nobody: recording writes nothing
+        )
+        self._captured[size] = buffers, graphs.record(lambda: self._forward(buffers))
         return self._captured[size]
 
     def _forward(self, chunk: Chunk) -> None:
