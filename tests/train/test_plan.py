@@ -301,7 +301,7 @@ def test_time_follows_from_bytes_and_products():
 
 @pytest.mark.parametrize(
     ("tasks", "samples", "prompt", "answer", "measured"),
-    [(64, 8, 256, 512, 62_000), (16, 16, 4096, 1024, 28_700), (1, 1, 256, 512, 940)],
+    [(64, 8, 256, 512, 69_300), (16, 16, 4096, 1024, 29_100), (1, 1, 256, 512, 1_090)],
 )
 def test_expected_times_are_near_what_an_h200_measured(tasks, samples, prompt, answer, measured):
     sizes = {"tasks": tasks, "samples": samples, "max_tokens": answer}
@@ -312,7 +312,7 @@ def test_expected_times_are_near_what_an_h200_measured(tasks, samples, prompt, a
     assert tasks * samples * answer / found.rollout == pytest.approx(measured, rel=0.15)
     assert found.optimizer == pytest.approx(0.010, rel=0.1)
     if tasks == 64:
-        assert found.learn == pytest.approx(2.6, rel=0.05)
+        assert found.learn == pytest.approx(2.35, rel=0.05)
         assert found.prefill == pytest.approx(0.030, rel=0.1)  # 8,192 tokens in 15 ms
 
 
