@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import peers, rollouts, training
+from benchmarks.gpu import attention, peers, rollouts, training
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.roofs import roofs
@@ -57,6 +57,8 @@ def jobs_of(shapes: list[str]) -> dict[str, Job]:
     add(f"start {main}", start, main)
     add(f"guard {main}", rollouts.guard, main, anchor)
     add(f"memory {main}", training.memory, main, anchor)
+    add("attention of decoding", attention.decoding)
+    add("attention of training", attention.training)
     add(f"generate {main}", peers.generate, main, anchor)
     add(f"trl {main}", peers.trl, main, anchor)
     for shape in others:

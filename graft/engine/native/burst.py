@@ -43,6 +43,8 @@ MOST_SPLITS = 8
 class BurstRunner:
     """Holds the decoder (the trainer's own module) and turns planned work into drawn tokens."""
 
+    bursts = True
+
     def __init__(self, decoder: Decoder, tree: Tree, space: ActionSpace, seed: int) -> None:
         self.decoder, self.tree, self.seed = decoder, tree, seed
         self.device = decoder.device

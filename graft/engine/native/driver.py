@@ -31,6 +31,9 @@ BUSY = 0.75
 class Runs(Protocol):
     """What computes planned work: `Runner`, or `BurstRunner` where kernels run."""
 
+    bursts: bool
+    """Whether many steps are taken at a time, in which prompts have no part."""
+
     def run(
         self, works: list[Work], steps: int, segment: int, go_on: Callable[[], bool]
     ) -> Iterator[list[Draw]]: ...
@@ -40,11 +43,8 @@ class Runs(Protocol):
 class Driver:
     """Owns the running task and the counters of what it did."""
 
-    def __init__(
-        self, tree: Tree, scheduler: Scheduler, runner: Runs, space: ActionSpace, bursts: bool
-    ) -> None:
+    def __init__(self, tree: Tree, scheduler: Scheduler, runner: Runs, space: ActionSpace) -> None:
         self.tree, self.scheduler, self.runner, self.space = tree, scheduler, runner, space
-        self.bursts = bursts
         self.typical = 128.0  # length of a completion, as they come
         self.steps = self.prefill_tokens = self.decode_tokens = 0
         self._stale: set[Sequence] = set()
@@ -90,7 +90,7 @@ class Driver:
                     self.runner.rest()
                     return
                 requests = [work.request for work in works if work.request is not None]
-                segment = self._segment(requests) if self.bursts else 1
+                segment = self._segment(requests) if self.runner.bursts else 1
                 steps = self.scheduler.look_ahead(works, segment * SEGMENTS if segment > 1 else 1)
                 filling = [w for w in works if w.request is None or w.count > 1]
                 self.prefill_tokens += sum(w.count for w in filling)
@@ -167,11 +167,11 @@ class Driver:
         if not request.stop_tokens.isdisjoint(tokens):
             count = next(i for i, t in enumerate(tokens, 1) if t in request.stop_tokens)
         if request.stop_strings is not None:
-            said = list(request.sequence.tokens)
+            said = request.sequence.tokens[request.start :]
             for number, token in enumerate(tokens[:count], 1):
                 said.append(token)
                 is_due = len(request.logprobs) + number >= request.sampling.min_tokens
-                if is_due and request.stop_strings.completed_by(said, request.start):
+                if is_due and request.stop_strings.completed_by(said, 0):
                     return number
         return count
 
@@ -199,7 +199,7 @@ class Driver:
 
     def _finish(self, request: Request, finish: Finish) -> None:
         self.typical += (len(request.logprobs) - self.typical) * 0.05
-        if self.bursts:  # give back what was reserved for steps that are not taken
+        if self.runner.bursts:  # give back what was reserved for steps that are not taken
             self.tree.truncate(request.sequence, len(request.sequence.tokens))
         request.finish(finish)
 

@@ -109,7 +109,7 @@ class NativeEngine:
             runner = BurstRunner(decoder, self._tree, space, seed)
         else:
             runner = Runner(decoder, self._tree, space, seed)
-        self._driver = Driver(self._tree, self._scheduler, runner, space, bursts=kernels)
+        self._driver = Driver(self._tree, self._scheduler, runner, space)
         self._pieces = None if tokenizer is None else Pieces(tokenizer)
         self._opened = 0
         self._is_open = True

@@ -27,6 +27,8 @@ Draw = tuple[Request, list[int], list[float], list[float]]
 class Runner:
     """Holds the decoder (the trainer's own module) and turns planned work into drawn tokens."""
 
+    bursts = False
+
     def __init__(self, decoder: Decoder, tree: Tree, space: ActionSpace, seed: int) -> None:
         self.decoder, self.tree, self.space, self.seed = decoder, tree, space, seed
         shape = decoder.shape

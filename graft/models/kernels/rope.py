@@ -208,8 +208,40 @@ def _tile(all_heads: int, half: int) -> tuple[int, int, int]:
     return heads, pairs, max(heads * pairs // 256, 1)
 
 
-NOWHERE = (None, None, None, None, 0)
-"""No table, rows, positions, lengths, stride: keys and values get memory of their own."""
+def _launch(
+    qkv: Tensor,
+    weights: tuple[Tensor | None, Tensor | None],
+    eps: float,
+    angles: tuple[Tensor, Tensor],
+    out: tuple[Tensor, Tensor, Tensor],
+    kv_heads: int,
+    rstd: Tensor | None = None,
+    place: Place | None = None,
+) -> None:
+    """Write q, k and v to `out`: memory of their own, or for k and v the pages of a place."""
+    tokens, heads, size = out[0].shape
+    tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
+    _forward[(tokens, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
+        qkv,
+        *weights,
+        *angles,
+        *out,
+        rstd,
+        eps,
+        qkv.stride(0),
+        None if place is None else place.table,
+        None if place is None else place.rows,
+        None if place is None else place.positions,
+        None if place is None else place.lengths,
+        0 if place is None else place.table.stride(0),
+        H=heads,
+        K=kv_heads,
+        HALF=size // 2,
+        HEADS=tile_heads,
+        PAIRS=pairs,
+        PAGE=1 if place is None else place.pool.shape[4],
+        num_warps=warps,
+    )
 
 
 class _QkRotate(torch.autograd.Function):
@@ -234,28 +266,7 @@ class _QkRotate(torch.autograd.Function):
         rstd = None
         if q_weight is not None:
             rstd = qkv.new_empty(tokens, heads + kv_heads, dtype=torch.float32)
-        tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
-        _forward[(tokens, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
-            qkv,
-            q_weight,
-            k_weight,
-            cos,
-            sin,
-            q,
-            k,
-            v,
-            rstd,
-            eps,
-            qkv.stride(0),
-            *NOWHERE,
-            H=heads,
-            K=kv_heads,
-            HALF=size // 2,
-            HEADS=tile_heads,
-            PAIRS=pairs,
-            PAGE=1,
-            num_warps=warps,
-        )
+        _launch(qkv, (q_weight, k_weight), eps, (cos, sin), (q, k, v), kv_heads, rstd)
         kept = None if rstd is None else qkv  # a rotation alone needs only its angles
         ctx.save_for_backward(kept, q_weight, k_weight, rstd, cos, sin)
         ctx.dtype = qkv.dtype
@@ -332,30 +343,6 @@ def qk_place(
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     tokens, size = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
     q = qkv.new_empty(tokens, heads, size)
-    tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
-    _forward[(tokens, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
-        qkv,
-        q_weight,
-        k_weight,
-        cos,
-        sin,
-        q,
-        place.pool[layer, 0],
-        place.pool[layer, 1],
-        None,
-        eps,
-        qkv.stride(0),
-        place.table,
-        place.rows,
-        place.positions,
-        place.lengths,
-        place.table.stride(0),
-        H=heads,
-        K=kv_heads,
-        HALF=size // 2,
-        HEADS=tile_heads,
-        PAIRS=pairs,
-        PAGE=place.pool.shape[4],
-        num_warps=warps,
-    )
+    out = (q, place.pool[layer, 0], place.pool[layer, 1])
+    _launch(qkv, (q_weight, k_weight), eps, (cos, sin), out, kv_heads, place=place)
     return q

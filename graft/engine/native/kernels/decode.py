@@ -17,13 +17,17 @@ so that one captured launch serves every step of a burst.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from graft.engine.native.kernels.softmax import fold
+
 ITEM_FIELDS = 5
-LOG2_E = 1.4426950408889634
+LOG2_E = math.log2(math.e)
 
 
 @triton.jit(do_not_specialize=["table_stride", "tails_count", "scale"])
@@ -49,7 +53,6 @@ def _attend(
     ROWS: tl.constexpr,
     SPLITS: tl.constexpr,
     SLOTS: tl.constexpr,
-    EXACT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -94,29 +97,16 @@ def _attend(
             keys = tl.load(k_pool + base + tile)
         else:
             keys = tl.load(k_pool + base + tile, mask=in_size[None, :], other=0.0)
-        if EXACT:
-            score = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        else:
-            score = tl.dot(query, tl.trans(keys))
+        score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
         is_past = index * PAGE + key < length
-        score = tl.where(is_past[None, :], score * scale, float("-inf"))
-        # a whole number: weights then round alike however the past is cut, here and in the learner
-        new_top = tl.maximum(top, tl.ceil(tl.max(score, 1)))
-        weight = tl.exp2(score - new_top[:, None]).to(q.dtype.element_ty)
-        fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(weight.to(tl.float32), 1)
+        score = tl.where(is_past[None, :], score, float("-inf"))
         if SIZE == SIZE_2:
             values = tl.load(v_pool + base + tile)
         else:
             values = tl.load(v_pool + base + tile, mask=in_size[None, :], other=0.0)
         # the rest of a half-filled page may hold anything, NaN too, which weight 0 would not cancel
         values = tl.where(is_past[:, None], values, 0.0)
-        acc = acc * fade[:, None]
-        if EXACT:
-            acc = tl.dot(weight, values, acc, input_precision="ieee")
-        else:
-            acc = tl.dot(weight, values, acc)
-        top = new_top
+        top, total, acc = fold(top, total, acc, score, values)
     if SLOTS == 1:
         result = acc / tl.where(total == 0, 1.0, total)[:, None]
         tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
@@ -200,7 +190,6 @@ def decode(
     q = q.contiguous()
     out = torch.empty_like(q)
     size_2 = max(triton.next_power_of_2(size), 16)
-    is_exact = q.dtype == torch.float32
     _attend[(kv_heads, batch * splits + len(items))](
         q,
         k_pool,
@@ -223,7 +212,6 @@ def decode(
         ROWS=rows,
         SPLITS=splits,
         SLOTS=slots,
-        EXACT=is_exact,
         STAGES=2,
         num_warps=4,
     )

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.engine.native.kernels.decode import LOG2_E
+from graft.engine.native.kernels.softmax import fold
 
 BLOCK = 64
 BLOCK_FIELDS = 4
@@ -35,7 +36,6 @@ def _extend(
     SIZE_2: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
-    EXACT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     query_head = tl.program_id(0)
@@ -65,26 +65,13 @@ def _extend(
         seen = index * PAGE + key
         is_written = seen < end
         keys = tl.load(k_pool + base + tile, mask=in_size[None, :], other=0.0)
-        if EXACT:
-            score = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        else:
-            score = tl.dot(query, tl.trans(keys))
+        score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
         is_past = seen[None, :] <= (position + line)[:, None]
-        score = tl.where(is_past & is_written[None, :], score * scale, float("-inf"))
-        # a whole number: weights then round alike however the past is cut, here and in the learner
-        new_top = tl.maximum(top, tl.ceil(tl.max(score, 1)))
-        weight = tl.exp2(score - new_top[:, None]).to(q.dtype.element_ty)
-        fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(weight.to(tl.float32), 1)
+        score = tl.where(is_past & is_written[None, :], score, float("-inf"))
         values = tl.load(
             v_pool + base + tile, mask=is_written[:, None] & in_size[None, :], other=0.0
         )
-        acc = acc * fade[:, None]
-        if EXACT:
-            acc = tl.dot(weight, values, acc, input_precision="ieee")
-        else:
-            acc = tl.dot(weight, values, acc)
-        top = new_top
+        top, total, acc = fold(top, total, acc, score, values)
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -94,7 +81,6 @@ def extend(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, blocks: Ten
     kv_heads, page = k_pool.shape[1:3]
     q = q.contiguous()
     out = torch.empty_like(q)
-    is_exact = q.dtype == torch.float32
     _extend[(heads, len(blocks))](
         q,
         k_pool,
@@ -110,7 +96,6 @@ def extend(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, blocks: Ten
         SIZE_2=max(triton.next_power_of_2(size), 16),
         PAGE=page,
         BLOCK=BLOCK,
-        EXACT=is_exact,
         STAGES=2,
         num_warps=4,
     )
