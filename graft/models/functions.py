@@ -207,7 +207,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gate: bool = F
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:
-    """weight[tokens], [T, D]"""
+    """weight[tokens], [T, D]: the beginning of the stream, which kernels keep in fp32.
+
+    In bf16 each of its sums, two a layer, would round off a share of all that was added before.
+    """
     if has_kernels(weight.device):
         from graft.models.kernels import products
 

@@ -70,7 +70,8 @@ def activation_bytes(
     them, and copies its output.
     """
     size, q, kv = dtype.itemsize, shape.q_size, shape.kv_size
-    block = 2 * shape.width + 2 * shape.ff if fused else 4 * shape.width + 3 * shape.ff
+    stream = 2 * shape.width * 4 // size if fused else 2 * shape.width  # kernels keep it in fp32
+    block = stream + (2 * shape.ff if fused else 2 * shape.width + 3 * shape.ff)
     block += (q + 2 * kv) * shape.qk_norm  # before their norms and rotation
     if fused:
         block += 2 * q + 2 * kv

@@ -88,6 +88,29 @@ def test_gradients_of_a_weight_with_a_sum_are_added_to_it(kernel_device):
     torch.testing.assert_close(case.weight.grad_sum, want, **CLOSE)  # type: ignore[attr-defined]
 
 
+def test_a_stream_in_fp32_carries_additions_in_bf16(kernel_device):
+    from graft.models.kernels.products import norm_linear
+
+    case = Case(9, 40, 24, kernel_device)
+    weights = [
+        x.detach().bfloat16().requires_grad_() for x in (case.delta, case.scale, case.weight)
+    ]
+    delta, scale, weight = weights
+    total, out = norm_linear(case.x, delta, scale, 1e-6, weight, None)
+    assert (total.dtype, out.dtype) == (torch.float32, torch.bfloat16)
+    torch.testing.assert_close(total, case.x + delta.float())
+    loss = (out.float() * case.pull).sum() + (total * case.pull_total).sum()
+    got = gradients(loss, case.x, *weights)
+    assert [x.dtype for x in got] == [torch.float32, *[torch.bfloat16] * 3]  # type: ignore[union-attr]
+    wide = [x.detach().float().requires_grad_() for x in weights]
+    plain = case.x + wide[0]
+    want_out = rms_norm_plain(plain, wide[1]) @ wide[2].T
+    want = gradients((want_out * case.pull).sum() + (plain * case.pull_total).sum(), case.x, *wide)
+    for mine, theirs in zip(got, want, strict=True):
+        size = theirs.abs().max()
+        torch.testing.assert_close(mine.float() / size, theirs / size, atol=2e-2, rtol=0)
+
+
 def test_the_gradient_of_an_embedding_is_added_to_its_rows(kernel_device):
     from graft.models.kernels.products import embed
 

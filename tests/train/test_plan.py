@@ -105,7 +105,7 @@ def test_the_published_sizes_of_qwen3():
     assert [kv_bytes(s, BF16) for s in (SMALL, MIDDLE, LARGE)] == [114_688, 114_688, 147_456]
     work = Workload(64, 8, 256, 512)
     per_token = activation_bytes(SMALL, BF16, 1024, work, fused=True) / 1024
-    assert 1.0e6 < per_token < 1.15e6
+    assert 1.0e6 < per_token < 1.25e6
 
 
 @pytest.mark.parametrize("work", [Workload(4, 4, 32, 32), Workload(2, 8, 16, 80)])

@@ -60,6 +60,7 @@ def _backward(
     weight_ptr,  # [D]
     rstd_ptr,  # [T]
     grad_x_ptr,  # [T, D]
+    grad_delta_ptr,  # [T, D] or None: the same in another precision
     normed_ptr,  # [T, D] or None: the norm once more
     partial_ptr,  # [P, D]
     rows,
@@ -86,6 +87,9 @@ def _backward(
         if grad_total_ptr is not None:
             grad_x += tl.load(grad_total_ptr + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(grad_x_ptr + at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+        if grad_delta_ptr is not None:
+            rounded = grad_x.to(grad_delta_ptr.dtype.element_ty)
+            tl.store(grad_delta_ptr + at, rounded, mask=inside)
         row += tl.num_programs(0)
     tl.store(partial_ptr + tl.program_id(0) * WIDTH + column, grad_weight, mask=inside)
 
@@ -115,7 +119,7 @@ def normalise(
     x = x.contiguous()
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
     total = x if delta is None else torch.empty_like(x)
-    normed = torch.empty_like(x)
+    normed = torch.empty_like(x, dtype=weight.dtype)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     block, warps = _block(width)
     _forward[(rows,)](
@@ -140,8 +144,8 @@ def differentiate(
     weight: Tensor,
     rstd: Tensor,
     normed: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the sum (and so of both its parts) and of the weight.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x and of delta (the same, each in its own precision) and of the weight.
 
     The norm itself is written to `normed` on the way, for who wants it once more.
     """
@@ -149,6 +153,9 @@ def differentiate(
     block, warps = _block(width)
     programs = min(rows, walking_programs(total.device, warps, RESIDENT_WARPS))
     grad_x = torch.empty_like(total)
+    grad_delta = None
+    if total.dtype != weight.dtype:  # the stream is wider than what is added to it
+        grad_delta = torch.empty_like(total, dtype=weight.dtype)
     partial = torch.empty(programs, width, dtype=torch.float32, device=total.device)
     _backward[(programs,)](
         None if grad_total is None else grad_total.contiguous(),
@@ -157,6 +164,7 @@ def differentiate(
         weight,
         rstd,
         grad_x,
+        grad_delta,
         normed,
         partial,
         rows,
@@ -164,7 +172,8 @@ def differentiate(
         BLOCK=block,
         num_warps=warps,
     )
-    return grad_x, partial.sum(0).to(weight.dtype)
+    same = grad_x if grad_delta is None else grad_delta
+    return grad_x, same, partial.sum(0).to(weight.dtype)
 
 
 class _AddNorm(torch.autograd.Function):
@@ -180,9 +189,12 @@ class _AddNorm(torch.autograd.Function):
         total, weight, rstd = ctx.saved_tensors
         grad_total, grad_normed = grads if len(grads) == 2 else (None, grads[0])
         if grad_normed is None:  # nobody looked at the norm
-            return grad_total, grad_total, None, None
-        grad_x, grad_weight = differentiate(grad_total, grad_normed, total, weight, rstd)
-        return grad_x, grad_x if len(grads) == 2 else None, grad_weight, None
+            grad_delta = None if grad_total is None else grad_total.to(weight.dtype)
+            return grad_total, grad_delta, None, None
+        grad_x, grad_delta, grad_weight = differentiate(
+            grad_total, grad_normed, total, weight, rstd
+        )
+        return grad_x, grad_delta if len(grads) == 2 else None, grad_weight, None
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -65,15 +65,16 @@ class _NormLinear(torch.autograd.Function):
         total, scale, rstd, weight = ctx.saved_tensors
         grad_total, grad = grads if len(grads) == 2 else (None, grads[0])
         if grad is None:  # nobody looked at the product
-            return grad_total, grad_total, None, None, None, None
+            grad_delta = None if grad_total is None else grad_total.to(scale.dtype)
+            return grad_total, grad_delta, None, None, None, None
         has = ctx.needs_input_grad
-        normed = torch.empty_like(total) if has[4] else None
-        grad_x, grad_scale = norm.differentiate(
+        normed = torch.empty_like(total, dtype=scale.dtype) if has[4] else None
+        grad_x, grad_delta, grad_scale = norm.differentiate(
             grad_total, grad @ weight, total, scale, rstd, normed
         )
         grad_weight = None if normed is None else _grad_weight(ctx, grad, normed)
         grad_bias = grad.sum(0) if has[5] else None
-        grad_delta = grad_x if len(grads) == 2 else None
+        grad_delta = grad_delta if len(grads) == 2 else None
         return grad_x, grad_delta, grad_scale, None, grad_weight, grad_bias
 
 
@@ -108,7 +109,7 @@ class _Embed(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(tokens)
         ctx.grad_sum = sum_of(weight)
-        return F.embedding(tokens, weight)
+        return F.embedding(tokens, weight).float()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -118,8 +119,13 @@ class _Embed(torch.autograd.Function):
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:
-    """weight[tokens]; its gradient touches the rows of those tokens alone, where there is a sum."""
-    return F.embedding(tokens, weight) if sum_of(weight) is None else _Embed.apply(tokens, weight)
+    """weight[tokens] in fp32, the beginning of the stream.
+
+    Its gradient touches the rows of those tokens alone, where there is a sum.
+    """
+    if sum_of(weight) is None:
+        return F.embedding(tokens, weight).float()
+    return _Embed.apply(tokens, weight)
 
 
 def norm_linear(

@@ -49,7 +49,7 @@ def _skinny(
     acc = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     squares = tl.zeros([INPUTS], tl.float32)
     at_weight = weight + output.to(tl.int64)[:, None] * K
-    kind = x.dtype.element_ty
+    kind = out.dtype.element_ty
     for start in tl.static_range(0, K, INPUTS):
         column = start + tl.arange(0, INPUTS)
         inside = column < K
@@ -66,9 +66,9 @@ def _skinny(
         if HAS_NORM:
             if HAS_DELTA:
                 v += tl.load(delta + row * K + column, mask=inside, other=0.0).to(tl.float32)
-                v = v.to(kind).to(tl.float32)
+                v = v.to(total.dtype.element_ty).to(tl.float32)
                 if program == 0:
-                    tl.store(total + row * K + column, v.to(kind), mask=inside)
+                    tl.store(total + row * K + column, v.to(total.dtype.element_ty), mask=inside)
             squares += v * v
             v *= tl.load(norm_weight + column, mask=inside, other=0.0).to(tl.float32)
         acc += w.to(tl.float32) * v[None, :]
@@ -95,7 +95,7 @@ def skinny_linear(
     rows = len(x)
     outputs, inputs = weight.shape
     x = x.contiguous()
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, outputs), dtype=weight.dtype, device=x.device)
     delta, norm_weight, eps = norm or (None, None, 0.0)
     total = x if delta is None else torch.empty_like(x)
     _skinny[(triton.cdiv(outputs, OUTPUTS), rows)](
