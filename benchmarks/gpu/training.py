@@ -102,6 +102,10 @@ class Trainer:
         micro = tokens_per_micro or bench.tokens_per_micro
         if self.shape.num_params > LARGE:
             micro //= 2
+        while not kv_tokens and micro > work.unique // work.prompts:
+            if pool_tokens(bench, self.shape, work, micro) >= work.kv_tokens // 2:
+                break
+            micro //= 2  # rather than samples in many waves
         self.kv_tokens = kv_tokens or pool_tokens(bench, self.shape, work, micro)
         self.engine = NativeEngine(self.policy, kv_tokens=self.kv_tokens)
         _, self.credit, loss, reduction = build("grpo")
