@@ -45,30 +45,53 @@ class Tool(Protocol):
 
 
 class Grammar(Protocol):
-    """A small automaton over modes; `start` is the mode of a fresh context."""
+    """A small automaton over modes; `start` is the mode of a fresh context.
+
+    A decision writes tokens: itself, or the description of an action beyond the vocabulary. After
+    one that exits, sampling ends with `Finish.EXIT`: somebody outside has to answer.
+    """
 
     start: int
 
     def step(self, mode: int, action: int) -> int: ...
+    def written(self, mode: int, action: int) -> Sequence[int]: ...
+    def is_exit(self, mode: int, action: int) -> bool: ...
 
 
 class Context(Protocol):
-    """A sequence of tokens an engine keeps ready to continue. Close it when done."""
+    """A sequence of tokens an engine keeps ready to continue. Close it when done.
+
+    `mode` is the grammar's, None before the first sample. A fork `at` n has the first n tokens; who
+    forks in the past says which mode that was.
+    """
 
     tokens: list[int]
+    mode: int | None
 
     def append(self, tokens: Sequence[int]) -> None: ...
-    def fork(self, key: int | None = None) -> Context: ...
+    def fork(self, key: int | None = None, at: int | None = None) -> Context: ...
     def close(self) -> None: ...
     async def sample(self, sampling: Sampling, grammar: Grammar | None = None) -> Completion: ...
 
 
 class Engine(Protocol):
-    """Samples from one model. `version` counts the weights it was given."""
+    """Samples from one model. `version` counts the weights it was given.
+
+    `score` gives log-probs[i][j][k]: of action k of continuations[j] right after tokens[: at[i]], in
+    the distribution of `mode` at temperature 1. Only the last action of a continuation may lie
+    beyond the vocabulary, for it is never fed to the model.
+    """
 
     version: int
     vocab_size: int
 
+    def score(
+        self,
+        tokens: Sequence[int],
+        at: Sequence[int],
+        continuations: Sequence[Sequence[int]],
+        mode: int = 0,
+    ) -> list[list[list[float]]]: ...
     def open(self, tokens: Sequence[int], key: int | None = None) -> Context: ...
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None: ...
     def close(self) -> None: ...

@@ -49,6 +49,8 @@ class Status(StrEnum):
     """The engine could not sample (a context too long for its pages, a dead server)."""
     TIMEOUT = "timeout"
     """A named wait passed its deadline."""
+    REPLACED = "replaced"
+    """Its counterfactual twin is trained in its place; it still counts as what the policy did."""
     ABORTED = "aborted"
     """Thrown away on purpose: the budget was met or the run is stopping."""
 
@@ -102,6 +104,29 @@ class Turn(_Turn):
     @property
     def is_over(self) -> bool:
         return self.terminated or self.truncated
+
+
+class Called(str):
+    """The text of a turn that ended with a call made by actions: whom it calls, and with what.
+
+    An environment that takes its calls from actions looks at `tool` and `arguments`; the text is
+    what stands in the context, and nobody has to parse it.
+
+    >>> call = Called(" compare A and B", "compare", ("A", "B"))
+    >>> call.tool, call.arguments, call == " compare A and B"
+    ('compare', ('A', 'B'), True)
+    """
+
+    tool: str
+    arguments: tuple[str, ...]
+
+    def __new__(cls, text: str, tool: str, arguments: Sequence[str]) -> Called:
+        self = super().__new__(cls, text)
+        self.tool, self.arguments = tool, tuple(arguments)
+        return self
+
+    def __getnewargs__(self) -> tuple[Any, ...]:  # copies and pickles keep what the text is not
+        return str(self), self.tool, self.arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from graft.actions.space import ActionSpace
 
 
@@ -29,11 +31,24 @@ class Automaton:
     start: int = 0
     transitions: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     default: Mapping[int, int] = field(default_factory=dict[int, int])
+    writes: Mapping[tuple[int, int], tuple[int, ...]] = field(
+        default_factory=dict[tuple[int, int], tuple[int, ...]]
+    )
+    """The tokens that (mode, action) puts into the context, where it is not just the action."""
+    exits: frozenset[tuple[int, int]] = frozenset()
+    """(mode, action) after which somebody outside has to answer."""
 
     def step(self, mode: int, action: int) -> int:
         """The mode after `action` was taken in `mode`."""
         following = self.transitions.get((mode, action))
         return self.default.get(mode, mode) if following is None else following
+
+    def written(self, mode: int, action: int) -> tuple[int, ...]:
+        """What the model reads of this decision."""
+        return self.writes.get((mode, action)) or (action,)
+
+    def is_exit(self, mode: int, action: int) -> bool:
+        return (mode, action) in self.exits
 
     def walk(self, actions: Iterable[int], mode: int | None = None) -> list[int]:
         """The mode that each action is taken in, from `mode` (or the start) on."""
@@ -56,6 +71,23 @@ class Automaton:
                 raise ValueError(
                     f"a transition leaves mode {mode} by action {action}, which that mode forbids"
                 )
+        for mode, action in (*self.writes, *self.exits):
+            if not 0 <= mode < space.num_modes or not space.allows(mode, action):
+                raise ValueError(
+                    f"the grammar says what follows action {action} in mode {mode}, which forbids it"
+                )
+        foreign = {token for tokens in self.writes.values() for token in tokens}
+        if foreign and not 0 <= min(foreign) <= max(foreign) < space.vocab_size:
+            raise ValueError(
+                f"a decision writes token {max(foreign)}; the vocabulary has {space.vocab_size}"
+            )
+        for mode in range(space.num_modes if space.extra else 0):
+            for action in np.flatnonzero(space.row(mode)[space.vocab_size :]) + space.vocab_size:
+                if not self.writes.get((mode, int(action))):
+                    raise ValueError(
+                        f"action {action} lies beyond the vocabulary and writes nothing in mode "
+                        f"{mode}; the model could not read what was chosen"
+                    )
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists: transitions as [mode, action, next mode], defaults as [mode, next mode]."""
@@ -63,6 +95,8 @@ class Automaton:
             "start": self.start,
             "transitions": [[m, a, after] for (m, a), after in self.transitions.items()],
             "default": [list(pair) for pair in self.default.items()],
+            "writes": [[m, a, list(tokens)] for (m, a), tokens in self.writes.items()],
+            "exits": [list(pair) for pair in sorted(self.exits)],
         }
 
     @classmethod
@@ -71,4 +105,6 @@ class Automaton:
             int(data["start"]),
             {(mode, action): after for mode, action, after in data["transitions"]},
             dict(data["default"]),
+            {(mode, action): tuple(tokens) for mode, action, tokens in data.get("writes", [])},
+            frozenset((mode, action) for mode, action in data.get("exits", [])),
         )

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from graft.transfer import transfer
 
-_PER_ROW = ("reward", "group", "leaf", "truncated", "twin")
-_BOOLEAN = ("mask", "truncated")
+_PER_ROW = ("reward", "group", "leaf", "truncated", "twin_reward")
+_BOOLEAN = ("mask", "truncated", "words")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class Batch:
     """[N] long: unique in the batch; several contexts of one leaf share it."""
     truncated: Tensor
     """[N] bool: a budget of ours ended it, not the world."""
-    twin: Tensor
-    """[N] long: the leaf this one is the counterfactual of, or -1."""
+    twin_reward: Tensor
+    """[N] what the leaf earned that this one is the counterfactual of; NaN: it is of none."""
 
     advantages: Tensor | None = None
     """[N, T] from a credit."""
@@ -72,6 +72,11 @@ class Batch:
     """[N, T] of the learner before its first update on this batch; None: it makes only one."""
     ref_logprobs: Tensor | None = None
     """[N, T] of the frozen reference."""
+    words: Tensor | None = None
+    """[N, T] bool: what was chosen is a token, not an action beyond the vocabulary; None: all are."""
+    word_logprobs: Tensor | None = None
+    """[N, T] of the learner: log-prob that any token was chosen rather than an action beyond the
+    vocabulary, with gradient; None: 0 everywhere."""
 
     def __post_init__(self) -> None:
         grid = self.actions.shape

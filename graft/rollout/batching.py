@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,8 +59,8 @@ def to_batch(rows: Sequence[Trajectory]) -> Batch:
             previous = span.author
         last_turn[leaf] = turn  # the next context of this leaf goes on counting
     leaf_of_row = [leaves[id(row.episode), row.leaf_index] for row in rows]
-    twins = [
-        leaves.get((id(row.episode), row.leaf.twin), PAD) if row.leaf.twin is not None else PAD
+    factual = [
+        math.nan if row.leaf.twin is None else row.episode.leaves[row.leaf.twin].reward
         for row in rows
     ]
     tensors = {name: torch.from_numpy(x) for name, x in {**ints, **zeros, **floats}.items()}
@@ -70,7 +71,7 @@ def to_batch(rows: Sequence[Trajectory]) -> Batch:
         group=torch.tensor([groups[id(row.episode)] for row in rows], dtype=torch.long),
         leaf=torch.tensor(leaf_of_row, dtype=torch.long),
         truncated=torch.tensor([row.leaf.status == "truncated" for row in rows], dtype=torch.bool),
-        twin=torch.tensor(twins, dtype=torch.long),
+        twin_reward=torch.tensor(factual, dtype=torch.float32),
     )
 
 

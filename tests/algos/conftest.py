@@ -10,7 +10,7 @@ import torch
 
 from graft.algos.batch import Batch
 
-LONG = {"actions", "modes", "turns", "spans", "versions", "group", "leaf", "twin"}
+LONG = {"actions", "modes", "turns", "spans", "versions", "group", "leaf"}
 
 
 def make_batch(**given: Any) -> Batch:
@@ -45,7 +45,7 @@ def make_batch(**given: Any) -> Batch:
         "group": torch.zeros_like(row_N),
         "leaf": row_N,
         "truncated": torch.zeros(rows, dtype=torch.bool),
-        "twin": torch.full_like(row_N, -1),
+        "twin_reward": torch.full_like(row_N, torch.nan, dtype=torch.float32),
     }
     return Batch(**{**filled, **cast})
 

@@ -68,10 +68,14 @@ def test_groups_are_episodes_and_leaves_are_numbered_across_them():
     assert (batch.group.tolist(), batch.leaf.tolist()) == ([0, 0, 1, 1], [0, 1, 2, 3])
 
 
-def test_twins_point_at_leaf_numbers_of_the_batch():
+def test_a_counterfactual_row_carries_what_its_twin_earned():
     first, second = group([1], [[2], [3]], [0.0, 1.0]), group([1], [[2], [3]], [0.0, 1.0])
     second.leaves[1].twin = 0
-    assert to_batch(rows_of([first, second])).twin.tolist() == [-1, -1, -1, 2]
+    second.leaves[0].reward = 0.25
+    second.leaves[0].status = Status.REPLACED  # its row is gone, its reward is not
+    twin_reward = to_batch(rows_of([first, second])).twin_reward
+    assert twin_reward.isnan().tolist() == [True, True, False]
+    assert twin_reward[2] == 0.25
 
 
 def test_several_contexts_of_a_leaf_are_rows_of_one_leaf_with_turns_counted_on():
