@@ -208,6 +208,58 @@ def generate(
             typer.echo(completion["text"])
 
 
+@app.command("eval")
+def evaluate(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN_OR_MODEL", help="A run, a checkpoint of one, or a model.")
+    ],
+    overrides: Overrides = None,
+    on: Annotated[
+        str, typer.Option(help="Sets: env ids, or LABEL=ID, with commas. Default: the run's own.")
+    ] = "",
+    args: Annotated[
+        list[str] | None, typer.Option("--args", help="LABEL.key=value: arguments of one set.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="Settings, where no run gives them.")] = "",
+    all_checkpoints: Annotated[
+        bool, typer.Option("--all-checkpoints", help="Not the newest alone.")
+    ] = False,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="Per set. Default: run.eval_tasks.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
+    name: Annotated[str, typer.Option(help="Of the files under RUN/evaluations.")] = "table",
+    as_json: AsJson = False,
+) -> None:
+    """Score checkpoints on held-out tasks, as one table. Run it again to compute what is missing."""
+    from graft.config import ConfigError
+    from graft.train.checkpoint_table import evaluate_checkpoints
+
+    if greedy and temperature:
+        raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
+    table, folder = evaluate_checkpoints(
+        source,
+        on=on,
+        args=args or [],
+        recipe=recipe,
+        overrides=overrides or [],
+        every_checkpoint=all_checkpoints,
+        tasks=tasks,
+        samples=samples,
+        temperature=0.0 if greedy else temperature,
+        name=name,
+        say=lambda text: typer.echo(text, err=True),  # stdout is the table's
+    )
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), **table.to_json()}))
+    else:
+        typer.echo(table.markdown(), nl=False)
+
+
 @app.command()
 def envs(
     pattern: Annotated[str, typer.Argument(help="Only ids that contain this text.")] = "",

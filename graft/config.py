@@ -75,6 +75,18 @@ class Tasks(Section):
     """Put around it in this order: names, {name: {key: value}}, or "your.module:Class"."""
     reward: str = ""
     """A reward's name or "your.module:fn"; empty takes the environment's own rewards."""
+    prefill: str = ""
+    """What every answer begins with, as if the policy had said it; never trained."""
+
+
+class Actions(Section):
+    file: str = ""
+    """Actions beyond the vocabulary, or calls held to a syntax: a bundled file such as calculator, or a
+    path; empty: plain text."""
+    tools: list[str] = []
+    """Which of its tools; empty: all."""
+    init_from_base: bool = True
+    """New head rows start as copies of their description's; false: random."""
 
 
 class Rollout(Section):
@@ -82,8 +94,8 @@ class Rollout(Section):
     """Tasks per step."""
     samples: int = Field(default=8, ge=1)
     """Attempts per task."""
-    branch: str = ""
-    """Where attempts fork: a name or "your.module:fn"; empty takes the preset's."""
+    branch: Any = ""
+    """Where attempts fork: a name, {name: {...}} or "your.module:fn"; empty takes the preset's."""
     temperature: float = Field(default=1.0, gt=0)
     """Of sampling, and of the log-probs that are trained."""
     max_tokens: int = Field(default=256, ge=1)
@@ -111,7 +123,7 @@ class EngineSection(Section):
 
 class Algo(Section):
     name: str = "grpo"
-    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo."""
+    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo, cpo, earl_grpo."""
     credit: list[Any] = []
     """Instead of the preset's: names, {name: {...}} or "your.module:fn", applied in order."""
     loss: Any = None
@@ -186,6 +198,7 @@ class Config(Section):
     run: Run = Run()
     model: Model = Model()
     task: Tasks = Tasks()
+    actions: Actions = Actions()
     rollout: Rollout = Rollout()
     engine: EngineSection = EngineSection()
     algo: Algo = Algo()

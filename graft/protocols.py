@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from graft.types import Completion, Message, Sampling, Task, Trajectory, Turn
+from graft.types import Completion, Episode, Message, Sampling, Task, Trajectory, Turn
 
 Observation = str | list[Message]
 """What `reset` shows the policy: a text (one user message) or the messages themselves."""
@@ -51,8 +51,8 @@ class Grammar(Protocol):
     one that exits, sampling ends with `Finish.EXIT`: somebody outside has to answer.
     """
 
-    start: int
-
+    @property
+    def start(self) -> int: ...
     def step(self, mode: int, action: int) -> int: ...
     def written(self, mode: int, action: int) -> Sequence[int]: ...
     def is_exit(self, mode: int, action: int) -> bool: ...
@@ -95,6 +95,17 @@ class Engine(Protocol):
     def open(self, tokens: Sequence[int], key: int | None = None) -> Context: ...
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A branch that learns from step to step. `state` is plain JSON and goes into checkpoints."""
+
+    @property
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def begin(self, step: int) -> None: ...
+    def settle(self, episodes: Sequence[Episode]) -> None: ...
 
 
 class Tokenizer(Protocol):

@@ -4,7 +4,7 @@
     S turns or trained tokens of a leaf
 
 A chain starts from zeros. Some credits write advantages from the rewards of the batch and ignore
-what came before (reinforce, discounted, grpo, dr_grpo, rloo, gae); others change what they are
+what came before (reinforce, discounted, grpo, dr_grpo, rloo, cpo, gae); others change what they are
 given (rebn, whiten, share_over_spans). Tokens outside the mask stay 0.
 """
 
@@ -139,6 +139,26 @@ def rloo() -> Credit:
     return credit
 
 
+def cpo(eps: float = 1e-6) -> Credit:
+    """What a forced call has brought, on all tokens of the counterfactual row: R(y') - R(y).
+
+    Rewards 1, 0, 0 and a counterfactual 1 of the second: 1.155, -0.577, -0.577 and 1. Every other
+    row is compared with its group as in `grpo(unbiased=True)`, where counterfactual leaves, which
+    are not the policy's own doing, count neither in the mean nor in the std.
+    """
+    among_themselves = grpo(unbiased=True, eps=eps)
+
+    def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
+        rewritten_N = batch.twin_reward.isfinite()
+        own = batch.rows(~rewritten_N)
+        gain_N = keep(batch.reward.float() - batch.twin_reward, rewritten_N)
+        out_NT = _on_all_tokens(gain_N, batch)
+        out_NT[~rewritten_N] = among_themselves(own.zeros(), own)
+        return out_NT
+
+    return credit
+
+
 def gae(gamma: float = 1.0, lam: float = 0.95) -> Credit:
     """Generalised advantage estimation over the trained tokens of a leaf, from the critic's values.
 
@@ -224,6 +244,7 @@ CREDITS: dict[str, Callable[..., Credit]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "cpo": cpo,
     "gae": gae,
     "gae_returns": gae_returns,
     "whiten": whiten,

@@ -136,13 +136,21 @@ def with_importance(loss: Loss, cap: float | None) -> Loss:
 
 
 def with_kl(loss: Loss, coef: float, kind: str = "k3") -> Loss:
-    """Plus coef * KL(policy || reference) on every trained token: drifting away costs."""
+    """Plus coef * KL(policy || reference) on every trained token: drifting away costs.
+
+    A reference knows no action beyond the vocabulary. Where one was chosen there is no KL; where a
+    token was chosen, the policy is compared as if it could have chosen tokens alone: probabilities
+    0.6 of a, 0.2 of b, 0.2 of an action; a's 0.6 / (0.6 + 0.2) = 0.75 is held against the reference.
+    """
     check_kind(kind)
 
     def held(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         ref_NT = batch.need("ref_logprobs", "a KL term compares with a reference: compute them")
         loss_NT, metrics = loss(logp_NT, entropy_NT, batch)
-        kl_NT = kl(keep(logp_NT, batch.mask), keep(ref_NT, batch.mask), kind)
+        held_NT = batch.mask if batch.words is None else batch.mask & batch.words
+        if batch.word_logprobs is not None:
+            logp_NT = keep(logp_NT, held_NT) - keep(batch.word_logprobs, held_NT)
+        kl_NT = kl(keep(logp_NT, held_NT), keep(ref_NT, held_NT), kind)
         return loss_NT + coef * kl_NT, metrics | {"kl": kl_NT.detach()}
 
     return held

@@ -28,7 +28,7 @@ class Preset:
     credit: tuple[Part, ...]
     loss: Part
     reduction: Part = "token"
-    branch: str = "independent"
+    branch: Part = "independent"
     shaping: tuple[Part, ...] = ()
 
     importance_cap: float | None = None
@@ -85,6 +85,20 @@ PRESETS: dict[str, Preset] = {
     # MiniMax-M1: no lower bound, token mean over the batch, no KL; the upper bound was tuned and
     # not printed, 5 is what ScaleRL settled on
     "cispo": Preset(credit=("grpo",), loss=("cispo", {"low": 1.0, "high": 4.0})),
+    # EARL: a group that failed as a whole is tried again with a call forced into each attempt;
+    # 0.001 * k3 to the base model, on words alone
+    "cpo": Preset(
+        credit=("cpo",),
+        loss=("clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
+        branch="counterfactual",
+        kl_coef=1e-3,
+    ),
+    # what EARL compares it with: the same without counterfactual attempts
+    "earl_grpo": Preset(
+        credit=(("grpo", {"unbiased": True}),),
+        loss=("clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
+        kl_coef=1e-3,
+    ),
     # no discount within an answer, whitened advantages; a KL price goes into shaping:
     # ("kl_in_reward", {"coef": 0.05}) with a reference
     "ppo": Preset(

@@ -9,6 +9,7 @@ else, so no count of micro-batches or ranks can slip into the gradient.
     lengths 3 and 1:    token     [1/4 1/4 1/4] [1/4]       each token alike
                         sequence  [1/6 1/6 1/6] [1/2]       each row alike
                         constant  [1/8 1/8 1/8] [1/8]       length=4: a row weighs by its length
+                        written_tokens  [1/9 1/9 1/9] [1/9]  a tool wrote 5 tokens more
 """
 
 from __future__ import annotations
@@ -56,8 +57,22 @@ def constant(length: int) -> Reduction:
     return weigh
 
 
+def written_tokens() -> Reduction:
+    """Sum over trained tokens, divided by all tokens behind the prompts, whoever wrote them.
+
+    Observations and the words that an action is spelled with weigh a row down without being trained,
+    as in EARL; `token` leaves them out.
+    """
+
+    def weigh(batch: Batch) -> Tensor:
+        return batch.mask.float() / (batch.spans >= 0).sum().clamp(min=1)
+
+    return weigh
+
+
 REDUCTIONS: dict[str, Callable[..., Reduction]] = {
     "token": token,
     "sequence": sequence,
     "constant": constant,
+    "written_tokens": written_tokens,
 }

@@ -4,6 +4,9 @@
 [34*5]   170;            a call, and the result that the env appends
 [12+170] 182;            one operation per call: what comes first has to be known
 182                      the answer; end of text
+
+With dress="actions" a call is what actions beyond the vocabulary made, a `Called`; it is answered
+with 170, and the actions write the brackets and the semicolon.
 """
 
 from __future__ import annotations
@@ -14,9 +17,14 @@ from collections.abc import Sequence
 from graft.envs.arithmetic import MAX_TRIES, draw_number
 from graft.envs.base import BaseEnv, Trace, check_range, check_split, split_of
 from graft.envs.tooled import COMPACT, ToolEnv
+from graft.registry import resolve
 from graft.rewards.answers import same_number
-from graft.tools.calculator import MAX_DIGITS, Calculator, evaluate, format_number, work
-from graft.types import Author, Turn
+from graft.tools.calculator import MAX_DIGITS, Calculator, evaluate, format_number, keys_of, work
+from graft.tools.formats import COMPACT_BARE, CallStyle
+from graft.types import Author, Called, Turn
+
+DRESSES = {"compact": ("tags", COMPACT), "actions": ("actions", COMPACT_BARE)}
+"""How calls are made -> the format of `graft.tools.formats`, and the style of their results."""
 
 
 def draw_flat(
@@ -91,8 +99,10 @@ class CalculatorTask(ToolEnv):
     """An `Expression` and a calculator that does one operation per call; see the top of this file.
 
     A call that makes no sense is answered with "?;" and the episode goes on. `tool=False` leaves
-    the calculator out: mental arithmetic, for comparison.
+    the calculator out: mental arithmetic, for comparison. `dress` is "compact" or "actions".
     """
+
+    shared = (*ToolEnv.shared, "style")
 
     def __init__(
         self,
@@ -102,17 +112,23 @@ class CalculatorTask(ToolEnv):
         operators: str = "+-*",
         split: str = "train",
         tool: bool = True,
+        dress: str = "compact",
         max_uses: int = 4,
     ) -> None:
         env = Expression(operands=operands, digits=digits, operators=operators, split=split)
+        form, style = resolve(dress, DRESSES, "dress of a call")
         tools = [Calculator(max_operations=1)] if tool else []
-        styles = {Calculator.name: COMPACT} if tool else None
-        super().__init__(env, tools, styles=styles, max_uses=max_uses)
+        styles = {Calculator.name: style} if tool else None
+        super().__init__(env, tools, format=form, styles=styles, max_uses=max_uses)
         env.env_id = "calculator"
+        self.style: CallStyle = style
 
     @property
     def alphabet(self) -> str:
-        """Every character that occurs in prompts, results and demonstrations, sorted."""
+        """Every character that occurs in prompts, results and demonstrations, sorted.
+
+        The same in both dresses: what actions write is what would have been written without them.
+        """
         style = "".join((COMPACT.open, COMPACT.close, COMPACT.render(""), COMPACT.spent))
         return "".join(
             sorted({*"0123456789=", *self.env.operators, *(style if self.tools else "")})
@@ -129,14 +145,18 @@ class CalculatorTask(ToolEnv):
             return [(Author.POLICY, inner.guess(rng))]
         trace: Trace = []
         for step in work(inner.expression).steps if self.tools else ():
-            trace.append((Author.POLICY, f"{COMPACT.open}{step.text}{COMPACT.close}"))
-            trace.append((Author.ENV, COMPACT.render(self.tools[Calculator.name](step.text))))
+            trace.append((Author.POLICY, write_call(step.text)))
+            trace.append((Author.ENV, self.style.render(self.tools[Calculator.name](step.text))))
         return [*trace, (Author.POLICY, inner.answer)]
 
     def sample_random_action(self) -> str:
         """A call or an answer, each half the time."""
         rng = self.env.whim()
         if self.tools and rng.random() < 0.5:
-            content = draw_flat(rng, (2, 2), self.env.digits, self.env.operators)
-            return f"{COMPACT.open}{content}{COMPACT.close}"
+            return write_call(draw_flat(rng, (2, 2), self.env.digits, self.env.operators))
         return self.env.guess(rng)
+
+
+def write_call(content: str) -> Called:
+    """ "34*5" -> the text "[34*5]", which also says what it calls; it is a call in either dress."""
+    return Called(f"{COMPACT.open}{content}{COMPACT.close}", Calculator.name, keys_of(content))

@@ -17,9 +17,18 @@ class Score:
 
     reward: float
     tool_rate: float
+    tool_calls: float
     reward_with_tool: float
     failed: float
     episodes: list[Episode]
+
+    @property
+    def rewards(self) -> list[list[float]]:
+        """Of every attempt, task by task."""
+        return [
+            [leaf.reward if leaf.status.is_trainable else 0.0 for leaf in episode.leaves]
+            for episode in self.episodes
+        ]
 
 
 def evaluate(
@@ -39,6 +48,7 @@ def evaluate(
     return Score(
         reward=sum(leaf.reward for leaf in leaves if leaf.status.is_trainable) / count,
         tool_rate=len(called) / count,
+        tool_calls=sum(leaf.metrics["tool_calls"] for leaf in called) / count,
         reward_with_tool=sum(leaf.reward for leaf in called) / max(len(called), 1),
         failed=sum(not leaf.status.is_trainable for leaf in leaves) / count,
         episodes=episodes,

@@ -15,7 +15,7 @@ from torch import Tensor
 from graft.models.critic import Critic
 from graft.models.decoder import Attend, Decoder
 from graft.models.functions import gather_rows
-from graft.models.logprobs import action_logprobs
+from graft.models.logprobs import action_logprobs, word_logprobs
 from graft.models.packing import count_before, is_read, pack, shorten
 from graft.models.tree_attention import attention_over
 from graft.transfer import transfer
@@ -78,9 +78,8 @@ class Forest:
         self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-prob of each chosen action and entropy of its distribution, both [N, T]."""
-        hidden = model(self.tokens, self.positions, self._attention(model))
         logp, entropy = action_logprobs(
-            gather_rows(hidden, self.before),
+            self._hidden(model),
             model.head_weight,
             self.actions,
             modes=self.modes,
@@ -88,6 +87,25 @@ class Forest:
             temperature=temperature,
         )
         return self._grid(logp), self._grid(entropy)
+
+    def word_logprobs(
+        self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same and, where a token was chosen, the log-prob of choosing any token, all [N, T]."""
+        logp, entropy, any_word = word_logprobs(
+            self._hidden(model),
+            model.head_weight,
+            self.actions,
+            model.shape.vocab_size,
+            modes=self.modes,
+            allowed=allowed,
+            temperature=temperature,
+        )
+        return self._grid(logp), self._grid(entropy), self._grid(any_word)
+
+    def _hidden(self, model: Decoder) -> Tensor:
+        """[U, D] what the model knew before each trained token."""
+        return gather_rows(model(self.tokens, self.positions, self._attention(model)), self.before)
 
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state each decision was taken in, [N, T]."""

@@ -58,7 +58,7 @@ def load_model(
         return fill(
             shape,
             stored,
-            lambda name: _read(files[name], name, path),
+            lambda name: read_tensor(files[name], name, path),
             origin=f"'{path}'",
             dtype=dtype,
             device=device,
@@ -108,12 +108,12 @@ def shape_of(config: dict[str, Any], file: Path) -> Shape:
 def _open_weights(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Tensor name -> the open file that holds it, without buffers that we compute ourselves."""
     if (folder / WEIGHTS).exists():
-        file = stack.enter_context(_open(folder / WEIGHTS))
+        file = stack.enter_context(open_tensors(folder / WEIGHTS))
         found = dict.fromkeys(file.keys(), file)
     elif (folder / INDEX).exists():
         weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
         opened = {
-            shard: stack.enter_context(_open(folder / shard))
+            shard: stack.enter_context(open_tensors(folder / shard))
             for shard in sorted(set(weight_map.values()))
         }
         names = {shard: set(file.keys()) for shard, file in opened.items()}
@@ -141,7 +141,8 @@ def _no_weights(folder: Path) -> str:
     return f"'{folder}' has neither {WEIGHTS} nor {INDEX}; it holds {present}"
 
 
-def _open(file: Path) -> Any:
+def open_tensors(file: Path) -> Any:
+    """A safetensors file, to be read tensor by tensor."""
     if not file.exists():
         raise ModelFileError(f"'{file}' is listed in {INDEX} but is not there; finish the download")
     with file.open("rb") as raw:
@@ -158,7 +159,7 @@ def _open(file: Path) -> Any:
         ) from error
 
 
-def _read(file: Any, name: str, folder: Path) -> Tensor:
+def read_tensor(file: Any, name: str, folder: Path) -> Tensor:
     kind = file.get_slice(name).get_dtype()
     if kind not in READABLE:
         raise UnsupportedModel(
@@ -171,7 +172,8 @@ def _check_tied(folder: Path, head_file: Any, files: dict[str, Any]) -> None:
     """Some tools store a tied head a second time: harmless if it is the embedding."""
     embedding = "model.embed_tokens.weight"
     if embedding in files and not torch.equal(
-        _read(head_file, "lm_head.weight", folder), _read(files[embedding], embedding, folder)
+        read_tensor(head_file, "lm_head.weight", folder),
+        read_tensor(files[embedding], embedding, folder),
     ):
         raise ModelFileError(
             f"'{folder}': config.json has tie_word_embeddings=true, but lm_head.weight differs "

@@ -1,9 +1,15 @@
 """Log-probs and entropies of chosen actions, without ever holding all the logits.
 
-    U positions, D width, V actions
+    U positions, D width, V actions, of which the first `num_words` are tokens
 
 The head runs over chunks of positions; the backward pass computes each chunk again. What stays in
 memory is [U] numbers, not [U, V]. A GPU with Triton takes `kernels.head`, its twin is here.
+
+Whoever compares with a model that knows tokens alone asks for the log-prob of drawing any token at
+all: the chosen token's log-prob minus it is what the logits of the tokens alone would give. Tokens
+a, b and the action "call", probabilities 0.6, 0.2 and 0.2, a was drawn:
+
+    log-prob ln 0.6    of any token ln 0.8    difference ln 0.75, as of a against b alone
 """
 
 from __future__ import annotations
@@ -42,23 +48,30 @@ class _ChunkedHead(torch.autograd.Function):
         allowed: Tensor | None,  # [modes, V] or None
         temperature: float,
         chunk: int,
-    ) -> tuple[Tensor, Tensor]:
+        num_words: int | None,
+    ) -> tuple[Tensor, ...]:
         logp = torch.empty(len(actions), device=hidden.device)
         entropy = torch.empty_like(logp)
+        any_word = None if num_words is None else torch.empty_like(logp)
         for start in range(0, len(actions), chunk):
             part = slice(start, start + chunk)
             rows = None if allowed is None else allowed[modes[part]]
             log_p = _logits(hidden[part], weight, temperature, rows).log_softmax(-1)
             logp[part] = log_p.gather(1, actions[part, None])[:, 0]
             entropy[part] = _entropy(log_p)
-        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk
-        return logp, entropy
+            if any_word is not None and num_words is not None:
+                # not 1 minus the rest: where actions have nearly all, that is what rounding left
+                drawn = log_p[:, :num_words].logsumexp(-1)
+                any_word[part] = drawn.masked_fill_(actions[part] >= num_words, 0.0)
+        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, any_word)
+        ctx.temperature, ctx.chunk, ctx.num_words = temperature, chunk, num_words
+        return (logp, entropy) if any_word is None else (logp, entropy, any_word)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        grad_logp, grad_entropy = grads
-        hidden, weight, actions, modes, allowed, entropy = ctx.saved_tensors
+        grad_logp, grad_entropy, *others = grads
+        hidden, weight, actions, modes, allowed, entropy, any_word = ctx.saved_tensors
+        grad_word = others[0].masked_fill(actions >= ctx.num_words, 0.0) if others else None
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         with_entropy = bool(grad_entropy.any())
@@ -73,11 +86,16 @@ class _ChunkedHead(torch.autograd.Function):
             if with_entropy:
                 surprise = torch.where(p > 0, log_p, 0.0) + entropy[part, None]
                 d_logits -= grad_entropy[part, None] * p * surprise
+            if grad_word is not None:
+                # d log(any) / dz = p / any - p of tokens, -p of actions beyond them
+                d_logits -= grad_word[part, None] * p
+                of_words = (log_p[:, : ctx.num_words] - any_word[part, None]).exp_()
+                d_logits[:, : ctx.num_words] += of_words.mul_(grad_word[part, None])
             d_logits /= ctx.temperature
             d_logits = d_logits.to(hidden.dtype)
             grad_hidden[part] = d_logits @ weight
             grad_weight += (d_logits.T @ hidden[part]).float()
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), *[None] * 6
 
 
 def _entropy(log_p: Tensor) -> Tensor:
@@ -98,15 +116,49 @@ def action_logprobs(
 
     `allowed[modes]` are the actions that could be drawn: the very rows the sampler used.
     """
+    logp, entropy = _run_head(hidden, weight, actions, modes, allowed, temperature, None)
+    return logp, entropy
+
+
+def word_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    actions: Tensor,
+    num_words: int,
+    *,
+    modes: Tensor | None = None,
+    allowed: Tensor | None = None,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same and, where a token was chosen, the log-prob [U] of choosing any; 0 elsewhere."""
+    logp, entropy, any_word = _run_head(
+        hidden, weight, actions, modes, allowed, temperature, num_words
+    )
+    return logp, entropy, any_word
+
+
+def _run_head(
+    hidden: Tensor,
+    weight: Tensor,
+    actions: Tensor,
+    modes: Tensor | None,
+    allowed: Tensor | None,
+    temperature: float,
+    num_words: int | None,
+) -> tuple[Tensor, ...]:
     if not len(actions):  # keep the graph connected: a micro-batch may have nothing to train
-        nothing = hidden.sum() * 0.0 + weight.sum() * 0.0
-        return nothing.expand(0), nothing.expand(0)
+        nothing = (hidden.sum() * 0.0 + weight.sum() * 0.0).expand(0)
+        return (nothing,) * (2 if num_words is None else 3)
     if modes is None:
         modes = torch.zeros_like(actions)
     if has_kernels(hidden.device):
         from graft.models.kernels.head import head_logprobs
 
-        return head_logprobs(hidden, weight, actions, modes, allowed, temperature)
+        return head_logprobs(
+            hidden, weight, actions, modes, allowed, temperature, num_words=num_words
+        )
     budget = CHUNK_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS * 64
     chunk = max(1, budget // len(weight))
-    return _ChunkedHead.apply(hidden, weight, actions, modes, allowed, temperature, chunk)
+    return _ChunkedHead.apply(
+        hidden, weight, actions, modes, allowed, temperature, chunk, num_words
+    )

@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 
 def hf_rows(shape: Shape) -> dict[str, Rows]:
     """Every tensor of a Hugging Face checkpoint of this shape, in the order of the computation."""
-    rows = {"model.embed_tokens.weight": Rows("embed.weight")}
+    rows = {"model.embed_tokens.weight": Rows("embed.weight", None, shape.vocab_size)}
     for index in range(shape.layers):
         block = f"blocks.{index}"
         rows |= {
@@ -38,7 +38,7 @@ def hf_rows(shape: Shape) -> dict[str, Rows]:
         }
     rows["model.norm.weight"] = Rows("norm.weight")
     if not shape.tied:
-        rows["lm_head.weight"] = Rows("head.weight")
+        rows["lm_head.weight"] = Rows("head.weight", None, shape.vocab_size)
     return rows
 
 
@@ -76,6 +76,7 @@ def hf_views(shape: Shape, parameters: Mapping[str, Tensor]) -> dict[str, Tensor
 def hf_names(decoder: Decoder) -> dict[str, Tensor]:
     """Hugging Face names -> views of the decoder's own memory; writing to one changes the model.
 
-    A tied head is the embedding itself and has no name of its own.
+    A tied head is the embedding itself and has no name of its own; actions beyond the vocabulary
+    have none in any model.
     """
     return hf_views(decoder.shape, dict(decoder.named_parameters()))

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from graft.models.decoder import Decoder
+from graft.models.extra import ACTIONS, ROWS, extra_rows
 from graft.models.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
 from graft.models.names import hf_names
 from graft.models.shape import Shape
@@ -42,14 +43,25 @@ def save_model(
 ) -> None:
     """Write config, generation config and weights (not the tokenizer) into `folder`.
 
+    Actions beyond the vocabulary are no part of these weights and get a file of their own.
+
     `special` maps bos_token_id, eos_token_id, pad_token_id to ids. `source` is the folder the model
     came from: what its configs say beyond the shape is kept. A GGUF source has no such folder.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = dtype or decoder.dtype
+    _save_actions(decoder, folder, dtype)
     save_weights(hf_names(decoder), folder, dtype=dtype, shard_bytes=shard_bytes)
     save_configs(decoder.shape, folder, dtype, special or {}, generation_config, source)
+
+
+def _save_actions(decoder: Decoder, folder: Path, dtype: torch.dtype) -> None:
+    if decoder.shape.extra:
+        rows = {ROWS: extra_rows(decoder).to("cpu", dtype).contiguous()}
+        write_whole(folder / ACTIONS, lambda to: _save_file(rows, to))
+    else:  # left from an earlier save they would be read as those of this model
+        (folder / ACTIONS).unlink(missing_ok=True)
 
 
 def save_weights(

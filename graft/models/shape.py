@@ -15,6 +15,10 @@ ARCHITECTURES = {
 """The families our decoder computes exactly; model_type -> Hugging Face class."""
 
 
+EXTRA_MULTIPLE = 64
+"""Rows behind the vocabulary come in so many: products and masks stay as aligned as without them."""
+
+
 class UnsupportedModel(ValueError):
     """A checkpoint our decoder cannot compute exactly; the text says which part."""
 
@@ -40,6 +44,9 @@ class Shape:
     rope_theta: float = 10_000.0
     rope_scaling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_positions: int = 4096
+    extra: int = 0
+    """Actions beyond the vocabulary: rows of the head that are never embedded. No `config.json`
+    speaks of them; `graft.models.extra` gives them to a model."""
 
     def __post_init__(self) -> None:
         if self.family not in ARCHITECTURES:
@@ -57,6 +64,17 @@ class Shape:
             raise UnsupportedModel(
                 f"vocab_size={self.vocab_size}, layers={self.layers}: need 1 each"
             )
+        if self.extra < 0:
+            raise UnsupportedModel(f"extra={self.extra}: a head cannot lose rows; need 0 or more")
+
+    @property
+    def head_rows(self) -> int:
+        """What the head scores: tokens, actions beyond them, padding that nobody may choose.
+
+        >>> Shape(vocab_size=256).head_rows, Shape(vocab_size=256, extra=18).head_rows
+        (256, 320)
+        """
+        return self.vocab_size + -(-self.extra // EXTRA_MULTIPLE) * EXTRA_MULTIPLE
 
     @property
     def q_size(self) -> int:
@@ -70,7 +88,8 @@ class Shape:
     def num_params(self) -> int:
         attention = self.width * (2 * self.q_size + 2 * self.kv_size)
         block = attention + 3 * self.width * self.ff
-        return self.layers * block + self.vocab_size * self.width * (1 if self.tied else 2)
+        ends = self.head_rows + (0 if self.tied else self.vocab_size)
+        return self.layers * block + ends * self.width
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Shape:

@@ -22,4 +22,5 @@ def independent(samples: int) -> Branch:
 
 BRANCHES: dict[str, Callable[..., Branch] | str] = {
     "independent": independent,
+    "counterfactual": "graft.rollout.counterfactual:Counterfactual",
 }

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from graft.rollout.branch import Branch
 from graft.rollout.episode import Growth, Setting
 from graft.rollout.failure import Failure
-from graft.types import Episode, Task
+from graft.types import Episode, Status, Task
 
 
 async def grow(task: Task, setting: Setting, branch: Branch) -> Episode:
@@ -61,8 +61,15 @@ def collect(
 
 
 def is_flat(episode: Episode) -> bool:
-    """True if every trainable leaf earned the same: a group-relative advantage is zero then."""
-    rewards = {leaf.reward for leaf in episode.leaves if leaf.status.is_trainable}
+    """True if every attempt of the policy's own earned the same: its group-relative advantage is 0.
+
+    Counterfactual attempts are not its own; one that such a twin replaces in training still is.
+    """
+    rewards = {
+        leaf.reward
+        for leaf in episode.leaves
+        if leaf.twin is None and (leaf.status.is_trainable or leaf.status is Status.REPLACED)
+    }
     return len(rewards) < 2
 
 

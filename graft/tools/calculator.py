@@ -137,6 +137,11 @@ def format_number(number: Fraction) -> str:
     return f"{float(number):.3f}"
 
 
+def keys_of(expression: str) -> tuple[str, ...]:
+    """What to press, one key after the other: "12 + 6" -> ("1", "2", "+", "6")."""
+    return tuple("".join(expression.split()))
+
+
 class Calculator:
     """The tool. "(12 + 6) / 3" -> "6"; "1/0" -> "Error: division by zero".
 

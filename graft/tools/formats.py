@@ -8,8 +8,10 @@ r"""How calls are written, and how their results come back.
     hermes  <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as many as one likes; the
             schemas are in the prompt, the results are messages of the role "tool"
     mcp     <tool_call><tool_name>f</tool_name><arguments>{...}</arguments></tool_call>, the first
+    actions no text at all: the turn is a `Called`, made by actions beyond the vocabulary; the result
+            is appended inline, as bare as the tool gave it, and dressed by whoever knows the actions
 
-Names in the first four are those of the tools; a text that calls none is no call. In the last two a
+Names in the first four are those of the tools; a text that calls none is no call. In the last three a
 call to a tool that does not exist is a call, and is answered.
 """
 
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 from graft.text.parse import ToolCall, tool_calls
 from graft.tools import is_error
 from graft.tools.schema import parameters_of, schema
+from graft.types import Called
 
 SPENT = "No calls are left. Give the final answer."
 
@@ -73,8 +76,15 @@ def enclosed(name: str) -> CallStyle:
     return CallStyle("<tool_call>", "</tool_call>", "{}", spent=SPENT, last=f"\n{SPENT}")
 
 
+def bare(name: str) -> CallStyle:
+    """Nothing but the result. No strings mark the call: it is known for one by its type."""
+    return CallStyle("", "", "{}", spent=SPENT)
+
+
 COMPACT = CallStyle(open="[", close="]", result="{};", error="?;", spent="?;")
 """[12*3] is answered with 36; and every fault with ?; for models that read single characters."""
+COMPACT_BARE = CallStyle(open="", close="", result="{}", error="?", spent="?")
+"""The same for calls made by actions: 36 or ?, and the semicolon is for the actions to add."""
 
 Styles = Mapping[str, CallStyle]
 
@@ -114,6 +124,13 @@ def _at_the_end(action: str, styles: Styles) -> list[ToolCall]:
     style = styles[call.tool]
     error = f"{style.close} without {style.open}" if call.content is None else ""
     return [ToolCall(call.tool, call.content or "", error=error, end=len(action))]
+
+
+def _made_by_actions(action: str, styles: Styles) -> list[ToolCall]:
+    """Called(" calculate 12 + 6 =", "calculator", ("1", "2", "+", "6")) -> calculator, "12+6"."""
+    if not styles or not isinstance(action, Called):
+        return []
+    return [ToolCall(action.tool, "".join(action.arguments), end=len(action))]
 
 
 def _first_of(written: str) -> Callable[[str, Styles], list[ToolCall]]:
@@ -166,6 +183,9 @@ FORMATS: dict[str, Format] = {
         stops=True,
         is_json=True,
         example="<tool_call><tool_name>name</tool_name><arguments>{...}</arguments></tool_call>",
+    ),
+    "actions": Format(
+        _made_by_actions, bare, "inline", example="its keyword, then only what it takes can follow"
     ),
 }
 """Name -> how calls are written."""

@@ -6,7 +6,7 @@
     check B, even ->  "True"
 
 Each is a pure function from a state and two arguments to the next state and the observation. Who
-calls them, in tags, in words or by actions of its own, is not their business.
+calls them, in tags, in words or by actions beyond the vocabulary, is not their business.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from graft.tools import ERROR
+from graft.types import Called
 
 SYMBOLS = "ABCDE"
 MAX_ECHO = 20  # characters of a symbol that an answer repeats
@@ -98,12 +99,20 @@ class Dress(NamedTuple):
     """(text, tools) -> the call that the text ends with, if it ends with one to these tools."""
     stops: Callable[[tuple[str, ...]], tuple[str, ...]]
     """tools -> the strings that end a turn because a call is complete."""
+    is_bare: bool = False
+    """Whether the tools answer with nothing but the result, because the actions write the rest."""
 
-    def write(self, tool: str, a: str, b: str) -> str:
-        return self.call[tool].format(a, b)
+    def write(self, tool: str, a: str, b: str, lead: str = "") -> Called:
+        """The call as text, which also says what it is: in "actions" nothing else makes it one."""
+        said = f"is {b}" if self.is_bare and tool == "check" else b  # one action says both words
+        return Called(f"{lead}{self.call[tool].format(a, b)}", tool, (a, said))
 
     def render(self, tool: str, result: str) -> str:
-        return self.result[tool].replace("{}", result)
+        return result if self.is_bare else self.result.get(tool, "{}").replace("{}", result)
+
+    def example(self, tool: str, a: str, b: str, result: str) -> str:
+        """ "compare A and B: A > B": a call and its answer, as the prompt explains them."""
+        return self.write(tool, a, b).strip() + self.result[tool].replace("{}", result).rstrip()
 
 
 def find_in_tags(text: str, tools: tuple[str, ...]) -> Call | None:
@@ -137,6 +146,17 @@ _IN_WORDS = re.compile(
 )
 
 
+def find_made(text: str, tools: tuple[str, ...]) -> Call | None:
+    """A `Called`, also one to a tool that is not among `tools`: it waits for an answer."""
+    if not isinstance(text, Called):
+        return None
+    match text.arguments:
+        case (a, b):
+            return Call(text.tool, (a, b))
+        case _:
+            return Call(text.tool, None)
+
+
 def closing_tags(tools: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"</{tool}>" for tool in tools)
 
@@ -144,12 +164,23 @@ def closing_tags(tools: tuple[str, ...]) -> tuple[str, ...]:
 def every_call(tools: tuple[str, ...]) -> tuple[str, ...]:
     """ "swap A and A", "swap A and B", ...: without tags only the whole call says that it ends."""
     return tuple(
-        WORDS.write(tool, a, b)
+        _IN_A_SENTENCE[tool].format(a, b)
         for tool in tools
         for a in SYMBOLS
         for b in (PROPERTIES if tool == "check" else SYMBOLS)
     )
 
+
+def no_strings(tools: tuple[str, ...]) -> tuple[str, ...]:
+    return ()
+
+
+_AFTER_WORDS = {"compare": ": {}\n", "swap": " => {}\n", "check": ": {}\n"}
+_IN_A_SENTENCE = {
+    "compare": "compare {0} and {1}",
+    "swap": "swap {0} and {1}",
+    "check": "check if {0} is {1}",
+}
 
 TAGS = Dress(
     call={tool: f"<{tool}> {{0}}, {{1}} </{tool}>" for tool in TRANSITIONS},
@@ -159,17 +190,21 @@ TAGS = Dress(
     stops=closing_tags,
 )
 WORDS = Dress(
-    call={
-        "compare": "compare {0} and {1}",
-        "swap": "swap {0} and {1}",
-        "check": "check if {0} is {1}",
-    },
-    result={"compare": ": {}\n", "swap": " => {}\n", "check": ": {}\n"},
+    call=_IN_A_SENTENCE,
+    result=_AFTER_WORDS,
     gap="",
     find=find_in_words,
     stops=every_call,
 )
-DRESSES = {"tags": TAGS, "words": WORDS}
+ACTIONS = Dress(
+    call={tool: f" {words}" for tool, words in _IN_A_SENTENCE.items()},
+    result=_AFTER_WORDS,
+    gap="",
+    find=find_made,
+    stops=no_strings,
+    is_bare=True,
+)
+DRESSES = {"tags": TAGS, "words": WORDS, "actions": ACTIONS}
 
 
 def carry_out(state: Hidden, call: Call) -> Result:

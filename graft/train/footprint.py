@@ -1,7 +1,7 @@
 """Bytes of each thing a run holds, from the model's shape alone.
 
 N parameters, b bytes of a weight, T tokens of a micro-batch, L layers, D width, F of the MLP,
-q and kv sizes of all query heads and of all key/value heads, V vocabulary
+q and kv sizes of all query heads and of all key/value heads, V rows of the head
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def num_parameters(shape: Shape) -> int:
     block += 2 * shape.head_dim * shape.qk_norm
     block += (q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
     block += (2 * ff + width) * shape.mlp_bias
-    return shape.layers * block + width + shape.vocab_size * width * (1 if shape.tied else 2)
+    ends = shape.head_rows + (0 if shape.tied else shape.vocab_size)
+    return shape.layers * block + width + ends * width
 
 
 def kv_bytes(shape: Shape, dtype: torch.dtype) -> int:
@@ -97,14 +98,14 @@ def activation_bytes(
 
 def head_bytes(shape: Shape, dtype: torch.dtype, tokens: int, room: Room) -> int:
     """Logits of `tokens` trained tokens on their way back, and the fp32 gradient of the head."""
-    size, weight = dtype.itemsize, shape.vocab_size * shape.width
+    size, weight = dtype.itemsize, shape.head_rows * shape.width
     if room.fused:  # gradients are written over the logits, all of them kept where there is room
-        logits = tokens * shape.vocab_size * size
+        logits = tokens * shape.head_rows * size
         if tokens > _kept_logits(shape, dtype, room):
             logits = min(logits, FUSED_CHUNK_BYTES)
         return logits + (0 if sums_in_place(dtype, room.fused) else weight * (4 + size))
     budget = CHUNK_ELEMENTS * (1 if room.device.type == "cpu" else 64)
-    elements = min(tokens, max(budget // shape.vocab_size, 1)) * shape.vocab_size
+    elements = min(tokens, max(budget // shape.head_rows, 1)) * shape.head_rows
     half = size if size < 4 else 0
     # log-probs, probabilities and two products of them; the weight's gradient and what it grows by
     return elements * (16 + half) + weight * (8 + half)
@@ -119,7 +120,7 @@ def most_head_bytes(shape: Shape, dtype: torch.dtype, tokens: int, room: Room) -
 def _kept_logits(shape: Shape, dtype: torch.dtype, room: Room) -> int:
     """Tokens whose logits the kernel keeps until the backward pass; of more it keeps none."""
     share = FUSED_KEPT_SHARE * (room.total or room.available)
-    return int(share / (shape.vocab_size * dtype.itemsize))
+    return int(share / (shape.head_rows * dtype.itemsize))
 
 
 def decode_bytes(shape: Shape, dtype: torch.dtype, batch: int, kv_tokens: int, room: Room) -> int:
@@ -129,11 +130,11 @@ def decode_bytes(shape: Shape, dtype: torch.dtype, batch: int, kv_tokens: int, r
         shape.q_size + 2 * shape.kv_size + 3 * shape.ff + 2 * shape.width
     )
     if room.fused:
-        return batch * shape.vocab_size * (size + 4) + chunk * size
+        return batch * shape.head_rows * (size + 4) + chunk * size
     limit = 1 << 24 if room.device.type == "cpu" else 1 << 28
     gathered = 2 * min(limit, kv_tokens * shape.kv_size)
     lanes = min(1 << 26, kv_tokens * shape.layers * 2 * shape.kv_size) if size == 4 else 0
-    return batch * shape.vocab_size * (16 + size) + (chunk + gathered + lanes) * size
+    return batch * shape.head_rows * (16 + size) + (chunk + gathered + lanes) * size
 
 
 def gigabytes(number: float) -> str:

@@ -9,6 +9,9 @@ the new weights.
 The batch stays on the CPU, and each micro-batch is sent when its turn comes. Nothing between the
 first and the last of a step asks the device for a number, so a GPU computes one micro-batch while
 the host prepares the next; what there is to report is read once, before the optimizer's step.
+
+A policy may have actions beyond the vocabulary; its reference has none. So the two are compared where
+a token was chosen and nowhere else, and by the logits of tokens alone (see `algos.losses.with_kl`).
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class Learner:
     tokens_per_micro: int
     temperature: float = 1.0
     allowed: Tensor | None = None
+    """[modes, rows of the policy's head] bool, on its device; None: everything, always."""
     critic: Critic | None = None
     critic_optimizer: Optimizer | None = None
     value_clip: float | None = None
@@ -52,6 +56,19 @@ class Learner:
     epochs: int = 1
     minibatches: int = 1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        shape = self.policy.shape
+        if self.allowed is None and shape.extra:
+            raise ValueError(
+                f"the policy has {shape.extra} actions beyond the vocabulary and no table says when "
+                f"they may be chosen; give allowed [modes, {shape.head_rows}]"
+            )
+        if self.allowed is not None and self.allowed.shape[1] != shape.head_rows:
+            raise ValueError(
+                f"allowed has {self.allowed.shape[1]} columns and the policy's head "
+                f"{shape.head_rows} rows; widen it with False"
+            )
 
     @torch.no_grad()
     def annotate(self, rows: Sequence[Trajectory], batch: Batch) -> Batch:
@@ -61,11 +78,17 @@ class Learner:
         for old log-probs runs.
         """
         extras: dict[str, Tensor] = {}
+        vocab_size = self.policy.shape.vocab_size
+        if self.policy.shape.extra:
+            extras["words"] = batch.actions < vocab_size
         if self.reference is not None:
+            reference = self.reference
+            tokens = None if self.allowed is None else self.allowed[:, :vocab_size]
+            compared = batch.mask & extras["words"] if "words" in extras else batch.mask
             extras["ref_logprobs"] = self._over_micros(
                 rows,
-                batch,
-                lambda f: f.logprobs(self._reference(), self.temperature, self.allowed)[0],
+                batch.replace(mask=compared),  # other actions it has no row for
+                lambda f: f.logprobs(reference, self.temperature, tokens)[0],
             )
         if self.epochs * self.minibatches > 1:
             extras["old_logprobs"] = self._over_micros(
@@ -75,10 +98,6 @@ class Learner:
             critic = self.critic
             extras["values"] = self._over_micros(rows, batch, lambda f: f.values(critic))
         return batch.replace(**extras) if extras else batch
-
-    def _reference(self) -> Decoder:
-        assert self.reference is not None
-        return self.reference
 
     def _over_micros(
         self, rows: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
@@ -164,7 +183,12 @@ class Learner:
 
         And how far the engine's log-probs are from the learner's, [N, T], -1 where nothing is trained.
         """
-        logp, entropy = forest.logprobs(self.policy, self.temperature, self.allowed)
+        how = self.policy, self.temperature, self.allowed
+        if self.policy.shape.extra and self.reference is not None:
+            logp, entropy, any_word = forest.word_logprobs(*how)
+            micro = micro.replace(word_logprobs=any_word)
+        else:
+            logp, entropy = forest.logprobs(*how)
         loss_NT, metrics = self.loss(logp, entropy, micro)
         loss = (loss_NT * weights_NT).sum()
         totals = {"loss": loss.detach()}

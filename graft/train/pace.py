@@ -122,18 +122,18 @@ def pace(config: Config, shape: Shape, dtype: torch.dtype, memory: Memory, rates
 
 
 def body_parameters(shape: Shape) -> int:
-    matrices = 1 if shape.tied else 2
-    return num_parameters(shape) - matrices * shape.vocab_size * shape.width
+    ends = shape.head_rows + (0 if shape.tied else shape.vocab_size)
+    return num_parameters(shape) - ends * shape.width
 
 
 def decode_step_bytes(
     shape: Shape, dtype: torch.dtype, batch: int, groups: float, shared: float, private: float
 ) -> float:
     """Weights, keys and values (a group's shared ones once), logits written and read."""
-    head = shape.vocab_size * shape.width
+    head = shape.head_rows * shape.width
     weights = (body_parameters(shape) + head) * dtype.itemsize
     tokens = batch * private + groups * shared
-    logits = 2 * batch * shape.vocab_size * dtype.itemsize
+    logits = 2 * batch * shape.head_rows * dtype.itemsize
     return weights + kv_bytes(shape, dtype) * tokens + logits
 
 
@@ -162,7 +162,7 @@ def attention_flops(shape: Shape, tokens: float, seen: float) -> float:
 
 
 def forward_flops(shape: Shape, tokens: float, seen: float, logits: float = 0.0) -> float:
-    head = 2.0 * shape.vocab_size * shape.width * logits
+    head = 2.0 * shape.head_rows * shape.width * logits
     return 2.0 * body_parameters(shape) * tokens + attention_flops(shape, tokens, seen) + head
 
 
@@ -178,7 +178,7 @@ def train_flops(shape: Shape, work: Workload, recompute: bool, with_head: bool =
     seen, tokens = mean_seen(work), float(work.unique)
     body = 6.0 * body_parameters(shape) * tokens + 3.5 * attention_flops(shape, tokens, seen)
     again = forward_flops(shape, tokens, seen) if recompute else 0.0
-    head = 8.0 * shape.vocab_size * shape.width * work.rows * work.sampled * with_head
+    head = 8.0 * shape.head_rows * shape.width * work.rows * work.sampled * with_head
     return body + again + head
 
 

@@ -132,7 +132,7 @@ class Sizes:
             items.append(Item("reference", params * dtype.itemsize, "always", "algo.kl_coef"))
         if preset.needs_critic and config.train.steps:
             copies = 2  # one backward pass over both graphs
-            body = params - (0 if shape.tied else shape.vocab_size * shape.width)
+            body = params - (0 if shape.tied else shape.head_rows * shape.width)
             state = body * dtype.itemsize + optimizer_state_bytes(body, dtype)
             grads = gradient_bytes(body, dtype, room.fused)
             items.append(Item("critic", state, "always", "algo.name"))

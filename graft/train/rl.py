@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from graft.protocols import Stateful
 from graft.rollout.batching import rows_of, to_batch
 from graft.rollout.collect import collect, collect_informative, is_flat
 from graft.train.folder import RunStopped
 from graft.train.learner import Learner
 from graft.train.setup import Parts
-from graft.types import Author, Episode, Status, Task
+from graft.types import Author, Episode, Leaf, Status, Task
 
 DYNAMIC_ROUNDS = 4
 """Draws per step of a preset that replaces flat groups (DAPO), where the recipe gives no number."""
@@ -73,6 +74,8 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> dict
     batch = batch.replace(advantages=advantages, returns=returns)
     updated = learner.update(rows, batch)
     parts.engine.load(None, version=step)
+    if isinstance(parts.branch, Stateful):
+        parts.branch.settle(episodes)
     seconds = time.perf_counter() - started
     sampled = sum(len(s) for e in episodes for s in e.spans if s.author is Author.POLICY)
     return {
@@ -94,6 +97,8 @@ def roll_out(parts: Parts, tasks: TaskStream, step: int) -> Rollouts:
     """The step's episodes; step 1 is the first."""
     started = time.perf_counter()
     config = parts.config
+    if isinstance(parts.branch, Stateful):
+        parts.branch.begin(step)
     salt = config.run.seed * TRAIN_SEEDS + step
     setting = replace(parts.setting, salt=salt)
 
@@ -111,16 +116,13 @@ def roll_out(parts: Parts, tasks: TaskStream, step: int) -> Rollouts:
 
 def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     """Rewards, lengths and tool use of a step, in the names people look for."""
-    leaves = [leaf for episode in episodes for leaf in episode.leaves]
-    trained = [leaf for leaf in leaves if leaf.status.is_trainable]
-    rewards = torch.tensor([leaf.reward for leaf in trained])
-    spreads = torch.tensor(
-        [
-            torch.tensor([x.reward for x in e.leaves if x.status.is_trainable]).std(correction=0)
-            for e in episodes
-            if any(x.status.is_trainable for x in e.leaves)
-        ]
-    )
+    everyone = [leaf for episode in episodes for leaf in episode.leaves]
+    leaves = [leaf for leaf in everyone if leaf.twin is None]  # what the policy did by itself
+    twins = [leaf for leaf in everyone if leaf.twin is not None]
+    ended = [leaf for leaf in leaves if _has_reward(leaf)]
+    rewards = torch.tensor([leaf.reward for leaf in ended])
+    groups = [[x.reward for x in e.leaves if x.twin is None and _has_reward(x)] for e in episodes]
+    spreads = torch.tensor([torch.tensor(g).std(correction=0) for g in groups if g])
     lengths = torch.tensor(
         [
             float(sum(len(s) for s in row.spans if s.author is Author.POLICY))
@@ -140,11 +142,34 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
         "completions/max_length": float(lengths.max()),
         "completions/clipped_ratio": _share(leaf.status == "truncated" for leaf in leaves),
         "rollout/turns": sum(turns) / len(turns),
-        "rollout/failed": 1.0 - len(trained) / len(leaves),
+        "rollout/failed": 1.0 - len(ended) / len(leaves),
         "tools/rate": float((calls > 0).float().mean()),
         "tools/call_frequency": float(calls.mean()),
         "tools/failure_frequency": failures / max(float(calls.sum()), 1.0),
         **{n: sum(leaf.metrics.get(n, 0.0) for leaf in leaves) / len(leaves) for n in by_tool},
+        **_describe_twins(twins, len(leaves), episodes),
+    }
+
+
+def _has_reward(leaf: Leaf) -> bool:
+    return leaf.status.is_trainable or leaf.status is Status.REPLACED
+
+
+def _describe_twins(
+    twins: Sequence[Leaf], attempts: int, episodes: Sequence[Episode]
+) -> dict[str, float]:
+    """Of counterfactual attempts: how many there are, and what forcing a call has brought."""
+    if not twins:
+        return {}
+    gains = [
+        leaf.reward - episode.leaves[leaf.twin].reward
+        for episode in episodes
+        for leaf in episode.leaves
+        if leaf.twin is not None
+    ]
+    return {
+        "training/rewrites/mean": len(twins) / attempts,
+        "training/rewrites/gain": sum(gains) / len(gains),
     }
 
 
@@ -156,7 +181,7 @@ def _share(flags: Iterator[bool]) -> float:
 def is_dead(episodes: Sequence[Episode]) -> bool:
     """True if many attempts failed and not one came to its end: a tool or environment is down."""
     statuses = [leaf.status for episode in episodes for leaf in episode.leaves]
-    failed = sum(not status.is_trainable for status in statuses)
+    failed = sum(not status.is_trainable and status != "replaced" for status in statuses)
     return Status.DONE not in statuses and failed * 4 >= len(statuses)
 
 

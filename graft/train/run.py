@@ -23,6 +23,7 @@ from graft.evaluate.run import Score, evaluate
 from graft.models.decoder import Decoder
 from graft.models.load import load_model
 from graft.models.save import save_model
+from graft.protocols import Stateful
 from graft.train.checkpoint import Checkpoint, checkpoints, latest_model, save_checkpoint
 from graft.train.display import Display
 from graft.train.folder import RunFolder, RunStopped, out_of_disk
@@ -109,10 +110,10 @@ class Session:
         return newest
 
     def _warm_up(self, resumed: Checkpoint | None) -> None:
-        config, sft = self.config, self.config.sft
+        sft = self.config.sft
         if not sft.steps or self.state.get("sft_done"):
             return
-        learner = sft_learner(config, self.parts.policy)
+        learner = sft_learner(self.parts)
         start = 0
         if resumed is not None:
             resumed.restore(learner)
@@ -159,6 +160,8 @@ class Session:
         else:
             resumed.restore(learner)
             done = resumed.step
+            if isinstance(self.parts.branch, Stateful) and "branch" in self.state:
+                self.parts.branch.restore(self.state["branch"])
         self.parts.engine.load(None, version=done)
         self.display.phase("reinforce", config.train.steps)
         clock = self._clock("rl")
@@ -169,6 +172,8 @@ class Session:
                     metrics = learn(self.parts, learner, rollouts, step)
                     done = step
                     self.state["cursor"] = tasks.cursor
+                    if isinstance(self.parts.branch, Stateful):
+                        self.state["branch"] = self.parts.branch.state
                     self.state.pop("score", None)  # it belongs to the weights it was measured on
                     if config.run.eval_every and step % config.run.eval_every == 0:
                         scores = self._evaluate(f"step {step}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from graft.actions.actions import Actions, load_actions
 from graft.algos.credit import CREDITS, Credit
 from graft.algos.losses import LOSSES
 from graft.algos.presets import Preset, build, make, resolve_preset
@@ -20,6 +22,7 @@ from graft.envs import make as make_env
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, has_kernels
+from graft.models.extra import extend, load_rows
 from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
 from graft.models.load import load_model, read_config, shape_of
 from graft.models.shape import Shape
@@ -47,6 +50,7 @@ class Parts:
     tokenizer: Tokenizer
     chat: Chat
     policy: Decoder
+    actions: Actions | None
     engine: Engine
     preset: Preset
     branch: Branch
@@ -70,23 +74,24 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
     chat = Chat(tokenizer, config.model.chat_template or None)
     if is_chatty(config, env):
         chat.check_append_only()
-    policy = load_policy(config, source, tokenizer).to(device=device, dtype=dtype)
+    policy = load_policy(config, source, tokenizer)
+    actions = actions_of(config, tokenizer, policy.shape.vocab_size)
+    if actions is not None:
+        policy = with_actions(policy, actions, source, config.actions.init_from_base)
+    policy = policy.to(device=device, dtype=dtype)
     policy.recompute = choose_micro(config, policy.shape, dtype, room_on(device)).recompute
-    engine = make_engine(config, policy, tokenizer)
+    engine = make_engine(config, policy, tokenizer, actions)
     shape, credit, _, _ = build(preset)
-    setting = make_setting(config, engine, chat, env)
+    setting = make_setting(config, engine, chat, env, actions)
     return Parts(
         config=config,
         tokenizer=tokenizer,
         chat=chat,
         policy=policy,
+        actions=actions,
         engine=engine,
         preset=preset,
-        branch=make(
-            (config.rollout.branch or preset.branch, {"samples": config.rollout.samples}),
-            BRANCHES,
-            "branch",
-        ),
+        branch=branch_of(config, preset, actions),
         shape=shape,
         credit=credit,
         returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
@@ -141,6 +146,11 @@ def preset_of(config: Config) -> Preset:
         changes["reduction"] = ("constant", {"length": budget})
     if algo.mask_truncated:
         shaping.append("mask_truncated")
+    if algo.kl_coef and algo.kl_in == "reward" and config.actions.file:
+        raise ConfigError(
+            "algo.kl_in=reward prices every decision, and a reference knows none of the actions "
+            "beyond the vocabulary; take algo.kl_in=loss, which holds the words alone"
+        )
     if algo.kl_coef and algo.kl_in == "reward":
         shaping.append(("kl_in_reward", {"coef": algo.kl_coef, "kind": algo.kl_kind}))
     elif algo.kl_coef:
@@ -151,6 +161,18 @@ def preset_of(config: Config) -> Preset:
     if algo.importance_cap:
         changes["importance_cap"] = algo.importance_cap
     return replace(preset, **changes)
+
+
+def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch:
+    """The recipe's branch or the preset's, told what a run knows and the recipe need not repeat."""
+    part = as_part(config.rollout.branch) if config.rollout.branch else preset.branch
+    name, given = (part, {}) if isinstance(part, str) else part
+    known: dict[str, Any] = {"samples": config.rollout.samples, "seed": config.run.seed}
+    if actions is not None:
+        known["tools"] = actions.tools
+    takes = inspect.signature(resolve(name, BRANCHES, "branch")).parameters
+    told = {key: value for key, value in known.items() if key in takes}
+    return make((name, {**told, **given}), BRANCHES, "branch")
 
 
 def as_part(entry: Any) -> Any:
@@ -193,10 +215,45 @@ def load_policy(config: Config, source: Path | None, tokenizer: Tokenizer) -> De
     return Decoder(new_shape(config, tokenizer)).initialise(config.run.seed)
 
 
+def actions_of(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Actions | None:
+    """The recipe's actions, spelled with this tokenizer."""
+    section = config.actions
+    if not section.file:
+        return None
+    return load_actions(section.file, tokenizer, section.tools, vocab_size=vocab_size)
+
+
+def with_actions(
+    policy: Decoder, actions: Actions, source: Path | None, init_from_base: bool
+) -> Decoder:
+    """The policy with head rows for its actions: those of its checkpoint, or new ones."""
+    if not actions.space.extra:
+        return policy
+    trained = None if source is None else load_rows(policy, source)
+    if trained is not None:
+        if trained.shape.extra != actions.space.extra:
+            raise ConfigError(
+                f"'{source}' was trained with {trained.shape.extra} actions beyond the vocabulary, "
+                f"and actions.file has {actions.space.extra}; give the file it was trained with"
+            )
+        return trained
+    nothing = [None] * len(actions.init_tokens)
+    return extend(policy, actions.init_tokens if init_from_base else nothing)
+
+
+def allowed_table(actions: Actions | None, policy: Decoder) -> torch.Tensor | None:
+    """[modes, head rows] of the policy's device: what the learner masks with."""
+    if actions is None or actions.space.allowed is None:
+        return None
+    table = torch.zeros(actions.space.num_modes, policy.shape.head_rows, dtype=torch.bool)
+    table[:, : actions.space.num_actions] = torch.from_numpy(actions.space.allowed.copy())
+    return table.to(policy.device)
+
+
 def new_shape(config: Config, tokenizer: Tokenizer) -> Shape:
     """The shape of a model from scratch; its vocabulary is the tokenizer's."""
     given = dict(config.model.shape)
-    known = {name for name in Shape.__dataclass_fields__ if name != "vocab_size"}
+    known = {name for name in Shape.__dataclass_fields__ if name not in ("vocab_size", "extra")}
     if unknown := sorted(set(given) - known):
         raise ConfigError(
             f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
@@ -206,6 +263,15 @@ def new_shape(config: Config, tokenizer: Tokenizer) -> Shape:
 
 def recipe_shape(config: Config, weights: Path | None = None) -> Shape:
     """The shape of the model `assemble` would build, without reading a weight."""
+    shape = _plain_shape(config, weights)
+    if not config.actions.file:
+        return shape
+    source = weights or (latest_model(config.model.path) if config.model.path else None)
+    actions = actions_of(config, load_tokenizer(config, source), shape.vocab_size)
+    return replace(shape, extra=0 if actions is None else actions.space.extra)
+
+
+def _plain_shape(config: Config, weights: Path | None) -> Shape:
     source = weights or (latest_model(config.model.path) if config.model.path else None)
     if source is None:
         return new_shape(config, load_tokenizer(config, None))
@@ -223,7 +289,9 @@ def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:
     check_fits(config, recipe_shape(config, weights), dtype, room_on(device))
 
 
-def make_engine(config: Config, policy: Decoder, tokenizer: Tokenizer) -> Engine:
+def make_engine(
+    config: Config, policy: Decoder, tokenizer: Tokenizer, actions: Actions | None = None
+) -> Engine:
     section = config.engine
     return resolve(section.name, ENGINES, "engine")(
         policy,
@@ -233,6 +301,7 @@ def make_engine(config: Config, policy: Decoder, tokenizer: Tokenizer) -> Engine
         or kv_tokens_for(config, policy.shape, policy.dtype, room_on(policy.device)),
         page_size=section.page_size or None,
         seed=config.run.seed,
+        space=None if actions is None else actions.space,
     )
 
 
@@ -262,6 +331,7 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
         reduction=reduction,
         tokens_per_micro=micro_budget(config, policy),
         temperature=config.rollout.temperature,
+        allowed=allowed_table(parts.actions, policy),
         critic=critic,
         critic_optimizer=optimizer(critic, config.algo.critic_lr or train.lr) if critic else None,
         value_clip=preset.value_clip,
@@ -272,9 +342,9 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
     )
 
 
-def sft_learner(config: Config, policy: Decoder) -> Learner:
+def sft_learner(parts: Parts) -> Learner:
     """The same learner with cross-entropy, and an optimizer of its own."""
-    sft = config.sft
+    config, policy, sft = parts.config, parts.policy, parts.config.sft
     plan = schedule("linear", sft.warmup, sft.steps, 0.1)
     optimizer = Optimizer(
         [policy],
@@ -285,7 +355,14 @@ def sft_learner(config: Config, policy: Decoder) -> Learner:
         max_grad_norm=config.train.max_grad_norm,
     )
     loss, reduction = make("sft", LOSSES, "loss"), make("token", REDUCTIONS, "reduction")
-    return Learner(policy, optimizer, loss, reduction, micro_budget(config, policy))
+    return Learner(
+        policy,
+        optimizer,
+        loss,
+        reduction,
+        micro_budget(config, policy),
+        allowed=allowed_table(parts.actions, policy),
+    )
 
 
 def micro_budget(config: Config, policy: Decoder) -> int:
@@ -293,7 +370,13 @@ def micro_budget(config: Config, policy: Decoder) -> int:
     return choose_micro(config, policy.shape, policy.dtype, room_on(policy.device)).tokens
 
 
-def make_setting(config: Config, engine: Engine, chat: Chat, env: Callable[[Task], Env]) -> Setting:
+def make_setting(
+    config: Config,
+    engine: Engine,
+    chat: Chat,
+    env: Callable[[Task], Env],
+    actions: Actions | None = None,
+) -> Setting:
     rollout = config.rollout
     return Setting(
         engine=engine,
@@ -304,4 +387,6 @@ def make_setting(config: Config, engine: Engine, chat: Chat, env: Callable[[Task
         max_turns=rollout.max_turns,
         max_context=rollout.max_context,
         deadline=rollout.deadline,
+        actions=actions,
+        prefill=config.task.prefill,
     )

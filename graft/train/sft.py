@@ -33,6 +33,8 @@ def demonstrations(parts: Parts) -> Examples:
                 parts.setting.make_env(task),
                 parts.chat,
                 seed=draw_key(seed, task.id, 0),
+                actions=parts.actions,
+                prefill=config.task.prefill,
                 **config.sft.demo_args,
             )
             for task in (next(tasks) for _ in range(count))

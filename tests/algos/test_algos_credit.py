@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from graft.algos.credit import (
     CREDITS,
     chain,
+    cpo,
     discounted,
     dr_grpo,
     gae,
@@ -56,6 +57,34 @@ def test_groups_are_compared_apart_and_need_not_be_neighbours(toy_batch):
     batch = toy_batch(reward=[3, 100, 1, 102], group=[9, 4, 9, 4])
     check(dr_grpo()(batch.zeros(), batch)[:, 0], [1, -1, -1, 1])
     check(grpo()(batch.zeros(), batch)[:, 0], [1, -1, -1, 1])
+
+
+def test_cpo_gives_a_counterfactual_row_what_it_earned_more_than_its_twin(toy_batch):
+    batch = toy_batch(
+        reward=[1, 0, 0, 1, 0.25],
+        twin_reward=[NAN, NAN, NAN, 0, 0.5],
+        mask=[[1, 1], [0, 1], [1, 0], [1, 1], [0, 1]],
+    )
+    want = [[1.1547, 1.1547], [0, -0.5774], [-0.5774, 0], [1, 1], [0, -0.25]]
+    check(cpo()(batch.zeros(), batch), want)
+
+
+def test_cpo_without_counterfactual_rows_is_unbiased_grpo_and_with_nothing_else_only_gains(
+    toy_batch,
+):
+    plain = toy_batch(reward=[1, 0, 0.5, 0.5], group=[0, 0, 1, 1])
+    want = grpo(unbiased=True)(plain.zeros(), plain)
+    assert torch.equal(cpo()(plain.zeros(), plain), want)
+    replaced = toy_batch(reward=[1, 0, 1], twin_reward=[0, 0, 0])  # of a group that failed
+    check(cpo()(replaced.zeros(), replaced)[:, 0], [1, 0, 1], atol=0)
+
+
+def test_cpo_keeps_the_groups_apart(toy_batch):
+    batch = toy_batch(
+        reward=[0, 1, 3, 1, 7], twin_reward=[0, NAN, NAN, NAN, 6], group=[0, 1, 1, 2, 1]
+    )
+    half = 0.5 / 2**0.5 * 2
+    check(cpo()(batch.zeros(), batch)[:, 0], [0, -half, half, 1, 1], atol=1e-5)
 
 
 @pytest.mark.parametrize("credit", [grpo(eps=0.0), dr_grpo(), rloo()])

@@ -219,6 +219,26 @@ def test_kl_is_to_the_reference_even_where_the_old_policy_is_present(toy_batch):
     check(metrics["kl"], [[0.5]])
 
 
+def test_the_kl_compares_tokens_alone_and_only_where_one_was_chosen(toy_batch):
+    """a, b and an action have 0.6, 0.2, 0.2; a was drawn, then the action, then an observation.
+
+    The reference gives a 0.5: d = ln 0.75 - ln 0.5 = ln 1.5, k3 = 2/3 + ln 1.5 - 1.
+    """
+    any_word = torch.tensor([[LN(0.8), 0.0, NAN]], requires_grad=True)
+    batch = toy_batch(
+        advantages=[[0.0, 0.0, 0.0]],
+        ref_logprobs=[[LN(0.5), NAN, NAN]],
+        mask=[[1, 1, 0]],
+    ).replace(words=torch.tensor([[True, False, True]]), word_logprobs=any_word)
+    logp = [[LN(0.6), LN(0.2), -INF]]
+    loss, metrics, grad, _ = run(with_kl(reinforce(), 0.1), batch, logp)
+    check(metrics["kl"], [[2 / 3 + LN(1.5) - 1, 0, 0]])
+    check(loss, [[0.1 * (2 / 3 + LN(1.5) - 1), 0, 0]])
+    check(grad, [[0.1 * (1 - 2 / 3), 0, 0]])
+    assert any_word.grad is not None
+    check(any_word.grad, [[-0.1 * (1 - 2 / 3), 0, 0]])
+
+
 def test_kl_without_a_reference_says_so(toy_batch):
     with pytest.raises(ValueError, match=r"ref_logprobs is None"):
         run(with_kl(sft(), 0.1), toy_batch(reward=[1]), [[-1, -1]])

@@ -20,6 +20,7 @@ def test_every_preset_takes_a_finite_step_on_a_toy_batch(toy_batch, name):
         reward=[1, 0, 0],
         mask=[[1, 1], [0, 1], [1, 0]],
         values=[[0.1, 0.2]] * 3 if preset.needs_critic else None,
+        ref_logprobs=[[-1.0, -1.0]] * 3 if preset.kl_coef else None,
     )
     batch = shape(batch)
     batch = batch.replace(advantages=credit(batch.zeros(), batch))
@@ -54,6 +55,10 @@ def test_published_settings():
     assert PRESETS["rebn"].importance_cap == 2.0
     assert PRESETS["ppo"].needs_critic and PRESETS["ppo"].value_clip == 0.5
     assert [name for name, preset in PRESETS.items() if preset.needs_critic] == ["ppo"]
+    cpo, earl_grpo = PRESETS["cpo"], PRESETS["earl_grpo"]
+    assert cpo.loss == earl_grpo.loss == ("clip", {"low": 0.2, "high": 0.2, "dual": 3.0})
+    assert (cpo.branch, earl_grpo.branch) == ("counterfactual", "independent")
+    assert (cpo.reduction, cpo.kl_coef, cpo.kl_kind) == ("token", 1e-3, "k3")
     assert PRESETS["ppo"].returns is not None
     assert PRESETS["ppo"].returns[1] == PRESETS["ppo"].credit[0][1], "one gamma, one lambda"
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.algos.losses import LOSSES, with_entropy, with_kl
-from graft.algos.reductions import constant, sequence, token
+from graft.algos.reductions import constant, sequence, token, written_tokens
 
 MASK = [[1, 1, 1], [0, 1, 0], [0, 0, 0]]
 
@@ -31,13 +31,19 @@ def test_constant_divides_by_rows_and_length(toy_batch):
         constant(0)
 
 
+def test_written_tokens_divides_by_all_that_stands_behind_the_prompts(toy_batch):
+    spans = [[0, 0, 1], [2, 3, -1], [4, -1, -1]]  # six tokens of all authors, three of padding
+    weights = written_tokens()(toy_batch(mask=MASK, spans=spans))
+    check(weights, [[1 / 6] * 3, [0, 1 / 6, 0], [0, 0, 0]])
+
+
 def test_the_denominator_is_the_trained_tokens_not_the_padded_size(toy_batch):
     batch = toy_batch(mask=[[1, 1, 0, 0], [1, 1, 0, 0]], advantages=[[1] * 4] * 2)
     loss_NT, _ = LOSSES["reinforce"]()(-torch.ones(2, 4), torch.zeros(2, 4), batch)
     assert (loss_NT * token()(batch)).sum().item() == 1  # divided by 8 it would be a half
 
 
-@pytest.mark.parametrize("reduction", [token(), sequence(), constant(5)])
+@pytest.mark.parametrize("reduction", [token(), sequence(), constant(5), written_tokens()])
 def test_an_empty_mask_weighs_nothing(toy_batch, reduction):
     check(reduction(toy_batch(mask=[[0, 0], [0, 0]])), [[0, 0], [0, 0]])
 

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from graft.actions.grammar import Automaton
+from graft.actions.space import ActionSpace
 from graft.engine.native.context import Context
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder, causal
 from graft.models.shape import Shape
-from graft.types import Completion, Sampling
+from graft.types import NO_ACTION, Completion, Finish, Sampling
 
 VOCAB = 23
 
@@ -46,11 +49,37 @@ def sample_one(context: Context, sampling: Sampling, grammar: Any = None) -> Com
     return asyncio.run(main())
 
 
+def gather(
+    contexts: Sequence[Context], samplings: Sequence[Sampling], grammars: Sequence[Any] = ()
+) -> list[Completion]:
+    async def main() -> list[Completion]:
+        rules = grammars or [None] * len(contexts)
+        asked = zip(contexts, samplings, rules, strict=True)
+        return await asyncio.gather(*(c.sample(s, grammar) for c, s, grammar in asked))
+
+    return asyncio.run(main())
+
+
 @torch.no_grad()
 def dense_logits(decoder: Decoder, tokens: list[int]) -> Tensor:
     """[T, V] of one plain causal forward."""
     hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), causal)
     return hidden @ decoder.head_weight.T
+
+
+def dense_logp(
+    decoder: Decoder,
+    tokens: list[int],
+    modes: list[int] | int = 0,
+    allowed: Tensor | None = None,
+    temperature: float = 1.0,
+) -> Tensor:
+    """[T, V] of what may follow each token; `modes` of those that follow, allowed [modes, actions]."""
+    logits = dense_logits(decoder, tokens) / temperature
+    if allowed is None:
+        return logits[:, : decoder.shape.vocab_size].log_softmax(-1)
+    logits = logits[:, : allowed.shape[1]]  # behind the actions there is padding
+    return logits.masked_fill(~allowed[modes], -torch.inf).log_softmax(-1)
 
 
 def assert_is_what_the_model_says(
@@ -60,15 +89,82 @@ def assert_is_what_the_model_says(
     temperature: float = 1.0,
     allowed: Tensor | None = None,
 ) -> None:
-    """Log-probs and entropies of the completion equal those of a full forward."""
-    logits = dense_logits(decoder, before + completion.tokens)[len(before) - 1 : -1] / temperature
-    if allowed is not None:
-        logits = logits.masked_fill(~allowed[completion.modes], -torch.inf)
-    logp = logits.log_softmax(-1)
-    want = logp.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
-    entropy = torch.special.entr(logp.exp()).sum(-1)
+    """Log-probs and entropies of the completion equal those of a full forward.
+
+    Where a description goes on nothing was chosen, and both are 0.
+    """
+    modes = [0] * len(before) + completion.modes
+    logp = dense_logp(decoder, before + completion.tokens, [*modes[1:], 0], allowed, temperature)
+    logp = logp[len(before) - 1 : -1]
+    actions = torch.tensor(completion.actions)
+    is_decision = actions != NO_ACTION
+    want = logp.gather(-1, actions.clamp(min=0)[:, None])[:, 0].where(is_decision, 0.0)
+    entropy = torch.special.entr(logp.exp()).sum(-1).where(is_decision, 0.0)
     torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=1e-5, rtol=0)
     torch.testing.assert_close(torch.tensor(completion.entropies), entropy, atol=1e-5, rtol=0)
+
+
+# Actions beyond the vocabulary, two tools. What each decision writes, by mode:
+#     0  any token; 23 -> 5 6 7, goes to 1; 24 -> 8, goes to 3
+#     1  25 -> 9 10, goes to 2; 26 -> 11, goes to 2
+#     2  25 -> 9 10; 26 -> 11 12 13; 27 -> 14 15, exits
+#     3  25 -> 9 16, exits; 26 -> 11, exits
+EXTRA = 5
+TOOLS = Automaton(
+    transitions={
+        (0, 23): 1,
+        (0, 24): 3,
+        (1, 25): 2,
+        (1, 26): 2,
+        (2, 27): 0,
+        (3, 25): 0,
+        (3, 26): 0,
+    },
+    writes={
+        (0, 23): (5, 6, 7),
+        (0, 24): (8,),
+        (1, 25): (9, 10),
+        (1, 26): (11,),
+        (2, 25): (9, 10),
+        (2, 26): (11, 12, 13),
+        (2, 27): (14, 15),
+        (3, 25): (9, 16),
+        (3, 26): (11,),
+    },
+    exits=frozenset({(2, 27), (3, 25), (3, 26)}),
+)
+
+
+def tools_space(words: int = 6) -> ActionSpace:
+    """The modes of TOOLS, with so many tokens in the language: the fewer, the more tools."""
+    allowed = np.zeros((4, VOCAB + EXTRA), dtype=bool)
+    allowed[0, :words] = allowed[0, 23:25] = True
+    allowed[1, 25:27] = allowed[2, 25:28] = allowed[3, 25:27] = True
+    space = ActionSpace(VOCAB, EXTRA, allowed)
+    TOOLS.check(space)
+    return space
+
+
+def assert_is_written_by(grammar: Automaton, completion: Completion, mode: int) -> None:
+    """Tokens and modes are those of the decisions, as the grammar has them; at most the end is cut."""
+    tokens: list[int] = []
+    actions: list[int] = []
+    modes: list[int] = []
+    for action in completion.actions:
+        if action == NO_ACTION:
+            continue
+        written = grammar.written(mode, action)
+        tokens += written
+        actions += [action] + [NO_ACTION] * (len(written) - 1)
+        modes += [mode] * len(written)
+        is_exit = grammar.is_exit(mode, action)
+        mode = grammar.step(mode, action)
+        assert not is_exit or len(completion.tokens) <= len(tokens)
+    size = len(completion.tokens)
+    found = (completion.tokens, completion.actions, completion.modes)
+    assert found == (tokens[:size], actions[:size], modes[:size])
+    if completion.finish is not Finish.LENGTH:
+        assert size == len(tokens)
 
 
 class ByteTokenizer:

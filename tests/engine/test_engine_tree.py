@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 import torch
 from engine_kit import (
     assert_is_what_the_model_says,
@@ -249,3 +250,75 @@ def test_random_lives_leak_no_page(actions: list[tuple[str, int]], kv_tokens: in
     assert all(pages.holders(page) == 0 for page in range(pages.total + 1))
     assert (tree.table == 0).all()
     assert not pages.pool[:, :, 0].any()  # nobody's page was never written
+
+
+def test_a_fork_in_the_past_stands_on_the_right_ancestor() -> None:
+    """Stems of 3 and 6 tokens below a sequence of 9, forked everywhere."""
+    tree = tiny_tree(num_pages=20, page_size=4)
+    root = tree.open(list(range(4)))
+    first = tree.fork(root)  # a stem of 3
+    first.tokens += range(4, 7)
+    compute(tree, first)
+    leaf = tree.fork(first)  # a stem of 6
+    leaf.tokens += (7, 8)
+    lengths = {None: 0, **{s: len(s.tokens) for s in tree.sequences}}
+    forks = {at: tree.fork(leaf, at) for at in (5, 2, 9, 4, 1, 7)}
+    for at, fork in forks.items():
+        assert fork.tokens == list(range(at))
+        assert lengths.get(fork.stem, at - 1) == at - 1
+        node, way = leaf, [leaf]
+        while node.stem is not None:
+            node = node.stem
+            way.append(node)
+        assert at == 1 or fork.stem in way
+        assert [len(s.tokens) for s in way] == sorted({len(s.tokens) for s in way}, reverse=True)
+    # the first 6 tokens were computed: forks share them, and copy the page they write into
+    assert tree.ready(forks[5]) is forks[5]
+    assert forks[5].cached == 4 and forks[5].pages == first.pages[:1]
+    assert tree.ready(forks[7]) is forks[7] and tree.missing(forks[7], 7) == 1
+    for sequence in (root, first, leaf, *forks.values()):
+        tree.close(sequence)
+    assert tree.pages.free == 20 and not tree.sequences
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60), st.booleans()), max_size=6),
+    st.sampled_from([1, 3, 4, 16]),
+    st.sampled_from([96, 1024]),
+)
+def test_a_fork_anywhere_equals_a_fresh_context_over_the_same_tokens(
+    moves: list[tuple[int, int, bool]], page_size: int, kv_tokens: int
+) -> None:
+    """Forks of forks in the past, some after their pages were lost."""
+    decoder = tiny_decoder(layers=1)
+    engine = tiny_engine(decoder, page_size=page_size, kv_tokens=kv_tokens)
+    contexts = [engine.open(prompt(13), key=0)]
+    sample_one(contexts[0], Sampling(max_tokens=11))
+    for number, (of, at, is_lost) in enumerate(moves, 1):
+        parent = contexts[of % len(contexts)]
+        at = 1 + at % len(parent.tokens)
+        if is_lost:
+            for sequence in list(engine._tree.sequences)[number % 2 :: 2]:
+                engine._tree.drop(sequence)
+        fork = parent.fork(key=number, at=at)
+        assert fork.tokens == parent.tokens[:at] and fork.mode is None
+        before = list(fork.tokens)
+        completion = sample_one(fork, Sampling(max_tokens=6))
+        fresh = tiny_engine(decoder).open(before, key=number)
+        assert sample_one(fresh, Sampling(max_tokens=6)).tokens == completion.tokens
+        assert_is_what_the_model_says(decoder, before, completion)
+        contexts.append(fork)
+    before = [list(context.tokens) for context in contexts]
+    for tokens, more in zip(before, sample_all(contexts, Sampling(max_tokens=3)), strict=True):
+        assert_is_what_the_model_says(decoder, tokens, more)  # nobody wrote into another's pages
+    for context in contexts:
+        context.close()
+    assert engine.stats["pages_free"] == engine.stats["pages_total"]
+
+
+def test_a_fork_outside_the_context_is_refused() -> None:
+    context = tiny_engine().open(prompt(5))
+    for at in (0, 6):
+        with pytest.raises(ValueError, match=f"at token {at} of a context of 5"):
+            context.fork(at=at)

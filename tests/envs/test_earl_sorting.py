@@ -1,4 +1,4 @@
-"""Sorting hidden items: transitions, both dresses, formulas worked by hand, teachers, splits."""
+"""Sorting hidden items: transitions, three dresses, formulas worked by hand, teachers, splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from graft.envs import ENVS, make
 from graft.envs.base import split_of
-from graft.envs.earl.deals import SETS, draw_facts
+from graft.envs.earl.deals import SETS, all_permutations, draw_facts
 from graft.envs.earl.efficiency import (
     least_compares,
     least_swaps,
@@ -37,11 +37,11 @@ from graft.tools.sorting import (
     find_in_tags,
     find_in_words,
 )
-from graft.types import Author, Turn
+from graft.types import Author, Called, Turn
 
 ALL = ("compare", "swap", "check")
 THREE = Hidden((2, 0, 1), ("A", "B", "C"))
-dresses = pytest.mark.parametrize("dress", ["tags", "words"])
+dresses = pytest.mark.parametrize("dress", ["tags", "words", "actions"])
 
 
 def posed(kind: str, items: list[int], reverse: bool = False, **options: Any) -> Sorting:
@@ -178,17 +178,72 @@ def test_the_prompt_shows_the_tools_in_the_dress():
     assert "compare A" not in order[0]["content"].replace("<", "").replace(">", "")
 
 
-def test_every_call_counts_alike_in_both_dresses():
+def test_with_actions_only_what_actions_made_is_a_call():
+    env = posed("sort", [1, 0], dress="actions", tools=ALL)
+    assert (env.stop, env.observe_as) == ((), "inline")
+    turns = [
+        env.step(Called("Now compare A and B", "compare", ("A", "B"))),
+        env.step(Called("", "swap", ("A", "B"))),  # what the text looks like does not matter
+        env.step(Called(" check if A is odd", "check", ("A", "is odd"))),
+    ]
+    assert [turn.observation for turn in turns] == ["A > B", "B, A", "True"]
+    for text in ("compare A and B", " swap A and B", "<swap> A, B </swap>"):
+        end = env.fork().step(text)
+        assert end.terminated
+        assert (end.info["tool_uses"], end.info["compares"], end.info["swaps"]) == (3, 1, 1)
+
+
+def test_an_action_for_a_tool_that_the_task_does_not_offer_is_answered_and_counted():
+    env = posed("order", [1, 0], dress="actions", split="test")
+    turn = env.step(Called(" compare A and B", "compare", ("A", "B")))
+    assert turn.observation == "Error: there is no tool 'compare'; known: swap"
+    assert (turn.info["tool_ok"], turn.info["compares"], turn.is_over) == (False, 1, False)
+    assert env.step(Called(" calculate 1 =", "calculator", ("1",))).info["tool_uses"] == 2
+    assert env.step(Called(" swap", "swap", ("A",))).observation.startswith("Error: swap takes two")
+    tags = posed("order", [1, 0], split="test")
+    same = tags.step(Called("<compare> A, B </compare>", "compare", ("A", "B")))
+    assert same.observation == f" <result> {turn.observation} </result>"
+    assert same.info == turn.info
+
+
+def test_the_prompt_speaks_of_keywords_and_shows_calls_as_the_actions_write_them():
+    system = make("earl:sort", dress="actions", tools=ALL).reset(0)[0][0]["content"]
+    assert "by their keywords" in system
+    assert system.splitlines()[1:] == [
+        "- how two items relate: compare A and B: A > B",
+        "- exchange two items; shows the new order: swap A and B => B, A",
+        "- whether an item is negative, positive, even or odd: check if A is even: True",
+    ]
+
+
+def test_a_teachers_call_says_what_it_calls():
+    env = posed("sort", [1, 0], dress="actions")
+    trace = env.demonstrate(random.Random(0))
+    assert trace == [
+        (Author.POLICY, " compare A and B"),
+        (Author.ENV, "A > B"),
+        (Author.POLICY, " swap A and B"),
+        (Author.ENV, "B, A"),
+        (Author.POLICY, "Done."),
+    ]
+    calls = [text for _, text in trace if isinstance(text, Called)]
+    assert [(call.tool, call.arguments) for call in calls] == [
+        ("compare", ("A", "B")),
+        ("swap", ("A", "B")),
+    ]
+
+
+def test_every_call_counts_alike_in_every_dress():
     calls = [("compare", "A", "B"), ("compare", "A", "X"), ("swap", "A", "A"), ("swap", "A", "B")]
     ends: list[Turn] = []
-    for dress in ("tags", "words"):
+    for dress in ("tags", "words", "actions"):
         env = posed("sort", [1, 0], dress=dress)
         turns = [env.step(env.dress.write(*call)) for call in calls]
         assert [turn.info["tool"] for turn in turns] == ["compare", "compare", "swap", "swap"]
         assert [turn.info["tool_ok"] for turn in turns] == [True, False, False, True]
         assert [turn.info["tool_uses"] for turn in turns] == [1, 2, 3, 4]
         ends.append(env.step("Done."))
-    assert ends[0] == ends[1]
+    assert ends[0] == ends[1] == ends[2]
     # 2 compares (least 1, reference 2) and 2 swaps (least 1, reference 2): nothing for thrift
     assert ends[0] == Turn(
         reward=0.5,
@@ -360,7 +415,10 @@ def test_a_demonstration_earns_everything(name: str, split: str, dress: str):
         env.reset(seed)
         trace = env.demonstrate(random.Random(seed))
         calls = [text for author, text in trace[:-1] if author is Author.POLICY]
-        assert all(text.endswith(env.stop) for text in calls)
+        assert all(isinstance(text, Called) for text in calls)
+        if dress != "actions":  # the text alone is enough
+            assert all(text.endswith(env.stop) for text in calls)
+            trace = [(author, str(text)) for author, text in trace]
         turn = follow(env.fork(), trace)[-1]
         assert (turn.reward, turn.terminated) == (1.0, True)
         assert turn.info["efficiency"] == 1.0
@@ -394,6 +452,42 @@ def test_tasks_counts_and_directions_come_in_their_shares(name: str, split: str)
     for seen, share in [*shares, *((counts[size], share) for size, share in deal.counts.items())]:
         assert abs(seen - n * share) <= 4 * math.sqrt(n * share * (1 - share))
     assert 437 <= backwards <= 563  # 500, four deviations of 15.8
+
+
+def test_all_permutations_can_be_dealt_one_by_one():
+    """The teacher sorts each in the least swaps; over all of four items that is 4 - 25/12 a piece."""
+    deals = all_permutations(4)
+    assert (len(deals), deals[0], deals[1], deals[-1]) == (
+        24,
+        [0, 1, 2, 3],
+        [0, 1, 3, 2],
+        [3, 2, 1, 0],
+    )
+    for reverse in (False, True):
+        swaps = compares = 0
+        for items in deals:
+            env = make("earl:sort-4", dress="actions", split="test", items=items, reverse=reverse)
+            for seed in (0, 1):  # whatever the seed
+                env.reset(seed)
+                assert (env.items, env.reverse, env.kind) == (items, reverse, "sort")
+            end = follow(env, env.demonstrate(random.Random(0)))[-1]
+            assert end.reward == 1.0
+            swaps += end.info["swaps"]
+            compares += end.info["compares"]
+        assert swaps == pytest.approx(24 * (4 - 25 / 12))
+        assert compares == 24 * 5
+
+
+def test_a_dealt_instance_keeps_to_what_its_task_asks():
+    env = make("earl:order", items=[1, 2, 0], reverse=False)
+    env.reset(3)
+    assert {"A", "B", "C"} == {name for fact in env.facts for name in fact.split()[::2]}
+    assert env.target == ["C", "A", "B"]
+    with pytest.raises(ValueError, match="in order already"):
+        make("earl:order", split="test", items=[0, 1], reverse=False).reset(0)
+    for items in ([0], [0, 0], [0, 1, 2, 3, 4, 5]):
+        with pytest.raises(ValueError, match="2 to 5 different"):
+            make("earl:sort", items=items)
 
 
 def test_facts_fix_the_order_and_add_up_to_n_minus_2():
@@ -550,5 +644,30 @@ def test_no_text_makes_it_raise(dress: str, actions: list[str], seed: int):
         assert len(turn.observation) < 200
         json.dumps(turn.info, allow_nan=False)
         assert sorted(env.order) == list(SYMBOLS[: len(env.items)])
+        if turn.is_over:
+            break
+
+
+@settings(max_examples=150)
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(["compare", "swap", "check", "calculator", ""]),
+            st.lists(st.sampled_from([*"ABCDEX", "is odd", "is", ""]), max_size=4),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    name=st.sampled_from(["sort", "order", "compare"]),
+)
+@dresses
+def test_no_call_makes_it_raise(calls: list[tuple[str, list[str]]], name: str, dress: str):
+    env = make(f"earl:{name}", dress=dress)
+    env.reset(0)
+    for count, (tool, arguments) in enumerate(calls, 1):
+        turn = env.step(Called("", tool, arguments))
+        assert turn.info["tool_uses"] == count
+        assert 0 < len(turn.observation) < 200
+        assert turn.is_over == (count == 32)
         if turn.is_over:
             break

@@ -492,7 +492,7 @@ PIECES = st.sampled_from(
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(PIECES | st.text(max_size=6), max_size=8).map("".join),
-    st.sampled_from(["tags", "arpo", "gem", "fenced", "hermes", "mcp"]),
+    st.sampled_from(["tags", "arpo", "gem", "fenced", "hermes", "mcp", "actions"]),
 )
 def test_no_action_makes_a_format_raise_or_answer_without_end(action: str, format: str):
     env = ToolEnv(Chat(), [Echo()], format=format, max_uses=1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graft.models import logprobs
-from graft.models.logprobs import action_logprobs
+from graft.models.logprobs import action_logprobs, word_logprobs
 
 pytest.importorskip("triton")
 from graft.models.kernels import head
@@ -92,6 +92,63 @@ def test_values_and_gradients_are_those_of_autograd_in_float64(kernel_device, nu
     wide = [x.double() if x.is_floating_point() else x for x in case]
     got = run(head.head_logprobs, case, 1.3, grads, kernel_device)
     assert_alike(got, run(exact, wide, 1.3, grads, "cpu"), 2e-5)
+
+
+@pytest.mark.parametrize("num_words", [36, 33, 5])  # 1, 4 and 32 actions beyond them
+@pytest.mark.parametrize("with_mask", [True, False])
+@pytest.mark.parametrize("wanted", [(1, 1, 1), (0, 0, 1)], ids=["all", "any word"])
+def test_any_word_and_its_gradients_are_the_twins(kernel_device, num_words, with_mask, wanted):
+    case = make(11, 37, with_mask=with_mask)
+    grads = draw_grads(11, wanted)
+    got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4, num_words=num_words)
+
+    def words_twin(hidden, weight, actions, modes, allowed, temperature):
+        return word_logprobs(
+            hidden,
+            weight,
+            actions,
+            num_words,
+            modes=modes,
+            allowed=allowed,
+            temperature=temperature,
+        )
+
+    assert_alike(got, run(words_twin, case, 0.7, grads, "cpu"), 2e-5)
+    assert float(got[2].abs().max()) > 0.01
+
+
+def test_any_word_across_blocks_is_that_of_logsumexp_in_float64(kernel_device):
+    hidden, weight, actions, modes, _ = make(6, 4099)
+    num_words = 4090
+    actions[:5] %= num_words
+    actions[5] = 4095
+    allowed = torch.ones(3, 4099, dtype=torch.bool)
+    allowed[:, 4097:] = False
+    allowed[1, :4000] = False
+    allowed[modes, actions] = True
+    case = (hidden, weight, actions, modes, allowed)
+    got = run(
+        head.head_logprobs, case, 1.3, draw_grads(6, (1, 1, 1)), kernel_device, num_words=num_words
+    )
+
+    def words_exact(hidden, weight, actions, modes, allowed, temperature):
+        logits = (hidden @ weight.T / temperature).masked_fill(~allowed[modes], -1e30)
+        any_word = logits[:, :num_words].logsumexp(-1) - logits.logsumexp(-1)
+        chosen = exact(hidden, weight, actions, modes, allowed, temperature)
+        return *chosen, torch.where(actions < num_words, any_word, 0.0)
+
+    wide = [x.double() if x.is_floating_point() else x for x in case]
+    assert_alike(got, run(words_exact, wide, 1.3, draw_grads(6, (1, 1, 1)), "cpu"), 3e-5)
+
+
+def test_any_word_stays_finite_where_actions_have_all_the_mass(kernel_device):
+    hidden = torch.ones(1, 1, device=kernel_device)
+    weight = torch.tensor([[0.0], [200.0]], device=kernel_device, requires_grad=True)
+    actions, modes = torch.tensor([[0], [0]], device=kernel_device)
+    logp, _, any_word = head.head_logprobs(hidden, weight, actions, modes, None, 1.0, num_words=1)
+    assert [*logp.tolist(), *any_word.tolist()] == pytest.approx([-200.0, -200.0], abs=1e-3)
+    (logp - any_word).sum().backward()
+    assert float(weight.grad.abs().max()) < 1e-3
 
 
 def test_bfloat16_differs_by_the_rounding_of_logits_and_gradients_only(kernel_device):

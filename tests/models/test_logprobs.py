@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from graft.models import logprobs as module
-from graft.models.logprobs import action_logprobs
+from graft.models.logprobs import action_logprobs, word_logprobs
 
 
 def plain(hidden, weight, actions, modes, allowed, temperature):
@@ -65,3 +65,60 @@ def test_nothing_to_train_keeps_the_graph_connected():
     logp, _ = action_logprobs(hidden[:0], weight, torch.zeros(0, dtype=torch.long))
     logp.sum().backward()
     assert float(weight.grad.abs().sum()) == 0.0
+
+
+def test_any_token_against_two_actions_by_hand():
+    """Logits ln of 6, 2, 1 | 3, 4, 4: three tokens, two actions and a row of padding.
+
+    Mode 0 allows tokens and action 3: of 12 shares, any token has 9. Drawn were token 0 and action 3.
+    Mode 1 allows actions 3 and 4 alone. A token's share of tokens alone is 6 / 9.
+    """
+    weight = torch.tensor([6.0, 2, 1, 3, 4, 4]).log()[:, None].requires_grad_()
+    hidden = torch.ones(3, 1)
+    actions, modes = torch.tensor([0, 3, 4]), torch.tensor([0, 0, 1])
+    allowed = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0]], dtype=torch.bool)
+    logp, entropy, any_word = word_logprobs(
+        hidden, weight, actions, 3, modes=modes, allowed=allowed
+    )
+    torch.testing.assert_close(logp.exp(), torch.tensor([6 / 12, 3 / 12, 4 / 7]))
+    torch.testing.assert_close(any_word.exp(), torch.tensor([9 / 12, 1, 1]))
+    torch.testing.assert_close((logp - any_word).exp()[0], torch.tensor(6 / 9))
+    assert entropy[2].item() == pytest.approx(0.682908, abs=1e-5)  # of 3/7 and 4/7
+    (slope,) = torch.autograd.grad(any_word.sum(), weight, retain_graph=True)
+    # tokens p / any - p, the action -p; nothing from the two rows that drew an action
+    want = torch.tensor([6 / 9 - 6 / 12, 2 / 9 - 2 / 12, 1 / 9 - 1 / 12, -3 / 12, 0, 0])
+    torch.testing.assert_close(slope[:, 0], want)
+    (slope,) = torch.autograd.grad((logp - any_word)[0], weight)
+    want = torch.tensor([1 - 6 / 9, -2 / 9, -1 / 9, 0, 0, 0])  # the action is as if it were not
+    torch.testing.assert_close(slope[:, 0], want, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("elements", [1, 40, 1 << 20])
+def test_any_token_is_what_autograd_makes_of_it(case, monkeypatch, elements):
+    hidden, weight, actions, modes, allowed = case
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", elements)
+    got = word_logprobs(hidden, weight, actions, 13, modes=modes, allowed=allowed, temperature=0.7)
+    logits = (hidden @ weight.T / 0.7).masked_fill(~allowed[modes], -1e30)
+    exact = logits[:, :13].logsumexp(-1) - logits.logsumexp(-1)
+    want = (
+        *plain(hidden, weight, actions, modes, allowed, 0.7),
+        torch.where(actions < 13, exact, 0.0),
+    )
+    grads = torch.randn(3, 11)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    mine, theirs = (
+        torch.autograd.grad((torch.stack(values) * grads).sum(), (hidden, weight))
+        for values in (got, want)
+    )
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_any_token_stays_finite_where_actions_have_all_the_mass():
+    """The action leads by 200: fp32 sees no share of the only token, yet it was drawn."""
+    weight = torch.tensor([[0.0], [200.0]], requires_grad=True)
+    logp, _, any_word = word_logprobs(torch.ones(1, 1), weight, torch.tensor([0]), 1)
+    assert logp.tolist() == any_word.tolist() == [-200.0]
+    (logp - any_word).sum().backward()
+    assert weight.grad.tolist() == [[0.0], [0.0]]

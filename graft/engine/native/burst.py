@@ -2,11 +2,11 @@
 
     B rows (sequences that draw)
 
-A burst feeds every row its own draws for a number of steps: tokens, positions, lengths and the test
-for stop tokens live on the device (`kernels.draw`), and one step, from embedding to drawn token, is
-a CUDA graph that is replayed. The host writes down the rows before (`Lines`), and reads what was
-drawn segment by segment, each while the next one runs (`Flight`). Graphs are captured on first use,
-for batches rounded up to `SIZES`.
+A burst feeds every row its own draws for a number of steps: tokens, positions, lengths, the test
+for stop tokens and the grammar (`Rules`) live on the device (`kernels.draw`), and one step, from
+embedding to drawn token, is a CUDA graph that is replayed. The host writes down the rows before
+(`Lines`), and reads what was drawn segment by segment, each while the next one runs (`Flight`).
+Graphs are captured on first use, for batches rounded up to `SIZES`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.engine.native.flight import Flight
 from graft.engine.native.graphs import Graphs
 from graft.engine.native.kernels.cut import cut
 from graft.engine.native.kernels.decode import decode, scratch
-from graft.engine.native.kernels.draw import State, draw
+from graft.engine.native.kernels.draw import State, draw, occupied_chunks
 from graft.engine.native.lines import MOST_STEPS, Key, Lines
+from graft.engine.native.masks import Masks
 from graft.engine.native.prompts import Prompts
+from graft.engine.native.rules import Rules
 from graft.engine.native.runner import Draw
-from graft.engine.native.scheduler import Work
+from graft.engine.native.scheduler import Request, Work
 from graft.engine.native.sharing import share
 from graft.engine.native.tree import Tree
 from graft.models.decoder import Decoder
 from graft.models.place import Place
+from graft.protocols import Grammar
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Batches that graphs are captured for; larger ones go on in multiples of 512."""
@@ -45,13 +49,14 @@ class BurstRunner:
 
     bursts = True
 
-    def __init__(self, decoder: Decoder, tree: Tree, space: ActionSpace, seed: int) -> None:
-        self.decoder, self.tree, self.seed = decoder, tree, seed
+    def __init__(
+        self, decoder: Decoder, tree: Tree, space: ActionSpace, masks: Masks, seed: int
+    ) -> None:
+        self.decoder, self.tree, self.masks, self.seed = decoder, tree, masks, seed
         self.device = decoder.device
         self.group = decoder.shape.heads // decoder.shape.kv_heads
-        self.allowed = None  # [modes, V]
-        if space.allowed is not None:
-            self.allowed = torch.tensor(space.allowed, device=self.device)
+        self.rules = Rules(space, masks, self.device)
+        self.occupied = None if masks.allowed is None else occupied_chunks(masks.allowed)
         self.graphs = Graphs() if self.device.type == "cuda" else None  # else: the interpreter
         self.prompts = Prompts(decoder, tree, self.graphs)
         self._lines: dict[int, Lines] = {}
@@ -84,6 +89,10 @@ class BurstRunner:
                 flight.launch(segment)
             yield flight.read()
 
+    def follows(self, grammar: Grammar) -> bool:
+        """Whether the device can do without the host while a request follows this grammar."""
+        return self.rules.follows(grammar)
+
     def rest(self) -> None:
         """Nothing runs. Graphs and their memory stay: the next step comes soon."""
 
@@ -105,14 +114,22 @@ class BurstRunner:
             lines=sharing.lines,
             stops=round_up(max(len(request.stop_tokens) for request in requests)),
             has_cut=any(s.is_truncating and s.temperature > 0 for s in samplings),
+            rules=self._load_grammar(requests),
         )
         if size not in self._lines:
             self._lines[size] = Lines(size, self.prompts.widest, self.device)
         lines = self._lines[size]
         replay = self._replay(key, lines)
-        vocabulary = self.decoder.shape.vocab_size
-        lines.write(key, requests, sharing, table[sharing.order], self.seed, vocabulary)
+        lines.write(key, requests, sharing, table[sharing.order], self.seed, self.masks)
         return Flight(requests, lines, replay, min(steps, MOST_STEPS))
+
+    def _load_grammar(self, requests: list[Request]) -> tuple[int, int]:
+        """Sizes of the tables of the one grammar of these rows; (0, 0): the host follows theirs."""
+        grammars = {id(r.grammar): r.grammar for r in requests if r.grammar is not None}
+        grammar = next(iter(grammars.values()), None)
+        if len(grammars) > 1 or not isinstance(grammar, Automaton) or not self.follows(grammar):
+            return 0, 0
+        return self.rules.load(grammar)
 
     def _replay(self, key: Key, lines: Lines) -> Callable[[], None]:
         """A call that takes one step; captured where there is a device to capture on."""
@@ -151,8 +168,16 @@ class BurstRunner:
         hidden = self.decoder(state[State.TOKEN], position, attend, place)
         logits = self.decoder.logits(hidden)
         asked = (logits, state, lines.coolness, stops)
-        floors = cut(*asked, *lines.cuts, allowed=self.allowed) if key.has_cut else None
-        draw(*asked, lines.results, allowed=self.allowed, floors=floors)
+        allowed = self.masks.allowed
+        floors = cut(*asked, *lines.cuts, allowed=allowed) if key.has_cut else None
+        draw(
+            *asked,
+            lines.results,
+            allowed=allowed,
+            occupied=self.occupied,
+            floors=floors,
+            rules=self.rules.tables(key.rules),
+        )
 
 
 def batch_size(rows: int) -> int:

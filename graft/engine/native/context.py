@@ -28,7 +28,8 @@ class Context:
         context.close()
 
     `tokens` is the live list: read it, never write it. The randomness of a sample is a function of
-    (engine seed, `key`, position), nothing else. A grammar's mode is kept from sample to sample.
+    (engine seed, `key`, position), nothing else. A grammar's mode is kept from sample to sample; set
+    `mode` to start the next one elsewhere.
     """
 
     def __init__(
@@ -48,17 +49,24 @@ class Context:
         self._check_free("append to")
         self.tokens.extend(check_tokens(tokens, self._driver.space.vocab_size))
 
-    def fork(self, key: int | None = None) -> Context:
-        """A context with the same tokens and its own future; full pages are shared."""
+    def fork(self, key: int | None = None, at: int | None = None) -> Context:
+        """A context with the same tokens, or the first `at`, and its own future; full pages are shared.
+
+        Of a fork in the past nobody knows the mode: its `mode` is None until somebody sets it.
+        """
         self._check_free("fork")
+        length = len(self.tokens)
+        at = length if at is None else at
+        if not 1 <= at <= length:
+            raise ValueError(f"cannot fork at token {at} of a context of {length}: need 1 or more")
         self._forks += 1
         child = Context(
-            self._driver.tree.fork(self.sequence),
+            self._driver.tree.fork(self.sequence, at),
             derive(self.key, self._forks) if key is None else key,
             self._driver,
             self._make_request,
         )
-        child.mode = self.mode
+        child.mode = self.mode if at == length else None
         return child
 
     async def sample(self, sampling: Sampling, grammar: Grammar | None = None) -> Completion:

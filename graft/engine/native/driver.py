@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Tokens
 from functools import partial
 from typing import Protocol
 
@@ -18,7 +19,8 @@ from graft.engine.errors import EngineError
 from graft.engine.native.runner import Draw
 from graft.engine.native.scheduler import Request, Scheduler, Work
 from graft.engine.native.tree import Sequence, Tree
-from graft.types import Completion, Finish
+from graft.protocols import Grammar
+from graft.types import NO_ACTION, Completion, Finish
 
 SEGMENT = (4, 32)
 """Fewest and most steps before the host looks. Rows that end between two looks idle until then."""
@@ -37,6 +39,7 @@ class Runs(Protocol):
     def run(
         self, works: list[Work], steps: int, segment: int, go_on: Callable[[], bool]
     ) -> Iterator[list[Draw]]: ...
+    def follows(self, grammar: Grammar) -> bool: ...
     def rest(self) -> None: ...
 
 
@@ -97,8 +100,8 @@ class Driver:
                 self.decode_tokens -= sum(w.request is not None for w in filling)
                 go_on = partial(self._may_go_on, requests)
                 for draws in self.runner.run(works, steps, segment, go_on):
-                    self.steps += max((len(tokens) for _, tokens, _, _ in draws), default=1)
-                    self.decode_tokens += sum(len(tokens) for _, tokens, _, _ in draws)
+                    self.steps += max((len(actions) for _, actions, _, _ in draws), default=1)
+                    self.decode_tokens += sum(len(actions) for _, actions, _, _ in draws)
                     is_sound = self._take(draws)
                     await asyncio.sleep(0)
                     if not is_sound:
@@ -114,8 +117,10 @@ class Driver:
 
     def _segment(self, requests: list[Request]) -> int:
         """Steps until the host looks again: about an eighth of a completion, no more than is asked."""
-        if not requests or any(request.grammar is not None for request in requests):
-            return 1  # a grammar is followed on the host, token by token
+        grammars = {id(r.grammar): r.grammar for r in requests if r.grammar is not None}
+        followed = all(self.runner.follows(grammar) for grammar in grammars.values())
+        if not requests or len(grammars) > 1 or not followed:
+            return 1  # the host follows grammars decision by decision
         low, high = SEGMENT
         steps = min(max(int(self.typical / 8), low), high)
         return min(steps, max(request.room - len(request.logprobs) for request in requests))
@@ -128,7 +133,7 @@ class Driver:
     def _take(self, draws: list[Draw]) -> bool:
         """Add the draws to their completions; False if pages had to be forgotten."""
         broken = False
-        for request, tokens, logprobs, entropies in draws:
+        for request, actions, logprobs, entropies in draws:
             if math.isnan(logprobs[-1]):
                 broken = True
                 request.fail(
@@ -140,24 +145,88 @@ class Driver:
                     )
                 )
                 continue
-            count = self._wanted(request, tokens)
-            request.sequence.tokens += tokens[:count]
-            request.logprobs += logprobs[:count]
-            request.entropies += entropies[:count]
-            request.modes += [request.mode] * count
-            # what was drawn behind a stop was never said
+            if request.grammar is None:
+                self._add(request, actions, logprobs, entropies)
+            else:
+                for action, logp, entropy in zip(actions, logprobs, entropies, strict=True):
+                    if action != NO_ACTION and not request.is_over:
+                        self._decide(request, request.grammar, action, logp, entropy)
+            # what was drawn behind an end was never said
             request.sequence.cached = min(request.sequence.cached, len(request.sequence.tokens) - 1)
-            if (  # nothing can end it here: no need to look closer
-                request.grammar is None
-                and request.stop_strings is None
-                and tokens[count - 1] not in request.stop_tokens
-                and len(request.logprobs) < request.room
-            ):
-                continue
-            self._after(request, tokens[count - 1])
         if broken:
             self._forget_all()
         return not broken
+
+    def _add(
+        self,
+        request: Request,
+        tokens: list[int],
+        logprobs: list[float],
+        entropies: list[float],
+    ) -> None:
+        """Add drawn tokens up to the completion's end, and end it there."""
+        count = self._wanted(request, tokens)
+        request.sequence.tokens += tokens[:count]
+        request.logprobs += logprobs[:count]
+        request.entropies += entropies[:count]
+        request.modes += [request.mode] * count
+        written = len(request.logprobs)
+        if tokens[count - 1] in request.stop_tokens or (
+            request.stop_strings is not None
+            and written >= request.sampling.min_tokens
+            and request.stop_strings.completed_by(request.sequence.tokens, request.start)
+        ):
+            self._finish(request, Finish.STOP)
+        elif written >= request.room:
+            self._finish(request, Finish.LENGTH)
+
+    def _decide(
+        self, request: Request, grammar: Grammar, action: int, logp: float, entropy: float
+    ) -> None:
+        """Write what a decision stands for, and end the completion or go to its next mode.
+
+        Of a description that is longer than the room only the beginning is written.
+        """
+        mode, tokens = request.mode, grammar.written(request.mode, action)
+        request.mode = grammar.step(mode, action)
+        if fault := self._fault(tokens, request.mode):
+            request.fail(EngineError(f"in mode {mode}, after action {action}, the grammar {fault}"))
+            return
+        written = list(tokens[: request.room - len(request.logprobs)])
+        rest = len(written) - 1
+        request.sequence.tokens += written
+        request.actions += [action] + [NO_ACTION] * rest
+        request.logprobs += [logp] + [0.0] * rest
+        request.entropies += [entropy] + [0.0] * rest
+        request.modes += [mode] * len(written)
+        if len(written) < len(tokens):
+            self._finish(request, Finish.LENGTH)
+        elif grammar.is_exit(mode, action):
+            self._finish(request, Finish.EXIT)
+        elif (action in request.stop_tokens and written == [action]) or self._holds_a_stop_string(
+            request, len(written)
+        ):
+            self._finish(request, Finish.STOP)
+        elif len(request.logprobs) >= request.room:
+            self._finish(request, Finish.LENGTH)
+
+    def _fault(self, tokens: Tokens[int], mode: int) -> str:
+        """What is wrong with an answer of a grammar; empty if nothing is."""
+        if not 0 <= mode < self.space.num_modes:
+            return f"went to mode {mode} (the action space has 0 to {self.space.num_modes - 1})"
+        if not tokens or not 0 <= min(tokens) <= max(tokens) < self.space.vocab_size:
+            return f"wrote {list(tokens)} (the model reads tokens 0 to {self.space.vocab_size - 1})"
+        return ""
+
+    def _holds_a_stop_string(self, request: Request, count: int) -> bool:
+        """Whether one of the last `count` tokens completes a stop string."""
+        if request.stop_strings is None or len(request.logprobs) < request.sampling.min_tokens:
+            return False
+        tokens = request.sequence.tokens
+        return any(
+            request.stop_strings.completed_by(tokens[:end], request.start)
+            for end in range(len(tokens) - count + 1, len(tokens) + 1)
+        )
 
     def _wanted(self, request: Request, tokens: list[int]) -> int:
         """How many of the drawn tokens come before the completion's end."""
@@ -174,28 +243,6 @@ class Driver:
                 if is_due and request.stop_strings.completed_by(said, 0):
                     return number
         return count
-
-    def _after(self, request: Request, token: int) -> None:
-        """End the completion, or get ready for its next token."""
-        written = len(request.logprobs)
-        if request.grammar is not None:
-            request.mode = request.grammar.step(request.mode, token)
-            if not 0 <= request.mode < self.space.num_modes:
-                request.fail(
-                    EngineError(
-                        f"the grammar went to mode {request.mode} after action {token}, but the "
-                        f"action space has modes 0 to {self.space.num_modes - 1}"
-                    )
-                )
-                return
-        if token in request.stop_tokens or (
-            request.stop_strings is not None
-            and written >= request.sampling.min_tokens
-            and request.stop_strings.completed_by(request.sequence.tokens, request.start)
-        ):
-            self._finish(request, Finish.STOP)
-        elif written >= request.room:
-            self._finish(request, Finish.LENGTH)
 
     def _finish(self, request: Request, finish: Finish) -> None:
         self.typical += (len(request.logprobs) - self.typical) * 0.05

@@ -12,9 +12,11 @@ from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.context import Context, check_tokens
 from graft.engine.native.driver import Driver
+from graft.engine.native.masks import Masks
 from graft.engine.native.pages import Pages, pool_tokens
 from graft.engine.native.runner import Runner
 from graft.engine.native.scheduler import Request, Scheduler
+from graft.engine.native.scoring import Scores, score
 from graft.engine.native.stops import Pieces, StopStrings
 from graft.engine.native.tree import Tree
 from graft.engine.native.uniforms import derive
@@ -38,7 +40,8 @@ class NativeEngine:
     prefill_chunk  tokens of prompts and tool results computed per step; None: 8192 or 2048
     max_running    requests that share a step
     seed           of every draw, together with the context's key and the position
-    space          modes and their masks; None: every token is allowed, mode 0 only
+    space          modes and their masks; None: every token is allowed, mode 0 only. Actions beyond
+                   the vocabulary need head rows, and a grammar that says what they write
     kernels        Triton kernels and bursts of steps; None: where they run, that is, on a GPU
     """
 
@@ -61,10 +64,10 @@ class NativeEngine:
         page_size = (64 if kernels else 16) if page_size is None else page_size
         prefill_chunk = (8192 if kernels else 2048) if prefill_chunk is None else prefill_chunk
         space = space or ActionSpace(shape.vocab_size)
-        if space.extra:
+        if space.extra > shape.extra:
             raise EngineError(
-                f"the action space has {space.extra} extra actions; extra actions need head rows, "
-                f"which the native engine does not hold yet"
+                f"the action space has {space.extra} actions beyond the vocabulary; extra actions "
+                f"need head rows, and the model has {shape.extra} (see graft.models.extra.extend)"
             )
         if space.vocab_size != shape.vocab_size:
             raise EngineError(
@@ -86,6 +89,7 @@ class NativeEngine:
         self.vocab_size = shape.vocab_size
         self.version = 0
         self.eos_ids = frozenset(eos_ids)
+        self._masks = Masks(space, shape, decoder.device)
         pages = Pages(shape, kv_tokens // page_size, page_size, decoder.device, decoder.dtype)
         self._tree = Tree(pages)
         self._scheduler = Scheduler(
@@ -106,9 +110,9 @@ class NativeEngine:
                     f"{shape.heads // shape.kv_heads} query heads share a KV head; the kernels take "
                     f"up to {MOST_GROUP}; pass kernels=False"
                 )
-            runner = BurstRunner(decoder, self._tree, space, seed)
+            runner = BurstRunner(decoder, self._tree, space, self._masks, seed)
         else:
-            runner = Runner(decoder, self._tree, space, seed)
+            runner = Runner(decoder, self._tree, self._masks, seed)
         self._driver = Driver(self._tree, self._scheduler, runner, space)
         self._pieces = None if tokenizer is None else Pieces(tokenizer)
         self._opened = 0
@@ -124,6 +128,36 @@ class NativeEngine:
         self._opened += 1
         key = derive(0, self._opened) if key is None else key
         return Context(self._tree.open(ids), key, self._driver, self._request)
+
+    def score(
+        self,
+        tokens: Sequence[int],
+        at: Sequence[int],
+        continuations: Sequence[Sequence[int]],
+        mode: int = 0,
+    ) -> Scores:
+        """Log-probs [i][j][k] of action k of continuations[j] right after tokens[: at[i]].
+
+        In the distribution of `mode` at temperature 1; an action that it forbids has -inf. Only the
+        last action of a continuation may lie beyond the vocabulary: it is never fed to the model.
+        """
+        ids = check_tokens(tokens, self.vocab_size)
+        asked = [[int(action) for action in actions] for actions in continuations]
+        outside = [place for place in at if not 1 <= place <= len(ids)]
+        if outside:
+            raise ValueError(f"cannot score after {outside[0]} tokens of {len(ids)}")
+        if not 0 <= mode < self.space.num_modes:
+            raise ValueError(
+                f"cannot score in mode {mode}: the space has modes 0 to {self.space.num_modes - 1}"
+            )
+        for actions in asked:
+            check_tokens(actions[:-1], self.vocab_size)
+            if not actions or not 0 <= actions[-1] < self.space.num_actions:
+                raise ValueError(
+                    f"cannot score the continuation {actions}: it needs an action, and the last one "
+                    f"must be one of the space's {self.space.num_actions}"
+                )
+        return score(self.decoder, ids, at, asked, mode, self._masks.allowed)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from graft.engine.native.kernels.decode import ITEM_FIELDS
 from graft.engine.native.kernels.draw import FIELDS, State
+from graft.engine.native.masks import Masks
 from graft.engine.native.scheduler import Request
 from graft.engine.native.sharing import Sharing
 from graft.engine.native.uniforms import row_keys
@@ -32,6 +33,8 @@ class Key(NamedTuple):
     lines: int
     stops: int
     has_cut: bool
+    rules: tuple[int, int] = (0, 0)
+    """Sizes of the grammar's tables, see `rules`."""
 
 
 class Lines:
@@ -46,7 +49,7 @@ class Lines:
         self.table = zeros(rows, pages, dtype=torch.int32)
         self.coolness = zeros(rows)  # 1 / temperature
         self.cuts = zeros(3, rows)  # top-k, top-p, min-p
-        self.results = zeros(3, MOST_STEPS, rows)  # token, log-prob, entropy
+        self.results = zeros(3, MOST_STEPS, rows)  # action, log-prob, entropy
         self.row = torch.arange(rows, dtype=torch.int64, device=device)
         self._items: dict[int, Tensor] = {}
         self._stops: dict[int, Tensor] = {}
@@ -75,9 +78,9 @@ class Lines:
         sharing: Sharing,
         table: np.ndarray,
         seed: int,
-        vocabulary: int,
+        masks: Masks,
     ) -> None:
-        """Tell the device about the rows of a burst, in one copy."""
+        """Tell the device about the rows of a burst, in one copy. None of them owes a description."""
         many = len(requests)
         sequences = [request.sequence for request in requests]
         samplings = [request.sampling for request in requests]
@@ -90,7 +93,7 @@ class Lines:
         state[State.FORCED, :many] = [r.sampling.min_tokens - len(r.logprobs) for r in requests]
         state[State.KEY, :many] = row_keys(seed, keys).view(np.int64)
         state[State.GREEDY, :many] = [s.temperature == 0 for s in samplings]
-        state[State.MODE, :many] = [request.mode for request in requests]
+        state[State.MODE, :many] = [masks.line(request) for request in requests]
         state[State.TAIL, :many] = sharing.tails
         state[State.SHARED, :many] = sharing.slots
         coolness = np.ones(key.rows, dtype=np.float32)
@@ -99,12 +102,12 @@ class Lines:
         items[: len(sharing.items)] = sharing.items
         stops = np.full((key.rows, key.stops), -1, dtype=np.int32)
         cuts = np.zeros((3, key.rows), dtype=np.float32)
-        cuts[0], cuts[1] = vocabulary, 1.0  # everything stays
+        cuts[0], cuts[1] = masks.width, 1.0  # everything stays
         for row, request in enumerate(requests if key.stops else ()):
             stops[row, : len(request.stop_tokens)] = list(request.stop_tokens)
         for row, s in enumerate(samplings if key.has_cut else ()):
             if s.temperature > 0:
-                cuts[:, row] = (s.top_k or vocabulary, s.top_p, s.min_p)
+                cuts[:, row] = (s.top_k or masks.width, s.top_p, s.min_p)
         targets = {
             "state": (state, self.state),
             "table": (table.astype(np.int32), self.table[:many, : table.shape[1]]),

@@ -6,22 +6,27 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from graft.actions.space import ActionSpace
 from graft.engine.native.attention import paged
 from graft.engine.native.batch import Batcher
+from graft.engine.native.masks import Masks, Narrow
 from graft.engine.native.sampler import Knobs, sample
 from graft.engine.native.scheduler import Request, Work
 from graft.engine.native.tree import Tree
 from graft.engine.native.uniforms import uniforms
 from graft.models.decoder import Decoder
+from graft.protocols import Grammar
 
 GATHER_LIMIT = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Elements of keys that one bucket may gather at a time: small enough for caches and memory."""
 
 Draw = tuple[Request, list[int], list[float], list[float]]
-"""The request, its new tokens, their log-probs, the entropies they were drawn under."""
+"""The request, its new actions, their log-probs, the entropies they were drawn under.
+
+`NO_ACTION` stands where a step wrote the next token of a description and drew nothing.
+"""
 
 
 class Runner:
@@ -29,14 +34,11 @@ class Runner:
 
     bursts = False
 
-    def __init__(self, decoder: Decoder, tree: Tree, space: ActionSpace, seed: int) -> None:
-        self.decoder, self.tree, self.space, self.seed = decoder, tree, space, seed
+    def __init__(self, decoder: Decoder, tree: Tree, masks: Masks, seed: int) -> None:
+        self.decoder, self.tree, self.masks, self.seed = decoder, tree, masks, seed
         shape = decoder.shape
         limit = GATHER_LIMIT.get(decoder.device.type, GATHER_LIMIT["cuda"])
         self.batcher = Batcher(tree, shape.heads // shape.kv_heads, limit)
-        self.allowed = None  # [modes, V]
-        if space.allowed is not None:
-            self.allowed = torch.tensor(space.allowed, device=decoder.device)
 
     @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
     def run(
@@ -60,17 +62,49 @@ class Runner:
             return []
         if len(batch.last) < len(hidden):
             hidden = hidden.index_select(0, batch.last)
-        logits = self.decoder.logits(hidden)
-        drawn = sample(
+        return self._draw(hidden, batch.requests)
+
+    def _draw(self, hidden: Tensor, requests: list[Request]) -> list[Draw]:
+        """One action for each request after its hidden state [B, D]."""
+        narrow = self.masks.narrow
+        if narrow is None:
+            return self._draw_from(self.decoder.logits(hidden), requests, None)
+        is_narrow = [self.masks.line(request) in narrow.lines for request in requests]
+        draws: list[Draw] = []
+        for part in (narrow, None):  # those inside tools, then those who need the whole head
+            rows = [row for row, flag in enumerate(is_narrow) if flag is (part is not None)]
+            if not rows:
+                continue
+            seen = hidden
+            if len(rows) < len(requests):
+                seen = hidden.index_select(0, self._tensor(np.array(rows)))
+            if part is None:
+                logits = self.decoder.logits(seen)
+            else:
+                logits = F.linear(seen, self.decoder.head_weight.index_select(0, part.columns))
+            draws += self._draw_from(logits, [requests[row] for row in rows], part)
+        return draws
+
+    def _draw_from(
+        self, logits: Tensor, requests: list[Request], narrow: Narrow | None
+    ) -> list[Draw]:
+        """From logits of the whole head, or of the columns that `narrow` names."""
+        action, logp, entropy = sample(
             logits,
-            self._uniforms(batch.requests),
-            self._knobs(batch.requests),
-            self._allowed(batch.requests),
+            self._uniforms(requests),
+            self._knobs(requests),
+            self._allowed(requests, narrow),
         )
-        # float32 holds token ids exactly up to 2**24; one transfer for all three
-        tokens, logprobs, entropies = torch.stack([x.float() for x in drawn]).tolist()
-        drawn = zip(batch.requests, map(int, tokens), logprobs, entropies, strict=True)
-        return [(request, [token], [logp], [entropy]) for request, token, logp, entropy in drawn]
+        if narrow is not None:
+            action = narrow.columns.index_select(0, action)
+        # float32 holds ids exactly up to 2**24; one transfer for all three
+        actions, logprobs, entropies = torch.stack([action.float(), logp, entropy]).tolist()
+        drawn = zip(requests, map(int, actions), logprobs, entropies, strict=True)
+        return [(request, [action], [logp], [entropy]) for request, action, logp, entropy in drawn]
+
+    def follows(self, grammar: Grammar) -> bool:
+        """Nobody's grammar: the host takes part in every draw."""
+        return False
 
     def rest(self) -> None:
         """Nothing runs: give back the memory that is kept between steps."""
@@ -96,7 +130,7 @@ class Runner:
             knobs["greedy"] = self._rows(is_greedy, requests)
         truncating = [s.is_truncating and s.temperature > 0 for s in settings]
         if any(truncating):
-            everything = self.decoder.shape.vocab_size
+            everything = self.masks.width
             cuts = [
                 (s.top_k or everything, s.top_p, s.min_p) if t else (everything, 1.0, 0.0)
                 for s, t in zip(settings, truncating, strict=True)
@@ -107,24 +141,26 @@ class Runner:
             knobs["min_p"] = self._rows(np.array(min_p, dtype=np.float32), requests)
         return Knobs(**knobs)
 
-    def _allowed(self, requests: list[Request]) -> Tensor | None:
-        """[B, V] bool: the mode's row, less the stop tokens of those who must go on. None: all."""
+    def _allowed(self, requests: list[Request], narrow: Narrow | None) -> Tensor | None:
+        """[B, V] bool: the mode's line, less the stop tokens of those who must go on. None: all."""
         banned = [
-            (row, token)
+            (row, token if narrow is None else narrow.place[token])
             for row, request in enumerate(requests)
             if len(request.logprobs) < request.sampling.min_tokens
             for token in request.stop_tokens
+            if narrow is None or token in narrow.place
         ]
         allowed = None
-        if self.allowed is not None:
-            modes = np.array([request.mode for request in requests])
-            allowed = self.allowed.index_select(0, self._tensor(modes))
+        table = self.masks.allowed if narrow is None else narrow.allowed
+        if table is not None:
+            lines = np.array([self.masks.line(request) for request in requests])
+            allowed = table.index_select(0, self._tensor(lines))
         if banned:
             if allowed is None:
-                shape = (len(requests), self.decoder.shape.vocab_size)
+                shape = (len(requests), self.masks.width)
                 allowed = torch.ones(shape, dtype=torch.bool, device=self.decoder.device)
-            rows, tokens = self._tensor(np.array(banned)).unbind(1)
-            allowed[rows, tokens] = False
+            rows, columns = self._tensor(np.array(banned)).unbind(1)
+            allowed[rows, columns] = False
         return allowed
 
     def _rows(self, values: np.ndarray, requests: list[Request]) -> Tensor:

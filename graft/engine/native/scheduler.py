@@ -15,7 +15,7 @@ from graft.types import Completion, Finish, Sampling
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One `sample` on its way: what was asked, and what has been drawn so far."""
+    """One `sample` on its way: what was asked, and what has been written so far."""
 
     sequence: Sequence
     key: int
@@ -30,6 +30,8 @@ class Request:
     """Of the weights when it began; the staleness of its oldest token."""
     future: asyncio.Future[Completion]
     start: int = 0
+    actions: list[int] = field(default_factory=list[int])
+    """Kept where a grammar may make them differ from the tokens."""
     logprobs: list[float] = field(default_factory=list[float])
     entropies: list[float] = field(default_factory=list[float])
     modes: list[int] = field(default_factory=list[int])
@@ -45,7 +47,7 @@ class Request:
             self.future.set_result(
                 Completion(
                     tokens,
-                    list(tokens),
+                    list(tokens) if self.grammar is None else self.actions,
                     self.logprobs,
                     self.entropies,
                     self.modes,

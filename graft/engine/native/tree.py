@@ -76,21 +76,22 @@ class Tree:
                 stem.users -= 1
             closing = stem if stem is not None and stem.users == 0 else None
 
-    def fork(self, sequence: Sequence) -> Sequence:
-        """A sequence with the same tokens; both stand on one stem from now on."""
-        length = len(sequence.tokens) - 1
-        at_stem = sequence.stem is not None and len(sequence.stem.tokens) == length
-        if length > 0 and not at_stem:
-            stem = self.open(sequence.tokens[:length], sequence.stem)
-            if sequence.stem is not None:
-                sequence.stem.users -= 1  # now reached through the new stem
-            sequence.stem = stem
-            stem.users = 1
-            stem.used = sequence.used
-            self._point(stem, sequence.pages, min(sequence.cached, length))
-            if sequence.cached < length:
-                self.drop(sequence)  # the rest is computed in the stem, then adopted
-        return self.open(list(sequence.tokens), sequence.stem)
+    def fork(self, sequence: Sequence, at: int | None = None) -> Sequence:
+        """A sequence with the first `at` tokens (None: all); both stand on one stem from now on.
+
+        In the past the stem is put where it belongs on the way to the root: stems "abc", "abcdef"
+        under "abcdefgh" forked at 5 become "abc", "abcd" (new), "abcdef", and "abcde" stands on
+        "abcd".
+        """
+        tokens = sequence.tokens[:at]
+        length = len(tokens) - 1
+        above = sequence  # whose stem is the new sequence's, or ends before it
+        while above.stem is not None and len(above.stem.tokens) > length:
+            above = above.stem
+        stem = above.stem
+        if length > 0 and (stem is None or len(stem.tokens) < length):
+            stem = self._insert_stem(above, length)
+        return self.open(tokens, stem)
 
     def ready(self, sequence: Sequence) -> Sequence:
         """What to compute next so that `sequence` can go on: itself, or a stem below it."""
@@ -144,6 +145,19 @@ class Tree:
         del sequence.pages[keep:]
         sequence.cached = cached
         sequence.writable = min(sequence.writable, keep * self.pages.size)
+
+    def _insert_stem(self, above: Sequence, length: int) -> Sequence:
+        """A stem of the first `length` tokens between `above` and what it stood on."""
+        stem = self.open(above.tokens[:length], above.stem)
+        if above.stem is not None:
+            above.stem.users -= 1  # now reached through the new stem
+        above.stem = stem
+        stem.users = 1
+        stem.used = above.used
+        self._point(stem, above.pages, min(above.cached, length))
+        if above.cached < length:
+            self.drop(above)  # the rest is computed in the stem, then adopted
+        return stem
 
     def _shared_tail(self, sequence: Sequence) -> int | None:
         """Index of the page that `cached` points into, if another sequence holds it too."""

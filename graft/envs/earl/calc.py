@@ -6,6 +6,12 @@
     env        <result> 389 </result>                        appended inline, never trained
     assistant  #### 389
 
+That is the dress "tags". In the dress "actions" the policy enters the calculator by an action and the
+env knows a call by its type, answers with the bare value, and leaves it to the actions to write both:
+
+    assistant   calculate 305 + 12 * 7 =                     Called("...", "calculator", ("3", "0", ...))
+    env        389
+
 `TASKS` holds every set of the original with its training and test parameters, `Mix` draws one of
 several for each episode, `CalcChat` puts the system message and the calculator around it.
 """
@@ -20,30 +26,21 @@ from graft.envs.arithmetic import Arithmetic
 from graft.envs.base import SPLITS, BaseEnv, Trace, as_messages, check_split
 from graft.envs.calculator import draw_flat
 from graft.envs.catalogue import NOTHING
+from graft.envs.countdown import draw_solution
 from graft.envs.earl.count import Count
 from graft.envs.earl.countdown import ExpressionCountdown
+from graft.envs.earl.dress import DRESSES, TAGS, Dress
 from graft.envs.earl.gsm import GsmRewrite
-from graft.envs.tooled import CallStyle, ToolEnv, find_call
+from graft.envs.tooled import ToolEnv
 from graft.protocols import Observation
 from graft.registry import resolve
-from graft.tools.calculator import Calculator
+from graft.tools.calculator import Calculator, CalculatorError, evaluate
 from graft.types import Author, Message, Turn
 
 MAX_USES = 32
 """Calls per episode. The original sets no limit but its 1024 tokens, which hold about as many."""
 
-STYLE = CallStyle(
-    open="<calculator>",
-    close="</calculator>",
-    result=" <result> {} </result>",
-    spent=" <result> No calls are left. Give the final answer. </result>",
-)
 ASSISTANT = "You are a helpful assistant. You think about the question first and then answer it."
-HINT = (
-    " You may use a calculator as often as you like: write an expression between <calculator> and "
-    "</calculator>, and its value comes back between <result> and </result>. "
-    "Example: <calculator> (12 + 6) / 3 </calculator> <result> 6 </result>"
-)
 
 Settings = Mapping[str, Any]
 
@@ -104,16 +101,30 @@ class CalcChat(ToolEnv):
     """A question in a chat with a system message and, with `tool`, a calculator.
 
     What is graded is the whole response, calls and results included, as the original does: a policy
-    that stops after "<result> 6 </result>" has written 6 last.
+    that stops after "<result> 6 </result>" or "= 6" has written 6 last.
     """
 
+    shared = (*ToolEnv.shared, "dress")
     saved = (*ToolEnv.saved, "said")
 
-    def __init__(self, env: BaseEnv, *, hinted: Collection[str], tool: bool, max_uses: int | None):
-        tools = [Calculator()] if tool else []
-        styles = {Calculator.name: STYLE} if tool else None
-        super().__init__(env, tools, styles=styles, max_uses=max_uses if tool else 0)
+    def __init__(
+        self,
+        env: BaseEnv,
+        *,
+        hinted: Collection[str],
+        tool: bool = True,
+        dress: Dress = TAGS,
+        max_uses: int | None = MAX_USES,
+    ) -> None:
+        super().__init__(
+            env,
+            [Calculator()] if tool else [],
+            format=dress.format,
+            styles={Calculator.name: dress.style} if tool else None,
+            max_uses=max_uses if tool else 0,
+        )
         self.hinted = hinted
+        self.dress = dress
         self.said = ""
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
@@ -123,34 +134,49 @@ class CalcChat(ToolEnv):
         return self.prompt, info
 
     def step(self, action: str) -> Turn:
-        if find_call(action, self.styles) is None:
+        if not self.format.find(action, self.styles):
             return super().step(self.said + action)
         turn = super().step(action)
-        self.said += action + turn.observation
+        if self.dress.is_bare:
+            # the result is bare: kept apart from the digits around it, as it is in the context
+            self.said += f"{action} {turn.observation}\n"
+        else:
+            self.said += action + turn.observation
         return turn
 
-    def demonstrate(self, rng: random.Random) -> Trace:
-        """The calculator works out what is to be calculated, then the answer is given."""
+    def demonstrate(self, rng: random.Random, tool_rate: float = 1.0, tries: int = 0) -> Trace:
+        """The calculator works out what is to be calculated, then the answer is given.
+
+        Only a share `tool_rate` of the traces call it; the others do the sums in their heads. In
+        countdown up to `tries` wrong expressions are tried before the right one.
+        """
+        if tries < 0 or (tries and self.max_uses is not None and tries >= self.max_uses):
+            raise ValueError(
+                f"tries={tries}: must be 0 or more, and below max_uses={self.max_uses} so that the "
+                "right expression is answered too"
+            )
         trace: Trace = []
-        if self.tools:
-            for expression in calculations(self.env.current):
-                trace.append((Author.POLICY, f"{STYLE.open} {expression} {STYLE.close}"))
-                trace.append((Author.ENV, STYLE.render(self.tools[Calculator.name](expression))))
+        if self.tools and rng.random() < tool_rate:
+            for expression in calculations(self.env.current, rng, tries):
+                lead = self.dress.gap if trace else ""
+                value = self.tools[Calculator.name](expression)
+                trace.append((Author.POLICY, self.dress.write(expression, lead)))
+                trace.append((Author.ENV, self.dress.style.render(value)))
         [(_, answer)] = self.env.demonstrate(rng)
         if trace:  # the working was the calculator's: only the last line is left to say
-            answer = "\n" + answer.rpartition("\n")[2]
+            answer = self.dress.gap + answer.rpartition("\n")[2]
         return [*trace, (Author.POLICY, answer)]
 
     def sample_random_action(self) -> str:
         """A call or an answer, each half the time."""
         rng = self.env.whim()
         if self.tools and rng.random() < 0.5:
-            return f"{STYLE.open} {draw_flat(rng, (2, 3), (1, 4), '+-*/')} {STYLE.close}"
+            return self.dress.write(draw_flat(rng, (2, 3), (1, 4), "+-*/"))
         return self.env.sample_random_action()
 
     def _system(self) -> Message:
         is_hinted = bool(self.tools) and self.env.part in self.hinted
-        return {"role": "system", "content": ASSISTANT + (HINT if is_hinted else "")}
+        return {"role": "system", "content": ASSISTANT + (self.dress.hint if is_hinted else "")}
 
 
 def calc_task(
@@ -159,11 +185,13 @@ def calc_task(
     data: str | None = None,
     split: str = "train",
     tool: bool = True,
+    dress: str = "tags",
     max_uses: int | None = MAX_USES,
     **settings: Any,
 ) -> CalcChat:
     """One of `TASKS`, or several in the proportions of the original's rows, one drawn per episode.
 
+    `dress` is how the calculator is called: in "tags" or by "actions"; see the top of this file.
     `data` is the file of rewritten GSM8K questions; without one leave that task out of the mix:
     make("earl:calc", tasks=["calc-arithmetic", "calc-countdown", "calc-count"]). More keywords
     override the parameters of a single task: make("earl:arithmetic-digit", digits=2).
@@ -186,7 +214,8 @@ def calc_task(
     env = Mix(parts, [questions.rows[index] for questions in sets.values()], split)
     env.data_source = next(iter(sets.values())).data_source
     hinted = [name for name, questions in sets.items() if questions.hint]
-    return CalcChat(env, hinted=hinted, tool=tool, max_uses=max_uses)
+    worn: Dress = resolve(dress, DRESSES, "dress of a call")
+    return CalcChat(env, hinted=hinted, tool=tool, dress=worn, max_uses=max_uses)
 
 
 class Mix(BaseEnv):
@@ -246,10 +275,26 @@ class Mix(BaseEnv):
         self.current.set_state(state["current"])
 
 
-def calculations(env: Any) -> list[str]:
-    """What a teacher would enter to solve the current question; nothing where it is no help."""
+def calculations(env: Any, rng: random.Random, tries: int) -> list[str]:
+    """What a teacher would enter to solve the current question; nothing where it is no help.
+
+    All of it is made of the numbers of the question, so it has no zeros and no signs to enter.
+    """
     if isinstance(env, Arithmetic):
         return [env.expression]
     if isinstance(env, ExpressionCountdown):
-        return [env.solution]
+        return [*wrong_tries(env, rng, rng.randint(0, tries)), env.solution]
     return []
+
+
+def wrong_tries(env: ExpressionCountdown, rng: random.Random, count: int) -> list[str]:
+    """Expressions that use the numbers rightly and miss the target."""
+    found: list[str] = []
+    while len(found) < count:
+        attempt = draw_solution(rng, env.answer["numbers"])
+        try:
+            is_miss = evaluate(attempt) != evaluate(env.solution)
+        except CalculatorError:  # a division by zero
+            continue
+        found += [attempt] if is_miss else []
+    return found

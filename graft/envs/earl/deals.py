@@ -43,6 +43,15 @@ SETS: dict[str, dict[str, Deal]] = {
 }
 
 
+def all_permutations(n: int) -> list[list[int]]:
+    """Every way to deal the values 0..n-1, in ascending order: 24 for four items.
+
+    With them a script can put a policy through all there is to sort:
+    [make("earl:sort-4", items=items, reverse=False) for items in all_permutations(4)]
+    """
+    return [list(items) for items in itertools.permutations(range(n))]
+
+
 def draw_facts(rng: random.Random, items: Sequence[int]) -> list[str]:
     """Relations that fix the order of the items, and up to n - 2 more that follow from them.
 

@@ -26,8 +26,10 @@ from graft.envs.earl.efficiency import (
 from graft.protocols import Observation
 from graft.registry import resolve
 from graft.text.parse import last_tag
+from graft.tools import ERROR
 from graft.tools.sorting import (
     DRESSES,
+    MAX_ECHO,
     PROPERTIES,
     SYMBOLS,
     TRANSITIONS,
@@ -35,6 +37,7 @@ from graft.tools.sorting import (
     Dress,
     Hidden,
     carry_out,
+    find_made,
     is_carried_out,
 )
 from graft.types import Author, Turn
@@ -46,12 +49,14 @@ class Sorting(BaseEnv):
     """0.0 for a wrong order or answer, (1 + efficiency) / 2 for a right one.
 
     `dress` is how calls are written: "tags" (`<compare> A, B </compare>`, answered with
-    ` <result> A < B </result>`) or "words" (`compare A and B`, answered with `: A < B`). A turn that
-    ends with a call is answered inline, any other ends the episode, and so does turn `max_turns`;
-    every call counts, in either dress, whatever came of it.
+    ` <result> A < B </result>`), "words" (`compare A and B`, answered with `: A < B`) or "actions" (a
+    turn is a call iff it is a `Called`; answered with `A < B`, the rest is for the actions to write).
+    A turn that ends with a call is answered inline, any other ends the episode, and so does turn
+    `max_turns`; every call counts, in every dress alike, whatever came of it.
 
     `tools` overrides the tools of the task ("check" is in no set). `held_out=False` draws training
-    and test instances from all there are, as the original does.
+    and test instances from all there are, as the original does. `items=[2, 0, 1]` hides these very
+    values, whatever the seed and the split, and `reverse` fixes the direction (True: descending).
     """
 
     env_id = "sorting"
@@ -68,11 +73,17 @@ class Sorting(BaseEnv):
         tools: Sequence[str] | None = None,
         max_turns: int = 32,
         held_out: bool = True,
+        items: Sequence[int] | None = None,
+        reverse: bool | None = None,
         split: str = "train",
     ) -> None:
         super().__init__()
         if max_turns < 1:
             raise ValueError(f"max_turns={max_turns}: must be 1 or more")
+        if items is not None and not 2 <= len(items) == len(set(items)) <= len(SYMBOLS):
+            raise ValueError(
+                f"items={items!r}: must be 2 to {len(SYMBOLS)} different whole numbers"
+            )
         self.split = check_split(split)
         self.deal: Deal = resolve(name, SETS, "sorting set")[split]
         self.dress: Dress = resolve(dress, DRESSES, "dress of a call")
@@ -87,6 +98,8 @@ class Sorting(BaseEnv):
         self.stop = self.dress.stops(self.offered)
         self.max_turns = max_turns
         self.held_out = held_out
+        self.given_items = None if items is None else list(items)
+        self.given_reverse = reverse
         self.kind = "sort"
         self.items: list[int] = []
         self.order: list[str] = []
@@ -101,17 +114,28 @@ class Sorting(BaseEnv):
         self.kind = rng.choices(list(self.deal.tasks), list(self.deal.tasks.values()))[0]
         n = rng.choices(list(self.deal.counts), list(self.deal.counts.values()))[0]
         self.reverse = rng.random() < 0.5
+        fixed = self.given_items
+        if fixed is not None:
+            n = len(fixed)
+        if self.given_reverse is not None:
+            self.reverse = self.given_reverse
         self.order = list(SYMBOLS[:n])
         self.calls = dict.fromkeys(TRANSITIONS, 0)
         self.said = ""
         for _ in range(MAX_TRIES):
-            self.items = rng.sample(range(n), n)
+            self.items = rng.sample(range(n), n) if fixed is None else [*fixed]
             self.facts = draw_facts(rng, self.items) if self.kind == "order" else []
             self.asked = rng.sample(self.order, 2) if self.kind == "compare" else []
             is_done = self.kind == "order" and self.order == self.target
-            if not is_done and (not self.held_out or self._home() == self.split):
+            is_ours = fixed is not None or not self.held_out or self._home() == self.split
+            if is_ours and not is_done:
                 break
         else:
+            if fixed is not None:
+                raise ValueError(
+                    f"items={fixed}, reverse={self.reverse}: in order already, and order asks only "
+                    "for what is not; deal others"
+                )
             raise ValueError(f"no {self.split} instance of {self.kind} with {n} items")
         self.answer = self._relation() if self.kind == "compare" else self.target
         system = {"role": "system", "content": self._system()}
@@ -120,14 +144,12 @@ class Sorting(BaseEnv):
     def respond(self, action: str) -> Turn:
         if self.kind == "compare":  # its answer may stand anywhere in the response
             self.said += action
-        call = self.dress.find(action, self.offered)
+        call = self.dress.find(action, self.offered) or find_made(action, self.offered)
         if call is None:
             score, details = self._score()
             return Turn(reward=score, terminated=True, info={**self._counts(), **details})
-        is_ok = is_carried_out(self.hidden, call)
-        hidden, result = carry_out(self.hidden, call)
-        self.order = list(hidden.order)
-        self.calls[call.tool] += 1
+        is_ok, result = self._carry_out(call)
+        self.calls[call.tool] = self.calls.get(call.tool, 0) + 1
         info = {"tool": call.tool, "tool_ok": is_ok, **self._counts()}
         text = self.dress.render(call.tool, result)
         if self.turns + 1 != self.max_turns:
@@ -144,13 +166,13 @@ class Sorting(BaseEnv):
             nonlocal state
             state, result = carry_out(state, Call(tool, (a, b)))
             lead = self.dress.gap if trace else ""
-            trace.append((Author.POLICY, f"{lead}{self.dress.write(tool, a, b)}"))
+            trace.append((Author.POLICY, self.dress.write(tool, a, b, lead)))
             trace.append((Author.ENV, self.dress.render(tool, result)))
             return result
 
         if self.kind == "compare":
             answer = use("compare", *self.asked)
-            return [*trace, (Author.POLICY, f"\n<answer> {answer} </answer>")]
+            return [*trace, (Author.POLICY, f"{self.dress.gap}<answer> {answer} </answer>")]
         if self.kind == "sort":
             found = sort_by_comparing(self.order, lambda a, b: use("compare", a, b)[2] == "<")
             target = found[::-1] if self.reverse else found
@@ -159,7 +181,7 @@ class Sorting(BaseEnv):
         for place, symbol in enumerate(target):
             if state.order[place] != symbol:
                 use("swap", state.order[place], symbol)
-        return [*trace, (Author.POLICY, "\nDone.")]
+        return [*trace, (Author.POLICY, f"{self.dress.gap}Done.")]
 
     def describe(self) -> dict[str, Any]:
         """What the original keeps beside a row, by its names."""
@@ -195,6 +217,16 @@ class Sorting(BaseEnv):
         """The symbols in the order in which they should stand."""
         value_of = self.hidden.value_of
         return sorted(value_of, key=value_of.__getitem__, reverse=self.reverse)
+
+    def _carry_out(self, call: Call) -> tuple[bool, str]:
+        """Whether the call could do anything, and the answer; the order is what it is afterwards."""
+        if call.tool not in self.offered:  # actions can reach whatever their file has
+            known = ", ".join(self.offered)
+            return False, f"{ERROR}there is no tool {call.tool[:MAX_ECHO]!r}; known: {known}"
+        is_ok = is_carried_out(self.hidden, call)
+        hidden, result = carry_out(self.hidden, call)
+        self.order = list(hidden.order)
+        return is_ok, result
 
     def _home(self) -> str:
         """The split this instance belongs to, decided where possible by what the policy sees.
@@ -241,11 +273,12 @@ class Sorting(BaseEnv):
 
     def _system(self) -> str:
         lines = [self._example(tool) for tool in self.tools]
+        how = " by their keywords" if self.dress.is_bare else ""
         return "\n".join(
             [
                 "You are a helpful assistant. You think about the task first and then solve it. "
-                "You may use these tools, as often as you like; what comes after the call is the "
-                "tool's answer:",
+                f"You may use these tools{how}, as often as you like; what comes after the call is "
+                "the tool's answer:",
                 *lines,
             ]
         )
@@ -261,8 +294,7 @@ class Sorting(BaseEnv):
             "swap": "exchange two items; shows the new order",
             "check": "whether an item is negative, positive, even or odd",
         }[tool]
-        text = f"{self.dress.write(tool, a, b)}{self.dress.render(tool, result)}"
-        return f"- {purpose}: {text.rstrip()}"
+        return f"- {purpose}: {self.dress.example(tool, a, b, result)}"
 
     def _question(self) -> str:
         listed = ", ".join(self.order)

@@ -9,6 +9,8 @@
 The product rounds the logits to the model's dtype, as it does for the sampler; all that follows is
 fp32. Powers of two stand in for e, the GPU has them in hardware: with y = logit / temperature * log2 e
 and n = log2 of the sum of all 2^y, an action's probability is 2^(y - n).
+
+Asked for it, the same read also sums the first `num_words` actions, the tokens: see `models.logprobs`.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ def _load_logits(logits, allowed, columns, num_actions, row_length):
         "logp_ptr",
         "entropy_ptr",
         "norm_ptr",
+        "word_ptr",
     ]
 )
 def _forward_kernel(
@@ -74,7 +77,9 @@ def _forward_kernel(
     logp_ptr,  # [u]
     entropy_ptr,  # [u]
     norm_ptr,  # [u] the n of the module's docstring
+    word_ptr,  # [u] log-prob of any of the first `num_words`, or None
     num_actions,
+    num_words,
     row_length,
     scale,
     STEPS: tl.constexpr,  # blocks in a row: one number per model
@@ -90,6 +95,7 @@ def _forward_kernel(
     top = BOTTOM  # the largest y so far
     total = 0.0  # of 2^(y - top)
     moment = 0.0  # of (y - top) 2^(y - top)
+    words = 0.0  # the part of the total that words have
     for step in tl.range(0, STEPS, num_stages=STAGES):
         columns = step * BLOCK + tl.arange(0, BLOCK)
         z, _ = _load_logits(logits, allowed, columns, num_actions, row_length)
@@ -101,6 +107,8 @@ def _forward_kernel(
         shrink = tl.exp2(shift)
         moment = (moment + shift * total) * shrink + tl.sum(y * power, 0)
         total = total * shrink + tl.sum(power, 0)
+        if word_ptr is not None:
+            words = words * shrink + tl.sum(tl.where(columns < num_words, power, 0.0), 0)
         top = new_top
 
     log_total = tl.log2(total)
@@ -110,6 +118,10 @@ def _forward_kernel(
     tl.store(logp_ptr + row, logp)
     tl.store(entropy_ptr + row, (log_total - moment / total) * LN2)
     tl.store(norm_ptr + row, top + log_total)
+    if word_ptr is not None:
+        # at least the word that was drawn: its power may be too small for a number, its log is not
+        word = tl.maximum(tl.log2(words), chosen * scale - top) - log_total
+        tl.store(word_ptr + row, tl.where(action < num_words, word * LN2, 0.0))
 
 
 @triton.jit(
@@ -118,8 +130,10 @@ def _forward_kernel(
         "modes_ptr",
         "norm_ptr",
         "entropy_ptr",
+        "word_ptr",
         "grad_logp_ptr",
         "grad_entropy_ptr",
+        "grad_word_ptr",
     ]
 )
 def _backward_kernel(
@@ -129,9 +143,12 @@ def _backward_kernel(
     allowed_ptr,  # [modes, W] bytes, or None
     norm_ptr,  # [u]
     entropy_ptr,  # [u]
+    word_ptr,  # [u] or None
     grad_logp_ptr,  # [u] or None
     grad_entropy_ptr,  # [u] or None
+    grad_word_ptr,  # [u] or None; 0 where no word was chosen
     num_actions,
+    num_words,
     row_length,
     scale,
     inverse_temperature,
@@ -157,6 +174,11 @@ def _backward_kernel(
     if grad_entropy_ptr is not None:
         surprise = y * LN2 + tl.load(entropy_ptr + row)
         gradient -= tl.load(grad_entropy_ptr + row) * p * surprise
+    if grad_word_ptr is not None:
+        # d log(any) / dz = p / any - p of words, -p of actions beyond them
+        of_words = tl.exp2(y - tl.load(word_ptr + row) / LN2)
+        of_words = tl.where(columns < num_words, of_words, 0.0)
+        gradient += tl.load(grad_word_ptr + row) * (of_words - p)
     gradient = tl.where(possible, gradient * inverse_temperature, 0.0)
     gradient = gradient.to(logits_ptr.dtype.element_ty)
     tl.store(logits + columns, gradient, mask=columns < row_length)
@@ -182,9 +204,11 @@ def read_logits(
     modes: Tensor | None,
     allowed: Tensor | None,  # [modes, W]
     temperature: float,
-    out: tuple[Tensor, Tensor, Tensor],
+    out: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    num_words: int,
 ) -> None:
-    """Fill `out` with log-prob of the action, entropy and log2 of the sum, each [u]."""
+    """Fill `out` with log-prob of the action, entropy, log2 of the sum and, where it has a place,
+    the log-prob of any of the first `num_words` actions, each [u]."""
     _forward_kernel[(len(logits),)](
         logits,
         actions,
@@ -192,6 +216,7 @@ def read_logits(
         allowed,
         *out,
         num_actions,
+        num_words,
         logits.shape[1],
         math.log2(math.e) / temperature,
         STEPS=triton.cdiv(num_actions, BLOCK),
@@ -210,8 +235,11 @@ def differentiate_logits_(
     temperature: float,
     norm: Tensor,
     entropy: Tensor,
+    word: Tensor | None,
     grad_logp: Tensor | None,
     grad_entropy: Tensor | None,
+    grad_word: Tensor | None,
+    num_words: int,
 ) -> None:
     """Overwrite logits with the gradient of what `read_logits` made of them."""
     blocks = triton.cdiv(logits.shape[1], BLOCK)
@@ -222,9 +250,12 @@ def differentiate_logits_(
         allowed,
         norm,
         entropy,
+        word,
         grad_logp,
         grad_entropy,
+        grad_word,
         num_actions,
+        num_words,
         logits.shape[1],
         math.log2(math.e) / temperature,
         1.0 / temperature,
@@ -249,11 +280,13 @@ class _KernelHead(torch.autograd.Function):
         temperature: float,
         chunk: int,
         is_kept: bool,
-    ) -> tuple[Tensor, Tensor]:
+        num_words: int | None,
+    ) -> tuple[Tensor, ...]:
         rows, num_actions = len(actions), len(weight)
         allowed = widen(allowed)
         logp = torch.empty(rows, dtype=torch.float32, device=hidden.device)
         entropy, norm = torch.empty_like(logp), torch.empty_like(logp)
+        word = None if num_words is None else torch.empty_like(logp)
         logits = empty_logits(min(chunk, rows), num_actions, hidden)
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
@@ -266,20 +299,25 @@ class _KernelHead(torch.autograd.Function):
                 _at(modes, part),
                 allowed,
                 temperature,
-                out=(logp[part], entropy[part], norm[part]),
+                out=(logp[part], entropy[part], norm[part], _at(word, part)),
+                num_words=num_words or num_actions,
             )
-        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, norm)
+        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, norm, word)
+        ctx.num_words = num_words or num_actions
         ctx.logits = logits if is_kept else None
         ctx.temperature, ctx.chunk, ctx.grad_sum = temperature, chunk, sum_of(weight)
         ctx.set_materialize_grads(False)  # an unused entropy is seen as None, not as zeros
-        return logp, entropy
+        return (logp, entropy) if word is None else (logp, entropy, word)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         # a sum's gradient is one number seen U times; the kernel wants U numbers
-        grad_logp, grad_entropy = (g if g is None else g.contiguous() for g in grads)
-        hidden, weight, actions, modes, allowed, entropy, norm = ctx.saved_tensors
+        grad_logp, grad_entropy, *others = (g if g is None else g.contiguous() for g in grads)
+        hidden, weight, actions, modes, allowed, entropy, norm, word = ctx.saved_tensors
+        grad_word = others[0] if others else None
+        if grad_word is not None:
+            grad_word = grad_word.masked_fill(actions >= ctx.num_words, 0.0)
         rows, num_actions = len(actions), len(weight)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = ctx.grad_sum
@@ -302,13 +340,16 @@ class _KernelHead(torch.autograd.Function):
                 ctx.temperature,
                 norm[part],
                 entropy[part],
+                _at(word, part),
                 _at(grad_logp, part),
                 _at(grad_entropy, part),
+                _at(grad_word, part),
+                ctx.num_words,
             )
             torch.mm(d_logits, weight, out=grad_hidden[part])
             add_product_(grad_weight, d_logits.T, hidden[part])
         own = grad_weight.to(weight.dtype) if ctx.grad_sum is None else None
-        return grad_hidden, own, None, None, None, None, None, None
+        return grad_hidden, own, *[None] * 7
 
 
 def fits_whole(rows: int, num_actions: int, hidden: Tensor) -> bool:
@@ -333,8 +374,12 @@ def head_logprobs(
     allowed: Tensor | None,
     temperature: float,
     chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`logprobs.action_logprobs` where there are kernels; `chunk` rows at a time."""
+    num_words: int | None = None,
+) -> tuple[Tensor, ...]:
+    """`logprobs.action_logprobs` where there are kernels; `chunk` rows at a time.
+
+    With `num_words` it is `logprobs.word_logprobs`.
+    """
     is_kept = torch.is_grad_enabled() and fits_whole(len(actions), len(weight), hidden)
     if chunk is None:
         chunk = len(actions) if is_kept else rows_per_chunk(len(weight), hidden.dtype)
@@ -348,4 +393,5 @@ def head_logprobs(
         temperature,
         chunk,
         is_kept and chunk >= len(actions),
+        num_words,
     )

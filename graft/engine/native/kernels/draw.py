@@ -9,7 +9,9 @@ one chunk again to find the token: the distribution is inverted as the plain sam
 one random number a row instead of one a logit, and no table of probabilities is ever written.
 
 Then it moves the row on: what was drawn becomes its next token, unless the row is over. So a graph of
-the whole step can be replayed without the host.
+the whole step can be replayed without the host. With the tables of a grammar (`rules`) it looks up the
+next mode, too, and what the action writes: a row that has more of a description to write takes the
+next token of its script instead of drawing, and its result is NO_ACTION.
 
 state [FIELDS, B] int64, one line per field, see `State`; a row of length 0 is left alone.
 """
@@ -22,6 +24,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from graft.engine.native.rules import Tables
 
 CHUNK = 4096
 STATS = 4
@@ -50,6 +54,8 @@ class State(IntEnum):
     """First page of its own, see `sharing`."""
     SHARED = 10
     """Slots of shared spans."""
+    SCRIPT = 11
+    """Where the token stands that the row writes next; 0: it draws. See `rules`."""
 
 
 FIELDS = len(State)
@@ -62,6 +68,7 @@ _FORCED = tl.constexpr(int(State.FORCED))
 _KEY = tl.constexpr(int(State.KEY))
 _GREEDY = tl.constexpr(int(State.GREEDY))
 _MODE = tl.constexpr(int(State.MODE))
+_SCRIPT = tl.constexpr(int(State.SCRIPT))
 
 
 @triton.jit
@@ -111,16 +118,24 @@ def _survey(
     allowed,
     stops,
     stats,  # [B, C, 4] float32
+    occupied,  # [modes, C] whether a mode allows anything in a chunk
     vocabulary: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_FLOOR: tl.constexpr,
+    HAS_RULES: tl.constexpr,
     STOPS: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0)
-    if tl.load(state + _LENGTH * state_stride + row) == 0:
+    is_idle = tl.load(state + _LENGTH * state_stride + row) == 0
+    if HAS_RULES:
+        is_idle = is_idle | (tl.load(state + _SCRIPT * state_stride + row) != 0)
+    if HAS_MASK:
+        mode = tl.load(state + _MODE * state_stride + row)
+        is_idle = is_idle | (tl.load(occupied + mode * CHUNKS + chunk) == 0)
+    if is_idle:
         return
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     score = _scores(
@@ -174,8 +189,12 @@ def _choose(
     allowed,
     stops,
     stats,
-    drawn_tokens,  # [3, STEPS, B] float32: token, log-prob, entropy
+    occupied,
+    drawn_actions,  # [3, STEPS, B] float32: action, log-prob, entropy
     batch,
+    kind,  # these three: see `rules`
+    table,
+    script,
     vocabulary: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNKS_2: tl.constexpr,
@@ -183,6 +202,9 @@ def _choose(
     STEPS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_FLOOR: tl.constexpr,
+    HAS_RULES: tl.constexpr,
+    LINES: tl.constexpr,
+    KINDS: tl.constexpr,
     STOPS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -190,13 +212,35 @@ def _choose(
     length = tl.load(here + _LENGTH * state_stride)
     if length == 0:
         return
+    position = tl.load(here + _POSITION * state_stride)
+    drawn = tl.load(here + _DRAWN * state_stride)
+    room = tl.load(here + _ROOM * state_stride)
+    result = drawn_actions + drawn * batch + row
+    if HAS_RULES:
+        place = tl.load(here + _SCRIPT * state_stride)
+        if place != 0:  # in the middle of a description
+            token = tl.load(script + place)
+            has_more = tl.load(script + place + 1) >= 0
+            tl.debug_barrier()  # every warp has read what the first one now overwrites
+            tl.store(result, -1.0)
+            tl.store(result + STEPS * batch, 0.0)
+            tl.store(result + 2 * STEPS * batch, 0.0)
+            tl.store(here + _TOKEN * state_stride, token.to(tl.int64))
+            tl.store(here + _SCRIPT * state_stride, tl.where(has_more, place + 1, 0))
+            tl.store(here + _POSITION * state_stride, position + 1)
+            tl.store(here + _LENGTH * state_stride, tl.where(drawn + 1 >= room, 0, length + 1))
+            tl.store(here + _DRAWN * state_stride, drawn + 1)
+            return
     number = tl.arange(0, CHUNKS_2)
     is_chunk = number < CHUNKS
-    place = stats + (row * CHUNKS + number) * 4
-    tops = tl.load(place, mask=is_chunk, other=float("-inf"))
-    totals = tl.load(place + 1, mask=is_chunk, other=0.0)
-    moments = tl.load(place + 2, mask=is_chunk, other=0.0)
-    best_of = tl.load(place + 3, mask=is_chunk, other=0.0)
+    if HAS_MASK:  # what nobody surveyed is not to be read
+        mode = tl.load(here + _MODE * state_stride)
+        is_chunk = tl.load(occupied + mode * CHUNKS + number, mask=is_chunk, other=0) != 0
+    stat = stats + (row * CHUNKS + number) * 4
+    tops = tl.load(stat, mask=is_chunk, other=float("-inf"))
+    totals = tl.load(stat + 1, mask=is_chunk, other=0.0)
+    moments = tl.load(stat + 2, mask=is_chunk, other=0.0)
+    best_of = tl.load(stat + 3, mask=is_chunk, other=0.0)
     top = tl.max(tops, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
     scale = tl.exp(tops - base)
@@ -206,7 +250,6 @@ def _choose(
     entropy = log_total + base - tl.sum(moments * scale, 0) / total
 
     # the chunk in which the cumulative mass passes the target, and how far into it
-    position = tl.load(here + _POSITION * state_stride)
     uniform = _uniform(tl.load(here + _KEY * state_stride), position + 1)
     target = uniform * total
     reached = tl.cumsum(mass, 0)
@@ -246,21 +289,35 @@ def _choose(
     logp = chosen - base - log_total
     logp = tl.where(top == float("-inf"), float("nan"), logp)  # nothing was allowed
 
-    drawn = tl.load(here + _DRAWN * state_stride)
-    result = drawn_tokens + drawn * batch + row
     tl.store(result, token.to(tl.float32))
     tl.store(result + STEPS * batch, logp)
     tl.store(result + 2 * STEPS * batch, entropy)
-    drawn += 1
-    is_over = drawn >= tl.load(here + _ROOM * state_stride)
-    is_over = is_over | (logp != logp)
+    is_stop = logp != logp
     if STOPS > 0:
         for index in tl.static_range(STOPS):
-            is_over = is_over | (tl.load(stops + row * STOPS + index) == token)
+            is_stop = is_stop | (tl.load(stops + row * STOPS + index) == token)
+    if HAS_RULES:
+        mode = tl.load(here + _MODE * state_stride)
+        rule = table + mode * KINDS + tl.load(kind + token)
+        start = tl.load(rule + LINES * KINDS)
+        writes = start != 0
+        has_more = writes & (tl.load(script + start + 1) >= 0)
+        token = tl.where(writes, tl.load(script + start), token)  # an action is never fed
+        is_stop = (is_stop & ~writes) | (logp != logp)  # a description is no stop token
+        is_stop = is_stop | (tl.load(rule + 2 * LINES * KINDS) != 0)
+        tl.store(here + _MODE * state_stride, tl.load(rule).to(tl.int64))
+        tl.store(here + _SCRIPT * state_stride, tl.where(has_more, start + 1, 0).to(tl.int64))
+    is_over = is_stop | (drawn + 1 >= room)
     tl.store(here + _TOKEN * state_stride, token.to(tl.int64))
     tl.store(here + _POSITION * state_stride, position + 1)
     tl.store(here + _LENGTH * state_stride, tl.where(is_over, 0, length + 1))
-    tl.store(here + _DRAWN * state_stride, drawn)
+    tl.store(here + _DRAWN * state_stride, drawn + 1)
+
+
+def occupied_chunks(allowed: Tensor) -> Tensor:
+    """[modes, C] uint8 of allowed [modes, V]: where a survey has anything to find."""
+    wide = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % CHUNK))
+    return wide.view(len(allowed), -1, CHUNK).any(-1).to(torch.uint8)
 
 
 def draw(
@@ -271,23 +328,28 @@ def draw(
     results: Tensor,
     *,
     allowed: Tensor | None = None,
+    occupied: Tensor | None = None,
     floors: Tensor | None = None,
+    rules: Tables | None = None,
 ) -> None:
     """One token for every living row of logits [B,V]; results [3,STEPS,B] and `state` move on.
 
-    coolness [B] is 1 / temperature, stops [B,n] the stop tokens (-1: none), allowed [modes,V] bool,
-    floors [B] the least score that may be drawn.
+    coolness [B] is 1 / temperature, stops [B,n] the stop tokens (-1: none), allowed [modes,V] bool
+    with its `occupied_chunks`, floors [B] the least score that may be drawn.
     """
     batch, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
     stats = torch.empty((batch, chunks, STATS), dtype=torch.float32, device=logits.device)
     nothing = stats  # a pointer that is never read
+    if allowed is not None and occupied is None:
+        occupied = occupied_chunks(allowed)
     shared = {
         "vocabulary": vocabulary,
         "CHUNKS": chunks,
         "CHUNK": CHUNK,
         "HAS_MASK": allowed is not None,
         "HAS_FLOOR": floors is not None,
+        "HAS_RULES": rules is not None,
         "STOPS": stops.shape[1],
     }
     inputs = (
@@ -300,13 +362,17 @@ def draw(
         nothing if allowed is None else allowed.view(torch.uint8),
         stops,
         stats,
+        nothing if occupied is None else occupied,
     )
     _survey[(chunks, batch)](*inputs, **shared, num_warps=4)
     _choose[(batch,)](
         *inputs,
         results,
         results.shape[2],
+        *((nothing,) * 3 if rules is None else rules),
         **shared,
+        LINES=0 if rules is None else rules.table.shape[1],
+        KINDS=0 if rules is None else rules.table.shape[2],
         CHUNKS_2=triton.next_power_of_2(chunks),
         STEPS=results.shape[1],
         num_warps=4,

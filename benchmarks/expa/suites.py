@@ -1,0 +1,59 @@
+"""What is compared: recipes of `recipes/expa`, and what a small model changes in them.
+
+The toy runs from random weights on a CPU. The others train SmolLM2-135M-Instruct on one GPU; such a
+model hardly ever writes a tag, so every method first imitates the same number of examples in its own
+format: mostly plain text, a few with calls. SFT+GRPO imitates gold calls alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+EARL = ("earl", "prompt-grpo", "prompt-cpo", "sft-grpo")
+
+_SMALL = (
+    "run.save_every=0", "run.eval_every=10", "run.eval_tasks=256", "run.log_episodes=0",
+    "run.keep_last=1", "run.trackers=[]", "rollout.tasks=64", "rollout.samples=8",
+    "train.minibatches=1", "train.lr=1e-5", "train.warmup=5", "sft.steps=120", "sft.batch=64",
+    "sft.lr=1e-4", "sft.warmup=20",
+)  # fmt: skip
+
+
+class Suite(NamedTuple):
+    """One comparison: methods by the end of their recipes' names, and the overrides of all."""
+
+    methods: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    warm_up: dict[str, str] = {}
+    """Overrides by method: how its warm-up differs."""
+    needs_model: bool = False
+    budget: int = 0
+    """Sampled tokens at which methods are compared; 0: what all of them have reached."""
+
+
+_DEMOS = dict.fromkeys(EARL, "sft.demo_args={tool_rate: 0.1}")
+_GOLD = {"sft-grpo": "sft.demo_args={tool_rate: 1.0}"}
+
+SUITES: dict[str, Suite] = {
+    "toy": Suite(("earl", "earl-grpo", "prompt-grpo", "prompt-cpo")),
+    "arithmetic": Suite(
+        EARL,
+        (
+            *_SMALL, "task.env=earl:arithmetic-digit", "task.args.digits=3",
+            "task.args.operations=2", "task.eval_args={split: test, digits: 3, operations: 2}",
+            "rollout.max_tokens=96", "rollout.max_context=448", "train.steps=60",
+        ),
+        {**_DEMOS, **_GOLD},
+        needs_model=True,
+    ),
+    "countdown": Suite(
+        EARL,
+        (
+            *_SMALL, "task.env=earl:countdown-0", "task.args.digits=1", "task.args.operations=2",
+            "task.eval_args={split: test, digits: 1, operations: 2}",
+            "rollout.max_tokens=160", "rollout.max_context=576", "train.steps=60",
+        ),
+        {**_DEMOS, **_GOLD},
+        needs_model=True,
+    ),
+}  # fmt: skip

@@ -1,0 +1,139 @@
+"""EARL's own tool files, put into the form of `graft.actions.listing`.
+
+    tool_list:                                      tools:
+      - name: swap                                    - name: swap
+        entry_desc: " swap"                             entry: " swap"
+        output_template: " => %s\\n"                     answer: " => {}\\n"
+        cpo_words: [" swap"]              becomes       words: [" swap"]
+        action_groups:                                  syntax: {arguments: {take: [items, items],
+          - name: items                                   between: " and", distinct: true}}
+            actions: [{desc: " A"}, ...]                groups: [{name: items, actions: [...]}]
+
+Those files do not say by which rules a tool is used, so it has to be one of the four whose rules are
+known. A baseline (`earl: false`) becomes a tool in tags. Where it lists "," as an action, the "," is
+written between two arguments instead of being drawn, as " and" is between actions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from graft.actions.fields import ActionsError, fields, required, several, text
+
+DEAD = ("train_entry", "trainable", "do_not_expand_actions")
+"""Keys that stand in EARL's files and that its code never reads."""
+KEYS = ("name", "earl", "entry_desc", "output_template", "cpo_words", "init_weight_with")
+RESULT = " <result> %s </result>"
+"""How every environment of ours writes a result between tags."""
+
+
+def translate(data: dict[str, Any], file: str) -> dict[str, Any]:
+    """The same tools in our form."""
+    listed = several(fields(data, ("tool_list",), file)["tool_list"], f"{file}, tool_list")
+    tools: list[dict[str, Any]] = []
+    styles: set[str] = set()
+    for i, value in enumerate(listed, 1):
+        where = f"{file}, tool {i}"
+        _refuse_dead(value, where)
+        is_baseline = isinstance(value, dict) and cast(Any, value).get("earl") is False
+        more = ("exit_desc", "actions") if is_baseline else ("action_groups",)
+        values = fields(value, (*KEYS, *more), where)
+        name = text(required(values, "name", where), f"{where}, name")
+        where = f"{file}, tool {name!r}"
+        tools.append((_baseline if is_baseline else _expanded)(values, name, where))
+        styles.add("tags" if is_baseline else "actions")
+    if len(styles) > 1:
+        raise ActionsError(f"{file}: some tools have `earl: false` and some not; split the file")
+    return {"style": styles.pop(), "tools": tools}
+
+
+def _refuse_dead(value: Any, where: str) -> None:
+    keys = cast(dict[Any, Any], value) if isinstance(value, dict) else {}
+    for key in keys:
+        if key in DEAD:
+            raise ActionsError(f"{where}: EARL never reads {key!r}, and nor do we; delete the line")
+    if "is_sft_mode" in keys:
+        raise ActionsError(
+            f"{where}: 'is_sft_mode' is not needed to imitate demonstrations; delete the line"
+        )
+
+
+def _expanded(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    if values.get("earl", True) is not True:
+        raise ActionsError(f"{where}: earl is {values['earl']!r}; it may be true or false")
+    groups: list[dict[str, Any]] = []
+    for value in several(required(values, "action_groups", where), f"{where}, action_groups"):
+        _refuse_dead(value, where)
+        group = dict(fields(value, ("name", "actions"), f"{where}, action_groups"))
+        if "actions" in group:
+            listed = several(group["actions"], f"{where}, action_groups")
+            group["actions"] = [_described(one, where) for one in listed]
+        groups.append(group)
+    template = text(required(values, "output_template", where), f"{where}, output_template")
+    entry = {"desc": required(values, "entry_desc", where)}
+    if "init_weight_with" in values:
+        entry["init_weight_with"] = values["init_weight_with"]
+    return {
+        "name": name,
+        "entry": _described(entry, where),
+        "words": required(values, "cpo_words", where),
+        "answer": template.replace("%s", "{}"),
+        "syntax": _syntax(name, " and", where),
+        "groups": groups,
+    }
+
+
+def _described(value: Any, where: str) -> dict[str, Any]:
+    """{desc: " is odd", init_weight_with: 1} -> {text: " is odd", init: 1}."""
+    _refuse_dead(value, where)
+    values = fields(value, ("desc", "init_weight_with"), f"{where}, actions")
+    described = {"text": required(values, "desc", f"{where}, actions")}
+    if "init_weight_with" in values:
+        described["init"] = values["init_weight_with"]
+    return described
+
+
+def _baseline(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    if values.get("output_template", RESULT) != RESULT:
+        raise ActionsError(
+            f"{where}: the environment writes the result of a call in tags, as {RESULT!r}; it "
+            f"cannot be {values['output_template']!r}"
+        )
+    actions = [
+        text(one, f"{where}, actions")
+        for one in several(required(values, "actions", where), f"{where}, actions")
+    ]
+    between = "," if name != "calculator" and "," in actions else ""
+    drawn = [action for action in actions if action != between]
+    symbols = [action for action in drawn if len(action.strip()) == 1]
+    groups = [{"name": "items", "actions": symbols}, {"name": "properties", "actions": drawn}]
+    if name == "check":
+        groups[1]["actions"] = [action for action in drawn if action not in symbols]
+    else:
+        groups = [{"name": "items", "actions": drawn}]
+    for group in groups:  # each tool lists its own, also where they are the same
+        group["name"] = f"{name} {group['name']}"
+    return {
+        "name": name,
+        "entry": required(values, "entry_desc", where),
+        "exit": required(values, "exit_desc", where),
+        "words": required(values, "cpo_words", where),
+        "syntax": _syntax(name, between, where, prefix=f"{name} "),
+        "groups": groups,
+    }
+
+
+def _syntax(name: str, between: str, where: str, prefix: str = "") -> dict[str, Any]:
+    items, properties = f"{prefix}items", f"{prefix}properties"
+    known: dict[str, dict[str, Any]] = {
+        "calculator": {"expression": {}},
+        "compare": {"arguments": {"take": [items, items], "between": between}},
+        "swap": {"arguments": {"take": [items, items], "between": between, "distinct": True}},
+        "check": {"arguments": {"take": [items, properties], "between": between if prefix else ""}},
+    }
+    if name not in known:
+        raise ActionsError(
+            f"{where}: EARL's form does not say by which rules a tool is used, and {name!r} is none "
+            f"of {', '.join(known)}; write the file in graft's form, with a syntax"
+        )
+    return known[name]

@@ -1,0 +1,168 @@
+"""CPO's branch: where a whole group failed, what would a call have brought?
+
+    y   "2+3=" -> "I think it is 6"                       reward 0, and so had every other attempt
+    y'  "2+3=" -> "I think" + " calculate " forced -> "2 + 3 = " -> "5" -> ...    reward 1
+
+    A(y') = R(y') - R(y) = 1 on all of y', the forced decision included; y itself is replaced
+
+The place is drawn near where the policy might have called by itself (`positions`), the tool is one
+for the whole step, drawn by what it has brought so far (`gains`), and y' goes on from the shared
+beginning like any other path (`twin`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graft.actions.actions import Actions
+from graft.rollout import gains, positions
+from graft.rollout.episode import Growth, draw_key
+from graft.rollout.failure import Failure, boundary
+from graft.rollout.path import Path
+from graft.rollout.twin import branch_off, force
+from graft.types import NO_ACTION, Episode, Status
+
+GATES = ("zero_groups", "all")
+
+
+class Counterfactual:
+    """`samples` independent attempts, then a counterfactual one for each that the gate lets through.
+
+    `gate` "zero_groups" rewrites the attempts of a group in which nobody earned anything, "all"
+    those of every group. `replace` leaves the rewritten attempt out of training; None does so where
+    that loses nothing: in a group of zeros, whose own advantages are 0. An attempt that failed for
+    a reason not its own is never rewritten, nor replaced by a twin that did.
+
+    `tools` are those that may be forced, none: all of the run's actions. `temperature`, `top_k` and
+    `top_p` are of the places (see `positions`).
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        tools: Sequence[str] = (),
+        gate: str = "zero_groups",
+        replace: bool | None = None,
+        temperature: float = 10.0,
+        top_k: int = 10,
+        top_p: float = 0.9,
+        seed: int = 0,
+    ) -> None:
+        if gate not in GATES:
+            raise ValueError(f"gate={gate!r}: must be one of {', '.join(GATES)}")
+        if temperature <= 0 or top_k < 1 or not 0 < top_p <= 1:
+            raise ValueError(
+                f"temperature={temperature}, top_k={top_k}, top_p={top_p}: places are drawn with a "
+                "temperature above 0 from at least 1 of them, and top_p lies in (0, 1]"
+            )
+        self.samples, self.tools, self.gate = samples, tuple(tools), gate
+        self.replace = gate == "zero_groups" if replace is None else replace
+        self.temperature, self.top_k, self.top_p, self.seed = temperature, top_k, top_p, seed
+        self.averages: dict[str, float] = {}
+        self._step = 0
+        self._tool: str | None = None
+
+    async def __call__(self, growth: Growth) -> None:
+        actions = growth.setting.actions
+        if actions is None:
+            raise ValueError(
+                "the branch 'counterfactual' forces calls, and this run has no actions to force; "
+                "set actions.file, or take rollout.branch=independent"
+            )
+        tool = self.tool_of_step(actions)
+        growth.keep_open = True
+        paths = [await growth.root() for _ in range(self.samples)]
+        await asyncio.gather(*(path.finish() for path in paths))
+        # one after the other: the number of a path names its draws
+        twins = [await self._rewrite(path, actions, tool) for path in self._let_through(paths)]
+        for path in paths:
+            path.close()  # twins have their own hold on what they share
+        await asyncio.gather(*(twin.finish() for twin in twins if twin is not None))
+        for twin in twins:
+            if self.replace and twin is not None and _is_trainable(twin):
+                assert twin.twin_of is not None and twin.twin_of.leaf is not None
+                twin.twin_of.leaf.status = Status.REPLACED
+
+    def begin(self, step: int) -> None:
+        """A tool is drawn anew for each step, the same one if the step is taken again."""
+        self._step, self._tool = step, None
+
+    def tool_of_step(self, actions: Actions) -> str:
+        """The tool that is forced in this step."""
+        if self._tool is None:
+            tools = self.tools or actions.tools
+            unknown = [tool for tool in tools if tool not in actions.tools]
+            if unknown:
+                raise ValueError(
+                    f"the branch 'counterfactual' cannot force {', '.join(unknown)}; the actions "
+                    f"have {', '.join(actions.tools)}"
+                )
+            odds = gains.chances({tool: self.averages.get(tool, gains.START) for tool in tools})
+            uniform = random.Random(draw_key(self.seed, "tool", self._step)).random()
+            self._tool = list(odds)[positions.draw(list(odds.values()), uniform)]
+        return self._tool
+
+    def settle(self, episodes: Sequence[Episode]) -> None:
+        """Remember what the tool of this step has brought."""
+        brought = [
+            leaf.reward - episode.leaves[leaf.twin].reward
+            for episode in episodes
+            for leaf in episode.leaves
+            if leaf.twin is not None and leaf.status.is_trainable
+        ]
+        if self._tool is not None:
+            average = self.averages.get(self._tool, gains.START)
+            self.averages[self._tool] = gains.update(average, brought)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"averages": dict(self.averages)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.averages = dict(state["averages"])
+
+    def _let_through(self, paths: Sequence[Path]) -> list[Path]:
+        """The attempts to rewrite; the group is judged by those that ended for their own reasons."""
+        ended = [path for path in paths if _is_trainable(path)]
+        is_zero = all(path.leaf is not None and path.leaf.reward == 0 for path in ended)
+        return ended if self.gate == "all" or is_zero else []
+
+    async def _rewrite(self, path: Path, actions: Actions, tool: str) -> Path | None:
+        """The twin of `path`, its call begun; None if the engine or the environment would not."""
+        growth = path.growth
+        try:
+            at, logprobs = await self._place(path, actions, tool)
+            twin = await branch_off(path, at)
+        except Failure as failure:  # costs this twin, and not what it would have been the twin of
+            growth.episode.spans[path.tip].info["error"] = str(failure)
+            return None
+        force(twin, actions.entry(tool), logprobs, tool)
+        return twin
+
+    async def _place(self, path: Path, actions: Actions, tool: str) -> tuple[int, list[float]]:
+        """Before which token to insert the entry of `tool`, and its log-probs there."""
+        growth, space, language = path.growth, actions.space, actions.grammar.start
+        spans = [growth.episode.spans[i] for i in growth.episode.walk(path.tip)]
+        tokens = [token for span in spans for token in span.tokens]
+        places = positions.insertable(spans, language, space.vocab_size)
+        places = places or [len(spans[0])]  # right after the prompt
+        entry = [action for action in actions.entry(tool).actions if action != NO_ACTION]
+        is_routed = entry[0] >= space.vocab_size
+        ways = [actions.words(tool), *([entry] if is_routed else [])]
+        engine = growth.setting.engine
+        async with boundary(f"scores of {growth.episode.task.id}", growth.setting.deadline):
+            found = engine.score(tokens, places, ways, language)
+            scores = [positions.score(logprobs, self.temperature) for logprobs in found]
+            odds = positions.weights(scores, self.top_k, self.top_p)
+            uniform = random.Random(growth.key(path.number, "/place")).random()
+            chosen = positions.draw(odds, uniform)
+            if is_routed:
+                return places[chosen], found[chosen][1]
+            return places[chosen], engine.score(tokens, [places[chosen]], [entry], language)[0][0]
+
+
+def _is_trainable(path: Path) -> bool:
+    return path.leaf is not None and path.leaf.status.is_trainable

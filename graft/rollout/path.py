@@ -1,0 +1,250 @@
+"""One live attempt: sample, act, read the answer, until it is over.
+
+With actions, sampling also stops where a call is complete, and the environment need not look for it:
+
+    policy  "So compare A and B"    env.step(Called(text, "compare", ("A", "B")))
+    env     ": A < B\n"             "A < B" in the answer template of the actions, inline
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from graft.protocols import Context, Env
+from graft.rollout.failure import Failure, boundary
+from graft.rollout.threads import in_thread
+from graft.types import (
+    Author,
+    Called,
+    Episode,
+    Finish,
+    Leaf,
+    Sampling,
+    Span,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from graft.rollout.episode import Growth, Setting
+
+
+class Path:
+    """An engine context, an environment, and the last span written."""
+
+    def __init__(self, growth: Growth, number: int, context: Context, env: Env, tip: int) -> None:
+        self.growth, self.number = growth, number
+        self.context, self.env, self.tip = context, env, tip
+        self.past: list[int] = []  # the tips of contexts that an observation has replaced
+        self.actions: list[str] = []  # what the environment heard, turn by turn
+        self.metrics: dict[str, float] = {"turns": 0.0, "tool_calls": 0.0, "tool_failures": 0.0}
+        self.reward = 0.0
+        self.leaf: Leaf | None = None
+        self.twin_of: Path | None = None
+        """The path that this one is the counterfactual of."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.leaf is None
+
+    async def finish(self) -> None:
+        """Take turns until it is over."""
+        while self.is_live:
+            await self.turn()
+
+    async def turn(self) -> None:
+        """Sample, act, read the answer. A failure ends this path and nothing else."""
+        try:
+            await self._turn()
+        except Failure as failure:
+            self.growth.episode.spans[self.tip].info["error"] = str(failure)
+            self.end(failure.status)
+
+    async def _turn(self) -> None:
+        setting = self.growth.setting
+        sampling = self._sampling()
+        if sampling is None:
+            return self.end(Status.TRUNCATED)
+        async with boundary(f"completion of {self.growth.episode.task.id}", setting.deadline):
+            grammar = None if setting.actions is None else setting.actions.grammar
+            completion = await self.context.sample(sampling, grammar)
+        is_closed = setting.chat.is_closed(completion.tokens)
+        span = Span.sampled(self.tip, completion, self._words(completion.tokens, is_closed))
+        self.tip = self.growth.episode.append(span)
+        self.metrics["turns"] += 1
+        if completion.finish in (Finish.LENGTH, Finish.ABORT):
+            is_cut = completion.finish is Finish.LENGTH
+            return self.end(Status.TRUNCATED if is_cut else Status.ABORTED)
+
+        said = self._said(is_closed, is_call=completion.finish is Finish.EXIT)
+        async with boundary(f"env {self.growth.episode.task.env} step", setting.deadline):
+            turn: Turn = await call(self.env, self.env.step, said)
+            if not math.isfinite(turn.reward):
+                raise ValueError(f"reward {turn.reward} is not a finite number")
+        self.actions.append(said)
+        span.reward = turn.reward
+        self.reward += turn.reward
+        self.count(turn.info)
+        if turn.is_over:
+            return self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
+        if self.metrics["turns"] >= setting.max_turns:
+            return self.end(Status.TRUNCATED)
+        self._observe(turn, said, is_closed)
+
+    def _sampling(self) -> Sampling | None:
+        """The setting's sampling, cut to the room that is left and stopped where a turn ends.
+
+        None where there is no room. With actions a call ends by itself, not by a stop string.
+        """
+        setting = self.growth.setting
+        asked, chat = setting.sampling, setting.chat
+        begun = sum(map(len, self._open_spans()))  # by an entry that was forced, else 0
+        limit = min(asked.max_tokens - begun, setting.max_context - len(self.context.tokens))
+        if limit <= 0:
+            return None
+        end = () if chat.end_ids or not chat.end_text else (chat.end_text,)
+        stop = self.env.stop if setting.actions is None else ()
+        return _within(asked, limit, (*stop, *end), tuple(chat.end_ids))
+
+    def _open_spans(self) -> list[Span]:
+        """The policy's spans since somebody else spoke: one, or more where it was split or forced."""
+        spans = [self.growth.episode.spans[i] for i in self.growth.episode.walk(self.tip)]
+        others = [i for i, span in enumerate(spans) if span.author is not Author.POLICY]
+        return spans[others[-1] + 1 :]
+
+    def _said(self, is_closed: bool, is_call: bool) -> str:
+        """What the environment hears: the text of the turn, which may be a call."""
+        spans, actions = self._open_spans(), self.growth.setting.actions
+        text = spans[0].text
+        if len(spans) > 1:  # decoded as one: a character may lie across the seam
+            text = self._words([token for span in spans for token in span.tokens], is_closed)
+        if not is_call or actions is None:
+            return text
+        chosen = [action for span in spans for action in span.actions]
+        tool, arguments = actions.read(chosen, [mode for span in spans for mode in span.modes])
+        return Called(text, tool, arguments)
+
+    def _words(self, tokens: list[int], is_closed: bool) -> str:
+        """Tokens without the end of the turn, be it the template's or plain eos."""
+        chat = self.growth.setting.chat
+        if not is_closed and tokens and tokens[-1] == chat.tokenizer.eos_id:
+            tokens = tokens[:-1]
+        text = chat.tokenizer.decode(tokens)
+        return text.removesuffix(chat.end_text) if is_closed else text
+
+    def _observe(self, turn: Turn, said: str, is_closed: bool) -> None:
+        """Append the environment's words: inside the policy's own turn, or as a chat message.
+
+        A turn may say how by itself: a tool's result inline, the world's answer as a message. A
+        wrapper that rewrites the history gives the whole next prompt, and a new context begins.
+        """
+        growth, observation = self.growth, turn.observation
+        chat, actions = growth.setting.chat, growth.setting.actions
+        role = turn.info.get("observe_as", self.env.observe_as)
+        if role == "prompt":
+            message = {"role": "user", "content": observation}
+            return self._begin_anew(growth.begin([message]), observation)
+        if role == "raw":
+            return self._begin_anew(growth.begin(observation), observation)
+        if role == "inline":
+            if actions is not None and isinstance(said, Called):
+                observation = actions.render(said.tool, observation)
+            tokens = chat.tokenizer.encode(observation)
+        else:
+            several = turn.info.get("tool_results") if role == "tool" else None
+            words = several or [observation]  # calls made in one message are answered one by one
+            messages = [{"role": role, "content": text} for text in words]
+            tokens = chat.extend(messages, closed=is_closed)
+        self.tip = growth.episode.append(Span(self.tip, Author.ENV, tokens, text=observation))
+        self.context.append(tokens)
+
+    def _begin_anew(self, tokens: list[int], text: str) -> None:
+        """Go on from a new root; the leaf will have one walk per context."""
+        growth = self.growth
+        self.past.append(self.tip)
+        self.tip = growth.episode.append(Span(None, Author.TASK, tokens, text=text))
+        self.context.close()
+        key = growth.key(self.number, f"/{len(self.past)}")  # its draws are its own
+        self.context = growth.setting.engine.open(tokens, key=key)
+
+    def count(self, info: dict[str, Any]) -> None:
+        """Add up what a turn says of tools."""
+        if "tool" in info:
+            self.metrics["tool_calls"] += info.get("tool_calls", 1)
+            failures = info.get("tool_failures", not info.get("tool_ok", True))
+            self.metrics["tool_failures"] += failures
+        for name, value in info.items():
+            if name.startswith("tools/"):  # one tool's calls, failures, seconds in this episode
+                self.metrics[name] = float(value)
+
+    async def fork(self) -> Path:
+        """A second path with the same past; from here on the two are strangers."""
+        growth = self.growth
+        env = await fork_env(self.env, growth.setting, growth.episode.task, self.actions)
+        twin = growth.add(self.context.fork(growth.key(len(growth.paths))), env, self.tip)
+        twin.past = [*self.past]
+        twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward
+        return twin
+
+    def end(self, status: Status) -> None:
+        """Become a leaf."""
+        episode, reward = self.growth.episode, self.growth.setting.reward
+        self.leaf = Leaf((*self.past, self.tip), self.reward, status, metrics=self.metrics)
+        if reward is not None and self.metrics["turns"] and status.is_trainable:
+            spans = [episode.spans[i] for i in episode.walk(self.tip)]
+            row = Trajectory(_as_only_leaf(episode, self.leaf), 0, len(self.past), spans)
+            self.leaf.reward = reward(episode.task, row)
+            if not math.isfinite(self.leaf.reward):
+                raise ValueError(
+                    f"the reward of task {episode.task.id!r} is {self.leaf.reward}; a reward function "
+                    "must return a finite number"
+                )
+            last = next(span for span in spans[::-1] if span.author is Author.POLICY)
+            last.reward += self.leaf.reward - self.reward  # turns still add up to the leaf's reward
+        if self.growth.keep_open:
+            self.env.close()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        self.context.close()
+        self.env.close()
+
+
+@lru_cache(maxsize=1024)  # one object for equal settings: the engine batches by identity
+def _within(asked: Sampling, limit: int, stop: tuple[str, ...], ends: tuple[int, ...]) -> Sampling:
+    return replace(
+        asked,
+        max_tokens=limit,
+        min_tokens=min(asked.min_tokens, limit),
+        stop=(*asked.stop, *stop),
+        stop_tokens=(*asked.stop_tokens, *ends),
+    )
+
+
+def _as_only_leaf(episode: Episode, leaf: Leaf) -> Episode:
+    """The episode as one attempt sees it."""
+    return Episode(episode.task, episode.spans, [leaf])
+
+
+async def call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
+    """Envs that wait for something run on a thread, so that nobody waits with them."""
+    return await in_thread(function, *args) if env.blocking else function(*args)
+
+
+async def fork_env(env: Env, setting: Setting, task: Task, actions: list[str]) -> Env:
+    """A copy; of an env that cannot be copied, a new one that lives through the same turns."""
+    if env.forkable:
+        return env.fork()
+    async with boundary(f"env {task.env} replay", setting.deadline):
+        copy = setting.make_env(task)
+        await call(copy, copy.reset, task.seed)
+        for action in actions:
+            await call(copy, copy.step, action)
+    return copy

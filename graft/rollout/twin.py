@@ -1,0 +1,95 @@
+"""A second path out of the past of a finished one: the same first tokens, then another decision.
+
+    finished   0 task "Sort." -> 1 policy "So compare A and B" -> 2 env ": A < B" -> 3 policy "Done."
+    twin       of the first tokens up to "So":
+
+        0 task "Sort."
+        └── 1 policy "So"                     the span was split, both paths go through it
+            ├── 2 policy " compare A and B" -> 3 env ": A < B" -> 4 policy "Done."
+            └── 5 policy " swap"              forced, trained, the first decision of its own
+
+The engine keeps what it has computed of the shared tokens. The environment is posed anew and lives
+through the turns that were complete by then, so that what is hidden in it stands as it stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from graft.actions.actions import Decisions
+from graft.protocols import Env
+from graft.rollout.episode import Growth
+from graft.rollout.failure import boundary
+from graft.rollout.path import Path, call
+from graft.types import NO_ACTION, Author, Span, Turn
+
+
+async def branch_off(path: Path, at: int) -> Path:
+    """A path with the first `at` tokens of `path`, whose context must still be open."""
+    growth = path.growth
+    if path.past:
+        raise ValueError(
+            f"an attempt at {growth.episode.task.env} spreads over {len(path.past) + 1} contexts, "
+            "because a wrapper rewrites the history; counterfactual attempts share the beginning of "
+            "one context. Leave that wrapper out, or take rollout.branch=independent"
+        )
+    tip = growth.cut(path.tip, at)
+    spans = [growth.episode.spans[i] for i in growth.episode.walk(tip)]
+    heard = path.actions[: _complete_turns(spans)]
+    env, turns = await _replay(growth, heard)
+    twin = growth.add(path.context.fork(growth.key(len(growth.paths)), at=at), env, tip)
+    twin.twin_of = path
+    twin.actions = heard
+    twin.reward = sum(span.reward for span in spans)
+    twin.metrics["turns"] = float(len(turns))
+    twin.metrics["rewritten"] = 1.0
+    for turn in turns:
+        twin.count(turn.info)
+    return twin
+
+
+def force(path: Path, decisions: Decisions, logprobs: Sequence[float], tool: str) -> None:
+    """Decide in the policy's name; `logprobs` are what it thought of each of these decisions."""
+    setting, episode = path.growth.setting, path.growth.episode
+    thought = iter(logprobs)
+    is_decision = [action != NO_ACTION for action in decisions.actions]
+    span = Span(
+        path.tip,
+        Author.POLICY,
+        decisions.tokens,
+        decisions.actions,
+        [next(thought) if is_own else 0.0 for is_own in is_decision],
+        [0.0] * len(is_decision),
+        decisions.modes,
+        mask=is_decision,
+        version=setting.engine.version,
+        text=setting.chat.tokenizer.decode(decisions.tokens),
+        info={"forced": tool},
+    )
+    path.tip = episode.append(span)
+    path.context.append(decisions.tokens)
+    path.context.mode = decisions.mode
+
+
+def _complete_turns(spans: Sequence[Span]) -> int:
+    """Turns that somebody has answered: runs of policy spans with something behind them."""
+    policy = [span.author is Author.POLICY for span in spans]
+    return sum(before and not after for before, after in pairwise(policy))
+
+
+async def _replay(growth: Growth, heard: Sequence[str]) -> tuple[Env, list[Turn]]:
+    env = await growth.fresh_env()
+    turns: list[Turn] = []
+    try:
+        async with boundary(f"env {growth.episode.task.env} replay", growth.setting.deadline):
+            for action in heard:
+                turns.append(await call(env, env.step, action))
+                if turns[-1].is_over:
+                    raise ValueError(
+                        f"turn {len(turns)} ended the episode, which it did not before"
+                    )
+    except BaseException:
+        env.close()
+        raise
+    return env, turns

@@ -1,0 +1,113 @@
+"""Scores of many continuations after many places equal as many full forwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from burst_kit import engine_on, small_decoder
+from engine_kit import EXTRA, VOCAB, dense_logp, prompt, tiny_decoder, tiny_engine, tools_space
+
+from graft.actions.space import ActionSpace
+from graft.engine.native import scoring
+from graft.models.decoder import Decoder
+from graft.models.packing import interval_mask
+from graft.protocols import Engine
+
+
+def plainly(
+    decoder: Decoder,
+    tokens: list[int],
+    place: int,
+    continuation: list[int],
+    mode: int,
+    allowed: torch.Tensor | None,
+) -> list[float]:
+    """One full forward per continuation; its last action is not part of it."""
+    read = tokens[:place] + continuation[:-1]
+    logp = dense_logp(decoder, read, [mode] * len(read), allowed)
+    return [logp[place - 1 + k, action].item() for k, action in enumerate(continuation)]
+
+
+@pytest.mark.parametrize("most", [scoring.MOST_ROWS, 40, 1])
+def test_scores_equal_full_forwards(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "MOST_ROWS", most)  # one forward, several, one per place
+    decoder = tiny_decoder(extra=EXTRA)
+    space = tools_space(words=VOCAB)
+    engine: Engine = tiny_engine(decoder, space=space)
+    tokens, at = prompt(31), [31, 1, 7, 8, 30, 7]
+    continuations = [[4, 9, 2], [23], [5, 24], [6]]
+    allowed = torch.tensor(space.allowed)
+    scores = engine.score(tokens, at, continuations)
+    assert [[len(actions) for actions in place] for place in scores] == [[3, 1, 2, 1]] * 6
+    for place, found in zip(at, scores, strict=True):
+        for continuation, got in zip(continuations, found, strict=True):
+            want = plainly(decoder, tokens, place, continuation, 0, allowed)
+            assert got == pytest.approx(want, abs=1e-5)
+
+
+def test_the_trunk_stands_first_and_branches_from_its_end_to_its_beginning() -> None:
+    """1 2 3 4 with "a b c" after 2 and 4 tokens: 4 is seen by the branch after it, not by the other."""
+    a, b, c = 7, 8, 9
+    tree = scoring.lay_out([1, 2, 3, 4], [2, 4], [[a, b, c]])
+    assert tree.tokens == [1, 2, 3, 4, a, b, a, b]
+    assert tree.positions == [0, 1, 2, 3, 4, 5, 2, 3]
+    assert tree.ends == [8, 8, 6, 6, 6, 6, 8, 8]
+    assert tree.before == [3, 4, 5, 1, 6, 7] and tree.actions == [a, b, c] * 2
+
+
+def test_ends_and_runs_say_the_same() -> None:
+    tree = scoring.lay_out(prompt(9), [1, 4, 5, 8], [[3], [4, 5, 6], [7, 8]])
+    seen = torch.zeros(len(tree.tokens), len(tree.tokens), dtype=torch.bool)
+    for run in tree.runs:
+        for row in range(run.start, run.stop):
+            for start, stop in (*run.path, (run.start, row + 1)):
+                seen[row, start:stop] = True
+    assert torch.equal(interval_mask(torch.tensor(tree.ends)), seen)
+
+
+def test_scores_on_a_device_with_kernels(device: torch.device) -> None:
+    decoder = small_decoder(extra=EXTRA, heads=4, kv_heads=2)
+    space = tools_space(words=VOCAB)
+    tokens, asked = prompt(70), [[4, 9, 2], [23]]
+    want = tiny_engine(decoder, space=space, kernels=False).score(tokens, range(1, 71), asked)
+    got = engine_on(device, decoder=decoder, space=space).score(tokens, range(1, 71), asked)
+    for mine, other in zip(got, want, strict=True):
+        for some, others in zip(mine, other, strict=True):
+            assert some == pytest.approx(others, abs=2e-5)
+
+
+def test_a_branch_sees_its_place_and_nothing_behind_it() -> None:
+    engine = tiny_engine()
+    one, other = prompt(9), prompt(9)[:5] + prompt(4, 3)
+    assert one != other
+    places, asked = [2, 5], [[3, 1, 4], [8]]
+    near, far = (engine.score(tokens, places, asked) for tokens in (one, other))
+    assert near[0][0] == pytest.approx(far[0][0], abs=1e-6)
+    assert near[1][0] == pytest.approx(far[1][0], abs=1e-6)
+    assert engine.score(one, [9], asked)[0][0] != pytest.approx(near[0][0], abs=1e-3)
+
+
+def test_a_mode_says_what_the_scores_are_normalised_over() -> None:
+    engine = tiny_engine(tiny_decoder(extra=EXTRA), space=tools_space())
+    inside = engine.score(prompt(6), [6], [[25], [26], [27], [4], [23]], mode=2)[0]
+    assert np.exp([logp for (logp,) in inside[:3]]).sum() == pytest.approx(1.0)
+    assert inside[3] == inside[4] == [-np.inf]
+    outside = engine.score(prompt(6), [6], [[token] for token in (*range(6), 23, 24)])[0]
+    assert np.exp([logp for (logp,) in outside]).sum() == pytest.approx(1.0)
+
+
+def test_what_cannot_be_scored_is_refused() -> None:
+    engine = tiny_engine(space=ActionSpace(VOCAB))
+    assert engine.score([1, 2], [], [[1]]) == [] and engine.score([1, 2], [1, 2], []) == [[], []]
+    for at in (0, 3):
+        with pytest.raises(ValueError, match=f"after {at} tokens of 2"):
+            engine.score([1, 2], [at], [[1]])
+    with pytest.raises(ValueError, match="in mode 1"):
+        engine.score([1, 2], [1], [[1]], mode=1)
+    with pytest.raises(ValueError, match=r"continuation \[\]"):
+        engine.score([1, 2], [1], [[]])
+    with pytest.raises(ValueError, match="token 23 is outside"):
+        engine.score([1, 2], [1], [[VOCAB, 1]])
+    with pytest.raises(ValueError, match=r"continuation \[1, 23\]"):
+        engine.score([1, 2], [1], [[1, VOCAB]])

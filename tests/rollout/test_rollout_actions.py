@@ -1,0 +1,155 @@
+"""Paths and demonstrations whose calls are actions, with an engine that follows a script."""
+
+import asyncio
+
+import pytest
+
+from graft.rollout.batching import rows_of, to_batch
+from graft.rollout.branch import independent
+from graft.rollout.collect import collect
+from graft.rollout.demonstrate import demonstration, spoken
+from graft.rollout.episode import Growth
+from graft.text.chat import Chat
+from graft.types import NO_ACTION, Author, Called, Sampling, Span, Status, Task
+from tests.rollout.scripted import EOS, LETTERS, SORTING, Swapping, call, say, scripted
+
+TASK = Task("t", "swapping")
+COMPARE_AND_SWAP = [
+    [*say("So"), *call("compare", "A", "B")],
+    call("swap", "A", "B"),
+    [*say("Done."), EOS],
+]
+
+
+def texts(row) -> list[tuple[str, str]]:
+    return [(str(span.author), span.text) for span in row.spans]
+
+
+def test_a_call_ends_the_sample_and_its_answer_is_written_by_the_template():
+    envs: list[Swapping] = []
+
+    class Kept(Swapping):
+        def __init__(self):
+            super().__init__()
+            envs.append(self)
+
+        forkable = False
+
+    where = scripted([COMPARE_AND_SWAP], Kept)
+    (episode,) = collect([TASK], where, independent(1))
+    (row,) = episode.trajectories()
+    assert texts(row) == [
+        ("task", "S?"),
+        ("policy", "So compare A and B"),
+        ("env", ": A > B\n"),
+        ("policy", " swap A and B"),
+        ("env", " => B, A\n"),
+        ("policy", "Done."),
+    ]
+    assert (row.leaf.reward, row.leaf.status) == (1.0, Status.DONE)
+    assert row.leaf.metrics == {"turns": 3.0, "tool_calls": 2.0, "tool_failures": 0.0}
+    heard = envs[-1].heard
+    assert heard == ["So compare A and B", " swap A and B", "Done."]
+    assert [(said.tool, said.arguments) for said in heard[:2]] == [
+        ("compare", ("A", "B")),
+        ("swap", ("A", "B")),
+    ]
+    assert not isinstance(heard[2], Called)
+    assert [*where.engine.contexts[1].tokens] == row.tokens
+
+
+def test_only_the_first_token_of_a_decision_is_trained():
+    (episode,) = collect([TASK], scripted([COMPARE_AND_SWAP]), independent(1))
+    row = rows_of([episode])
+    batch = to_batch(row)
+    first = row[0].spans[1]
+    assert sum(first.mask) == 2 + 3 and len(first) == len("So compare A and B")
+    chosen = [action for action in first.actions if action != NO_ACTION]
+    assert chosen == [*say("So"), *call("compare", "A", "B")]
+    assert batch.num_tokens == 5 + 3 + len("Done.") + 1
+
+
+def test_a_call_that_is_cut_is_truncated_and_never_made():
+    where = scripted([COMPARE_AND_SWAP], sampling=Sampling(max_tokens=12))
+    (episode,) = collect([TASK], where, independent(1))
+    assert episode.leaves[0].status is Status.TRUNCATED
+    assert episode.spans[-1].text == "So compare A"
+    assert episode.leaves[0].metrics["tool_calls"] == 0
+
+
+def test_a_prefill_is_part_of_the_prompt():
+    where = scripted([[[*say("Done."), EOS]]], prefill="So:\n")
+    (episode,) = collect([TASK], where, independent(1))
+    assert LETTERS.decode(episode.spans[0].tokens) == "S?So:\n"
+    assert [span.author for span in episode.spans] == [Author.TASK, Author.POLICY]
+
+
+class Taught(Swapping):
+    def demonstrate(self, rng):
+        return [
+            (Author.POLICY, "So"),
+            (Author.POLICY, Called("whatever it says", "compare", ("A", "B"))),
+            (Author.ENV, "A > B"),
+            (Author.POLICY, Called("", "swap", ("A", "B"))),
+            (Author.ENV, "B, A"),
+            (Author.POLICY, "Done."),
+        ]
+
+
+@pytest.mark.parametrize("prefill", ["", "So:\n"])
+def test_a_demonstration_has_the_tokens_and_decisions_of_the_rollout(prefill):
+    where = scripted([COMPARE_AND_SWAP], prefill=prefill)
+    (rolled,) = collect([TASK], where, independent(1))
+    shown = demonstration(TASK, Taught(), Chat(LETTERS), 0, actions=SORTING, prefill=prefill)
+    wants = to_batch(rows_of([rolled]))
+    batch = to_batch(rows_of([shown]))
+    assert next(shown.trajectories()).tokens == next(rolled.trajectories()).tokens
+    assert next(shown.trajectories()).text == next(rolled.trajectories()).text
+    for name in ("actions", "modes", "mask", "turns"):
+        assert getattr(batch, name).tolist() == getattr(wants, name).tolist(), name
+
+
+def test_words_follow_the_grammar_and_may_not_hide_a_call():
+    said = spoken(say("So."), SORTING)
+    assert (said.actions, said.modes, said.mode) == (say("So."), [0, 0, 0], 0)
+    with pytest.raises(ValueError, match="give the call as a Called"):
+        spoken([SORTING.space.vocab_size], SORTING)
+
+
+def test_a_cut_keeps_every_path_where_it_stood():
+    """Two finished paths and a live one; the first is cut, so that all later spans move up."""
+
+    async def play():
+        where = scripted([COMPARE_AND_SWAP, [[*say("no"), EOS]], [call("swap", "A", "B")]])
+        async with Growth(TASK, where) as growth:
+            await growth.open()
+            paths = [await growth.root() for _ in range(3)]
+            await paths[0].finish()
+            await paths[1].finish()
+            await paths[2].turn()
+            before = [LETTERS.decode(tokens_of(growth, path)) for path in paths]
+            assert growth.cut(paths[0].tip, 3) == 1  # "S?" and "S" of "So compare A and B"
+            assert growth.episode.spans[1].text == "S"
+            assert growth.episode.spans[2].text == "o compare A and B"
+            assert [LETTERS.decode(tokens_of(growth, path)) for path in paths] == before
+            assert [path.leaf.tips for path in paths[:2]] == [(paths[0].tip,), (paths[1].tip,)]
+            assert growth.cut(paths[0].tip, 2) == 0  # exactly behind the prompt: nothing to split
+            assert growth.cut(paths[0].tip, 3) == 1
+            assert len(growth.episode.spans) == 10
+
+    def tokens_of(growth, path) -> list[int]:
+        return [t for i in growth.episode.walk(path.tip) for t in growth.episode.spans[i].tokens]
+
+    asyncio.run(play())
+
+
+def test_a_cut_behind_an_empty_observation_keeps_it():
+    async def play():
+        async with Growth(TASK, scripted([])) as growth:
+            await growth.open()
+            growth.episode.append(Span(0, Author.POLICY, [5]))
+            growth.episode.append(Span(1, Author.ENV, []))
+            tip = growth.episode.append(Span(2, Author.POLICY, [6]))
+            return growth.cut(tip, 3)
+
+    assert asyncio.run(play()) == 2

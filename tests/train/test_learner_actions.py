@@ -1,0 +1,250 @@
+"""The learner with actions beyond the vocabulary, and with masks over it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from graft.algos.losses import reinforce, sft, with_entropy, with_kl
+from graft.algos.reductions import token
+from graft.models.decoder import Decoder, causal
+from graft.models.extra import extend, load_rows
+from graft.models.load import load_model
+from graft.models.shape import Shape
+from graft.rollout.batching import rows_of, to_batch
+from graft.text.tokenizer import Tokenizer
+from graft.train.checkpoint import save_checkpoint
+from graft.train.learner import Learner
+from graft.train.optimizer import Optimizer, schedule
+from graft.types import NO_ACTION, Author, Episode, Leaf, Span, Task
+
+SHAPE = Shape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
+CALL, TWO, DONE = 30, 31, 32
+"""Actions beyond the vocabulary: the way into a tool, and what is possible inside."""
+
+PROMPT, TOKENS = [1, 2, 3], [4, 9, 8, 5, 6, 7, 10]
+ACTIONS = [4, CALL, NO_ACTION, TWO, DONE, NO_ACTION, 10]
+"""A token; the call, spelled 9 8; inside it TWO and DONE; the answer 7; a token again."""
+MODES = [0, 0, 0, 1, 1, 0, 0]
+MASK = [True, True, False, True, True, False, True]
+
+
+def table() -> torch.Tensor:
+    """Mode 0: all tokens but 29, and the call. Mode 1: the two actions of the tool alone."""
+    allowed = torch.zeros(2, 94, dtype=torch.bool)
+    allowed[0, :29] = allowed[0, CALL] = True
+    allowed[1, TWO] = allowed[1, DONE] = True
+    return allowed
+
+
+def call_rows(prompts=(PROMPT, [5, 5])) -> list:
+    """A tool call behind each prompt."""
+    episodes = []
+    for prompt in prompts:
+        episode = Episode(Task(str(prompt), "test"))
+        episode.append(Span(None, Author.TASK, list(prompt)))
+        n = len(TOKENS) - 2
+        front = (TOKENS[:5], ACTIONS[:5], [-1.0] * n, [0.5] * n, MODES[:5], MASK[:5])
+        episode.append(Span(0, Author.POLICY, *front))
+        episode.append(Span(1, Author.ENV, TOKENS[5:6]))
+        last = (TOKENS[6:], ACTIONS[6:], [-1.0], [0.5], MODES[6:], MASK[6:])
+        tip = episode.append(Span(2, Author.POLICY, *last))
+        episode.leaves = [Leaf((tip,), 1.0)]
+        episodes.append(episode)
+    return rows_of(episodes)
+
+
+def new_policy(seed: int = 1) -> Decoder:
+    return extend(Decoder(SHAPE).initialise(seed), [9, None, 12])
+
+
+def learner_of(policy: Decoder, loss, **more) -> Learner:
+    optimizer = Optimizer([policy], lr=1e-2, schedule=schedule("constant", 0, 1, 0.0))
+    return Learner(policy, optimizer, loss, token(), 10_000, **{"allowed": table(), **more})
+
+
+def gradient_of(learner: Learner, rows, batch) -> torch.Tensor:
+    """Of the head, [94, 32]."""
+    taken = []
+
+    def remember() -> dict[str, float]:
+        taken.append(learner.policy.head_weight.grad.clone())
+        learner.discard()
+        return {}
+
+    learner.optimizer.step = remember  # type: ignore[method-assign]
+    learner.update(rows, batch)
+    return taken[0]
+
+
+def plain_logits(decoder: Decoder, prompt=PROMPT) -> torch.Tensor:
+    """[7, head rows]: of each token behind the prompt, by the decoder alone."""
+    tokens = torch.tensor([*prompt, *TOKENS])
+    hidden = decoder(tokens, torch.arange(len(tokens)), causal)
+    return decoder.logits(hidden)[len(prompt) - 1 : -1]
+
+
+def masked(logits: torch.Tensor) -> torch.Tensor:
+    return logits.masked_fill(~table()[torch.tensor(MODES)], -torch.inf)
+
+
+def decided(values: torch.Tensor) -> torch.Tensor:
+    """One column of a [7, actions] table at the trained positions: what was chosen there."""
+    return torch.stack([values[at, ACTIONS[at]] for at in range(7) if MASK[at]])
+
+
+def test_log_probs_are_of_the_actions_a_mode_allowed():
+    rows, policy = call_rows(), new_policy()
+    batch = to_batch(rows)
+    got = learner_of(policy, sft(), epochs=2).annotate(rows, batch).old_logprobs
+    with torch.no_grad():
+        for row, prompt in enumerate((PROMPT, [5, 5])):
+            want = decided(masked(plain_logits(policy, prompt)).log_softmax(-1))
+            torch.testing.assert_close(got[row][batch.mask[row]], want, atol=1e-5, rtol=0)
+
+
+def test_entropy_is_of_the_few_actions_that_a_tool_allows():
+    rows, policy = call_rows([PROMPT]), new_policy()
+    learner = learner_of(policy, with_entropy(sft(), 0.0))
+    with torch.no_grad():
+        p = masked(plain_logits(policy)).softmax(-1)[torch.tensor(MASK)]
+    want = -torch.where(p > 0, p * p.log(), 0.0).sum(-1)
+    assert float(want[2]) < 0.6932  # ln 2: two actions
+    assert learner.update(rows, to_batch(rows))["entropy"] == pytest.approx(
+        float(want.mean()), abs=1e-5
+    )
+
+
+def test_extra_rows_are_trained_and_padding_is_not():
+    rows, policy = call_rows(), new_policy()
+    grad = gradient_of(learner_of(policy, sft()), rows, to_batch(rows))
+    head = policy.head_weight.detach().clone().requires_grad_()
+    total = torch.zeros(())
+    for prompt in (PROMPT, [5, 5]):
+        tokens = torch.tensor([*prompt, *TOKENS])
+        with torch.no_grad():
+            hidden = policy(tokens, torch.arange(len(tokens)), causal)[len(prompt) - 1 : -1]
+        total = total - decided(masked(hidden @ head.T).log_softmax(-1)).sum() / 10
+    total.backward()
+    # embeddings are tied: rows behind the vocabulary have the head's gradient alone
+    torch.testing.assert_close(grad[30:], head.grad[30:], atol=1e-6, rtol=1e-4)
+    assert (grad[[CALL, TWO, DONE]].abs().sum(1) > 0).all() and not grad[33:].any()
+
+
+def test_a_step_leaves_padding_at_zero_and_moves_the_rest():
+    rows, policy = call_rows(), new_policy()
+    before = policy.head_weight.detach().clone()
+    learner_of(policy, sft()).update(rows, to_batch(rows))
+    moved = (policy.head_weight.detach() - before).abs().sum(1) > 0
+    assert moved[[CALL, TWO, DONE]].all() and not policy.head_weight[33:].any()
+
+
+def test_the_reference_speaks_where_a_token_was_chosen_and_of_tokens_alone():
+    rows, batch = call_rows(), to_batch(call_rows())
+    reference = Decoder(SHAPE).initialise(9)
+    learner = learner_of(new_policy(), sft(), reference=reference)
+    annotated = learner.annotate(rows, batch)
+    assert (annotated.words & batch.mask).tolist() == [[1, 0, 0, 0, 0, 0, 1]] * 2
+    with torch.no_grad():
+        log_p = plain_logits(reference)[:, :29].log_softmax(-1)  # without the forbidden token
+    want = torch.tensor([float(log_p[0, 4]), 0, 0, 0, 0, 0, float(log_p[6, 10])])
+    torch.testing.assert_close(annotated.ref_logprobs[0], want, atol=1e-5, rtol=0)
+
+
+def test_a_policy_that_only_gained_actions_has_not_moved():
+    """Its tokens lost mass to the call; held against tokens alone they are where they were."""
+    rows, plain = call_rows(), Decoder(SHAPE).initialise(1)
+    reference = copy.deepcopy(plain)
+    policy = extend(plain, [9, None, 12])
+    learner = learner_of(policy, with_kl(sft(), 1.0, "k2"), reference=reference)
+    metrics = learner.update(rows, learner.annotate(rows, to_batch(rows)))
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["entropy"] > 0.1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_value_and_gradient_of_the_kl_are_those_of_logits_of_tokens_alone(temperature: float):
+    rows, policy = call_rows([PROMPT]), new_policy()
+    reference = Decoder(SHAPE).initialise(9).requires_grad_(False)
+    batch = to_batch(rows)
+    batch = batch.replace(advantages=torch.zeros_like(batch.logprobs))
+    learner = learner_of(
+        policy, with_kl(reinforce(), 0.5), reference=reference, temperature=temperature
+    )
+    annotated = learner.annotate(rows, batch)
+    grad = gradient_of(learner, rows, annotated)
+    metrics = learner_of(
+        policy, with_kl(reinforce(), 0.5), reference=reference, temperature=temperature
+    ).update(rows, annotated)
+
+    policy = new_policy()
+    at, chosen = torch.tensor([0, 6]), torch.tensor([4, 10])
+
+    def of_tokens(decoder: Decoder) -> torch.Tensor:
+        logits = plain_logits(decoder)[at, :29] / temperature
+        return logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+
+    d = of_tokens(policy) - of_tokens(reference)
+    k3 = torch.exp(-d) + d - 1
+    (0.5 * k3.sum() / 5).backward()  # five decisions, two of them tokens
+    assert metrics["kl"] == pytest.approx(float(k3.detach().sum()) / 5, rel=1e-4)
+    torch.testing.assert_close(grad, policy.head_weight.grad, atol=1e-6, rtol=1e-4)
+    assert not grad[30:].any() or float(grad[30:].abs().max()) < 1e-6  # no action is pulled at
+
+
+def test_masks_over_the_vocabulary_alone_need_no_extra_rows():
+    """A tag's tool: inside it two tokens are possible, and the reference obeys the same mask."""
+    policy, reference = Decoder(SHAPE).initialise(1), Decoder(SHAPE).initialise(9)
+    allowed = torch.zeros(2, 30, dtype=torch.bool)
+    allowed[0], allowed[1, 5], allowed[1, 6] = True, True, True
+    episode = Episode(Task("t", "test"))
+    episode.append(Span(None, Author.TASK, PROMPT))
+    n = len(TOKENS)
+    tip = episode.append(
+        Span(0, Author.POLICY, TOKENS, TOKENS, [-1.0] * n, [0.5] * n, MODES, [True] * n)
+    )
+    episode.leaves = [Leaf((tip,), 1.0)]
+    rows = rows_of([episode])
+    learner = learner_of(
+        policy, with_kl(sft(), 0.1), allowed=allowed, reference=reference, epochs=2
+    )
+    batch = learner.annotate(rows, to_batch(rows))
+    assert batch.words is None
+    with torch.no_grad():
+        for model, got in ((policy, batch.old_logprobs), (reference, batch.ref_logprobs)):
+            logits = plain_logits(model).masked_fill(~allowed[torch.tensor(MODES)], -torch.inf)
+            want = logits.log_softmax(-1)[torch.arange(n), torch.tensor(TOKENS)]
+            torch.testing.assert_close(got[0], want, atol=1e-5, rtol=0)
+    learner.epochs = 1
+    assert learner.update(rows, batch)["kl"] > 0
+
+
+def test_actions_without_a_table_or_with_a_narrow_one_are_refused():
+    policy = new_policy()
+    with pytest.raises(ValueError, match="3 actions beyond the vocabulary and no table"):
+        learner_of(policy, sft(), allowed=None)
+    with pytest.raises(ValueError, match="33 columns and the policy's head 94 rows"):
+        learner_of(policy, sft(), allowed=table()[:, :33])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_brings_actions_and_their_moments_back(dtype: torch.dtype, tmp_path: Path):
+    rows, batch = call_rows(), to_batch(call_rows())
+    learner = learner_of(new_policy().to(dtype), sft())
+    for _ in range(3):
+        learner.update(rows, batch)
+    saved = save_checkpoint(
+        tmp_path, "rl", 3, learner, Tokenizer.characters("0123456789"), {}, keep_last=1
+    )
+    policy = load_rows(load_model(saved.path, dtype=dtype), saved.path)
+    assert policy is not None
+    again = learner_of(policy, sft())
+    saved.restore(again)
+    for one in (learner, again):
+        one.update(rows, batch)
+    for name, weight in learner.policy.state_dict().items():
+        assert torch.equal(again.policy.state_dict()[name], weight), name
+    assert again.policy.head_weight[CALL].any()
