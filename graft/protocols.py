@@ -77,9 +77,10 @@ class Context(Protocol):
 class Engine(Protocol):
     """Samples from one model. `version` counts the weights it was given.
 
-    `score` gives log-probs[i][j][k]: of action k of continuations[j] right after tokens[: at[i]], in
-    the distribution of `mode` at temperature 1. Only the last action of a continuation may lie
-    beyond the vocabulary, for it is never fed to the model.
+    `score` gives, for each text, log-probs [i][j][k]: of action k of continuations[j] right after
+    text[: at[i]], in the distribution of `mode` at temperature 1; `at` has a list of places for each
+    text. Only the last action of a continuation may lie beyond the vocabulary, for it is never fed
+    to the model.
     """
 
     version: int
@@ -87,11 +88,11 @@ class Engine(Protocol):
 
     def score(
         self,
-        tokens: Sequence[int],
-        at: Sequence[int],
+        texts: Sequence[Sequence[int]],
+        at: Sequence[Sequence[int]],
         continuations: Sequence[Sequence[int]],
         mode: int = 0,
-    ) -> list[list[list[float]]]: ...
+    ) -> list[list[list[list[float]]]]: ...
     def open(self, tokens: Sequence[int], key: int | None = None) -> Context: ...
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None: ...
     def close(self) -> None: ...

@@ -76,13 +76,12 @@ class Counterfactual:
         growth.keep_open = True
         paths = [await growth.root() for _ in range(self.samples)]
         await asyncio.gather(*(path.finish() for path in paths))
-        # one after the other: the number of a path names its draws
-        twins = [await self._rewrite(path, actions, tool) for path in self._let_through(paths)]
+        twins = await self._rewrite(self._let_through(paths), actions, tool)
         for path in paths:
             path.close()  # twins have their own hold on what they share
-        await asyncio.gather(*(twin.finish() for twin in twins if twin is not None))
+        await asyncio.gather(*(twin.finish() for twin in twins))
         for twin in twins:
-            if self.replace and twin is not None and _is_trainable(twin):
+            if self.replace and _is_trainable(twin):
                 assert twin.twin_of is not None and twin.twin_of.leaf is not None
                 twin.twin_of.leaf.status = Status.REPLACED
 
@@ -130,38 +129,66 @@ class Counterfactual:
         is_zero = all(path.leaf is not None and path.leaf.reward == 0 for path in ended)
         return ended if self.gate == "all" or is_zero else []
 
-    async def _rewrite(self, path: Path, actions: Actions, tool: str) -> Path | None:
-        """The twin of `path`, its call begun; None if the engine or the environment would not."""
-        growth = path.growth
+    async def _rewrite(self, paths: list[Path], actions: Actions, tool: str) -> list[Path]:
+        """Twins of these paths, their calls begun, less those that engine or environment refused."""
+        twins: list[Path] = []
+        if not paths:
+            return twins
         try:
-            at, logprobs = await self._place(path, actions, tool)
-            twin = await branch_off(path, at)
-        except Failure as failure:  # costs this twin, and not what it would have been the twin of
-            growth.episode.spans[path.tip].info["error"] = str(failure)
-            return None
-        force(twin, actions.entry(tool), logprobs, tool)
-        return twin
+            places = await self._places(paths, actions, tool)
+        except Failure as failure:  # costs the twins, and not what they would have been twins of
+            _note(paths[0], failure)
+            return twins
+        # one after the other: the number of a path names its draws
+        for path, (at, logprobs) in zip(paths, places, strict=True):
+            try:
+                twin = await branch_off(path, at)
+            except Failure as failure:
+                _note(path, failure)
+                continue
+            force(twin, actions.entry(tool), logprobs, tool)
+            twins.append(twin)
+        return twins
 
-    async def _place(self, path: Path, actions: Actions, tool: str) -> tuple[int, list[float]]:
-        """Before which token to insert the entry of `tool`, and its log-probs there."""
-        growth, space, language = path.growth, actions.space, actions.grammar.start
-        spans = [growth.episode.spans[i] for i in growth.episode.walk(path.tip)]
-        tokens = [token for span in spans for token in span.tokens]
-        places = positions.insertable(spans, language, space.vocab_size)
-        places = places or [len(spans[0])]  # right after the prompt
+    async def _places(
+        self, paths: list[Path], actions: Actions, tool: str
+    ) -> list[tuple[int, list[float]]]:
+        """Before which token of each path to insert the entry of `tool`, and its log-probs there."""
+        growth, space, language = paths[0].growth, actions.space, actions.grammar.start
         entry = [action for action in actions.entry(tool).actions if action != NO_ACTION]
         is_routed = entry[0] >= space.vocab_size
         ways = [actions.words(tool), *([entry] if is_routed else [])]
-        engine = growth.setting.engine
+        texts: list[list[int]] = []
+        free: list[list[int]] = []
+        for path in paths:
+            spans = [growth.episode.spans[i] for i in growth.episode.walk(path.tip)]
+            texts.append([token for span in spans for token in span.tokens])
+            places = positions.insertable(spans, language, space.vocab_size)
+            free.append(places or [len(spans[0])])  # or right after the prompt
+        score = growth.setting.engine.score
         async with boundary(f"scores of {growth.episode.task.id}", growth.setting.deadline):
-            found = engine.score(tokens, places, ways, language)
-            scores = [positions.score(logprobs, self.temperature) for logprobs in found]
-            odds = positions.weights(scores, self.top_k, self.top_p)
-            uniform = random.Random(growth.key(path.number, "/place")).random()
-            chosen = positions.draw(odds, uniform)
+            found = score(texts, free, ways, language)
+            chosen = [
+                self._draw(scores, growth.key(path.number, "/place"))
+                for path, scores in zip(paths, found, strict=True)
+            ]
+            at = [places[i] for places, i in zip(free, chosen, strict=True)]
             if is_routed:
-                return places[chosen], found[chosen][1]
-            return places[chosen], engine.score(tokens, [places[chosen]], [entry], language)[0][0]
+                thought = [scores[i][1] for scores, i in zip(found, chosen, strict=True)]
+            else:
+                alone = score(texts, [[place] for place in at], [entry], language)
+                thought = [scores[0][0] for scores in alone]
+        return list(zip(at, thought, strict=True))
+
+    def _draw(self, found: Sequence[Sequence[Sequence[float]]], key: int) -> int:
+        """The number of the place, of those whose log-probs these are."""
+        scores = [positions.score(logprobs, self.temperature) for logprobs in found]
+        odds = positions.weights(scores, self.top_k, self.top_p)
+        return positions.draw(odds, random.Random(key).random())
+
+
+def _note(path: Path, failure: Failure) -> None:
+    path.growth.episode.spans[path.tip].info["error"] = str(failure)
 
 
 def _is_trainable(path: Path) -> bool:

@@ -35,6 +35,16 @@ def prompt(length: int, salt: int = 0) -> list[int]:
     return [(7 * i + 3 * salt + i * i) % VOCAB for i in range(length)]
 
 
+def score_one(
+    engine: NativeEngine,
+    tokens: Sequence[int],
+    at: Sequence[int],
+    continuations: Sequence[Sequence[int]],
+    mode: int = 0,
+) -> list[list[list[float]]]:
+    return engine.score([tokens], [at], continuations, mode)[0]
+
+
 def sample_all(contexts: Sequence[Context], sampling: Sampling) -> list[Completion]:
     async def main() -> list[Completion]:
         return await asyncio.gather(*(context.sample(sampling) for context in contexts))

@@ -18,6 +18,7 @@ from engine_kit import (
     prompt,
     sample_all,
     sample_one,
+    score_one,
     tiny_decoder,
     tiny_engine,
     tools_space,
@@ -202,7 +203,7 @@ def test_a_new_action_is_as_likely_as_the_token_it_starts_from() -> None:
     decoder = extend(tiny_decoder(), [4, None])
     allowed = np.ones((1, VOCAB + 2), dtype=bool)
     engine = tiny_engine(decoder, space=ActionSpace(VOCAB, 2, allowed))
-    ((token,), (action,)) = engine.score(prompt(5), [5], [[4], [VOCAB]])[0]
+    ((token,), (action,)) = score_one(engine, prompt(5), [5], [[4], [VOCAB]])[0]
     assert token == pytest.approx(action, abs=1e-6)
 
 
@@ -222,7 +223,9 @@ def replayed(engine: NativeEngine, before: list[int], completion: Completion) ->
     tokens = before + completion.tokens
     decisions = zip(completion.actions, completion.modes, strict=True)
     return [
-        0.0 if action == NO_ACTION else engine.score(tokens, [place], [[action]], mode)[0][0][0]
+        0.0
+        if action == NO_ACTION
+        else score_one(engine, tokens, [place], [[action]], mode)[0][0][0]
         for place, (action, mode) in enumerate(decisions, len(before))
     ]
 

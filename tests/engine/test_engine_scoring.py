@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 from burst_kit import engine_on, small_decoder
-from engine_kit import EXTRA, VOCAB, dense_logp, prompt, tiny_decoder, tiny_engine, tools_space
+from engine_kit import (
+    EXTRA,
+    VOCAB,
+    dense_logp,
+    prompt,
+    score_one,
+    tiny_decoder,
+    tiny_engine,
+    tools_space,
+)
 
 from graft.actions.space import ActionSpace
 from graft.engine.native import scoring
@@ -38,7 +47,7 @@ def test_scores_equal_full_forwards(most: int, monkeypatch: pytest.MonkeyPatch) 
     tokens, at = prompt(31), [31, 1, 7, 8, 30, 7]
     continuations = [[4, 9, 2], [23], [5, 24], [6]]
     allowed = torch.tensor(space.allowed)
-    scores = engine.score(tokens, at, continuations)
+    scores = score_one(engine, tokens, at, continuations)
     assert [[len(actions) for actions in place] for place in scores] == [[3, 1, 2, 1]] * 6
     for place, found in zip(at, scores, strict=True):
         for continuation, got in zip(continuations, found, strict=True):
@@ -49,7 +58,8 @@ def test_scores_equal_full_forwards(most: int, monkeypatch: pytest.MonkeyPatch) 
 def test_the_trunk_stands_first_and_branches_from_its_end_to_its_beginning() -> None:
     """1 2 3 4 with "a b c" after 2 and 4 tokens: 4 is seen by the branch after it, not by the other."""
     a, b, c = 7, 8, 9
-    tree = scoring.lay_out([1, 2, 3, 4], [2, 4], [[a, b, c]])
+    tree = scoring.Trees()
+    tree.add([1, 2, 3, 4], [2, 4], [[a, b, c]])
     assert tree.tokens == [1, 2, 3, 4, a, b, a, b]
     assert tree.positions == [0, 1, 2, 3, 4, 5, 2, 3]
     assert tree.ends == [8, 8, 6, 6, 6, 6, 8, 8]
@@ -57,7 +67,9 @@ def test_the_trunk_stands_first_and_branches_from_its_end_to_its_beginning() -> 
 
 
 def test_ends_and_runs_say_the_same() -> None:
-    tree = scoring.lay_out(prompt(9), [1, 4, 5, 8], [[3], [4, 5, 6], [7, 8]])
+    tree = scoring.Trees()
+    tree.add(prompt(9), [1, 4, 5, 8], [[3], [4, 5, 6], [7, 8]])
+    tree.add(prompt(4), [2, 4], [[3], [4, 5, 6], [7, 8]])
     seen = torch.zeros(len(tree.tokens), len(tree.tokens), dtype=torch.bool)
     for run in tree.runs:
         for row in range(run.start, run.stop):
@@ -70,8 +82,8 @@ def test_scores_on_a_device_with_kernels(device: torch.device) -> None:
     decoder = small_decoder(extra=EXTRA, heads=4, kv_heads=2)
     space = tools_space(words=VOCAB)
     tokens, asked = prompt(70), [[4, 9, 2], [23]]
-    want = tiny_engine(decoder, space=space, kernels=False).score(tokens, range(1, 71), asked)
-    got = engine_on(device, decoder=decoder, space=space).score(tokens, range(1, 71), asked)
+    want = score_one(tiny_engine(decoder, space=space, kernels=False), tokens, range(1, 71), asked)
+    got = score_one(engine_on(device, decoder=decoder, space=space), tokens, range(1, 71), asked)
     for mine, other in zip(got, want, strict=True):
         for some, others in zip(mine, other, strict=True):
             assert some == pytest.approx(others, abs=2e-5)
@@ -82,32 +94,52 @@ def test_a_branch_sees_its_place_and_nothing_behind_it() -> None:
     one, other = prompt(9), prompt(9)[:5] + prompt(4, 3)
     assert one != other
     places, asked = [2, 5], [[3, 1, 4], [8]]
-    near, far = (engine.score(tokens, places, asked) for tokens in (one, other))
+    near, far = (score_one(engine, tokens, places, asked) for tokens in (one, other))
     assert near[0][0] == pytest.approx(far[0][0], abs=1e-6)
     assert near[1][0] == pytest.approx(far[1][0], abs=1e-6)
-    assert engine.score(one, [9], asked)[0][0] != pytest.approx(near[0][0], abs=1e-3)
+    assert score_one(engine, one, [9], asked)[0][0] != pytest.approx(near[0][0], abs=1e-3)
 
 
 def test_a_mode_says_what_the_scores_are_normalised_over() -> None:
     engine = tiny_engine(tiny_decoder(extra=EXTRA), space=tools_space())
-    inside = engine.score(prompt(6), [6], [[25], [26], [27], [4], [23]], mode=2)[0]
+    inside = score_one(engine, prompt(6), [6], [[25], [26], [27], [4], [23]], mode=2)[0]
     assert np.exp([logp for (logp,) in inside[:3]]).sum() == pytest.approx(1.0)
     assert inside[3] == inside[4] == [-np.inf]
-    outside = engine.score(prompt(6), [6], [[token] for token in (*range(6), 23, 24)])[0]
+    outside = score_one(engine, prompt(6), [6], [[token] for token in (*range(6), 23, 24)])[0]
     assert np.exp([logp for (logp,) in outside]).sum() == pytest.approx(1.0)
 
 
 def test_what_cannot_be_scored_is_refused() -> None:
     engine = tiny_engine(space=ActionSpace(VOCAB))
-    assert engine.score([1, 2], [], [[1]]) == [] and engine.score([1, 2], [1, 2], []) == [[], []]
+    assert score_one(engine, [1, 2], [], [[1]]) == [] and score_one(engine, [1, 2], [1, 2], []) == [
+        [],
+        [],
+    ]
     for at in (0, 3):
         with pytest.raises(ValueError, match=f"after {at} tokens of 2"):
-            engine.score([1, 2], [at], [[1]])
+            score_one(engine, [1, 2], [at], [[1]])
     with pytest.raises(ValueError, match="in mode 1"):
-        engine.score([1, 2], [1], [[1]], mode=1)
+        score_one(engine, [1, 2], [1], [[1]], mode=1)
     with pytest.raises(ValueError, match=r"continuation \[\]"):
-        engine.score([1, 2], [1], [[]])
+        score_one(engine, [1, 2], [1], [[]])
     with pytest.raises(ValueError, match="token 23 is outside"):
-        engine.score([1, 2], [1], [[VOCAB, 1]])
+        score_one(engine, [1, 2], [1], [[VOCAB, 1]])
     with pytest.raises(ValueError, match=r"continuation \[1, 23\]"):
-        engine.score([1, 2], [1], [[1, VOCAB]])
+        score_one(engine, [1, 2], [1], [[1, VOCAB]])
+
+
+def test_several_texts_score_as_each_does_alone(monkeypatch: pytest.MonkeyPatch):
+    engine = tiny_engine()
+    texts = [prompt(9), prompt(4, salt=1), prompt(13, salt=2), prompt(6, salt=3)]
+    at = [[2, 9, 5], [4], list(range(1, 14)), []]
+    asked = [[3], [1, 2, 5]]
+    alone = [score_one(engine, text, some, asked) for text, some in zip(texts, at, strict=True)]
+    for most in (scoring.MOST_ROWS, 30, 9, 1):  # one forward, or cut within and between texts
+        monkeypatch.setattr(scoring, "MOST_ROWS", most)
+        together = engine.score(texts, at, asked)
+        assert [len(part) for part in together] == [3, 1, 13, 0]
+        for mine, want in zip(together, alone, strict=True):
+            for one, other in zip(mine, want, strict=True):
+                assert [v for way in one for v in way] == pytest.approx(
+                    [v for way in other for v in way], abs=1e-5
+                )

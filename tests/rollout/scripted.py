@@ -81,9 +81,10 @@ class ScriptedEngine:
         self.contexts.append(context)
         return context
 
-    def score(self, tokens, at, continuations, mode=0):
-        self.asked.append((list(tokens), list(at), [list(c) for c in continuations], mode))
-        return [[[self.likely(p, a) for a in c] for c in continuations] for p in at]
+    def score(self, texts, at, continuations, mode=0):
+        asked = [list(c) for c in continuations]
+        self.asked += [(list(t), list(p), asked, mode) for t, p in zip(texts, at, strict=True)]
+        return [[[[self.likely(p, a) for a in c] for c in asked] for p in places] for places in at]
 
     def load(self, weights, version):
         pass

@@ -131,21 +131,22 @@ class NativeEngine:
 
     def score(
         self,
-        tokens: Sequence[int],
-        at: Sequence[int],
+        texts: Sequence[Sequence[int]],
+        at: Sequence[Sequence[int]],
         continuations: Sequence[Sequence[int]],
         mode: int = 0,
-    ) -> Scores:
-        """Log-probs [i][j][k] of action k of continuations[j] right after tokens[: at[i]].
+    ) -> list[Scores]:
+        """Of each text: log-probs [i][j][k] of action k of continuations[j] right after text[: at[i]].
 
         In the distribution of `mode` at temperature 1; an action that it forbids has -inf. Only the
         last action of a continuation may lie beyond the vocabulary: it is never fed to the model.
         """
-        ids = check_tokens(tokens, self.vocab_size)
+        trunks = [check_tokens(text, self.vocab_size) for text in texts]
         asked = [[int(action) for action in actions] for actions in continuations]
-        outside = [place for place in at if not 1 <= place <= len(ids)]
-        if outside:
-            raise ValueError(f"cannot score after {outside[0]} tokens of {len(ids)}")
+        for ids, places in zip(trunks, at, strict=True):
+            outside = [place for place in places if not 1 <= place <= len(ids)]
+            if outside:
+                raise ValueError(f"cannot score after {outside[0]} tokens of {len(ids)}")
         if not 0 <= mode < self.space.num_modes:
             raise ValueError(
                 f"cannot score in mode {mode}: the space has modes 0 to {self.space.num_modes - 1}"
@@ -157,7 +158,7 @@ class NativeEngine:
                     f"cannot score the continuation {actions}: it needs an action, and the last one "
                     f"must be one of the space's {self.space.num_actions}"
                 )
-        return score(self.decoder, ids, at, asked, mode, self._masks.allowed)
+        return score(self.decoder, trunks, at, asked, mode, self._masks.allowed)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:

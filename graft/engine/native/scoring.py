@@ -1,4 +1,4 @@
-"""How likely continuations are after many places of one text, in one forward over a tree.
+"""How likely continuations are after many places of several texts, in one forward over trees.
 
     T tokens of the trunk, P places, U log-probs
 
@@ -15,7 +15,6 @@ no row; of a continuation of one action nothing is computed but the head.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,99 +33,114 @@ MOST_GATHERED = 1 << 25
 
 Scores = list[list[list[float]]]
 
+Place = tuple[int, int]
+"""The number of a text, and how many of its tokens come before."""
+
 
 @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
 def score(
     decoder: Decoder,
-    tokens: Sequence[int],
-    at: Sequence[int],
+    texts: Sequence[Sequence[int]],
+    at: Sequence[Sequence[int]],
     continuations: Sequence[Sequence[int]],
     mode: int,
     allowed: Tensor | None,
-) -> Scores:
-    """[i][j][k]: of action k of continuations[j] right after tokens[: at[i]]."""
+) -> list[Scores]:
+    """Of each text, [i][j][k]: of action k of continuations[j] right after text[: at[i]]."""
     if not continuations:
-        return [[] for _ in at]
-    found: dict[int, list[list[float]]] = {}
-    for places in _parts(decoder, sorted(set(at)), continuations):
-        found |= _score_part(decoder, tokens, places, continuations, mode, allowed)
-    return [found[place] for place in at]
+        return [[[] for _ in places] for places in at]
+    found: dict[Place, list[list[float]]] = {}
+    wanted = [(text, place) for text, places in enumerate(at) for place in sorted(set(places))]
+    for part in _parts(decoder, wanted, continuations):
+        found |= _score_part(decoder, texts, part, continuations, mode, allowed)
+    return [[found[text, place] for place in places] for text, places in enumerate(at)]
 
 
 def _parts(
-    decoder: Decoder, places: list[int], continuations: Sequence[Sequence[int]]
-) -> list[list[int]]:
-    """The places in runs that one forward can hold."""
+    decoder: Decoder, wanted: list[Place], continuations: Sequence[Sequence[int]]
+) -> list[list[Place]]:
+    """The places, in their order, in runs that one forward can hold."""
     branch = sum(len(actions) - 1 for actions in continuations)
     branches = sum(len(actions) > 1 for actions in continuations)
     shape, device = decoder.shape, decoder.device
     has_kernel = has_kernels(device) and not why_no_kernel(shape.head_dim, decoder.dtype, device)
     gathers = 0 if has_kernel else branches * shape.kv_size
-    parts: list[list[int]] = []
-    rows = gathered = 0
-    for place in places:
-        # the trunk grows with its last place
+    parts: list[list[Place]] = []
+    rows = gathered = trunk = 0  # rows of branches and of trunks that are complete
+    for text, place in wanted:
+        if parts and parts[-1][-1][0] != text:
+            rows += trunk  # the trunk before ends with its last place
+        trunk = place
         rows, gathered = rows + branch, gathered + gathers * (place + branch)
-        if not parts or rows + place > MOST_ROWS or gathered > MOST_GATHERED:
+        if not parts or rows + trunk > MOST_ROWS or gathered > MOST_GATHERED:
             parts.append([])
             rows, gathered = branch, gathers * (place + branch)
-        parts[-1].append(place)
+        parts[-1].append((text, place))
     return parts
 
 
-class Branches(NamedTuple):
-    """A trunk and its branches in rows, and which row's hidden state each asked action follows."""
+class Trees:
+    """The rows of a forward while they are written down, and what is asked of them."""
 
-    tokens: list[int]
-    positions: list[int]
-    ends: list[int]
-    runs: list[Run]
-    before: list[int]  # [U]
-    actions: list[int]  # [U]
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.ends: list[int] = []
+        self.runs: list[Run] = []
+        self.before: list[int] = []  # the row whose hidden state each asked action follows
+        self.actions: list[int] = []
 
-
-def lay_out(
-    tokens: Sequence[int], places: list[int], continuations: Sequence[Sequence[int]]
-) -> Branches:
-    """Of places in ascending order; what is asked stands in descending order of its place."""
-    trunk = places[-1]
-    rows, positions = list(tokens[:trunk]), list(range(trunk))
-    runs, ends = [Run(0, trunk, [])], [0] * trunk
-    before: list[int] = []
-    asked: list[int] = []
-    filled = trunk  # tokens of the trunk from here on have their end
-    for place in reversed(places):
-        # no branch from here on sees the trunk behind this place
-        ends[place:filled] = [len(rows)] * (filled - place)
-        filled = place
-        for actions in continuations:
-            start, fed = len(rows), actions[:-1]
-            rows += fed
-            positions += range(place, place + len(fed))
-            ends += [len(rows)] * len(fed)
-            if fed:
-                runs.append(Run(start, len(rows), [(0, place)]))
-            before += [place - 1, *range(start, len(rows))]
-            asked += actions
-    ends[:filled] = [len(rows)] * filled
-    return Branches(rows, positions, ends, runs, before, asked)
+    def add(
+        self, text: Sequence[int], places: list[int], continuations: Sequence[Sequence[int]]
+    ) -> None:
+        """A trunk up to the last of its places, ascending, and branches from there back."""
+        first, trunk = len(self.tokens), places[-1]
+        self.tokens += text[:trunk]
+        self.positions += range(trunk)
+        self.ends += [0] * trunk
+        self.runs.append(Run(first, first + trunk, []))
+        filled = trunk  # tokens of the trunk whose end is known
+        for place in reversed(places):
+            # branches of this place and of earlier ones come behind those that end here
+            self.ends[first + place : first + filled] = [len(self.tokens)] * (filled - place)
+            filled = place
+            for actions in continuations:
+                start, fed = len(self.tokens), actions[:-1]
+                self.tokens += fed
+                stop = len(self.tokens)
+                self.positions += range(place, place + len(fed))
+                self.ends += [stop] * len(fed)
+                if fed:
+                    self.runs.append(Run(start, stop, [(first, first + place)]))
+                self.before += [first + place - 1, *range(start, stop)]
+                self.actions += actions
+        self.ends[first : first + filled] = [len(self.tokens)] * filled
 
 
 def _score_part(
     decoder: Decoder,
-    tokens: Sequence[int],
-    places: list[int],
+    texts: Sequence[Sequence[int]],
+    part: list[Place],
     continuations: Sequence[Sequence[int]],
     mode: int,
     allowed: Tensor | None,
-) -> dict[int, list[list[float]]]:
+) -> dict[Place, list[list[float]]]:
     """[j][k] of each place."""
-    tree = lay_out(tokens, places, continuations)
+    places: dict[int, list[int]] = {}
+    for text, place in part:
+        places.setdefault(text, []).append(place)
+    rows = Trees()
+    for text, some in places.items():
+        rows.add(texts[text], some, continuations)
     device, shape = decoder.device, decoder.shape
-    names = ("tokens", "positions", "before", "actions")
-    placed = transfer({name: torch.tensor(getattr(tree, name)) for name in names}, device)
-    ends = torch.tensor(tree.ends)
-    attend = attention_over(tree.runs, ends, shape.heads, shape.kv_heads, device)
+    placed = transfer(
+        {
+            name: torch.tensor(getattr(rows, name))
+            for name in ("tokens", "positions", "before", "actions")
+        },
+        device,
+    )
+    attend = attention_over(rows.runs, torch.tensor(rows.ends), shape.heads, shape.kv_heads, device)
     hidden = decoder(placed["tokens"], placed["positions"], attend)
     logp, _ = action_logprobs(
         hidden.index_select(0, placed["before"]),
@@ -137,6 +151,7 @@ def _score_part(
     )
     left = iter(logp.tolist())
     return {
-        place: [[next(left) for _ in actions] for actions in continuations]
-        for place in reversed(places)
+        (text, place): [[next(left) for _ in actions] for actions in continuations]
+        for text, some in places.items()
+        for place in reversed(some)
     }
