@@ -28,6 +28,8 @@ def commands(name: str, suite: Suite, options: argparse.Namespace) -> dict[Path,
             folder = options.out / f"{name}-{method}-{seed}"
             own = [suite.warm_up[method]] if method in suite.warm_up else []
             model = [f"model.path={options.model}"] if suite.needs_model else []
+            if suite.after:
+                model = [f"model.path={options.out / f'{suite.after}-{method}-{seed}'}"]
             found[folder] = [
                 sys.executable, "-m", "graft", "train", f"expa/{name}-{method}",
                 f"run.dir={options.out}", f"run.name={folder.name}", f"run.seed={seed}",
@@ -80,10 +82,10 @@ def main(arguments: list[str] | None = None) -> None:
     curves = []
     for folder in todo:
         method, _, seed = folder.name.removeprefix(f"{options.suite}-").rpartition("-")
-        if (folder / "summary.json").exists():
-            curves.append(read_curve(folder, method, int(seed)))
+        if (curve := read_curve(folder, method, int(seed))).points:
+            curves.append(curve)
     if not curves:
-        sys.exit("no run has ended; look at the logs")
+        sys.exit("no run has been evaluated; look at the logs")
     curves.sort(key=lambda curve: (suite.methods.index(curve.method), curve.seed))
     text = table(curves, suite.budget)
     (options.out / f"{options.suite}.md").write_text(text + "\n", encoding="utf-8")

@@ -27,22 +27,26 @@ class Curve(NamedTuple):
 
 
 def read_curve(folder: Path, method: str, seed: int) -> Curve:
-    """The held-out scores that a run wrote down, before its first step and on the way."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    """The held-out scores that a run wrote down, before its first step and on the way.
+
+    Of a run that was cut short, those it came to; of one that never began, none.
+    """
+    log, end = folder / "metrics.jsonl", folder / "summary.json"
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     rows = [row for row in map(json.loads, lines) if row.get("phase") == "rl"]
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads(end.read_text(encoding="utf-8")) if end.exists() else {}
 
     def point(tokens: float, scores: dict[str, float], prefix: str = "") -> Point:
         names = ("sampled", "greedy", "tool_rate")
         return Point(round(tokens), *(scores[prefix + name] for name in names))
 
-    points = [point(0, summary["before"])]
+    points = [point(0, summary["before"])] if summary else []
     tokens = 0.0
     for row in rows:
         tokens += row["num_tokens"]
         if "eval/sampled" in row:
             points.append(point(tokens, row, "eval/"))
-    if points[-1].tokens != round(tokens):
+    if summary and points[-1].tokens != round(tokens):
         points.append(point(tokens, summary["after"]))
     return Curve(method, seed, points)
 

@@ -27,12 +27,17 @@ class Suite(NamedTuple):
     warm_up: dict[str, str] = {}
     """Overrides by method: how its warm-up differs."""
     needs_model: bool = False
+    after: str = ""
+    """The suite whose runs, of the same method and seed, are where its own begin."""
     budget: int = 0
     """Sampled tokens at which methods are compared; 0: what all of them have reached."""
 
 
 _DEMOS = dict.fromkeys(EARL, "sft.demo_args={tool_rate: 0.1}")
 _GOLD = {"sft-grpo": "sft.demo_args={tool_rate: 1.0}"}
+_TRIES = dict.fromkeys(EARL, "sft.demo_args={tool_rate: 0.1, tries: 3}")
+_GOLD_TRIES = {"sft-grpo": "sft.demo_args={tool_rate: 1.0, tries: 3}"}
+_SORTING = ("earl", "prompt-cpo")
 
 SUITES: dict[str, Suite] = {
     "toy": Suite(("earl", "earl-grpo", "prompt-grpo", "prompt-cpo")),
@@ -41,7 +46,7 @@ SUITES: dict[str, Suite] = {
         (
             *_SMALL, "task.env=earl:arithmetic-digit", "task.args.digits=3",
             "task.args.operations=2", "task.eval_args={split: test, digits: 3, operations: 2}",
-            "rollout.max_tokens=96", "rollout.max_context=448", "train.steps=60",
+            "rollout.max_tokens=96", "rollout.max_context=448", "train.steps=50",
         ),
         {**_DEMOS, **_GOLD},
         needs_model=True,
@@ -51,9 +56,26 @@ SUITES: dict[str, Suite] = {
         (
             *_SMALL, "task.env=earl:countdown-0", "task.args.digits=1", "task.args.operations=2",
             "task.eval_args={split: test, digits: 1, operations: 2}",
-            "rollout.max_tokens=160", "rollout.max_context=576", "train.steps=60",
+            "rollout.max_tokens=160", "rollout.max_context=576", "train.steps=50",
         ),
-        {**_DEMOS, **_GOLD},
+        {**_TRIES, **_GOLD_TRIES},
         needs_model=True,
+    ),
+    "order": Suite(
+        _SORTING,
+        (
+            *_SMALL, "rollout.max_tokens=64", "rollout.max_context=512", "train.steps=15",
+            "run.eval_tasks=128", "run.eval_every=15",
+        ),
+        needs_model=True,
+    ),
+    "sort": Suite(
+        _SORTING,
+        (
+            *_SMALL, "task.args.held_out=false", "rollout.max_tokens=64",
+            "rollout.max_context=640", "rollout.tasks=48", "train.steps=45",
+            "run.eval_tasks=128", "run.eval_every=15", "sft.steps=200",
+        ),
+        after="order",
     ),
 }  # fmt: skip

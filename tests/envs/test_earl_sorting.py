@@ -248,7 +248,15 @@ def test_every_call_counts_alike_in_every_dress():
     assert ends[0] == Turn(
         reward=0.5,
         terminated=True,
-        info={"tool_uses": 4, "compares": 2, "swaps": 2, "is_right": True, "efficiency": 0.0},
+        info={
+            "tools/compare/calls": 2,
+            "tools/swap/calls": 2,
+            "tool_uses": 4,
+            "compares": 2,
+            "swaps": 2,
+            "is_right": True,
+            "efficiency": 0.0,
+        },
     )
 
 

@@ -244,6 +244,11 @@ class Sorting(BaseEnv):
 
     def _counts(self) -> dict[str, int]:
         return {
+            **{
+                f"tools/{tool}/calls": count
+                for tool, count in self.calls.items()
+                if tool in self.offered
+            },
             "tool_uses": sum(self.calls.values()),
             "compares": self.calls["compare"],
             "swaps": self.calls["swap"],
