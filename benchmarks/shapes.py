@@ -44,6 +44,9 @@ SHAPES = {
         rope_theta=1e5,
         max_positions=8192,
     ),
+    "small": Shape(  # the quickstart's, with a larger vocabulary
+        vocab_size=4096, width=192, layers=3, heads=6, kv_heads=6, head_dim=32, ff=384
+    ),
     "tiny": Shape(  # for a look at the benchmark itself, on a CPU
         vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, ff=128
     ),

@@ -8,7 +8,7 @@ same decoder, by turns, medians of the rounds:
 
     plain   no grammar: every token may be drawn, no action beyond the vocabulary
     mode    the calculator's grammar in language mode: masks, extra head rows, the automaton
-    calls   a call after every `--every` tokens: the calculator's modes, descriptions of several tokens
+    calls   a call after one token in `--every`: the calculator's modes, descriptions of several tokens
             written without a draw, an exit, an observation of three tokens, and on
 
 A written token counts as a token, drawn or not; observations do not.
@@ -42,30 +42,30 @@ OBSERVATION = [5, 6, 7]
 
 
 def calculator(vocab_size: int, every: int) -> tuple[ActionSpace, Automaton]:
-    """A calculator that is entered after `every` tokens of language (0: never has to be).
+    """A calculator that is entered after one token in `every` (0: never has to be).
 
-    Modes: 0 to `every` - 1 language, then one where the only way on is in, then the calculator's two:
-    a digit is due, anything may follow.
+    Modes: language, then one where the only way on is in, then the calculator's two: a digit is due,
+    anything may follow. With random weights all tokens are about as likely, so a share of them,
+    1 / `every`, stands for the wish to calculate.
     """
-    language = max(every, 1)
-    must_route, digit_due, going = language, language + 1, language + 2
+    language, must_route, digit_due, going = range(4)
     allowed = np.zeros((going + 1, vocab_size + EXTRA), dtype=bool)
     route, leave = vocab_size + ROUTE, vocab_size + EXIT
     digits = range(vocab_size + 1, vocab_size + 1 + DIGITS)
     operators = range(vocab_size + 1 + DIGITS, vocab_size + 1 + DIGITS + OPERATORS)
-    allowed[:language, :vocab_size] = True
+    allowed[language, :vocab_size] = True
     if not every:
         allowed[0, route] = True
     allowed[must_route, route] = True
     allowed[digit_due, list(digits)] = True
     allowed[going, [*digits, *operators, leave]] = True
-    default = {mode: mode + 1 for mode in range(language)} if every else {}
     inside = [(digit_due, digit) for digit in digits] + [(going, digit) for digit in digits]
     transitions = {
         (must_route, route): digit_due,
         **dict.fromkeys(inside, going),
         **{(going, operator): digit_due for operator in operators},
-        (going, leave): 0,
+        (going, leave): language,
+        **{(language, token): must_route for token in range(vocab_size // every if every else 0)},
     }
     if not every:
         transitions[0, route] = digit_due
@@ -78,7 +78,7 @@ def calculator(vocab_size: int, every: int) -> tuple[ActionSpace, Automaton]:
             writes[mode, operator] = (30 + number, 12)
         writes[mode, leave] = (34, 12)
     writes = {key: tokens for key, tokens in writes.items() if allowed[key]}
-    grammar = Automaton(0, transitions, default, writes, frozenset({(going, leave)}))
+    grammar = Automaton(language, transitions, {}, writes, frozenset({(going, leave)}))
     space = ActionSpace(vocab_size, EXTRA, allowed)
     grammar.check(space)
     return space, grammar

@@ -267,6 +267,8 @@ def test_a_malformed_call_is_answered_and_counted():
     assert turn.info == {
         "tool": "compare",
         "tool_ok": False,
+        "tools/compare/calls": 1,
+        "tools/swap/calls": 0,
         "tool_uses": 1,
         "compares": 1,
         "swaps": 0,

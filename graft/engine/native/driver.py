@@ -14,6 +14,7 @@ from collections.abc import Sequence as Tokens
 from functools import partial
 from typing import Protocol
 
+from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.runner import Draw
@@ -51,6 +52,8 @@ class Driver:
         self.typical = 128.0  # length of a completion, as they come
         self.steps = self.prefill_tokens = self.decode_tokens = 0
         self._stale: set[Sequence] = set()
+        self._grammar: Grammar | None = None
+        self._telling: dict[int, frozenset[int]] = {}  # of that grammar
         self._task: asyncio.Task[None] | None = None
 
     async def submit(self, request: Request) -> Completion:
@@ -148,14 +151,39 @@ class Driver:
             if request.grammar is None:
                 self._add(request, actions, logprobs, entropies)
             else:
-                for action, logp, entropy in zip(actions, logprobs, entropies, strict=True):
-                    if action != NO_ACTION and not request.is_over:
-                        self._decide(request, request.grammar, action, logp, entropy)
+                self._follow(request, request.grammar, actions, logprobs, entropies)
             # what was drawn behind an end was never said
             request.sequence.cached = min(request.sequence.cached, len(request.sequence.tokens) - 1)
         if broken:
             self._forget_all()
         return not broken
+
+    def _follow(
+        self,
+        request: Request,
+        grammar: Grammar,
+        actions: list[int],
+        logprobs: list[float],
+        entropies: list[float],
+    ) -> None:
+        """Take decisions one by one; words that are nothing but words, all at once."""
+        if grammar is not self._grammar:
+            self._grammar, self._telling = grammar, telling_actions(grammar, self.space)
+        start, count = 0, len(actions)
+        while start < count and not request.is_over:
+            telling = self._telling.get(request.mode)
+            if telling is not None:
+                stop = count
+                if not telling.isdisjoint(actions):
+                    stop = next((i for i in range(start, count) if actions[i] in telling), count)
+                if stop > start:
+                    run = slice(start, stop)
+                    self._add(request, actions[run], logprobs[run], entropies[run])
+                    start = stop
+                    continue
+            if actions[start] != NO_ACTION:
+                self._decide(request, grammar, actions[start], logprobs[start], entropies[start])
+            start += 1
 
     def _add(
         self,
@@ -170,6 +198,8 @@ class Driver:
         request.logprobs += logprobs[:count]
         request.entropies += entropies[:count]
         request.modes += [request.mode] * count
+        if request.grammar is not None:
+            request.actions += tokens[:count]
         written = len(request.logprobs)
         if tokens[count - 1] in request.stop_tokens or (
             request.stop_strings is not None
@@ -254,3 +284,22 @@ class Driver:
         for sequence in self.tree.sequences:
             self.tree.drop(sequence)
         self.tree.pages.wipe()
+
+
+def telling_actions(grammar: Grammar, space: ActionSpace) -> dict[int, frozenset[int]]:
+    """By mode, for modes in which other actions change nothing: those that do more than be written.
+
+    Language in which 9 enters a tool: {0: {9, NO_ACTION}}, and all beyond the vocabulary. Modes that
+    move on by themselves are left out, and so is every mode of a grammar whose rules cannot be read.
+    """
+    if not isinstance(grammar, Automaton):
+        return {}
+    beyond = {NO_ACTION, *range(space.vocab_size, space.num_actions)}
+    telling: dict[int, set[int]] = {grammar.start: {*beyond}}
+    for mode, action in (*grammar.transitions, *grammar.writes, *grammar.exits):
+        telling.setdefault(mode, {*beyond}).add(action)
+    return {
+        mode: frozenset(actions)
+        for mode, actions in telling.items()
+        if grammar.default.get(mode, mode) == mode
+    }
