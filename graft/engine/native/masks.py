@@ -27,6 +27,10 @@ NARROW = 256
 """Actions of a narrow mode at most; more than a quarter of the head is never narrow."""
 
 
+FEW = 1024
+"""Columns that a mode may forbid to be told by them rather than by its whole line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Narrow:
     """What narrow modes allow, all of them together: `columns` [n] of the head."""
@@ -48,6 +52,8 @@ class Masks:
         self.plain = space.num_modes
         self.allowed: Tensor | None = None
         self.narrow: Narrow | None = None
+        self.forbidden: list[tuple[int, Tensor | None]] = []
+        """Of each line: the first one that is equal to it, and what it forbids, where that is little."""
         if space.allowed is None and self.width == shape.vocab_size:
             return
         table = np.zeros((self.num_lines, self.width), dtype=np.bool_)
@@ -55,6 +61,11 @@ class Masks:
             table[mode, : space.num_actions] = space.row(mode)
         table[self.plain, : space.vocab_size] = table[0, : space.vocab_size]
         self.allowed = torch.from_numpy(table).to(device)
+        known: dict[bytes, tuple[int, Tensor | None]] = {}
+        for line, row in enumerate(table):
+            few = np.flatnonzero(~row)
+            columns = torch.from_numpy(few).to(device) if len(few) <= FEW else None
+            self.forbidden.append(known.setdefault(row.tobytes(), (line, columns)))
         is_narrow = table.sum(axis=1) <= min(NARROW, self.width // 4)
         if is_narrow.any():
             columns = np.flatnonzero(table[is_narrow].any(axis=0))
@@ -64,6 +75,13 @@ class Masks:
                 torch.from_numpy(table[:, columns]).to(device),
                 {action: place for place, action in enumerate(columns.tolist())},
             )
+
+    def forbidden_to_all(self, requests: list[Request]) -> Tensor | None:
+        """The few columns that every one of these may not draw; None if they differ, or many are."""
+        if not self.forbidden:
+            return None
+        kinds = {self.forbidden[self.line(request)][0] for request in requests}
+        return self.forbidden[kinds.pop()][1] if len(kinds) == 1 else None
 
     def line(self, request: Request) -> int:
         """The line of the table that the request's next draw obeys."""

@@ -89,11 +89,14 @@ class Runner:
         self, logits: Tensor, requests: list[Request], narrow: Narrow | None
     ) -> list[Draw]:
         """From logits of the whole head, or of the columns that `narrow` names."""
+        forbidden = None if narrow is not None else self.masks.forbidden_to_all(requests)
+        if forbidden is not None:  # far less than a mask as large as the logits
+            logits.index_fill_(1, forbidden, -torch.inf)
         action, logp, entropy = sample(
             logits,
             self._uniforms(requests),
             self._knobs(requests),
-            self._allowed(requests, narrow),
+            self._allowed(requests, narrow, has_mask=forbidden is None),
         )
         if narrow is not None:
             action = narrow.columns.index_select(0, action)
@@ -141,7 +144,9 @@ class Runner:
             knobs["min_p"] = self._rows(np.array(min_p, dtype=np.float32), requests)
         return Knobs(**knobs)
 
-    def _allowed(self, requests: list[Request], narrow: Narrow | None) -> Tensor | None:
+    def _allowed(
+        self, requests: list[Request], narrow: Narrow | None, has_mask: bool
+    ) -> Tensor | None:
         """[B, V] bool: the mode's line, less the stop tokens of those who must go on. None: all."""
         banned = [
             (row, token if narrow is None else narrow.place[token])
@@ -152,7 +157,7 @@ class Runner:
         ]
         allowed = None
         table = self.masks.allowed if narrow is None else narrow.allowed
-        if table is not None:
+        if table is not None and has_mask:
             lines = np.array([self.masks.line(request) for request in requests])
             allowed = table.index_select(0, self._tensor(lines))
         if banned:

@@ -12,6 +12,10 @@ from graft.engine.native.tree import Sequence, Tree
 from graft.protocols import Grammar
 from graft.types import Completion, Finish, Sampling
 
+FEW = 8
+"""Tokens that somebody else wrote, such as a description or a short answer, which a sequence takes in
+one a step beside those that draw: it keeps its place among them, and they need not be gathered anew."""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -109,6 +113,7 @@ class Scheduler:
         works: list[Work] = []
         planned: set[Sequence] = set()
         budget = self.prefill_chunk
+        may_ride = not self.draws_apart and self._mostly_drawing()
         index = 0
         while index < len(self.running):  # the list shrinks at its end when somebody is preempted
             request = self.running[index]
@@ -125,6 +130,8 @@ class Scheduler:
             gap = len(sequence.tokens) - sequence.cached
             is_own = sequence is request.sequence
             fill = gap - 1 if self.draws_apart and is_own else gap
+            if gap <= FEW and is_own and sequence.cached and may_ride:
+                fill = 1
             count = 1 if gap == 1 else min(fill, budget)
             if count == 0:
                 continue
@@ -140,6 +147,11 @@ class Scheduler:
         if not works and self.requests:
             return self.plan()  # everybody in `running` was failed; the next ones get their turn
         return works
+
+    def _mostly_drawing(self) -> bool:
+        """Whether most of those who run lack nothing but the token they have just drawn."""
+        sequences = [request.sequence for request in self.running]
+        return 2 * sum(len(s.tokens) == s.cached + 1 for s in sequences) >= len(sequences)
 
     def look_ahead(self, works: list[Work], steps: int) -> int:
         """Reserve room for up to `steps` draws of every work that draws; how many there is room for.
