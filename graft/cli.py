@@ -351,6 +351,15 @@ def _complain(error: Exception) -> int:
     from graft.config import ConfigError
     from graft.registry import UnknownName
 
+    if "out of memory" in str(error) and not os.environ.get("GRAFT_DEBUG"):
+        seen = str(error).partition("\n")[0].partition("If reserved")[0].strip()
+        typer.echo(
+            f"graft: the device has no memory left: {seen} `graft plan RECIPE` says what a recipe "
+            "needs; others may hold some of it (nvidia-smi). Lower train.tokens_per_micro or "
+            "engine.kv_tokens; the same command goes on from the last checkpoint.",
+            err=True,
+        )
+        return 1
     if os.environ.get("GRAFT_DEBUG") or not _is_for_the_user(error):
         traceback.print_exception(error)
         if not os.environ.get("GRAFT_DEBUG"):

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from graft import cli
 
 TINY = """
 run: {{dir: "{folder}", name: run, save_every: 2, eval_tasks: 8, trackers: [{trackers}]}}
@@ -239,3 +242,13 @@ def test_sft_on_recorded_chats_needs_no_environment(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"messages": 3}\n')
     bad = graft("sft", str(tmp_path / "sft.yaml"), f"sft.data={tmp_path}/bad.jsonl", "run.name=x")
     assert bad.returncode == 1 and "row 1: no list `messages`" in bad.stderr
+
+
+def test_a_full_device_is_told_in_words(capsys: pytest.CaptureFixture[str]):
+    error = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 46.00 MiB. If reserved but unallocated memory is large"
+    )
+    assert cli._complain(error) == 1
+    said = capsys.readouterr().err
+    assert "Tried to allocate 46.00 MiB." in said and "train.tokens_per_micro" in said
+    assert "Traceback" not in said and "If reserved" not in said

@@ -16,6 +16,7 @@ _SMALL = (
     "run.keep_last=1", "run.trackers=[]", "rollout.tasks=64", "rollout.samples=8",
     "train.minibatches=1", "train.lr=1e-5", "train.warmup=5", "sft.steps=120", "sft.batch=64",
     "sft.lr=1e-4", "sft.warmup=20",
+    "train.tokens_per_micro=8192", "engine.kv_tokens=160000",  # several share a GPU
 )  # fmt: skip
 
 
@@ -33,7 +34,7 @@ class Suite(NamedTuple):
     """Sampled tokens at which methods are compared; 0: what all of them have reached."""
 
 
-_DEMOS = dict.fromkeys(EARL, "sft.demo_args={tool_rate: 0.1}")
+_DEMOS = dict.fromkeys(EARL, "sft.demo_args={tool_rate: 0.02}")
 _GOLD = {"sft-grpo": "sft.demo_args={tool_rate: 1.0}"}
 _TRIES = dict.fromkeys(EARL, "sft.demo_args={tool_rate: 0.1, tries: 3}")
 _GOLD_TRIES = {"sft-grpo": "sft.demo_args={tool_rate: 1.0, tries: 3}"}
@@ -56,7 +57,8 @@ SUITES: dict[str, Suite] = {
         (
             *_SMALL, "task.env=earl:countdown-0", "task.args.digits=1", "task.args.operations=2",
             "task.eval_args={split: test, digits: 1, operations: 2}",
-            "rollout.max_tokens=160", "rollout.max_context=576", "train.steps=50",
+            "rollout.max_tokens=160", "rollout.max_context=576", "rollout.tasks=48",
+            "train.steps=40",
         ),
         {**_TRIES, **_GOLD_TRIES},
         needs_model=True,
@@ -65,16 +67,16 @@ SUITES: dict[str, Suite] = {
         _SORTING,
         (
             *_SMALL, "rollout.max_tokens=64", "rollout.max_context=512", "train.steps=15",
-            "run.eval_tasks=128", "run.eval_every=15",
+            "run.eval_tasks=128", "run.eval_every=15", "sft.steps=150",
         ),
         needs_model=True,
     ),
     "sort": Suite(
         _SORTING,
         (
-            *_SMALL, "task.args.held_out=false", "rollout.max_tokens=64",
-            "rollout.max_context=640", "rollout.tasks=48", "train.steps=45",
-            "run.eval_tasks=128", "run.eval_every=15", "sft.steps=200",
+            *_SMALL, "task.env=earl:sort-4", "task.args.held_out=false", "rollout.max_tokens=64",
+            "rollout.max_context=640", "rollout.tasks=48", "train.steps=30",
+            "run.eval_tasks=96", "run.eval_every=15", "sft.steps=400", "sft.lr=3e-4",
         ),
         after="order",
     ),
