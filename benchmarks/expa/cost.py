@@ -7,7 +7,8 @@ Weights are random and lengths forced, since speed does not ask what a model kno
 same decoder, by turns, medians of the rounds:
 
     plain   no grammar: every token may be drawn, no action beyond the vocabulary
-    mode    the calculator's grammar in language mode: masks, extra head rows, the automaton
+    mode    the calculator's grammar in language mode: masks, extra head rows, the automaton; nobody
+            enters the calculator, for a row that does would be late and alone at the end
     calls   a call after one token in `--every`: the calculator's modes, descriptions of several tokens
             written without a draw, an exit, an observation of three tokens, and on
 
@@ -54,8 +55,6 @@ def calculator(vocab_size: int, every: int) -> tuple[ActionSpace, Automaton]:
     digits = range(vocab_size + 1, vocab_size + 1 + DIGITS)
     operators = range(vocab_size + 1 + DIGITS, vocab_size + 1 + DIGITS + OPERATORS)
     allowed[language, :vocab_size] = True
-    if not every:
-        allowed[0, route] = True
     allowed[must_route, route] = True
     allowed[digit_due, list(digits)] = True
     allowed[going, [*digits, *operators, leave]] = True
@@ -67,8 +66,6 @@ def calculator(vocab_size: int, every: int) -> tuple[ActionSpace, Automaton]:
         (going, leave): language,
         **{(language, token): must_route for token in range(vocab_size // every if every else 0)},
     }
-    if not every:
-        transitions[0, route] = digit_due
     writes: dict[tuple[int, int], tuple[int, ...]] = {}
     for mode in range(going + 1):
         writes[mode, route] = (11, 12)  # " calculate" and a blank
