@@ -29,9 +29,10 @@ def commands(name: str, suite: Suite, options: argparse.Namespace) -> dict[Path,
             own = [suite.warm_up[method]] if method in suite.warm_up else []
             model = [f"model.path={options.model}"] if suite.needs_model else []
             if suite.after:
-                model = [f"model.path={options.out / f'{suite.after}-{method}-{seed}'}"]
+                before = f"{suite.after}-{suite.after_method.get(method, method)}-{seed}"
+                model = [f"model.path={options.out / before}"]
             found[folder] = [
-                sys.executable, "-m", "graft", "train", f"expa/{name}-{method}",
+                sys.executable, "-m", "graft", "train", f"expa/{suite.recipe or name}-{method}",
                 f"run.dir={options.out}", f"run.name={folder.name}", f"run.seed={seed}",
                 *model, *suite.overrides, *own, *options.overrides,
             ]  # fmt: skip

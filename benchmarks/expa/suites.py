@@ -1,8 +1,10 @@
 """What is compared: recipes of `recipes/expa`, and what a small model changes in them.
 
-The toy runs from random weights on a CPU. The others train SmolLM2-135M-Instruct on one GPU; such a
-model hardly ever writes a tag, so every method first imitates the same number of examples in its own
-format: mostly plain text, a few with calls. SFT+GRPO imitates gold calls alone.
+The toy runs from random weights on a CPU; `rare` goes on from its warm-up with examples that never
+call, until the policy has all but forgotten to, and only then begins RL. The others train
+SmolLM2-135M-Instruct on one GPU; such a model hardly ever writes a tag, so every method first imitates
+the same number of examples in its own format: mostly plain text, a few with calls. SFT+GRPO imitates
+gold calls alone.
 """
 
 from __future__ import annotations
@@ -28,8 +30,12 @@ class Suite(NamedTuple):
     warm_up: dict[str, str] = {}
     """Overrides by method: how its warm-up differs."""
     needs_model: bool = False
+    recipe: str = ""
+    """Beginning of the recipes' names; empty: the suite's own."""
     after: str = ""
-    """The suite whose runs, of the same method and seed, are where its own begin."""
+    """The suite whose runs, of the same seed, are where its own begin."""
+    after_method: dict[str, str] = {}
+    """Of which method that run was, where it was another."""
     budget: int = 0
     """Sampled tokens at which methods are compared; 0: what all of them have reached."""
 
@@ -42,6 +48,21 @@ _SORTING = ("earl", "prompt-cpo")
 
 SUITES: dict[str, Suite] = {
     "toy": Suite(("earl", "earl-grpo", "prompt-grpo", "prompt-cpo")),
+    "warm": Suite(
+        ("earl", "prompt-grpo"),
+        ("train.steps=0", "run.eval_tasks=0", "run.eval_every=0"),
+        recipe="toy",
+    ),
+    "rare": Suite(
+        ("earl", "earl-grpo", "prompt-grpo", "prompt-cpo"),
+        (
+            "model.shape={}", "sft.steps=40", "sft.lr=1e-3", "sft.warmup=5",
+            "sft.demo_args={tool_rate: 0.0}",
+        ),
+        recipe="toy",
+        after="warm",
+        after_method={"earl-grpo": "earl", "prompt-cpo": "prompt-grpo"},
+    ),
     "arithmetic": Suite(
         EARL,
         (
