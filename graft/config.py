@@ -129,17 +129,17 @@ class Algo(Section):
     loss: Any = None
     """Instead of the preset's: a name, {name: {...}} or "your.module:fn"."""
     reduction: Any = None
-    """Instead of the preset's: token, sequence or {constant: {length: n}}."""
-    kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference model; 0 loads none."""
+    """Instead of the preset's: token, sequence, written_tokens or {constant: {length: n}}."""
+    kl_coef: float | None = Field(default=None, ge=0)
+    """Weight of the KL to the reference model; 0 loads none, null takes the preset's."""
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
     """Its estimator."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where it acts."""
-    entropy_coef: float = 0.0
-    """Bonus on the policy's entropy."""
-    importance_cap: float = Field(default=0.0, ge=0)
-    """Cap of the truncated importance weight between engine and learner; 0 is off."""
+    entropy_coef: float | None = None
+    """Bonus on the policy's entropy; null takes the preset's."""
+    importance_cap: float | None = Field(default=None, ge=0)
+    """Cap of the truncated importance weight between engine and learner; 0 is off, null the preset's."""
     mask_truncated: bool = False
     """Attempts that ran out of budget are not trained on."""
     overlong: list[int] = []
@@ -240,7 +240,7 @@ RECIPES = Path(__file__).parent / "recipes"
 
 
 def find_recipe(name: str) -> Path:
-    """A path, or a bundled recipe such as `quickstart` or `expa/sorting`."""
+    """A path, or a bundled recipe such as `quickstart` or `expa/toy-earl`."""
     given = Path(name)
     if given.is_file():
         return given

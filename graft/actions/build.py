@@ -132,6 +132,8 @@ def build_actions(plan: Plan) -> list[Door]:
                     ids[action.text] = plan.add_action(action, f"{where}, group {group.name!r}")
         symbols = symbols_of(tool)
         texts = [action.text for group in tool.groups for action in group.actions]
+        for part in filter(str.strip, tool.answer.split("{}")):  # else it would stop a rollout
+            plan.encode(part, f"{where}, answer")
         states = explore(rules_of(tool.syntax, symbols, tool.options, where), symbols, where)
         refuse_traps(states, symbols, where)
         modes = [plan.add_mode({ids[texts[i]] for i in arcs}) for arcs in states]

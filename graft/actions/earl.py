@@ -70,6 +70,11 @@ def _expanded(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
             group["actions"] = [_described(one, where) for one in listed]
         groups.append(group)
     template = text(required(values, "output_template", where), f"{where}, output_template")
+    if template.count("%s") != 1 or "{}" in template:
+        raise ActionsError(
+            f"{where}, output_template: {template!r} must have %s once, in the place of the result, "
+            f"and no {{}}"
+        )
     entry = {"desc": required(values, "entry_desc", where)}
     if "init_weight_with" in values:
         entry["init_weight_with"] = values["init_weight_with"]
@@ -78,7 +83,7 @@ def _expanded(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
         "entry": _described(entry, where),
         "words": required(values, "cpo_words", where),
         "answer": template.replace("%s", "{}"),
-        "syntax": _syntax(name, " and", where),
+        "syntax": _syntax(name, "" if name == "check" else " and", where, groups),
         "groups": groups,
     }
 
@@ -118,22 +123,27 @@ def _baseline(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
         "entry": required(values, "entry_desc", where),
         "exit": required(values, "exit_desc", where),
         "words": required(values, "cpo_words", where),
-        "syntax": _syntax(name, between, where, prefix=f"{name} "),
+        "syntax": _syntax(name, between, where, groups),
         "groups": groups,
     }
 
 
-def _syntax(name: str, between: str, where: str, prefix: str = "") -> dict[str, Any]:
-    items, properties = f"{prefix}items", f"{prefix}properties"
+def _syntax(name: str, between: str, where: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rules of a tool; its first group holds the items, the second of check the properties."""
+    items, properties = groups[0].get("name"), groups[-1].get("name")
     known: dict[str, dict[str, Any]] = {
         "calculator": {"expression": {}},
         "compare": {"arguments": {"take": [items, items], "between": between}},
         "swap": {"arguments": {"take": [items, items], "between": between, "distinct": True}},
-        "check": {"arguments": {"take": [items, properties], "between": between if prefix else ""}},
+        "check": {"arguments": {"take": [items, properties], "between": between}},
     }
     if name not in known:
         raise ActionsError(
             f"{where}: EARL's form does not say by which rules a tool is used, and {name!r} is none "
             f"of {', '.join(known)}; write the file in graft's form, with a syntax"
+        )
+    if name == "check" and len(groups) != 2:
+        raise ActionsError(
+            f"{where}: {len(groups)} group(s); check takes two, the items and then the properties"
         )
     return known[name]

@@ -28,6 +28,8 @@ def load_fields(path: Path) -> dict[str, Any]:
         values: Any = OmegaConf.to_container(data, resolve=False)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise ActionsError(f"{path} is not an action file: {error}") from error
+    except RecursionError as error:  # its text repeats the whole way down
+        raise ActionsError(f"{path} is not an action file: it is nested too deeply") from error
     if not isinstance(values, dict):
         raise ActionsError(f"{path} is not an action file: it holds a list, not keys")
     return cast(dict[str, Any], values)

@@ -113,7 +113,7 @@ def parse(data: dict[str, Any], file: str) -> Listing:
     """A Listing from plain values; the groups of one tool are known to those below it."""
     data = fields(data, ("style", "tools"), file)
     style = data.get("style", "actions")
-    if style not in KEYS:
+    if not isinstance(style, str) or style not in KEYS:
         raise ActionsError(f"{file}: style {style!r} is neither 'actions' nor 'tags'")
     groups: dict[str, Group] = {}
     tools: list[Tool] = []

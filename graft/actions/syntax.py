@@ -66,14 +66,38 @@ SYNTAXES: dict[str, Syntax] = {"expression": expression, "arguments": arguments}
 """Name -> a function of a tool's symbols and the options of its file."""
 
 
+KINDS: dict[type, str] = {
+    bool: "true or false, without quotation marks",
+    int: "a whole number, without quotation marks",
+    str: "a text, in quotation marks",
+}
+
+
 def rules_of(name: str, symbols: Sequence[Symbol], options: dict[str, Any], where: str) -> Rules:
     """The rules of the syntax called `name`."""
     try:
         syntax: Syntax = resolve(name, SYNTAXES, "syntax")
-        inspect.signature(syntax).bind(symbols, **options)
-        return syntax(symbols, **options)
+        signature = inspect.signature(syntax)
+        signature.bind(symbols, **options)
+        if name in SYNTAXES:
+            _check_kinds(signature, options)
+        rules: Any = syntax(symbols, **options)
     except (TypeError, ValueError) as error:
         raise ActionsError(f"{where}, syntax {name!r}: {error}") from error
+    if not isinstance(rules, Rules):
+        raise ActionsError(
+            f"{where}, syntax {name!r}: it returned {rules!r}; return Rules(first state, move) of "
+            f"graft.actions.syntax"
+        )
+    return rules
+
+
+def _check_kinds(signature: inspect.Signature, options: dict[str, Any]) -> None:
+    """Raise if an option is not of the kind of its default: "no" in quotation marks would be true."""
+    for key, value in options.items():
+        kind: type = type(signature.parameters[key].default)
+        if kind in KINDS and type(value) is not kind:
+            raise ValueError(f"{key}={value!r}: must be {KINDS[kind]}")
 
 
 class Arc(NamedTuple):

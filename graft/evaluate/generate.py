@@ -9,6 +9,7 @@ from typing import Any
 
 from graft.engine.native.engine import NativeEngine
 from graft.models.device import choose_device, choose_dtype
+from graft.models.extra import ACTIONS
 from graft.models.gguf import open_tokenizer
 from graft.models.load import load_model
 from graft.rollout.episode import draw_key
@@ -26,6 +27,12 @@ class Generator:
         kind, self.note = choose_dtype(dtype, where)
         self.tokenizer = open_tokenizer(path)
         self.model = load_model(path, dtype=kind, device=where)
+        if (path / ACTIONS).exists():
+            words_only = (
+                f"this model has actions beyond the vocabulary ({ACTIONS}); here it writes words "
+                "alone and calls no tool. `graft eval` samples with them"
+            )
+            self.note = "\n".join(filter(None, (self.note, words_only)))
         asked = template or self.tokenizer.chat_template
         self.chat = Chat(self.tokenizer, template) if asked else None
         ends = {self.tokenizer.eos_id, *(self.chat.end_ids if self.chat else ())}

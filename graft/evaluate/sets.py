@@ -42,7 +42,12 @@ def read_sets(on: str, given: Sequence[str], recipe: Tasks) -> list[TaskSet]:
     The recipe's own environment is posed as its run poses it. Any other one is asked for its test
     split, if it has splits and the recipe's `eval_args` name none.
     """
-    names = [name.strip() for name in on.split(",") if name.strip()] or [recipe.env]
+    names = [name.strip() for name in on.split(",") if name.strip()]
+    if on and not names:
+        raise ConfigError(
+            f"--on {on!r} names no set; give ids, or leave --on out for the run's own"
+        )
+    names = names or [recipe.env]
     if not names[0]:
         raise ConfigError(
             "the recipe names no task.env, so there is nothing to evaluate; give --on"

@@ -53,6 +53,16 @@ class Counterfactual:
     ) -> None:
         if gate not in GATES:
             raise ValueError(f"gate={gate!r}: must be one of {', '.join(GATES)}")
+        if isinstance(tools, str) or not all(isinstance(tool, str) for tool in tools):
+            raise ValueError(f"tools={tools!r}: must be a list of names, as in [compare, swap]")
+        if not (replace is None or isinstance(replace, bool)):
+            raise ValueError(
+                f"replace={replace!r}: must be true, false, or null for the gate's own"
+            )
+        if not isinstance(top_k, int):
+            raise ValueError(f"top_k={top_k!r}: must be a whole number, without quotation marks")
+        if not all(isinstance(share, (int, float)) for share in (temperature, top_p)):
+            raise ValueError(f"temperature={temperature!r}, top_p={top_p!r}: must be numbers")
         if temperature <= 0 or top_k < 1 or not 0 < top_p <= 1:
             raise ValueError(
                 f"temperature={temperature}, top_k={top_k}, top_p={top_p}: places are drawn with a "

@@ -82,6 +82,9 @@ class Evaluation:
             "seed": self.config.run.seed,
             **self.config.model_dump(mode="json", exclude=NOT_OF_A_SCORE),
         }
+        mine = Path(self.config.actions.file)
+        if mine.is_file():  # not a bundled one, so it may have been edited meanwhile
+            values["actions_digest"] = blake2b(mine.read_bytes(), digest_size=8).hexdigest()
         return json.loads(json.dumps(values, default=str))  # as it reads back: tuples are lists
 
     @property

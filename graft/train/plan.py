@@ -263,8 +263,8 @@ def _remedies(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
         name = f"rollout.max_context={rollout.max_context} to {context}"
         yield name, {"rollout.max_context": context}
         context //= 2
-    if config.algo.kl_coef:
-        name = f"algo.kl_coef={config.algo.kl_coef} to 0 (no reference model)"
+    if has_reference(config):
+        name = f"algo.kl_coef={_kl_coef(config)} to 0 (no reference model)"
         yield name, {"algo.kl_coef": 0.0}
 
 
@@ -282,8 +282,9 @@ def _changed(config: Config, keys: dict[str, object]) -> Config:
 
 
 def has_reference(config: Config) -> bool:
-    return bool(config.train.steps and (config.algo.kl_coef or _preset_kl(config)))
+    return bool(config.train.steps and _kl_coef(config))
 
 
-def _preset_kl(config: Config) -> float:
-    return resolve_preset(config.algo.name).kl_coef
+def _kl_coef(config: Config) -> float:
+    given = config.algo.kl_coef
+    return resolve_preset(config.algo.name).kl_coef if given is None else given

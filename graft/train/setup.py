@@ -146,19 +146,20 @@ def preset_of(config: Config) -> Preset:
         changes["reduction"] = ("constant", {"length": budget})
     if algo.mask_truncated:
         shaping.append("mask_truncated")
-    if algo.kl_coef and algo.kl_in == "reward" and config.actions.file:
-        raise ConfigError(
-            "algo.kl_in=reward prices every decision, and a reference knows none of the actions "
-            "beyond the vocabulary; take algo.kl_in=loss, which holds the words alone"
-        )
-    if algo.kl_coef and algo.kl_in == "reward":
-        shaping.append(("kl_in_reward", {"coef": algo.kl_coef, "kind": algo.kl_kind}))
-    elif algo.kl_coef:
-        changes |= {"kl_coef": algo.kl_coef, "kl_kind": algo.kl_kind}
+    coef = preset.kl_coef if algo.kl_coef is None else algo.kl_coef
+    if coef and algo.kl_in == "reward":
+        if config.actions.file:
+            raise ConfigError(
+                "algo.kl_in=reward prices every decision, and a reference knows none of the actions "
+                "beyond the vocabulary; take algo.kl_in=loss, which holds the words alone"
+            )
+        shaping.append(("kl_in_reward", {"coef": coef, "kind": algo.kl_kind}))
+        coef = 0.0  # it acts in one place
+    changes |= {"kl_coef": coef, "kl_kind": algo.kl_kind}
     changes["shaping"] = tuple(shaping)
-    if algo.entropy_coef:
+    if algo.entropy_coef is not None:
         changes["entropy_coef"] = algo.entropy_coef
-    if algo.importance_cap:
+    if algo.importance_cap is not None:
         changes["importance_cap"] = algo.importance_cap
     return replace(preset, **changes)
 

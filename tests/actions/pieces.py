@@ -22,6 +22,7 @@ TAGGED = (
     *(" A", " B", " C", " D", " E", ",", " negative", " positive", " even", " odd", " calculate"),
     *(" compare", " swap", " check", " +", " -", " *", " /", " (", ")", ".", " =", " ", "[", "]"),
     *("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "+", "-", "*", "so"),
+    *(":", " =>", ";", "\n"),
 )
 """Enough for every bundled file."""
 

@@ -88,6 +88,10 @@ def test_the_examples_below_are_fine_as_they_are(tmp_path):
         ("take: [items, items]", "take: [items, item]", r"take has 'item'; .* are \['items'\]"),
         ("take: [items, items]", "take: []", "take is empty"),
         ("take: [items, items]", "tak: [items]", "syntax 'arguments': .*tak"),
+        ("items]}", "items], between: 5}", "between=5: must be a text, in quotation marks"),
+        ("items]}", "items], distinct: 'no'}", "distinct='no': must be true or false, without"),
+        ("{arguments: {take: [items, items]}}", "builtins:len", "it returned 2; return Rules"),
+        ('answer: ": {}"', 'answer: "ß{}"', "tool 'swap', answer: 'ß' cannot be written"),
         ("{arguments: {take: [items, items]}}", "argument", "did you mean 'arguments'"),
         ("{arguments: {take: [items, items]}}", "[]", r"\[\] is neither a name nor"),
         ("{arguments: {take: [items, items]}}", "expression", "'A' is no part of an expression"),
@@ -98,7 +102,9 @@ def test_the_examples_below_are_fine_as_they_are(tmp_path):
             "never allows",
         ),
         ("tools:", "style: tag\ntools:", "style 'tag' is neither 'actions' nor 'tags'"),
+        ("tools:", "style: [tags]\ntools:", r"style \['tags'\] is neither 'actions' nor 'tags'"),
         ("tools:", "tools: []\nother:", "unknown key 'other'"),
+        ("tools:", f"other: {'[' * 400}{']' * 400}\ntools:", "is not an action file"),
         ("tools:", "tools:\ntools:", "is not an action file"),
     ],
 )
@@ -279,6 +285,11 @@ def test_earls_own_files_are_read(tmp_path):
     assert actions.render("check", "True") == ": True\n"
 
 
+def test_earls_groups_may_have_any_name(tmp_path):
+    actions = load(EARL.replace("items", "symbols").replace("properties", "is it"), tmp_path)
+    assert PIECES.decode(actions.spell("check", ("C", "is even")).tokens) == " check if C is even"
+
+
 def test_earls_baselines_are_read_as_tags(tmp_path):
     actions = load(EARL_TAGS, tmp_path)
     assert actions.space.extra == 0 and actions.tools == ("swap", "check", "calculator")
@@ -314,7 +325,8 @@ def test_earls_baselines_are_read_as_tags(tmp_path):
         (EARL, "{desc: ' A'}", "{dsc: ' A'}", "unknown key 'dsc'; did you mean 'desc'"),
         (EARL, "name: check", "name: ask", "'ask' is none of calculator, compare, swap, check"),
         (EARL, "entry_desc", "entry_dsc", "unknown key 'entry_dsc'; did you mean 'entry_desc'"),
-        (EARL, ': %s\\n"', ':"', "once, in the place of the result"),
+        (EARL, ': %s\\n"', ':"', "output_template: ':' must have %s once"),
+        (EARL, "      - name: items\n      - name: prop", "      - name: prop", "check takes two"),
         (EARL, "action_groups", "actions", "unknown key 'actions'; did you mean 'action_groups'"),
         (EARL, "    entry_desc:", "    earl: 2\n    entry_desc:", "earl is 2"),
         (EARL_TAGS, "    earl: false\n", "", "unknown key 'exit_desc'"),

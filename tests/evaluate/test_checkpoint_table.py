@@ -11,10 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from graft.actions.listing import FILES
 from graft.config import ConfigError, Tasks, load_config
 from graft.envs import ENVS, register
 from graft.envs.base import BaseEnv
 from graft.evaluate.cells import Cell, Ledger, margin_95
+from graft.evaluate.generate import Generator
 from graft.evaluate.run import evaluate
 from graft.evaluate.sets import read_sets
 from graft.evaluate.table import Table
@@ -180,6 +182,26 @@ def test_cells_of_other_settings_are_neither_used_nor_lost(run, measured):
     assert all(len(row["calculator"].rewards) == 3 for row in table.rows.values())
 
 
+def test_an_action_file_that_was_edited_is_another_setting(
+    trained_with_actions, tmp_path, measured
+):
+    run = Path(shutil.copytree(trained_with_actions, tmp_path / "run"))
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((FILES / "compact.yaml").read_text())
+    asked = {"every_checkpoint": False, "tasks": 2, "overrides": [f"actions.file={mine}"]}
+    for _ in range(2):
+        table_of(run, **asked)
+    assert len(measured) == 1
+    mine.write_text(mine.read_text().replace("complete: true", "complete: false"))
+    table_of(run, **asked)
+    assert len(measured) == 2
+
+
+def test_generating_with_a_model_that_has_actions_says_that_it_calls_no_tool(trained_with_actions):
+    with_actions = Generator(trained_with_actions / "checkpoints" / "rl-000002", device="cpu")
+    assert with_actions.note is not None and "calls no tool" in with_actions.note
+
+
 def test_a_checkpoint_that_appears_is_added_and_one_that_went_stays_in_the_table(run, measured):
     newest = run / "checkpoints" / "rl-000002"
     newest.rename(run / "aside")
@@ -254,6 +276,7 @@ def test_greedy_attempts_are_the_same_in_every_process(run):
         ({"on": "earl:srt"}, UnknownName, "did you mean 'earl:sort'"),
         ({"on": "calculator,calculator"}, ConfigError, "twice"),
         ({"on": "a="}, ConfigError, "LABEL=ID"),
+        ({"on": " ,"}, ConfigError, "names no set"),
         ({"args": ["other.digits=2"]}, ConfigError, "labels calculator"),
         ({"args": ["calculator.digitz=2"]}, ConfigError, "digitz"),
         ({"on": "arithmetic", "args": ["arithmetic.digits=2"]}, ConfigError, "cannot be posed"),

@@ -333,6 +333,14 @@ def test_what_cannot_work_says_so():
         grown([NO], forcing(tools=["python"]))
     with pytest.raises(ValueError, match="gate='some': must be one of zero_groups, all"):
         forcing(gate="some")
+    with pytest.raises(ValueError, match=r"tools='swap': must be a list of names"):
+        forcing(tools="swap")
+    with pytest.raises(ValueError, match="top_k='3': must be a whole number"):
+        forcing(top_k="3")
+    with pytest.raises(ValueError, match=r"top_p='0\.9': must be numbers"):
+        forcing(top_p="0.9")
+    with pytest.raises(ValueError, match="replace='no': must be true, false"):
+        forcing(replace="no")
     assert BRANCHES["counterfactual"].endswith(":Counterfactual")
 
 
