@@ -348,6 +348,7 @@ def _complain(error: Exception) -> int:
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's, wherever typer keeps it
         error.show()  # type: ignore[attr-defined]
         return 2
+    from graft.actions.fields import ActionsError
     from graft.config import ConfigError
     from graft.registry import UnknownName
 
@@ -366,7 +367,8 @@ def _complain(error: Exception) -> int:
             typer.echo("graft: this is a fault in graft or in your own code, shown above", err=True)
         return 1
     typer.echo(f"graft: {error}", err=True)
-    is_usage = isinstance(error, (ConfigError, UnknownName)) or type(error) is ValueError
+    usage = (ConfigError, UnknownName, ActionsError)
+    is_usage = isinstance(error, usage) or type(error) is ValueError
     return 2 if is_usage else 1
 
 

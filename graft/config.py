@@ -281,6 +281,7 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
         for override in overrides:  # set, not merge: model.shape={} really is empty then
             key = override.partition("=")[0]
             value = OmegaConf.select(OmegaConf.from_dotlist([override]), key)
+            value = "" if override == f"{key}=" else value  # `null` is how to say nothing
             OmegaConf.update(base, key, value, merge=False, force_add=True)
         values: Any = OmegaConf.to_container(base, resolve=True)
     except (YAMLError, OmegaConfBaseException, ValueError) as error:

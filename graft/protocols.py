@@ -78,7 +78,7 @@ class Engine(Protocol):
     """Samples from one model. `version` counts the weights it was given.
 
     `score` gives, for each text, log-probs [i][j][k]: of action k of continuations[j] right after
-    text[: at[i]], in the distribution of `mode` at temperature 1; `at` has a list of places for each
+    text[: at[i]], in the distribution of `mode` at `temperature`; `at` has a list of places for each
     text. Only the last action of a continuation may lie beyond the vocabulary, for it is never fed
     to the model.
     """
@@ -92,6 +92,7 @@ class Engine(Protocol):
         at: Sequence[Sequence[int]],
         continuations: Sequence[Sequence[int]],
         mode: int = 0,
+        temperature: float = 1.0,
     ) -> list[list[list[list[float]]]]: ...
     def open(self, tokens: Sequence[int], key: int | None = None) -> Context: ...
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None: ...

@@ -95,7 +95,8 @@ def rules_of(name: str, symbols: Sequence[Symbol], options: dict[str, Any], wher
 def _check_kinds(signature: inspect.Signature, options: dict[str, Any]) -> None:
     """Raise if an option is not of the kind of its default: "no" in quotation marks would be true."""
     for key, value in options.items():
-        kind: type = type(signature.parameters[key].default)
+        default: object = signature.parameters[key].default
+        kind = type(default)
         if kind in KINDS and type(value) is not kind:
             raise ValueError(f"{key}={value!r}: must be {KINDS[kind]}")
 

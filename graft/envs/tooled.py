@@ -142,6 +142,11 @@ class ToolEnv(Wrapper):
         self.previous: dict[str, int] = {}
 
     @property
+    def action_tools(self) -> tuple[str, ...] | None:
+        """Tools that are called by actions; None: calls are found in the text."""
+        return tuple(self.tools) if self.format is FORMATS["actions"] else None
+
+    @property
     def max_turns(self) -> int | None:
         inner: int | None = getattr(self.env, "max_turns", None)  # some draw it with the instance
         return None if self.max_uses is None or inner is None else inner + self.max_uses + 1

@@ -102,17 +102,21 @@ class Counterfactual:
     def tool_of_step(self, actions: Actions) -> str:
         """The tool that is forced in this step."""
         if self._tool is None:
+            self.check_tools(actions)
             tools = self.tools or actions.tools
-            unknown = [tool for tool in tools if tool not in actions.tools]
-            if unknown:
-                raise ValueError(
-                    f"the branch 'counterfactual' cannot force {', '.join(unknown)}; the actions "
-                    f"have {', '.join(actions.tools)}"
-                )
             odds = gains.chances({tool: self.averages.get(tool, gains.START) for tool in tools})
             uniform = random.Random(draw_key(self.seed, "tool", self._step)).random()
             self._tool = list(odds)[positions.draw(list(odds.values()), uniform)]
         return self._tool
+
+    def check_tools(self, actions: Actions) -> None:
+        """Raise if a tool is to be forced that these actions do not have."""
+        unknown = [tool for tool in self.tools if tool not in actions.tools]
+        if unknown:
+            raise ValueError(
+                f"the branch 'counterfactual' cannot force {', '.join(unknown)}; the actions "
+                f"have {', '.join(actions.tools)}"
+            )
 
     def settle(self, episodes: Sequence[Episode]) -> None:
         """Remember what the tool of this step has brought."""
@@ -175,7 +179,7 @@ class Counterfactual:
             texts.append([token for span in spans for token in span.tokens])
             places = positions.insertable(spans, language, space.vocab_size)
             free.append(places or [len(spans[0])])  # or right after the prompt
-        score = growth.setting.engine.score
+        score, temperature = growth.setting.engine.score, growth.setting.sampling.temperature
         async with boundary(f"scores of {growth.episode.task.id}", growth.setting.deadline):
             found = score(texts, free, ways, language)
             chosen = [
@@ -183,10 +187,10 @@ class Counterfactual:
                 for path, scores in zip(paths, found, strict=True)
             ]
             at = [places[i] for places, i in zip(free, chosen, strict=True)]
-            if is_routed:
+            if is_routed and temperature == 1:
                 thought = [scores[i][1] for scores, i in zip(found, chosen, strict=True)]
             else:
-                alone = score(texts, [[place] for place in at], [entry], language)
+                alone = score(texts, [[place] for place in at], [entry], language, temperature)
                 thought = [scores[0][0] for scores in alone]
         return list(zip(at, thought, strict=True))
 

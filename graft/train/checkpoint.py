@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from graft.models.load import read_json
 from graft.models.save import save_model, sync_folder, write_json, write_whole
 from graft.train.folder import out_of_disk
 from graft.train.learner import Learner
 
 PHASES = ("sft", "rl")
+ACTION_NAMES = "actions.json"
+"""Beside actions.safetensors: what its rows stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,12 @@ def latest_model(path: str) -> Path:
     return found[-1].path if found else Path(path)
 
 
+def action_names(source: Path | None) -> list[str]:
+    """What the extra head rows of a checkpoint stand for; empty where it does not say."""
+    file = None if source is None else source / ACTION_NAMES
+    return [] if file is None or not file.exists() else read_json(file)["actions"]
+
+
 def save_checkpoint(
     folder: Path,
     phase: str,
@@ -72,8 +81,12 @@ def save_checkpoint(
     *,
     keep_last: int,
     source: str = "",
+    names: Sequence[str] = (),
 ) -> Checkpoint:
-    """Write `folder/phase-step`, then forget what is neither recent nor best."""
+    """Write `folder/phase-step`, then forget what is neither recent nor best.
+
+    `names` are those of the actions beyond the vocabulary, in the order of their head rows.
+    """
     target = folder / f"{phase}-{step:06d}"
     aside = folder / f".{target.name}.partial"
     with out_of_disk(folder.parent):
@@ -84,6 +97,8 @@ def save_checkpoint(
             special = {name: value for name, value in special.items() if value is not None}
             save_model(learner.policy, aside, special=special, source=source or None)
             tokenizer.save(aside)
+            if names:
+                write_json(aside / ACTION_NAMES, {"actions": list(names)})
             trainer: dict[str, Any] = {
                 "optimizer": learner.optimizer.state_dict(),
                 "random": get_random_states(),

@@ -265,6 +265,7 @@ class Session:
             self.parts.tokenizer,
             self.state,
             keep_last=self.config.run.keep_last,
+            names=() if self.parts.actions is None else self.parts.actions.names,
             source=self.config.model.path and str(latest_model(self.config.model.path)),
         )
 

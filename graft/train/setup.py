@@ -31,10 +31,11 @@ from graft.protocols import Engine, Env
 from graft.registry import resolve
 from graft.rewards import REWARDS
 from graft.rollout.branch import BRANCHES, Branch
+from graft.rollout.counterfactual import Counterfactual
 from graft.rollout.episode import Setting
 from graft.text.chat import Chat
 from graft.text.tokenizer import Tokenizer
-from graft.train.checkpoint import latest_model
+from graft.train.checkpoint import action_names, latest_model
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.train.plan import check_fits, choose_micro, kv_tokens_for
@@ -80,6 +81,8 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
         policy = with_actions(policy, actions, source, config.actions.init_from_base)
     policy = policy.to(device=device, dtype=dtype)
     policy.recompute = choose_micro(config, policy.shape, dtype, room_on(device)).recompute
+    check_calls(config, actions, env)
+    branch = branch_of(config, preset, actions)
     engine = make_engine(config, policy, tokenizer, actions)
     shape, credit, _, _ = build(preset)
     setting = make_setting(config, engine, chat, env, actions)
@@ -91,7 +94,7 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
         actions=actions,
         engine=engine,
         preset=preset,
-        branch=branch_of(config, preset, actions),
+        branch=branch,
         shape=shape,
         credit=credit,
         returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
@@ -173,7 +176,15 @@ def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch
         known["tools"] = actions.tools
     takes = inspect.signature(resolve(name, BRANCHES, "branch")).parameters
     told = {key: value for key, value in known.items() if key in takes}
-    return make((name, {**told, **given}), BRANCHES, "branch")
+    branch = make((name, {**told, **given}), BRANCHES, "branch")
+    if isinstance(branch, Counterfactual):
+        if actions is None:
+            raise ConfigError(
+                "the branch 'counterfactual' forces calls, and this run has no actions to force; "
+                "set actions.file, or take rollout.branch=independent"
+            )
+        branch.check_tools(actions)
+    return branch
 
 
 def as_part(entry: Any) -> Any:
@@ -224,6 +235,41 @@ def actions_of(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Actions
     return load_actions(section.file, tokenizer, section.tools, vocab_size=vocab_size)
 
 
+def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], Env]) -> None:
+    """Refuse actions and an environment that would never hear of each other's calls."""
+    if actions is not None and config.sft.data:
+        raise ConfigError(
+            f"sft.data={config.sft.data}: recorded chats know no actions, and their calls would be "
+            "learned as words; warm up from demonstrations (sft.data='') or leave actions.file out"
+        )
+    if not config.task.env:
+        return
+    probe = env(Task("probe", config.task.env))
+    missing = object()
+    takes: Any = getattr(probe, "action_tools", missing)
+    probe.close()
+    if takes is missing:  # an environment of the user's own
+        return
+    if takes and (actions is None or not actions.space.extra):
+        raise ConfigError(
+            f"{config.task.env} takes its calls from actions (task.args.dress=actions), and "
+            f"actions.file={config.actions.file!r} has none beyond the vocabulary; give a file such "
+            "as calculator, or another dress"
+        )
+    if actions is None:
+        return
+    if actions.space.extra and takes is None:
+        raise ConfigError(
+            f"actions.file={config.actions.file} makes calls by actions, and {config.task.env} looks "
+            "for them in the text; set task.args.dress=actions, or take the file that ends in -tags"
+        )
+    if takes and not set(takes) & set(actions.tools):
+        raise ConfigError(
+            f"actions.file={config.actions.file} has {', '.join(actions.tools)}, and "
+            f"{config.task.env} answers only {', '.join(takes)}; give the file of its tools"
+        )
+
+
 def with_actions(
     policy: Decoder, actions: Actions, source: Path | None, init_from_base: bool
 ) -> Decoder:
@@ -236,6 +282,15 @@ def with_actions(
             raise ConfigError(
                 f"'{source}' was trained with {trained.shape.extra} actions beyond the vocabulary, "
                 f"and actions.file has {actions.space.extra}; give the file it was trained with"
+            )
+        known = action_names(source)
+        if known and known != list(actions.names):
+            other = next(
+                (a, b) for a, b in zip(known, actions.names, strict=True) if a != b
+            )  # the first
+            raise ConfigError(
+                f"'{source}' was trained with the action {other[0]!r} where actions.file has "
+                f"{other[1]!r}; give the file it was trained with"
             )
         return trained
     nothing = [None] * len(actions.init_tokens)

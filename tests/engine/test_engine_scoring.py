@@ -143,3 +143,11 @@ def test_several_texts_score_as_each_does_alone(monkeypatch: pytest.MonkeyPatch)
                 assert [v for way in one for v in way] == pytest.approx(
                     [v for way in other for v in way], abs=1e-5
                 )
+
+
+def test_scores_take_a_temperature() -> None:
+    engine = tiny_engine()
+    (warm,) = engine.score([prompt(6)], [[6]], [[token] for token in range(VOCAB)], temperature=0.5)
+    (plain,) = engine.score([prompt(6)], [[6]], [[token] for token in range(VOCAB)])
+    want = (torch.tensor(plain[0]).flatten() / 0.5).log_softmax(0)
+    assert torch.allclose(torch.tensor(warm[0]).flatten(), want, atol=1e-5)

@@ -81,7 +81,7 @@ class ScriptedEngine:
         self.contexts.append(context)
         return context
 
-    def score(self, texts, at, continuations, mode=0):
+    def score(self, texts, at, continuations, mode=0, temperature=1.0):
         asked = [list(c) for c in continuations]
         self.asked += [(list(t), list(p), asked, mode) for t, p in zip(texts, at, strict=True)]
         return [[[[self.likely(p, a) for a in c] for c in asked] for p in places] for places in at]

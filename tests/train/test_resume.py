@@ -15,7 +15,8 @@ RECIPE = """
 run: {{dir: "{folder}", name: run, save_every: 3, eval_tasks: 12, trackers: [], seed: 3}}
 model:
   shape: {{width: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ff: 32, max_positions: 96}}
-task: {{env: calculator, eval_args: {{split: test}}}}
+task: {{env: calculator, args: {{{args}}}, eval_args: {{split: test}}}}
+actions: {{{actions}}}
 rollout: {{tasks: 4, samples: 4, max_tokens: 10, max_turns: 4, max_context: 64}}
 algo: {{name: {algo}, kl_coef: 0.01}}
 train: {{steps: 16, lr: 1.0e-3, warmup: 2, epochs: {epochs}}}
@@ -57,7 +58,16 @@ def scores(folder: Path) -> dict:
 def recipe_in(folder: Path, algo: str = "grpo", epochs: int = 1) -> Path:
     folder.mkdir()
     path = folder / "recipe.yaml"
-    path.write_text(RECIPE.format(folder=folder, algo=algo, epochs=epochs))
+    has_actions = algo == "cpo"  # its branch learns from step to step, its head has further rows
+    path.write_text(
+        RECIPE.format(
+            folder=folder,
+            algo=algo,
+            epochs=epochs,
+            args="dress: actions" if has_actions else "",
+            actions="file: compact" if has_actions else "",
+        )
+    )
     return path
 
 
@@ -71,7 +81,9 @@ def wait_for_lines(process: subprocess.Popen, log: Path, count: int) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("algo", "epochs", "kills"), [("grpo", 1, 10), ("ppo", 2, 2)])
+@pytest.mark.parametrize(
+    ("algo", "epochs", "kills"), [("grpo", 1, 10), ("ppo", 2, 2), ("cpo", 1, 2)]
+)
 def test_a_run_killed_at_random_moments_ends_with_the_same_metrics(tmp_path, algo, epochs, kills):
     whole = recipe_in(tmp_path / "whole", algo, epochs)
     finish(start(whole))

@@ -135,10 +135,11 @@ class NativeEngine:
         at: Sequence[Sequence[int]],
         continuations: Sequence[Sequence[int]],
         mode: int = 0,
+        temperature: float = 1.0,
     ) -> list[Scores]:
         """Of each text: log-probs [i][j][k] of action k of continuations[j] right after text[: at[i]].
 
-        In the distribution of `mode` at temperature 1; an action that it forbids has -inf. Only the
+        In the distribution of `mode` at `temperature`; an action that it forbids has -inf. Only the
         last action of a continuation may lie beyond the vocabulary: it is never fed to the model.
         """
         trunks = [check_tokens(text, self.vocab_size) for text in texts]
@@ -158,7 +159,7 @@ class NativeEngine:
                     f"cannot score the continuation {actions}: it needs an action, and the last one "
                     f"must be one of the space's {self.space.num_actions}"
                 )
-        return score(self.decoder, trunks, at, asked, mode, self._masks.allowed)
+        return score(self.decoder, trunks, at, asked, mode, self._masks.allowed, temperature)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:

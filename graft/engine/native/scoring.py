@@ -45,6 +45,7 @@ def score(
     continuations: Sequence[Sequence[int]],
     mode: int,
     allowed: Tensor | None,
+    temperature: float = 1.0,
 ) -> list[Scores]:
     """Of each text, [i][j][k]: of action k of continuations[j] right after text[: at[i]]."""
     if not continuations:
@@ -52,7 +53,7 @@ def score(
     found: dict[Place, list[list[float]]] = {}
     wanted = [(text, place) for text, places in enumerate(at) for place in sorted(set(places))]
     for part in _parts(decoder, wanted, continuations):
-        found |= _score_part(decoder, texts, part, continuations, mode, allowed)
+        found |= _score_part(decoder, texts, part, continuations, mode, allowed, temperature)
     return [[found[text, place] for place in places] for text, places in enumerate(at)]
 
 
@@ -124,6 +125,7 @@ def _score_part(
     continuations: Sequence[Sequence[int]],
     mode: int,
     allowed: Tensor | None,
+    temperature: float,
 ) -> dict[Place, list[list[float]]]:
     """[j][k] of each place."""
     places: dict[int, list[int]] = {}
@@ -148,6 +150,7 @@ def _score_part(
         placed["actions"],
         modes=torch.full_like(placed["actions"], mode),
         allowed=allowed,
+        temperature=temperature,
     )
     left = iter(logp.tolist())
     return {

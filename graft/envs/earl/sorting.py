@@ -141,6 +141,11 @@ class Sorting(BaseEnv):
         system = {"role": "system", "content": self._system()}
         return [system, {"role": "user", "content": self._question()}]
 
+    @property
+    def action_tools(self) -> tuple[str, ...] | None:
+        """Tools that are called by actions; None: calls are found in the text."""
+        return self.offered if self.dress.is_bare else None
+
     def respond(self, action: str) -> Turn:
         if self.kind == "compare":  # its answer may stand anywhere in the response
             self.said += action

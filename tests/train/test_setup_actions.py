@@ -1,0 +1,105 @@
+"""Actions, environments and checkpoints that do not belong together are refused before anything runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graft.config import Config, ConfigError, check
+from graft.train.checkpoint import action_names
+from graft.train.run import train_recipe
+from graft.train.setup import actions_of, assemble, load_tokenizer, with_actions
+
+TINY = {
+    "width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16,
+    "max_positions": 64,
+}  # fmt: skip
+
+
+def recipe(folder: Path, dress: str, file: str, **sections: dict[str, Any]) -> Config:
+    return check(
+        {
+            "run": {"dir": str(folder), "name": "run", "eval_tasks": 0, "trackers": []},
+            "model": {"shape": TINY},
+            "task": {"env": "calculator", "args": {"dress": dress}},
+            "actions": {"file": file},
+            "rollout": {"tasks": 2, "samples": 2, "max_tokens": 6, "max_context": 40},
+            "train": {"steps": 1},
+            **sections,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("dress", "file", "complaint"),
+    [
+        ("compact", "compact", "looks for them in the text; set task.args.dress=actions"),
+        ("actions", "compact-tags", "has none beyond the vocabulary"),
+        ("actions", "", "has none beyond the vocabulary"),
+    ],
+)
+def test_a_dress_that_does_not_fit_the_file_is_refused(tmp_path, dress, file, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        assemble(recipe(tmp_path, dress, file))
+
+
+@pytest.mark.parametrize(("dress", "file"), [("actions", "compact"), ("compact", "compact-tags")])
+def test_a_dress_that_fits_is_taken(tmp_path, dress, file):
+    assert assemble(recipe(tmp_path, dress, file)).actions is not None
+
+
+def test_tools_that_the_environment_does_not_have_are_refused(tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(
+        'tools:\n  - {name: guess, entry: "[", words: ["["], answer: "{};",\n'
+        "     syntax: {arguments: {take: [digits]}}, "
+        'groups: [{name: digits, actions: ["0", "1"]}]}\n'
+    )
+    with pytest.raises(ConfigError, match="has guess, and calculator answers only calculator"):
+        assemble(recipe(tmp_path, "actions", str(other)))
+
+
+def test_forcing_calls_wants_calls_that_there_are(tmp_path):
+    with pytest.raises(ConfigError, match="no actions to force"):
+        assemble(recipe(tmp_path, "compact", "", algo={"name": "cpo"}))
+    branch = {"counterfactual": {"tools": ["abacus"]}}
+    rollout = {"tasks": 2, "samples": 2, "max_tokens": 6, "max_context": 40, "branch": branch}
+    with pytest.raises(ValueError, match="cannot force abacus"):
+        assemble(recipe(tmp_path, "actions", "compact", rollout=rollout))
+
+
+def test_recorded_chats_do_not_go_with_actions(tmp_path):
+    with pytest.raises(ConfigError, match="recorded chats know no actions"):
+        assemble(recipe(tmp_path, "actions", "compact", sft={"data": "chats.jsonl"}))
+
+
+def test_a_checkpoint_remembers_what_its_rows_stand_for(tmp_path):
+    config = recipe(tmp_path, "actions", "compact", algo={"name": "cpo"})
+    checkpoint = Path(train_recipe(config)["checkpoint"])
+    names = action_names(checkpoint)
+    assert names[0] == "[" and names[-1] == "]" and len(names) == 15
+    parts = assemble(config, checkpoint)
+    assert parts.policy.shape.extra == 15
+    text = Path("graft/actions/files/compact.yaml").read_text()
+    swapped = tmp_path / "swapped.yaml"
+    swapped.write_text(text.replace('["+", "-", "*"]', '["-", "+", "*"]'))
+    other = recipe(tmp_path, "actions", str(swapped))
+    with pytest.raises(ConfigError, match=r"the action '\+' where actions.file has '-'"):
+        assemble(other, checkpoint)
+
+
+def test_another_number_of_actions_than_the_checkpoint_s_is_refused(tmp_path):
+    config = recipe(tmp_path, "actions", "compact", algo={"name": "cpo"})
+    checkpoint = Path(train_recipe(config)["checkpoint"])
+    parts = assemble(config, checkpoint)
+    fewer = tmp_path / "fewer.yaml"
+    fewer.write_text(
+        Path("graft/actions/files/compact.yaml")
+        .read_text()
+        .replace('["+", "-", "*"]', '["+", "-"]')
+    )
+    tokenizer = load_tokenizer(config, checkpoint)
+    actions = actions_of(recipe(tmp_path, "actions", str(fewer)), tokenizer, tokenizer.vocab_size)
+    assert actions is not None
+    with pytest.raises(ConfigError, match=r"was trained with 15 actions .* has 14"):
+        with_actions(parts.policy, actions, checkpoint, init_from_base=True)
