@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=36_000, help="no run begins after so long")
     parser.add_argument("--out", type=Path, default=Path("runs/expa"))
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     suite = SUITES[options.suite]
     if suite.needs_model and not options.model:
         parser.error(f"{options.suite} trains a model: give --model (a folder or a .gguf file)")
