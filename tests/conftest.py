@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 
@@ -13,6 +15,12 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined: before imports
+
+# a shell lets what it starts in the background ignore Ctrl-C, and children inherit that: tests that
+# interrupt a child would wait for nothing
+is_main = threading.current_thread() is threading.main_thread()
+if is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
