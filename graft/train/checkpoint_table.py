@@ -30,10 +30,11 @@ from graft.models.gguf import open_gguf
 from graft.models.load import INDEX, ModelFileError, read_config, read_json, shape_of
 from graft.models.save import write_json, write_whole
 from graft.text.chat import Chat
+from graft.train.acting import with_actions
 from graft.train.checkpoint import PHASES, checkpoints
 from graft.train.folder import RunStopped, out_of_disk
 from graft.train.rl import commonest_failure, held_out_tasks, is_dead
-from graft.train.setup import Parts, assemble, load_policy, load_tokenizer, with_actions
+from graft.train.setup import Parts, assemble, load_policy, load_tokenizer
 
 DEFAULT_TASKS = 200
 """Where the recipe itself never evaluates (run.eval_tasks=0)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 import torch
 
-from graft.actions.actions import Actions, load_actions
+from graft.actions.actions import Actions
 from graft.algos.credit import CREDITS, Credit
 from graft.algos.losses import LOSSES
-from graft.algos.presets import Preset, build, make, resolve_preset
+from graft.algos.presets import Preset, build, make
 from graft.algos.reductions import REDUCTIONS
 from graft.algos.shaping import Shaping
 from graft.config import Config, ConfigError
@@ -22,7 +21,6 @@ from graft.envs import make as make_env
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, has_kernels
-from graft.models.extra import extend, load_rows
 from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
 from graft.models.load import load_model, read_config, shape_of
 from graft.models.shape import Shape
@@ -30,12 +28,13 @@ from graft.models.tree_attention import why_no_kernel
 from graft.protocols import Engine, Env
 from graft.registry import resolve
 from graft.rewards import REWARDS
-from graft.rollout.branch import BRANCHES, Branch
-from graft.rollout.counterfactual import Counterfactual
+from graft.rollout.branch import Branch
 from graft.rollout.episode import Setting
 from graft.text.chat import Chat
 from graft.text.tokenizer import Tokenizer
-from graft.train.checkpoint import action_names, latest_model
+from graft.train.acting import actions_of, allowed_table, check_calls, with_actions
+from graft.train.algorithm import branch_of, preset_of
+from graft.train.checkpoint import latest_model
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.train.plan import check_fits, choose_micro, kv_tokens_for
@@ -124,79 +123,6 @@ def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:
     return env(Task("probe", config.task.env)).observe_as in ("user", "tool")
 
 
-def preset_of(config: Config) -> Preset:
-    """The preset with the recipe's changes; a name nobody knows is an error here.
-
-    Lengths that a preset publishes for its own budget (constant reductions, DAPO's overlong
-    penalty on the last fifth) are taken from `rollout.max_tokens` instead.
-    """
-    algo = config.algo
-    preset = resolve_preset(algo.name)
-    changes: dict[str, Any] = {}
-    if algo.credit:
-        changes["credit"] = tuple(as_part(entry) for entry in algo.credit)
-    if algo.loss is not None:
-        changes["loss"] = as_part(algo.loss)
-    if algo.reduction is not None:
-        changes["reduction"] = as_part(algo.reduction)
-    budget = config.rollout.max_tokens
-    length, buffer = algo.overlong or (budget, max(budget // 5, 1))
-    overlong = ("overlong", {"max_length": length, "buffer": buffer})
-    shaping = [overlong if part[0] == "overlong" else part for part in preset.shaping]
-    if algo.overlong and overlong not in shaping:
-        shaping.append(overlong)
-    if algo.reduction is None and preset.reduction[0] == "constant":
-        changes["reduction"] = ("constant", {"length": budget})
-    if algo.mask_truncated:
-        shaping.append("mask_truncated")
-    coef = preset.kl_coef if algo.kl_coef is None else algo.kl_coef
-    if coef and algo.kl_in == "reward":
-        if config.actions.file:
-            raise ConfigError(
-                "algo.kl_in=reward prices every decision, and a reference knows none of the actions "
-                "beyond the vocabulary; take algo.kl_in=loss, which holds the words alone"
-            )
-        shaping.append(("kl_in_reward", {"coef": coef, "kind": algo.kl_kind}))
-        coef = 0.0  # it acts in one place
-    changes |= {"kl_coef": coef, "kl_kind": algo.kl_kind}
-    changes["shaping"] = tuple(shaping)
-    if algo.entropy_coef is not None:
-        changes["entropy_coef"] = algo.entropy_coef
-    if algo.importance_cap is not None:
-        changes["importance_cap"] = algo.importance_cap
-    return replace(preset, **changes)
-
-
-def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch:
-    """The recipe's branch or the preset's, told what a run knows and the recipe need not repeat."""
-    part = as_part(config.rollout.branch) if config.rollout.branch else preset.branch
-    name, given = (part, {}) if isinstance(part, str) else part
-    known: dict[str, Any] = {"samples": config.rollout.samples, "seed": config.run.seed}
-    if actions is not None:
-        known["tools"] = actions.tools
-    takes = inspect.signature(resolve(name, BRANCHES, "branch")).parameters
-    told = {key: value for key, value in known.items() if key in takes}
-    branch = make((name, {**told, **given}), BRANCHES, "branch")
-    if isinstance(branch, Counterfactual):
-        if actions is None:
-            raise ConfigError(
-                "the branch 'counterfactual' forces calls, and this run has no actions to force; "
-                "set actions.file, or take rollout.branch=independent"
-            )
-        branch.check_tools(actions)
-    return branch
-
-
-def as_part(entry: Any) -> Any:
-    """A recipe's `name` or `{name: {key: value}}` as (name, keywords)."""
-    if isinstance(entry, str):
-        return entry
-    if isinstance(entry, dict) and len(entry) == 1:
-        ((name, keywords),) = entry.items()
-        return name, dict(keywords or {})
-    raise ConfigError(f"{entry!r} is neither a name nor {{name: {{key: value}}}}")
-
-
 def env_factory(
     config: Config, args: dict[str, Any], tokenizer: Tokenizer
 ) -> Callable[[Task], Env]:
@@ -225,85 +151,6 @@ def load_policy(config: Config, source: Path | None, tokenizer: Tokenizer) -> De
     if source is not None:
         return load_model(source)
     return Decoder(new_shape(config, tokenizer)).initialise(config.run.seed)
-
-
-def actions_of(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Actions | None:
-    """The recipe's actions, spelled with this tokenizer."""
-    section = config.actions
-    if not section.file:
-        return None
-    return load_actions(section.file, tokenizer, section.tools, vocab_size=vocab_size)
-
-
-def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], Env]) -> None:
-    """Refuse actions and an environment that would never hear of each other's calls."""
-    if actions is not None and config.sft.data:
-        raise ConfigError(
-            f"sft.data={config.sft.data}: recorded chats know no actions, and their calls would be "
-            "learned as words; warm up from demonstrations (sft.data='') or leave actions.file out"
-        )
-    if not config.task.env:
-        return
-    probe = env(Task("probe", config.task.env))
-    missing = object()
-    takes: Any = getattr(probe, "action_tools", missing)
-    probe.close()
-    if takes is missing:  # an environment of the user's own
-        return
-    if takes and (actions is None or not actions.space.extra):
-        raise ConfigError(
-            f"{config.task.env} takes its calls from actions (task.args.dress=actions), and "
-            f"actions.file={config.actions.file!r} has none beyond the vocabulary; give a file such "
-            "as calculator, or another dress"
-        )
-    if actions is None:
-        return
-    if actions.space.extra and takes is None:
-        raise ConfigError(
-            f"actions.file={config.actions.file} makes calls by actions, and {config.task.env} looks "
-            "for them in the text; set task.args.dress=actions, or take the file that ends in -tags"
-        )
-    if takes and not set(takes) & set(actions.tools):
-        raise ConfigError(
-            f"actions.file={config.actions.file} has {', '.join(actions.tools)}, and "
-            f"{config.task.env} answers only {', '.join(takes)}; give the file of its tools"
-        )
-
-
-def with_actions(
-    policy: Decoder, actions: Actions, source: Path | None, init_from_base: bool
-) -> Decoder:
-    """The policy with head rows for its actions: those of its checkpoint, or new ones."""
-    if not actions.space.extra:
-        return policy
-    trained = None if source is None else load_rows(policy, source)
-    if trained is not None:
-        if trained.shape.extra != actions.space.extra:
-            raise ConfigError(
-                f"'{source}' was trained with {trained.shape.extra} actions beyond the vocabulary, "
-                f"and actions.file has {actions.space.extra}; give the file it was trained with"
-            )
-        known = action_names(source)
-        if known and known != list(actions.names):
-            other = next(
-                (a, b) for a, b in zip(known, actions.names, strict=True) if a != b
-            )  # the first
-            raise ConfigError(
-                f"'{source}' was trained with the action {other[0]!r} where actions.file has "
-                f"{other[1]!r}; give the file it was trained with"
-            )
-        return trained
-    nothing = [None] * len(actions.init_tokens)
-    return extend(policy, actions.init_tokens if init_from_base else nothing)
-
-
-def allowed_table(actions: Actions | None, policy: Decoder) -> torch.Tensor | None:
-    """[modes, head rows] of the policy's device: what the learner masks with."""
-    if actions is None or actions.space.allowed is None:
-        return None
-    table = torch.zeros(actions.space.num_modes, policy.shape.head_rows, dtype=torch.bool)
-    table[:, : actions.space.num_actions] = torch.from_numpy(actions.space.allowed.copy())
-    return table.to(policy.device)
 
 
 def new_shape(config: Config, tokenizer: Tokenizer) -> Shape:

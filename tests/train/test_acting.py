@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from graft.config import Config, ConfigError, check
+from graft.train.acting import actions_of, with_actions
 from graft.train.checkpoint import action_names
 from graft.train.run import train_recipe
-from graft.train.setup import actions_of, assemble, load_tokenizer, with_actions
+from graft.train.setup import assemble, load_tokenizer
 
 TINY = {
     "width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16,

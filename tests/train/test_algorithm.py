@@ -3,8 +3,8 @@
 import pytest
 
 from graft.config import Config, ConfigError, check
+from graft.train.algorithm import preset_of
 from graft.train.plan import has_reference
-from graft.train.setup import preset_of
 
 
 def recipe(**algo: object) -> Config:

@@ -1,0 +1,87 @@
+"""From a recipe's words to its algorithm: the preset with the recipe's changes, and the branch."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from graft.actions.actions import Actions
+from graft.algos.presets import Preset, make, resolve_preset
+from graft.config import Config, ConfigError
+from graft.registry import resolve
+from graft.rollout.branch import BRANCHES, Branch
+from graft.rollout.counterfactual import Counterfactual
+
+
+def preset_of(config: Config) -> Preset:
+    """The preset with the recipe's changes; a name nobody knows is an error here.
+
+    Lengths that a preset publishes for its own budget (constant reductions, DAPO's overlong
+    penalty on the last fifth) are taken from `rollout.max_tokens` instead.
+    """
+    algo = config.algo
+    preset = resolve_preset(algo.name)
+    changes: dict[str, Any] = {}
+    if algo.credit:
+        changes["credit"] = tuple(as_part(entry) for entry in algo.credit)
+    if algo.loss is not None:
+        changes["loss"] = as_part(algo.loss)
+    if algo.reduction is not None:
+        changes["reduction"] = as_part(algo.reduction)
+    budget = config.rollout.max_tokens
+    length, buffer = algo.overlong or (budget, max(budget // 5, 1))
+    overlong = ("overlong", {"max_length": length, "buffer": buffer})
+    shaping = [overlong if part[0] == "overlong" else part for part in preset.shaping]
+    if algo.overlong and overlong not in shaping:
+        shaping.append(overlong)
+    if algo.reduction is None and preset.reduction[0] == "constant":
+        changes["reduction"] = ("constant", {"length": budget})
+    if algo.mask_truncated:
+        shaping.append("mask_truncated")
+    coef = preset.kl_coef if algo.kl_coef is None else algo.kl_coef
+    if coef and algo.kl_in == "reward":
+        if config.actions.file:
+            raise ConfigError(
+                "algo.kl_in=reward prices every decision, and a reference knows none of the actions "
+                "beyond the vocabulary; take algo.kl_in=loss, which holds the words alone"
+            )
+        shaping.append(("kl_in_reward", {"coef": coef, "kind": algo.kl_kind}))
+        coef = 0.0  # it acts in one place
+    changes |= {"kl_coef": coef, "kl_kind": algo.kl_kind}
+    changes["shaping"] = tuple(shaping)
+    if algo.entropy_coef is not None:
+        changes["entropy_coef"] = algo.entropy_coef
+    if algo.importance_cap is not None:
+        changes["importance_cap"] = algo.importance_cap
+    return replace(preset, **changes)
+
+
+def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch:
+    """The recipe's branch or the preset's, told what a run knows and the recipe need not repeat."""
+    part = as_part(config.rollout.branch) if config.rollout.branch else preset.branch
+    name, given = (part, {}) if isinstance(part, str) else part
+    known: dict[str, Any] = {"samples": config.rollout.samples, "seed": config.run.seed}
+    if actions is not None:
+        known["tools"] = actions.tools
+    takes = inspect.signature(resolve(name, BRANCHES, "branch")).parameters
+    told = {key: value for key, value in known.items() if key in takes}
+    branch = make((name, {**told, **given}), BRANCHES, "branch")
+    if isinstance(branch, Counterfactual):
+        if actions is None:
+            raise ConfigError(
+                "the branch 'counterfactual' forces calls, and this run has no actions to force; "
+                "set actions.file, or take rollout.branch=independent"
+            )
+        branch.check_tools(actions)
+    return branch
+
+
+def as_part(entry: Any) -> Any:
+    """A recipe's `name` or `{name: {key: value}}` as (name, keywords)."""
+    if isinstance(entry, str):
+        return entry
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, keywords),) = entry.items()
+        return name, dict(keywords or {})
+    raise ConfigError(f"{entry!r} is neither a name nor {{name: {{key: value}}}}")
