@@ -3,7 +3,7 @@
     python -m benchmarks.expa.cost                         # a small shape on a CPU
     python -m benchmarks.expa.cost --shape 135M --rows 512 # a GPU
 
-Weights are random and lengths forced, since speed does not ask what a model knows. Three loads on the
+Weights are random and lengths forced, since speed does not ask what a model knows. Four loads on the
 same decoder, by turns, medians of the rounds:
 
     plain   no grammar: every token may be drawn, no action beyond the vocabulary
@@ -11,6 +11,7 @@ same decoder, by turns, medians of the rounds:
             enters the calculator, for a row that does would be late and alone at the end
     calls   a call after one token in `--every`: the calculator's modes, descriptions of several tokens
             written without a draw, an exit, an observation of three tokens, and on
+    stops   what calls cost whoever makes them: plain decoding that is stopped and answered as often
 
 A written token counts as a token, drawn or not; observations do not.
 """
@@ -40,6 +41,9 @@ DIGITS, OPERATORS = 10, 4
 ROUTE, EXIT = 0, DIGITS + OPERATORS + 1
 EXTRA = EXIT + 1
 OBSERVATION = [5, 6, 7]
+CALL = 27
+"""Tokens that a call of the load "calls" is written with, on average: two to enter, two to leave, and
+digits and operators in between, each as likely as the exit."""
 
 
 def calculator(vocab_size: int, every: int) -> tuple[ActionSpace, Automaton]:
@@ -82,10 +86,12 @@ def calculator(vocab_size: int, every: int) -> tuple[ActionSpace, Automaton]:
 
 
 class Player:
-    """An engine over a decoder with extra rows, and one of the three loads."""
+    """An engine over a decoder, with extra rows or without, and one of the loads."""
 
-    def __init__(self, decoder: Decoder, every: int | None, rows: int, length: int) -> None:
-        self.rows, self.length = rows, length
+    def __init__(
+        self, decoder: Decoder, every: int | None, rows: int, length: int, stops: int = 0
+    ) -> None:
+        self.rows, self.length, self.stops = rows, length, stops
         space, self.grammar = None, None
         if every is not None:
             space, self.grammar = calculator(decoder.shape.vocab_size, every)
@@ -96,10 +102,12 @@ class Player:
         context, written = self.engine.open(prompt, key=key), 0
         while written < self.length:
             left = self.length - written
+            if self.stops:  # as soon as one token in `stops` would have asked for it
+                left = min(left, CALL + 1 + int(self.rng.expovariate(1 / self.stops)))
             asked = Sampling(max_tokens=left, min_tokens=left)
             done = await context.sample(asked, self.grammar)
             written += len(done.tokens)
-            if done.finish is Finish.EXIT:
+            if done.finish is Finish.EXIT or self.stops:
                 context.append(OBSERVATION)
         context.close()
         return written
@@ -139,6 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
         "plain": Player(plain, None, *size),
         "mode": Player(decoder, 0, *size),
         "calls": Player(decoder, options.every, *size),
+        "stops": Player(plain, None, *size, stops=options.every),
     }
     speeds: dict[str, list[float]] = {name: [] for name in players}
     for number in range(options.rounds + 1):

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Tokens
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
@@ -29,6 +28,16 @@ SEGMENTS = 4
 """Segments of a burst, at most, before everything is planned anew."""
 BUSY = 0.75
 """Share of a burst's rows that must be alive for another segment."""
+
+
+class Outcome(NamedTuple):
+    """What a grammar makes of a decision."""
+
+    tokens: list[int]
+    mode: int
+    is_exit: bool
+    fault: str
+    """What is wrong with the grammar's answer; empty if nothing is."""
 
 
 class Runs(Protocol):
@@ -54,6 +63,7 @@ class Driver:
         self._stale: set[Sequence] = set()
         self._grammar: Grammar | None = None
         self._telling: dict[int, frozenset[int]] = {}  # of that grammar
+        self._outcomes: dict[tuple[int, int], Outcome] = {}  # of that grammar, as they come up
         self._task: asyncio.Task[None] | None = None
 
     async def submit(self, request: Request) -> Completion:
@@ -169,6 +179,7 @@ class Driver:
         """Take decisions one by one; words that are nothing but words, all at once."""
         if grammar is not self._grammar:
             self._grammar, self._telling = grammar, telling_actions(grammar, self.space)
+            self._outcomes = {}
         start, count = 0, len(actions)
         while start < count and not request.is_over:
             telling = self._telling.get(request.mode)
@@ -217,12 +228,13 @@ class Driver:
 
         Of a description that is longer than the room only the beginning is written.
         """
-        mode, tokens = request.mode, grammar.written(request.mode, action)
-        request.mode = grammar.step(mode, action)
-        if fault := self._fault(tokens, request.mode):
+        mode = request.mode
+        outcome = self._outcomes.get((mode, action)) or self._ask(grammar, mode, action)
+        tokens, request.mode, is_exit, fault = outcome
+        if fault:
             request.fail(EngineError(f"in mode {mode}, after action {action}, the grammar {fault}"))
             return
-        written = list(tokens[: request.room - len(request.logprobs)])
+        written = tokens[: request.room - len(request.logprobs)]
         rest = len(written) - 1
         request.sequence.tokens += written
         request.actions += [action] + [NO_ACTION] * rest
@@ -231,7 +243,7 @@ class Driver:
         request.modes += [mode] * len(written)
         if len(written) < len(tokens):
             self._finish(request, Finish.LENGTH)
-        elif grammar.is_exit(mode, action):
+        elif is_exit:
             self._finish(request, Finish.EXIT)
         elif (action in request.stop_tokens and written == [action]) or self._holds_a_stop_string(
             request, len(written)
@@ -240,13 +252,17 @@ class Driver:
         elif len(request.logprobs) >= request.room:
             self._finish(request, Finish.LENGTH)
 
-    def _fault(self, tokens: Tokens[int], mode: int) -> str:
-        """What is wrong with an answer of a grammar; empty if nothing is."""
-        if not 0 <= mode < self.space.num_modes:
-            return f"went to mode {mode} (the action space has 0 to {self.space.num_modes - 1})"
-        if not tokens or not 0 <= min(tokens) <= max(tokens) < self.space.vocab_size:
-            return f"wrote {list(tokens)} (the model reads tokens 0 to {self.space.vocab_size - 1})"
-        return ""
+    def _ask(self, grammar: Grammar, mode: int, action: int) -> Outcome:
+        """The grammar's answer, the same every time: an automaton has no memory but its mode."""
+        tokens, after = list(grammar.written(mode, action)), grammar.step(mode, action)
+        fault = ""
+        if not 0 <= after < self.space.num_modes:
+            fault = f"went to mode {after} (the action space has 0 to {self.space.num_modes - 1})"
+        elif not tokens or not 0 <= min(tokens) <= max(tokens) < self.space.vocab_size:
+            fault = f"wrote {tokens} (the model reads tokens 0 to {self.space.vocab_size - 1})"
+        outcome = Outcome(tokens, after, grammar.is_exit(mode, action), fault)
+        self._outcomes[mode, action] = outcome
+        return outcome
 
     def _holds_a_stop_string(self, request: Request, count: int) -> bool:
         """Whether one of the last `count` tokens completes a stop string."""
