@@ -141,6 +141,8 @@ class Sampling:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
+    begun: int = 0
+    """Tokens at the context's end that this sample goes on with: a stop string may begin in them."""
 
     def __post_init__(self) -> None:
         bad = None
@@ -259,6 +261,14 @@ class Span:
             text=text,
             info={"finish": str(completion.finish), **info},
         )
+
+    def go_on(self, completion: Completion, text: str) -> None:
+        """Add what was sampled next, in the same turn and with the same weights; `text` is of all."""
+        more = Span.sampled(-1, completion)
+        for name in self.PER_TOKEN:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+        self.text = text
+        self.info.update(more.info)
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode

@@ -22,5 +22,7 @@ def independent(samples: int) -> Branch:
 
 BRANCHES: dict[str, Callable[..., Branch] | str] = {
     "independent": independent,
+    "arpo": "graft.rollout.branching:arpo",
+    "aepo": "graft.rollout.branching:aepo",
     "counterfactual": "graft.rollout.counterfactual:Counterfactual",
 }

@@ -104,11 +104,11 @@ class Growth:
         tokens = encode(prompt) if isinstance(prompt, str) else chat.prompt(prompt, self.tools)
         return tokens + (encode(self.setting.prefill) if self.setting.prefill else [])
 
-    async def root(self) -> Path:
+    async def root(self, purpose: str = "") -> Path:
         """A new path from the prompt; the prompt is computed once however many there are."""
         assert self._prompt is not None, "open() comes first"
         env = await self.fresh_env()
-        return self.add(self._prompt.fork(self.key(len(self.paths))), env, tip=0)
+        return self.add(self._prompt.fork(self.key(len(self.paths), purpose)), env, tip=0)
 
     async def fresh_env(self) -> Env:
         """The environment as it posed the task, before any turn."""

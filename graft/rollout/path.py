@@ -4,12 +4,15 @@ With actions, sampling also stops where a call is complete, and the environment 
 
     policy  "So compare A and B"    env.step(Called(text, "compare", ("A", "B")))
     env     ": A < B\n"             "A < B" in the answer template of the actions, inline
+
+A turn may be begun and finished later: a branch that looks at the first tokens after an observation
+takes them with `begin`, and may `fork` there; the fork has the same past and none of these tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -48,6 +51,12 @@ class Path:
         self.leaf: Leaf | None = None
         self.twin_of: Path | None = None
         """The path that this one is the counterfactual of."""
+        self.begun: Span | None = None
+        """What it has said of a turn that is not over."""
+        self.spoken: Span | None = None
+        """The last span that it has sampled itself."""
+        self._mode: int | None = None  # of the context, before what is begun
+        self._finish: Finish | None = None  # how a turn ended that nobody has heard yet
 
     @property
     def is_live(self) -> bool:
@@ -59,30 +68,33 @@ class Path:
             await self.turn()
 
     async def turn(self) -> None:
-        """Sample, act, read the answer. A failure ends this path and nothing else."""
+        """Sample what is left of a turn, act, read the answer. A failure ends this path, no other."""
+        await self._unless_it_fails(self._turn())
+
+    async def begin(self, tokens: int) -> None:
+        """Sample the first `tokens` of the next turn; `turn` goes on from there."""
+        await self._unless_it_fails(self._speak(tokens))
+
+    async def _unless_it_fails(self, steps: Awaitable[None]) -> None:
         try:
-            await self._turn()
+            await steps
         except Failure as failure:
             self.growth.episode.spans[self.tip].info["error"] = str(failure)
-            self.end(failure.status)
+            await self.end(failure.status)
 
     async def _turn(self) -> None:
         setting = self.growth.setting
-        sampling = self._sampling()
-        if sampling is None:
-            return self.end(Status.TRUNCATED)
-        async with boundary(f"completion of {self.growth.episode.task.id}", setting.deadline):
-            grammar = None if setting.actions is None else setting.actions.grammar
-            completion = await self.context.sample(sampling, grammar)
-        is_closed = setting.chat.is_closed(completion.tokens)
-        span = Span.sampled(self.tip, completion, self._words(completion.tokens, is_closed))
-        self.tip = self.growth.episode.append(span)
+        if self._finish is None:
+            await self._speak()
+        if self.leaf is not None or self.begun is None:
+            return None
+        span, finish, self.begun, self._finish = self.begun, self._finish, None, None
         self.metrics["turns"] += 1
-        if completion.finish in (Finish.LENGTH, Finish.ABORT):
-            is_cut = completion.finish is Finish.LENGTH
-            return self.end(Status.TRUNCATED if is_cut else Status.ABORTED)
+        if finish in (Finish.LENGTH, Finish.ABORT):
+            return await self.end(Status.TRUNCATED if finish is Finish.LENGTH else Status.ABORTED)
 
-        said = self._said(is_closed, is_call=completion.finish is Finish.EXIT)
+        is_closed = setting.chat.is_closed(span.tokens)
+        said = self._said(is_closed, is_call=finish is Finish.EXIT)
         async with boundary(f"env {self.growth.episode.task.env} step", setting.deadline):
             turn: Turn = await call(self.env, self.env.step, said)
             if not math.isfinite(turn.reward):
@@ -91,26 +103,54 @@ class Path:
         span.reward = turn.reward
         self.reward += turn.reward
         self.count(turn.info)
+        if "tool" in turn.info:
+            span.info["tool_calls"] = turn.info.get("tool_calls", 1)
         if turn.is_over:
-            return self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
+            return await self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
         if self.metrics["turns"] >= setting.max_turns:
-            return self.end(Status.TRUNCATED)
+            return await self.end(Status.TRUNCATED)
         self._observe(turn, said, is_closed)
 
-    def _sampling(self) -> Sampling | None:
+    async def _speak(self, most: int | None = None) -> None:
+        """Sample the turn, or `most` tokens of it, after what of it is there already."""
+        setting, span = self.growth.setting, self.begun
+        sampling = self._sampling(most)
+        if sampling is None:
+            return await self.end(Status.TRUNCATED)
+        if span is None:
+            self._mode = self.context.mode
+        async with boundary(f"completion of {self.growth.episode.task.id}", setting.deadline):
+            grammar = None if setting.actions is None else setting.actions.grammar
+            completion = await self.context.sample(sampling, grammar)
+        if span is not None and span.version == completion.version:
+            tokens = span.tokens + completion.tokens
+            span.go_on(completion, self._words(tokens, setting.chat.is_closed(tokens)))
+        else:
+            is_closed = setting.chat.is_closed(completion.tokens)
+            self.begun = Span.sampled(
+                self.tip, completion, self._words(completion.tokens, is_closed)
+            )
+            self.tip = self.growth.episode.append(self.begun)
+        self.spoken = self.begun
+        is_cut = completion.finish is Finish.LENGTH and len(completion.tokens) == most
+        self._finish = None if is_cut else completion.finish
+
+    def _sampling(self, most: int | None) -> Sampling | None:
         """The setting's sampling, cut to the room that is left and stopped where a turn ends.
 
         None where there is no room. With actions a call ends by itself, not by a stop string.
+        `most` tokens are asked for only where more could follow.
         """
         setting = self.growth.setting
         asked, chat = setting.sampling, setting.chat
-        begun = sum(map(len, self._open_spans()))  # by an entry that was forced, else 0
+        begun = sum(map(len, self._open_spans()))
         limit = min(asked.max_tokens - begun, setting.max_context - len(self.context.tokens))
         if limit <= 0:
             return None
+        limit = limit if most is None or most >= limit else most
         end = () if chat.end_ids or not chat.end_text else (chat.end_text,)
         stop = self.env.stop if setting.actions is None else ()
-        return _within(asked, limit, (*stop, *end), tuple(chat.end_ids))
+        return _within(asked, limit, (*stop, *end), tuple(chat.end_ids), begun)
 
     def _open_spans(self) -> list[Span]:
         """The policy's spans since somebody else spoke: one, or more where it was split or forced."""
@@ -184,33 +224,57 @@ class Path:
                 self.metrics[name] = float(value)
 
     async def fork(self) -> Path:
-        """A second path with the same past; from here on the two are strangers."""
-        growth = self.growth
+        """A second path with the same past; from here on the two are strangers.
+
+        Of a turn that is begun it has nothing: it goes on behind the last observation.
+        """
+        growth, begun = self.growth, self.begun
         env = await fork_env(self.env, growth.setting, growth.episode.task, self.actions)
-        twin = growth.add(self.context.fork(growth.key(len(growth.paths))), env, self.tip)
+        key, tip = growth.key(len(growth.paths)), self.tip
+        if begun is None:
+            context = self.context.fork(key)
+        else:
+            assert begun.parent is not None
+            context = self.context.fork(key, at=len(self.context.tokens) - len(begun))
+            context.mode, tip = self._mode, begun.parent
+        twin = growth.add(context, env, tip)
         twin.past = [*self.past]
         twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward
         return twin
 
-    def end(self, status: Status) -> None:
+    async def end(self, status: Status) -> None:
         """Become a leaf."""
-        episode, reward = self.growth.episode, self.growth.setting.reward
         self.leaf = Leaf((*self.past, self.tip), self.reward, status, metrics=self.metrics)
-        if reward is not None and self.metrics["turns"] and status.is_trainable:
-            spans = [episode.spans[i] for i in episode.walk(self.tip)]
-            row = Trajectory(_as_only_leaf(episode, self.leaf), 0, len(self.past), spans)
-            self.leaf.reward = reward(episode.task, row)
-            if not math.isfinite(self.leaf.reward):
-                raise ValueError(
-                    f"the reward of task {episode.task.id!r} is {self.leaf.reward}; a reward function "
-                    "must return a finite number"
-                )
-            last = next(span for span in spans[::-1] if span.author is Author.POLICY)
-            last.reward += self.leaf.reward - self.reward  # turns still add up to the leaf's reward
+        if self.metrics["turns"] and status.is_trainable:
+            await self._judge(self.leaf)
         if self.growth.keep_open:
             self.env.close()
         else:
             self.close()
+
+    async def _judge(self, leaf: Leaf) -> None:
+        """Let the setting's reward, if it has one, take the place of the environment's."""
+        episode, setting = self.growth.episode, self.growth.setting
+        reward = setting.reward
+        if reward is None:
+            return
+        spans = [episode.spans[i] for i in episode.walk(self.tip)]
+        row = Trajectory(_as_only_leaf(episode, leaf), 0, len(self.past), spans)
+        async with boundary(f"the reward of {episode.task.id}", setting.deadline):
+            waits = getattr(
+                reward, "blocking", False
+            )  # as a judge does that is asked over a network
+            earned = (
+                await in_thread(reward, episode.task, row) if waits else reward(episode.task, row)
+            )
+        if not math.isfinite(earned):
+            raise ValueError(
+                f"the reward of task {episode.task.id!r} is {earned}; a reward function "
+                "must return a finite number"
+            )
+        leaf.reward = earned
+        if self.spoken is not None:  # not a span of the path that it is a fork of
+            self.spoken.reward += earned - self.reward  # turns still add up to the leaf's reward
 
     def close(self) -> None:
         self.context.close()
@@ -218,13 +282,16 @@ class Path:
 
 
 @lru_cache(maxsize=1024)  # one object for equal settings: the engine batches by identity
-def _within(asked: Sampling, limit: int, stop: tuple[str, ...], ends: tuple[int, ...]) -> Sampling:
+def _within(
+    asked: Sampling, limit: int, stop: tuple[str, ...], ends: tuple[int, ...], begun: int
+) -> Sampling:
     return replace(
         asked,
         max_tokens=limit,
-        min_tokens=min(asked.min_tokens, limit),
+        min_tokens=min(max(asked.min_tokens - begun, 0), limit),
         stop=(*asked.stop, *stop),
         stop_tokens=(*asked.stop_tokens, *ends),
+        begun=begun,
     )
 
 

@@ -32,8 +32,9 @@ from graft.models.save import write_json, write_whole
 from graft.text.chat import Chat
 from graft.train.acting import with_actions
 from graft.train.checkpoint import PHASES, checkpoints
+from graft.train.describe import commonest_failure, is_dead
 from graft.train.folder import RunStopped, out_of_disk
-from graft.train.rl import commonest_failure, held_out_tasks, is_dead
+from graft.train.rl import held_out_tasks
 from graft.train.setup import Parts, assemble, load_policy, load_tokenizer
 
 DEFAULT_TASKS = 200

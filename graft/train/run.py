@@ -25,12 +25,13 @@ from graft.models.load import load_model
 from graft.models.save import save_model
 from graft.protocols import Stateful
 from graft.train.checkpoint import Checkpoint, checkpoints, latest_model, save_checkpoint
+from graft.train.describe import commonest_failure
 from graft.train.display import Display
 from graft.train.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.interrupt import Interrupt
 from graft.train.learner import Learner
 from graft.train.optimizer import NonFinite
-from graft.train.rl import TaskStream, commonest_failure, held_out_tasks, learn, roll_out
+from graft.train.rl import TaskStream, held_out_tasks, learn, roll_out
 from graft.train.setup import (
     Parts,
     assemble,

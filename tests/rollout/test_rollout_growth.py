@@ -204,7 +204,7 @@ def test_a_bug_of_ours_is_not_hidden_in_a_status():
     class Broken:
         """An engine and its context, with a bug in sampling."""
 
-        version, vocab_size, tokens = 0, 5, (1, 2)
+        version, vocab_size, tokens, mode = 0, 5, (1, 2), None
 
         def open(self, tokens, key=None):
             return self

@@ -215,7 +215,7 @@ class Driver:
         if tokens[count - 1] in request.stop_tokens or (
             request.stop_strings is not None
             and written >= request.sampling.min_tokens
-            and request.stop_strings.completed_by(request.sequence.tokens, request.start)
+            and request.stop_strings.completed_by(request.sequence.tokens, request.said_from)
         ):
             self._finish(request, Finish.STOP)
         elif written >= request.room:
@@ -270,7 +270,7 @@ class Driver:
             return False
         tokens = request.sequence.tokens
         return any(
-            request.stop_strings.completed_by(tokens[:end], request.start)
+            request.stop_strings.completed_by(tokens[:end], request.said_from)
             for end in range(len(tokens) - count + 1, len(tokens) + 1)
         )
 
@@ -282,7 +282,7 @@ class Driver:
         if not request.stop_tokens.isdisjoint(tokens):
             count = next(i for i, t in enumerate(tokens, 1) if t in request.stop_tokens)
         if request.stop_strings is not None:
-            said = request.sequence.tokens[request.start :]
+            said = request.sequence.tokens[request.said_from :]
             for number, token in enumerate(tokens[:count], 1):
                 said.append(token)
                 is_due = len(request.logprobs) + number >= request.sampling.min_tokens

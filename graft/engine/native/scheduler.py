@@ -34,6 +34,8 @@ class Request:
     """Of the weights when it began; the staleness of its oldest token."""
     future: asyncio.Future[Completion]
     start: int = 0
+    said_from: int = 0
+    """Where stop strings are looked for: `start`, or earlier if it goes on with an earlier sample."""
     actions: list[int] = field(default_factory=list[int])
     """Kept where a grammar may make them differ from the tokens."""
     logprobs: list[float] = field(default_factory=list[float])
@@ -43,6 +45,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.start = len(self.sequence.tokens)
+        self.said_from = max(self.start - self.sampling.begun, 0)
 
     def finish(self, finish: Finish) -> None:
         tokens = self.sequence.tokens[self.start :]

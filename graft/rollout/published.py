@@ -1,0 +1,128 @@
+"""ARPO's and AEPO's branch as their programs have it, faults included, to compare with.
+
+    round 1   roots sample a segment, tools answer, everybody waits for the slowest
+              entropy of the segment: a SUM over its first tokens, so that short ones look sure
+              its change since the first segment that was ever seen in this slot, of whatever prompt
+              forks in the order of slots: ARPO  if U - weight * change <= branch_probability
+                                           AEPO  if (U + weight * change) * (1 - penalty * rounds in a
+                                                 row with a new attempt) >= branch_probability
+    round 2   the same with the forks; a prompt with nobody left gets ONE new root per round
+
+The entropy is that of the segment BEFORE the observation where the fork is made. A slot is a place in
+the step's list of attempts; the table of first entropies is never emptied. In AEPO a larger
+`branch_probability` makes fewer forks, and the attempt that decides the number of roots is thrown away.
+
+What differs from the programs: entropies are those of the whole distribution rather than of its ten
+likeliest tokens; the end token that they force at the call limit is not trained; root entropy is taken
+from the attempt that is thrown away instead of one more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graft.rollout.episode import Growth
+from graft.rollout.path import Path
+from graft.rollout.uncertainty import first_decisions
+from graft.types import Author, Episode
+
+
+@dataclass(slots=True)
+class Published:
+    """Learns one thing from step to step that it should not: the entropies of slots."""
+
+    samples: int
+    initial_rollouts: int
+    beam_size: int
+    branch_probability: float
+    entropy_weight: float
+    tokens: int
+    is_aepo: bool
+    dynamic: bool
+    sensitivity: float
+    penalty: float
+    first_entropies: dict[int, float] = field(default_factory=dict[int, float])
+    """Slot -> entropy of the first segment ever seen there."""
+    _slots: int = 0
+
+    async def __call__(self, growth: Growth) -> None:
+        roots = self.initial_rollouts
+        if self.dynamic:
+            roots = await self._try_out(growth)
+        slots: dict[Path, int] = {}
+        live = [await self._root(growth, slots) for _ in range(min(roots, self.samples))]
+        in_a_row = 0
+        while live:
+            await asyncio.gather(*(path.turn() for path in live))
+            live = [path for path in live if path.is_live]
+            began = len(growth.paths)
+            for path in [*live]:
+                live += await self._fork_from(path, growth, slots, in_a_row)
+            if not live and len(growth.paths) < self.samples:
+                live.append(await self._root(growth, slots))
+            in_a_row = in_a_row + 1 if len(growth.paths) > began else 0
+
+    async def _root(self, growth: Growth, slots: dict[Path, int]) -> Path:
+        return self._take_slot(await growth.root(), slots)
+
+    def _take_slot(self, path: Path, slots: dict[Path, int]) -> Path:
+        slots[path] = self._slots
+        self._slots += 1
+        return path
+
+    async def _fork_from(
+        self, path: Path, growth: Growth, slots: dict[Path, int], in_a_row: int
+    ) -> list[Path]:
+        """Forks of a path that has just had its turn."""
+        if path.spoken is None:
+            return []
+        entropy = self._entropy(first_decisions([path.spoken], self.tokens), growth)
+        change = entropy - self.first_entropies.setdefault(slots[path], entropy)
+        draws = random.Random(growth.key(path.number, f"/fork/{int(path.metrics['turns'])}"))
+        most = min(self.beam_size - 1, self.samples - len(growth.paths))
+        wanted = sum(self._is_due(draws.random(), change, in_a_row) for _ in range(most))
+        path.spoken.info.update(entropy_change=change, forks=wanted)
+        return [self._take_slot(await path.fork(), slots) for _ in range(wanted)]
+
+    def _is_due(self, uniform: float, change: float, in_a_row: int) -> bool:
+        """Whether one attempt at branching comes off."""
+        if not self.is_aepo:
+            drawn = min(max(uniform - self.entropy_weight * change, 0.0), 1.0)
+            return drawn <= self.branch_probability
+        scale = max(0.0, 1.0 - self.penalty * in_a_row)
+        drawn = min(max((uniform + self.entropy_weight * change) * scale, 0.0), 1.0)
+        return drawn >= self.branch_probability
+
+    def _entropy(self, entropies: Sequence[float], growth: Growth) -> float:
+        return sum(entropies) / math.log(max(growth.setting.engine.vocab_size, 2))
+
+    async def _try_out(self, growth: Growth) -> int:
+        """AEPO's number of roots, from an attempt that nobody trains on or counts."""
+        path = await growth.root("/thrown away")
+        await path.finish()
+        growth.paths.remove(path)
+        spans = [growth.episode.spans[i] for i in growth.episode.walk(path.tip)]
+        said = [span for span in spans if span.author is Author.POLICY]
+        segments = [self._entropy(first_decisions([span], self.tokens), growth) for span in said]
+        gap = segments[0] - sum(segments) / len(segments) if segments else 0.0
+        share = 1 / (1 + math.exp(-self.sensitivity * gap))
+        return min(max(int(self.samples * share) + 1, 1), self.samples)
+
+    def begin(self, step: int) -> None:
+        """Slots are numbered anew in every step; what is known of them is not forgotten."""
+        self._slots = 0
+
+    def settle(self, episodes: Sequence[Episode]) -> None:
+        """Nothing to learn from rewards."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"first_entropies": [[slot, h] for slot, h in self.first_entropies.items()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.first_entropies = {int(slot): float(h) for slot, h in state["first_entropies"]}
