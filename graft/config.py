@@ -73,8 +73,8 @@ class Tasks(Section):
     """Arguments that differ when tasks are held out, such as {split: test}."""
     wrappers: list[str | dict[str, Any]] = []
     """Put around it in this order: names, {name: {key: value}}, or "your.module:Class"."""
-    reward: str = ""
-    """A reward's name or "your.module:fn"; empty takes the environment's own rewards."""
+    reward: Any = ""
+    """A reward: a name, {name: {...}} or "your.module:fn"; empty takes the environment's own."""
     prefill: str = ""
     """What every answer begins with, as if the policy had said it; never trained."""
 
@@ -123,13 +123,14 @@ class EngineSection(Section):
 
 class Algo(Section):
     name: str = "grpo"
-    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo, cpo, earl_grpo."""
+    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo, cpo, earl_grpo, arpo,
+    arpo_hard, aepo."""
     credit: list[Any] = []
     """Instead of the preset's: names, {name: {...}} or "your.module:fn", applied in order."""
     loss: Any = None
     """Instead of the preset's: a name, {name: {...}} or "your.module:fn"."""
     reduction: Any = None
-    """Instead of the preset's: token, sequence, written_tokens or {constant: {length: n}}."""
+    """Instead of the preset's: token, unique_tokens, sequence, written_tokens, {constant: {length: n}}."""
     kl_coef: float | None = Field(default=None, ge=0)
     """Weight of the KL to the reference model; 0 loads none, null takes the preset's."""
     kl_kind: Literal["k1", "k2", "k3"] = "k3"

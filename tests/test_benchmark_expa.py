@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.expa.__main__ import commands
 from benchmarks.expa.cost import calculator
 from benchmarks.expa.curves import Curve, Point, read_curve, table
 from benchmarks.expa.suites import SUITES
+from benchmarks.methods import commands
 from graft.config import load_config
 
 
@@ -18,7 +18,7 @@ def test_every_run_of_every_suite_is_a_valid_recipe(name: str):
     given = argparse.Namespace(
         seeds=[3], methods=None, out=Path("runs"), model="models/some", overrides=["train.lr=0.5"]
     )
-    found = commands(name, SUITES[name], given)
+    found = commands("expa", name, SUITES[name], given)
     assert len(found) == len(SUITES[name].methods)
     for folder, command in found.items():
         recipe, *overrides = command[command.index("train") + 1 :]
@@ -34,7 +34,7 @@ def test_methods_begin_where_their_own_format_was_warmed_up():
     given = argparse.Namespace(seeds=[0], methods=None, out=Path("o"), model="", overrides=[])
     starts = {
         folder.name: next(word for word in command if word.startswith("model.path="))
-        for folder, command in commands("rare", SUITES["rare"], given).items()
+        for folder, command in commands("expa", "rare", SUITES["rare"], given).items()
     }
     assert starts == {
         "rare-earl-0": "model.path=o/warm-earl-0",

@@ -9,7 +9,7 @@ gold calls alone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from benchmarks.methods import Suite
 
 EARL = ("earl", "prompt-grpo", "prompt-cpo", "sft-grpo")
 
@@ -22,28 +22,10 @@ _SMALL = (
 )  # fmt: skip
 
 
-class Suite(NamedTuple):
-    """One comparison: methods by the end of their recipes' names, and the overrides of all."""
-
-    methods: tuple[str, ...]
-    overrides: tuple[str, ...] = ()
-    warm_up: dict[str, str] = {}
-    """Overrides by method: how its warm-up differs."""
-    needs_model: bool = False
-    recipe: str = ""
-    """Beginning of the recipes' names; empty: the suite's own."""
-    after: str = ""
-    """The suite whose runs, of the same seed, are where its own begin."""
-    after_method: dict[str, str] = {}
-    """Of which method that run was, where it was another."""
-    budget: int = 0
-    """Sampled tokens at which methods are compared; 0: what all of them have reached."""
-
-
-_DEMOS = dict.fromkeys(EARL, "sft.demo_args={tool_rate: 0.02}")
-_GOLD = {"sft-grpo": "sft.demo_args={tool_rate: 1.0}"}
-_TRIES = dict.fromkeys(EARL, "sft.demo_args={tool_rate: 0.1, tries: 3}")
-_GOLD_TRIES = {"sft-grpo": "sft.demo_args={tool_rate: 1.0, tries: 3}"}
+_DEMOS = dict.fromkeys(EARL, ("sft.demo_args={tool_rate: 0.02}",))
+_GOLD = {"sft-grpo": ("sft.demo_args={tool_rate: 1.0}",)}
+_TRIES = dict.fromkeys(EARL, ("sft.demo_args={tool_rate: 0.1, tries: 3}",))
+_GOLD_TRIES = {"sft-grpo": ("sft.demo_args={tool_rate: 1.0, tries: 3}",)}
 _SORTING = ("earl", "prompt-cpo")
 
 SUITES: dict[str, Suite] = {
@@ -51,7 +33,7 @@ SUITES: dict[str, Suite] = {
     "warm": Suite(
         ("earl", "prompt-grpo"),
         ("train.steps=0", "run.eval_tasks=0", "run.eval_every=0"),
-        recipe="toy",
+        recipe="toy-{method}",
     ),
     "rare": Suite(
         ("earl", "earl-grpo", "prompt-grpo", "prompt-cpo"),
@@ -59,7 +41,7 @@ SUITES: dict[str, Suite] = {
             "model.shape={}", "sft.steps=40", "sft.lr=1e-3", "sft.warmup=5",
             "sft.demo_args={tool_rate: 0.0}",
         ),
-        recipe="toy",
+        recipe="toy-{method}",
         after="warm",
         after_method={"earl-grpo": "earl", "prompt-cpo": "prompt-grpo"},
     ),

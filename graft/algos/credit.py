@@ -5,7 +5,7 @@
 
 A chain starts from zeros. Some credits write advantages from the rewards of the batch and ignore
 what came before (reinforce, discounted, grpo, dr_grpo, rloo, cpo, gae); others change what they are
-given (rebn, whiten, share_over_spans). Tokens outside the mask stay 0.
+given (rebn, whiten, share_over_spans, entropy_aware). Tokens outside the mask stay 0.
 """
 
 from __future__ import annotations
@@ -237,6 +237,22 @@ def share_over_spans() -> Credit:
     return credit
 
 
+def entropy_aware(weight: float = 0.2) -> Credit:
+    """Where the policy was less sure than usual, what came of it counts more (AEPO).
+
+    A * (1 + weight * (H - mean H) / std H), over all trained tokens of the batch. H is the entropy
+    under which the engine drew the token: always at hand. Entropies 0.5, 1.5 and A = -1 on both:
+    -0.8, -1.2. All equally unsure: A as it was.
+    """
+
+    def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
+        # the mask leaves out what nobody chose: observations, the rest of an action's description
+        unsure_NT = masked_whiten(batch.entropies, batch.mask)
+        return keep(adv_NT * (1 + weight * unsure_NT), batch.mask)
+
+    return credit
+
+
 CREDITS: dict[str, Callable[..., Credit]] = {
     "reinforce": reinforce,
     "discounted": discounted,
@@ -249,6 +265,7 @@ CREDITS: dict[str, Callable[..., Credit]] = {
     "gae_returns": gae_returns,
     "whiten": whiten,
     "share_over_spans": share_over_spans,
+    "entropy_aware": entropy_aware,
 }
 
 

@@ -55,20 +55,31 @@ def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Loss
     low and high is DAPO's clip-higher. `dual` = c bounds the loss of a bad token at -c A, however
     likely it has become: A = -1, r = 5, c = 3 costs 3 and gets no gradient.
     """
-    _check_range(low, high)
-    if dual is not None and dual <= 1 + high:
-        raise ValueError(f"clip: dual={dual} must be more than 1 + high = {1 + high}")
 
-    def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-        adv_NT = _advantages(batch)
-        ratio_NT = torch.exp(_log_ratio(logp_NT, batch))
-        loss_NT = _clipped(ratio_NT, adv_NT, low, high)
-        if dual is not None:
-            loss_NT = torch.where(adv_NT < 0, torch.minimum(loss_NT, -adv_NT * dual), loss_NT)
-        metrics = _metrics(loss_NT, entropy_NT, batch)
-        return loss_NT, metrics | _clip_metrics(ratio_NT, adv_NT, low, high)
+    def hold(ratio_NT: Tensor) -> Tensor:
+        return ratio_NT.clamp(1 - low, 1 + high)
 
-    return loss
+    return _clipping(hold, low, high, dual)
+
+
+def balanced_clip(low: float = 0.2, high: float = 0.2, dual: float | None = 3.0) -> Loss:
+    """As `clip` to the bit, but a good token that has risen beyond 1+high keeps a gradient (AEPO).
+
+    The upper bound is (1+high) * r / sg(r): its value is 1+high, and it moves with the log-prob.
+    Tokens that open a new way ("However", a search) are rare, rise fast and would be the first to
+    lose theirs. low = high = 0.2, dual = 3; the gradient on the log-prob is -A times
+
+        A, r            1, 1.5     1, 0.5    -1, 1.5    -1, 0.5    -1, 5
+        clip            0          0.5       1.5        0          0
+        balanced_clip   1.2        0.5       1.5        0          0
+    """
+
+    def hold(ratio_NT: Tensor) -> Tensor:
+        upper_NT = (1 + high) * (ratio_NT / ratio_NT.detach())  # r / r first: it is exactly 1
+        # bounds that are tensors: through a number no gradient flows
+        return ratio_NT.clamp(torch.full_like(ratio_NT, 1 - low), upper_NT)
+
+    return _clipping(hold, low, high, dual)
 
 
 def gspo(low: float = 3e-4, high: float = 4e-4) -> Loss:
@@ -86,7 +97,7 @@ def gspo(low: float = 3e-4, high: float = 4e-4) -> Loss:
         logp_NT = keep(logp_NT, batch.mask)
         row_N = masked_mean(_log_ratio(logp_NT, batch).detach(), batch.mask, dim=1)
         ratio_NT = torch.exp(row_N[:, None] + logp_NT - logp_NT.detach())
-        loss_NT = _clipped(ratio_NT, adv_NT, low, high)
+        loss_NT = _worse(ratio_NT, ratio_NT.clamp(1 - low, 1 + high), adv_NT)
         metrics = _metrics(loss_NT, entropy_NT, batch)
         return loss_NT, metrics | _clip_metrics(ratio_NT, adv_NT, low, high)
 
@@ -188,6 +199,7 @@ def value_loss(
 LOSSES: dict[str, Callable[..., Loss]] = {
     "reinforce": reinforce,
     "clip": clip,
+    "balanced_clip": balanced_clip,
     "gspo": gspo,
     "cispo": cispo,
     "sft": sft,
@@ -208,8 +220,29 @@ def _log_ratio(logp_NT: Tensor, batch: Batch) -> Tensor:
     return bounded(keep(logp_NT, batch.mask) - old_NT)
 
 
-def _clipped(ratio_NT: Tensor, adv_NT: Tensor, low: float, high: float) -> Tensor:
-    return torch.maximum(-adv_NT * ratio_NT, -adv_NT * ratio_NT.clamp(1 - low, 1 + high))
+def _clipping(
+    hold: Callable[[Tensor], Tensor], low: float, high: float, dual: float | None
+) -> Loss:
+    """PPO's loss, where `hold` says how a token's ratio is kept within [1 - low, 1 + high]."""
+    _check_range(low, high)
+    if dual is not None and dual <= 1 + high:
+        raise ValueError(f"dual={dual} must be more than 1 + high = {1 + high}; null leaves it out")
+
+    def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        adv_NT = _advantages(batch)
+        ratio_NT = torch.exp(_log_ratio(logp_NT, batch))
+        loss_NT = _worse(ratio_NT, hold(ratio_NT), adv_NT)
+        if dual is not None:
+            loss_NT = torch.where(adv_NT < 0, torch.minimum(loss_NT, -adv_NT * dual), loss_NT)
+        metrics = _metrics(loss_NT, entropy_NT, batch)
+        return loss_NT, metrics | _clip_metrics(ratio_NT, adv_NT, low, high)
+
+    return loss
+
+
+def _worse(ratio_NT: Tensor, held_NT: Tensor, adv_NT: Tensor) -> Tensor:
+    """The larger loss of a ratio and of what it is held to: holding never makes a token look better."""
+    return torch.maximum(-adv_NT * ratio_NT, -adv_NT * held_NT)
 
 
 def _check_range(low: float, high: float) -> None:

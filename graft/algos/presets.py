@@ -99,6 +99,30 @@ PRESETS: dict[str, Preset] = {
         loss=("clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
         kl_coef=1e-3,
     ),
+    # ARPO: stock GRPO on a tree that forks where the agent became unsure. A token that d attempts
+    # share is trained d times, once with the advantage of each ("soft"); published with a KL of
+    # weight 0, which we leave out with its reference
+    "arpo": Preset(
+        credit=(("grpo", {"unbiased": True}),),
+        loss=("clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
+        branch="arpo",
+    ),
+    # in ARPO's paper and not in its code: a shared token has the mean advantage of its attempts.
+    # Left at d times it would be soft over again (d * mean = sum), so here it counts once
+    "arpo_hard": Preset(
+        credit=(("grpo", {"unbiased": True}), "share_over_spans"),
+        loss=("clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
+        reduction="unique_tokens",
+        branch="arpo",
+    ),
+    # AEPO: ARPO with a budget for roots, a price on forking again and again, and these two parts;
+    # the published code compares entropies within a micro-batch, and only where an entropy bonus
+    # happens to be on. Ours does so over the whole batch, always
+    "aepo": Preset(
+        credit=(("grpo", {"unbiased": True}), ("entropy_aware", {"weight": 0.2})),
+        loss=("balanced_clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
+        branch="aepo",
+    ),
     # no discount within an answer, whitened advantages; a KL price goes into shaping:
     # ("kl_in_reward", {"coef": 0.05}) with a reference
     "ppo": Preset(

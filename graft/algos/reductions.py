@@ -10,15 +10,18 @@ else, so no count of micro-batches or ranks can slip into the gradient.
                         sequence  [1/6 1/6 1/6] [1/2]       each row alike
                         constant  [1/8 1/8 1/8] [1/8]       length=4: a row weighs by its length
                         written_tokens  [1/9 1/9 1/9] [1/9]  a tool wrote 5 tokens more
+                        unique_tokens   [1/6 1/3 1/3] [1/6]  both rows begin with the same token
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from graft.algos.batch import Batch
+from graft.algos.masked import number, segment_count
 
 Reduction = Callable[[Batch], Tensor]
 """Batch -> weights_NT, 0 where masked."""
@@ -70,9 +73,30 @@ def written_tokens() -> Reduction:
     return weigh
 
 
+def unique_tokens() -> Reduction:
+    """Mean over the distinct trained tokens of the trees: one that d rows go through counts once.
+
+    Each of its d cells has 1/d of its weight. Two cells are the same token if they are of one span
+    and at one place in it. Where no row shares a trained token this is `token`.
+    """
+
+    def weigh(batch: Batch) -> Tensor:
+        # a span has one path to its root, so in every row it begins at the same column
+        column_T = torch.arange(batch.spans.shape[1], device=batch.spans.device)
+        cell_NT = batch.spans * len(column_T) + column_T
+        token_M, num_distinct = number(cell_NT[batch.mask])
+        rows_M = segment_count(token_M, num_distinct)[token_M]
+        weights_NT = batch.zeros()
+        weights_NT[batch.mask] = 1 / (rows_M * num_distinct)
+        return weights_NT
+
+    return weigh
+
+
 REDUCTIONS: dict[str, Callable[..., Reduction]] = {
     "token": token,
     "sequence": sequence,
     "constant": constant,
     "written_tokens": written_tokens,
+    "unique_tokens": unique_tokens,
 }

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from graft.data.conversations import chat_of
 from graft.types import Message
 
-ROLES = ("system", "user", "assistant", "tool")
 ENDINGS = (".parquet", ".jsonl", ".json")
 _MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8
 
@@ -19,7 +19,10 @@ class DataError(ValueError):
 
 
 def read_chats(path: str) -> list[list[Message]]:
-    """The `messages` of every row: lists of {role, content}, each with an assistant turn to learn."""
+    """The chat of every row, as lists of {role, content} with an assistant turn to learn.
+
+    Rows hold `messages`, ShareGPT's `conversations` or Alpaca's columns, see `graft.data.conversations`.
+    """
     chats = [_chat(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), 1)]
     if not chats:
         raise DataError(f"{path} has no rows")
@@ -110,19 +113,9 @@ def _parquet(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _chat(row: Any, where: str) -> list[Message]:
-    messages = row.get("messages") if isinstance(row, dict) else None
-    if not isinstance(messages, list) or not messages:
-        found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise DataError(f"{where}: no list `messages` (found: {found})")
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            role = message.get("role") if isinstance(message, dict) else message
-            raise DataError(
-                f"{where}, message {number}: role {role!r} is none of {', '.join(ROLES)}"
-            )
-    if not any(message["role"] == "assistant" for message in messages):
-        raise DataError(f"{where}: no assistant message, so there is nothing to learn")
-    if messages[0]["role"] == "assistant":
-        raise DataError(f"{where}: starts with the assistant; there must be something to answer")
-    # parquet fills every struct with every key: absent ones come as None
-    return [{k: v for k, v in message.items() if v is not None} for message in messages]
+    if not isinstance(row, dict):
+        raise DataError(f"{where} is {type(row).__name__}, not an object with named fields")
+    try:
+        return chat_of(row)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from error

@@ -26,6 +26,8 @@ ENVS: dict[str, Entry] = {
     "arithmetic": Entry("graft.envs.arithmetic:Arithmetic"),
     "calculator": Entry("graft.envs.calculator:CalculatorTask", turns=6),
     "countdown": Entry("graft.envs.countdown:Countdown"),
+    "hops": Entry("graft.envs.hops:HopsTask", turns=7, needs=("sandbox",)),
+    "prompts": Entry("graft.envs.dataset.prompts:PromptsEnv", needs=("data:rows of your own",)),
     **EARL,
     **GAMES,
     **REASONING,

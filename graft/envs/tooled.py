@@ -13,10 +13,12 @@ Everything else is the inner env's business, half-written calls included. The ot
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
+from graft.data.corpus import whole
 from graft.envs.base import Wrapper, as_messages, limit_turns
 from graft.protocols import Env, Observation
 from graft.registry import resolve
@@ -39,6 +41,9 @@ from graft.types import Task, Turn
 __all__ = ["COMPACT", "Call", "CallStyle", "ToolEnv", "find_call", "tagged"]
 
 MAX_RESULT = 10_000
+WHOLE_RESULT = 1_000_000
+"""Characters of a result that is not to be cut. More fits into no context, and to encode 10 MB takes
+half a minute in which nobody else goes on."""
 MAX_CALLS = 16
 """Calls of one message that are carried out; a policy that writes more is told so once."""
 UNKNOWN = "unknown"
@@ -74,13 +79,15 @@ class ToolEnv(Wrapper):
     message with several: the first one's name, whether all went well, "tool_calls", "tool_failures"
     and "tool_results"), "tool_seconds" if the tool is one that waits, and "parsed_action" where what
     follows the call is ignored. An observation of the inner env that enters the context another way
-    says so in "observe_as". `counters` adds what a log wants: "tools/NAME/calls", "/failures" and
-    "/seconds" at the end of an episode, and GEM's keys (`tool_use_counter`, `tool_success_counter`,
-    `use_tool`, `tool_type`, `prev_ep_*`).
+    says so in "observe_as". `counters` adds what a log wants, the episode's totals so far on every
+    turn: "tools/NAME/calls", "/failures" and "/seconds", and from the first one on "tools/refused"
+    (calls beyond `max_uses`), "tools/malformed" (a close string without an open one, JSON that cannot
+    be read) and "tools/invented" (openings of a result that the policy wrote, which only we do). Also
+    GEM's keys (`tool_use_counter`, `tool_success_counter`, `use_tool`, `tool_type`, `prev_ep_*`).
     """
 
     shared = ("tools", "styles", "format")
-    saved = ("turns", "tool_uses", "is_over", "prompt", "counts", "previous")
+    saved = ("turns", "tool_uses", "is_over", "prompt", "counts", "faults", "previous")
 
     def __init__(
         self,
@@ -139,6 +146,8 @@ class ToolEnv(Wrapper):
         self.is_over = True
         self.prompt: Observation = ""
         self.counts: dict[str, dict[str, float]] = {}
+        self.faults: dict[str, int] = {}
+        """What went wrong with the writing of calls, whichever tool was meant."""
         self.previous: dict[str, int] = {}
 
     @property
@@ -157,7 +166,7 @@ class ToolEnv(Wrapper):
         for tool in self._stateful():
             tool.reset()
         self.turns = self.tool_uses = 0
-        self.counts = {}
+        self.counts, self.faults = {}, {}
         self.is_over = False
         self.prompt = with_instructions(observation, self.instructions, info.get("suffix", ""))
         info = {**info, "tool_uses": 0}
@@ -172,14 +181,14 @@ class ToolEnv(Wrapper):
         if self.is_over:
             raise RuntimeError("no episode is running; call reset() first")
         calls = self.format.find(action, self.styles)
+        self._blame("invented", sum(map(action.count, self._openings())))
         turn = self._answer(action, calls) if calls else self._pass_on(action)
         self.turns += 1
         turn = limit_turns(turn, self.turns, self.max_turns)
         self.is_over = turn.is_over
         if self.counters:
-            turn.info.update(self._counters(), use_tool="tool" in turn.info)
-            if turn.is_over:
-                turn.info.update(self._report())
+            # on every turn: an attempt that is cut or fails has no last one
+            turn.info.update(self._counters(), use_tool="tool" in turn.info, **self._report())
         return turn
 
     def task(self) -> Task:
@@ -246,6 +255,7 @@ class ToolEnv(Wrapper):
         style = self.styles.get(name) or self.format.style(name)
         self.tool_uses += 1
         if self.max_uses is not None and self.tool_uses > self.max_uses:
+            self._blame("refused")
             return Answer(name, style.spent, is_ok=False)
         waits = not call.error and getattr(self.tools.get(name), "blocking", False)
         started = time.perf_counter()
@@ -253,7 +263,8 @@ class ToolEnv(Wrapper):
         # only of tools that wait: elsewhere a clock would make equal episodes unequal
         seconds = time.perf_counter() - started if waits else None
         is_ok = not is_error(result)
-        text = style.render(shorten(result, self.max_result))
+        # whole: a tokenizer does not take the half characters that broken UTF-8 can leave behind
+        text = style.render(whole(shorten(result, self.max_result or WHOLE_RESULT)))
         if self.tool_uses == self.max_uses:
             text += style.last
         self._note(name, is_ok, seconds)
@@ -261,11 +272,17 @@ class ToolEnv(Wrapper):
 
     def _result(self, call: ToolCall) -> str:
         if call.error:
+            self._blame("malformed")
             return f"{ERROR}{call.error}"
         if call.name not in self.tools:
             return f"{ERROR}there is no tool {call.name[:40]!r}; known: {', '.join(self.tools)}"
-        what = call.arguments if self.format.is_json else call.content
-        return call_tool(self.tools[call.name], what)
+        tool = self.tools[call.name]
+        if self.format.is_json:
+            return call_tool(tool, call.arguments)
+        stated: Mapping[str, Any] = getattr(tool, "parameters", None) or {}
+        if not call.content.strip() and (needed := stated.get("required")):
+            return f"{ERROR}empty {needed[0]}; write it inside the call"
+        return call_tool(tool, call.content)
 
     def _pay(self, is_ok: bool) -> float:
         if is_ok:
@@ -278,6 +295,15 @@ class ToolEnv(Wrapper):
         counts["failures"] += not is_ok
         if seconds is not None:
             counts["seconds"] = counts.get("seconds", 0.0) + seconds
+
+    def _blame(self, fault: str, times: int = 1) -> None:
+        if times:
+            self.faults[fault] = self.faults.get(fault, 0) + times
+
+    def _openings(self) -> set[str]:
+        """How results begin, where they have a mark: "<result>". All layers', for all is read here."""
+        styles = [style for layer in self._layers() for style in layer.styles.values()]
+        return {style.result.partition("{}")[0].strip() for style in styles} - {""}
 
     def _layers(self) -> list[ToolEnv]:
         """This env and the ToolEnvs inside it: python_tool,search_tool is one in another."""
@@ -299,16 +325,22 @@ class ToolEnv(Wrapper):
         return {"tool_use_counter": calls, "tool_success_counter": calls - failures}
 
     def _report(self) -> dict[str, float]:
-        """{"tools/python/calls": 2, "tools/python/failures": 1, ...}, tools never called too."""
+        """{"tools/python/calls": 2, "tools/python/failures": 1, ...}, tools never called too, and
+        {"tools/refused": 1, ...} of the faults that there were."""
         by_tool: dict[str, dict[str, float]] = {}
+        faults: Counter[str] = Counter()
         for layer in reversed(self._layers()):
             by_tool |= {name: {"calls": 0, "failures": 0} for name in layer.tools}
             by_tool |= layer.counts
-        return {
+            faults.update(layer.faults)
+        if "invented" in self.faults:  # of a text that went on inwards the inner layers know too
+            faults["invented"] = self.faults["invented"]
+        of_tools = {
             f"tools/{name}/{what}": number
             for name, counts in by_tool.items()
             for what, number in counts.items()
         }
+        return {**of_tools, **{f"tools/{fault}": number for fault, number in faults.items()}}
 
 
 def with_instructions(observation: Observation, instructions: str, suffix: str = "") -> Observation:

@@ -7,8 +7,11 @@ from typing import Any
 REWARDS: dict[str, Any] = {
     "code_tests": "graft.rewards.code:code_tests",
     "countdown": "graft.rewards.answers:countdown",
+    "deep_research": "graft.rewards.deep_research:deep_research",
     "exact_match": "graft.rewards.answers:exact_match",
     "f1": "graft.rewards.answers:f1",
+    "hendrycks_math": "graft.rewards.hendrycks:hendrycks_math",
+    "judge": "graft.rewards.judge:Judge",
     "math_answer": "graft.rewards.answers:math_answer",
 }
-"""Name -> the reward function, or where to import it from."""
+"""Name -> the reward function, or where to import it from; a class is made into one by `make_reward`."""

@@ -37,8 +37,11 @@ def last_answer(text: str) -> str:
     '42'
     """
     found = last_tag(text, "answer")
-    if found is None:
-        found = last_boxed(text)
+    boxed = last_boxed(
+        text if found is None else found
+    )  # or a box inside the tag, as ARPO asks for
+    if boxed is not None:
+        found = boxed
     if found is None:
         found = last_marked(text)
     return (text if found is None else found).strip()
@@ -142,7 +145,8 @@ def exact_match(task: Task, trajectory: Trajectory) -> float:
 def f1(task: Task, trajectory: Trajectory) -> float:
     """`word_f1` of the final answer and the nearest of the task's."""
     answer = last_answer(trajectory.answer_text)
-    return max(word_f1(answer, accepted) for accepted in accepted_answers(task.answer))
+    golds = accepted_answers(task.answer)
+    return max((word_f1(answer, accepted) for accepted in golds), default=0.0)
 
 
 def math_answer(task: Task, trajectory: Trajectory) -> float:

@@ -80,7 +80,8 @@ def demonstration(
         elif env.observe_as == "inline":
             if actions is not None and tool is not None:
                 text = actions.render(tool, text)
-            tip = episode.append(Span(tip, Author.ENV, encode(text), text=text))
+            ids = chat.tokenizer.encode_plain(text)
+            tip = episode.append(Span(tip, Author.ENV, ids, text=text))
         else:
             ids = chat.extend([{"role": env.observe_as, "content": text}], closed=bool(end))
             tip = episode.append(Span(tip, Author.ENV, ids, text=text))

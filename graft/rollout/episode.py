@@ -87,7 +87,8 @@ class Growth:
             task,
             prompt=tuple(messages),
             answer=info.get("answer", task.answer),
-            data_source=task.data_source or task.env,
+            data_source=info.get("data_source") or task.data_source or task.env,
+            meta={**task.meta, **info.get("meta", {})},
         )
         if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
             tokens = self.begin(str(observation))

@@ -57,6 +57,7 @@ class Path:
         """The last span that it has sampled itself."""
         self._mode: int | None = None  # of the context, before what is begun
         self._finish: Finish | None = None  # how a turn ended that nobody has heard yet
+        self._is_acting = False
 
     @property
     def is_live(self) -> bool:
@@ -80,6 +81,8 @@ class Path:
             await steps
         except Failure as failure:
             self.growth.episode.spans[self.tip].info["error"] = str(failure)
+            if self._is_acting and getattr(self.env, "tools", None):  # no turn will tell of the call
+                self.metrics["tools/broken"] = self.metrics.get("tools/broken", 0.0) + 1
             await self.end(failure.status)
 
     async def _turn(self) -> None:
@@ -95,8 +98,10 @@ class Path:
 
         is_closed = setting.chat.is_closed(span.tokens)
         said = self._said(is_closed, is_call=finish is Finish.EXIT)
+        self._is_acting = True
         async with boundary(f"env {self.growth.episode.task.env} step", setting.deadline):
             turn: Turn = await call(self.env, self.env.step, said)
+            self._is_acting = False
             if not math.isfinite(turn.reward):
                 raise ValueError(f"reward {turn.reward} is not a finite number")
         self.actions.append(said)
@@ -109,7 +114,8 @@ class Path:
             return await self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
         if self.metrics["turns"] >= setting.max_turns:
             return await self.end(Status.TRUNCATED)
-        self._observe(turn, said, is_closed)
+        async with boundary(f"env {self.growth.episode.task.env} answer", setting.deadline):
+            self._observe(turn, said, is_closed)
 
     async def _speak(self, most: int | None = None) -> None:
         """Sample the turn, or `most` tokens of it, after what of it is there already."""
@@ -195,7 +201,7 @@ class Path:
         if role == "inline":
             if actions is not None and isinstance(said, Called):
                 observation = actions.render(said.tool, observation)
-            tokens = chat.tokenizer.encode(observation)
+            tokens = chat.tokenizer.encode_plain(observation)
         else:
             several = turn.info.get("tool_results") if role == "tool" else None
             words = several or [observation]  # calls made in one message are answered one by one

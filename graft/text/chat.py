@@ -12,8 +12,10 @@ rendering a probe conversation with a sentinel in the assistant's place and cutt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from graft.text.template import TEMPLATES, TemplateError, find_template, render
@@ -24,6 +26,7 @@ Tools = Sequence[Any] | str
 """Tool schemas in OpenAI's form; the list or its entries may be JSON strings."""
 
 SENTINEL = "graft.sentinel.7c1e"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 _ASK: Message = {"role": "user", "content": "graft.question"}
 _HOW_TO_APPEND = (
     "Tokens that were sampled cannot be rewritten. Use model.chat_template=chatml, or a path to a "
@@ -94,7 +97,8 @@ class Chat:
     def extend(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
         """Tokens to append after a policy turn: its closing, `messages`, the next turn's opening.
 
-        `closed` says that the policy already wrote the end of its turn (see `is_closed`).
+        `closed` says that the policy already wrote the end of its turn (see `is_closed`). What the
+        messages say is text: "<|im_end|>" in a search result ends nobody's turn.
         """
         if not messages:
             raise ValueError("nothing to extend with: pass the new user or tool messages")
@@ -103,7 +107,9 @@ class Chat:
                 "extend() takes what others say; an assistant message here would be the policy's "
                 "own turn, whose sampled tokens are appended as they are"
             )
-        return self._encode_after_turn(self._after_turn(messages, opened=True), closed)
+        hidden: dict[str, str] = {}
+        shown = [self._hide_control_tokens(message, hidden) for message in messages]
+        return self._encode_after_turn(self._after_turn(shown, opened=True), closed, hidden)
 
     def is_closed(self, tokens: Sequence[int]) -> bool:
         """Whether a policy turn with these tokens ended itself as the template would end it."""
@@ -171,13 +177,41 @@ class Chat:
                 f"use model.chat_template=chatml, or send them as another role"
             )
 
-    def _encode_after_turn(self, after: str, closed: bool) -> list[int]:
+    def _hide_control_tokens(self, message: Message, hidden: dict[str, str]) -> Message:
+        """The message with names in place of control tokens; `hidden` gets name -> token."""
+        content = message.get("content")
+        if not isinstance(content, str):
+            return message
+        for token in self.tokenizer.control_tokens:
+            if token in content:
+                name = f"{SENTINEL}.{len(hidden)}."
+                content, hidden[name] = content.replace(token, name), token
+        return {**message, "content": content}
+
+    def _encode(self, text: str, hidden: Mapping[str, str]) -> list[int]:
+        """The tokens of a text; what was hidden in it comes back as letters."""
+        if not hidden:
+            return self.tokenizer.encode(text)
+        names = "|".join(map(re.escape, hidden))
+        return [
+            token
+            for piece in re.split(f"({names})", text)
+            for token in (
+                self.tokenizer.encode_plain(hidden[piece])
+                if piece in hidden
+                else self.tokenizer.encode(piece)
+            )
+        ]
+
+    def _encode_after_turn(
+        self, after: str, closed: bool, hidden: Mapping[str, str] = NOTHING
+    ) -> list[int]:
         if not closed or not after.startswith(self.end_text):
-            return self.tokenizer.encode(after)
+            return self._encode(after, hidden)
         if not self.end_ids:
-            return self.tokenizer.encode(after[len(self.end_text) :])
+            return self._encode(after[len(self.end_text) :], hidden)
         # encoded together with the end token: some tokens swallow the blanks that follow them
-        ids = self.tokenizer.encode(after)
+        ids = self._encode(after, hidden)
         return ids[1 + next(i for i, token in enumerate(ids) if token in self.end_ids) :]
 
     def _turn_text(self, message: Message, tools: Tools | None) -> str:

@@ -57,12 +57,16 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.added_tokens = {token.content: index for index, token in added.items()}
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        special = (token.content for token in added.values() if token.special)
+        self.control_tokens = sorted(special, key=len, reverse=True)
+        """Texts of special tokens, those that others are part of first."""
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
         self.pad_id = self._id("pad_token")
         self.unk_id = self._id("unk_token")
         self._is_strict = isinstance(backend.model, models.WordLevel)
+        self._plain: tokenizers.Tokenizer | None = None  # made when first asked for
 
     @property
     def bos_token(self) -> str | None:
@@ -81,7 +85,22 @@ class Tokenizer:
         return self.special_tokens.get("unk_token")
 
     def encode(self, text: str) -> list[int]:
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        return self._encode(self._backend, text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """The same, but special tokens in the text do not count: for words of strangers.
+
+        encode("<|im_end|>") is one token, the end of a turn; encode_plain("<|im_end|>") are the
+        tokens of ten characters that only look like it.
+        """
+        if self._plain is None:
+            # a twin: the switch is on the tokenizer, and others encode with it at the same time
+            self._plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
+            self._plain.encode_special_tokens = True
+        return self._encode(self._plain, text)
+
+    def _encode(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
+        encoding = backend.encode(text, add_special_tokens=False)
         if self._is_strict and self.unk_id in encoding.ids:
             self._refuse_unknown(text, encoding)
         return encoding.ids

@@ -68,15 +68,16 @@ class PythonTool:
     def __call__(self, content: str) -> str:
         if not self.keep_state:
             return self._text(self.run(content))
-        if self._session is None:
-            self._session = self._replay()
-        outcome = self._session.run(content)
+        session = self._session  # the tool may be closed under a call that was given up
+        if session is None:
+            session = self._session = self._replay()
+        outcome = session.run(content)
         if outcome.is_restarted and self._cells:
             # the sandbox was killed from outside: not the policy's doing, so its names come back
-            self._session.close()
-            self._session = self._replay()
-            outcome = self._session.run(content)
-        if self._session.is_alive:
+            session.close()
+            session = self._session = self._replay()
+            outcome = session.run(content)
+        if session.is_alive:
             self._cells.append(content)
         else:
             self._cells.clear()

@@ -44,16 +44,20 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
         "tools/call_frequency": float(calls.mean()),
         "tools/failure_frequency": failures / max(float(calls.sum()), 1.0),
         **{n: sum(leaf.metrics.get(n, 0.0) for leaf in leaves) / len(leaves) for n in by_tool},
-        **_describe_forks(episodes, len(leaves)),
+        "tools/calls_made": _calls_made(episodes),
+        **_describe_forks(episodes),
         **_describe_twins(twins, len(leaves), episodes),
     }
 
 
-def _describe_forks(episodes: Sequence[Episode], attempts: int) -> dict[str, float]:
-    """Of attempts that share more than their prompt: how they forked, and what that saved.
+def _calls_made(episodes: Sequence[Episode]) -> float:
+    """Of the step, in all; a call that several attempts go through was made once."""
+    spans = (span for episode in episodes for span in episode.spans)
+    return float(sum(span.info.get("tool_calls", 0) for span in spans))
 
-    A call that several attempts go through was made once, and so were their tokens.
-    """
+
+def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Of attempts that share more than their prompt: how they forked, and how much that saved."""
     spans = [span for episode in episodes for span in episode.spans]
     decided = [span.info for span in spans if "entropy_change" in span.info]
     if not decided:
@@ -69,7 +73,6 @@ def _describe_forks(episodes: Sequence[Episode], attempts: int) -> dict[str, flo
         "branch/forks": forks / len(episodes),
         "branch/entropy_change": sum(info["entropy_change"] for info in decided) / len(decided),
         "branch/shared_tokens": 1.0 - said / max(in_rows, 1),
-        "tools/distinct_calls": sum(s.info.get("tool_calls", 0) for s in spans) / attempts,
     }
 
 

@@ -77,6 +77,7 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> dict
         parts.branch.settle(episodes)
     seconds = time.perf_counter() - started
     sampled = sum(len(s) for e in episodes for s in e.spans if s.author is Author.POLICY)
+    learnt = {id(span): span for row in rows for span in row.spans}.values()  # shared ones once
     return {
         **describe(episodes),
         "advantages/std": float(advantages[batch.mask].std(correction=0))
@@ -85,6 +86,8 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> dict
         "rollout/set_aside": float(rollouts.set_aside),
         **updated,
         "num_tokens": float(sampled),
+        "num_trained_tokens": float(sum(sum(span.mask) for span in learnt)),
+        "num_forward_tokens": float(sum(map(len, learnt))),
         "tokens_per_second": sampled / rollouts.seconds,
         "step_time": rollouts.seconds + seconds,
         "time/rollout": rollouts.seconds,

@@ -18,6 +18,8 @@ from graft.algos.shaping import Shaping
 from graft.config import Config, ConfigError
 from graft.engine import ENGINES
 from graft.envs import make as make_env
+from graft.envs.base import Wrapper
+from graft.envs.tooled import ToolEnv
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, has_kernels
@@ -27,7 +29,7 @@ from graft.models.shape import Shape
 from graft.models.tree_attention import why_no_kernel
 from graft.protocols import Engine, Env
 from graft.registry import resolve
-from graft.rewards import REWARDS
+from graft.rewards.choose import make_reward
 from graft.rollout.branch import Branch
 from graft.rollout.episode import Setting
 from graft.text.chat import Chat
@@ -99,7 +101,7 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
         returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
         setting=setting,
         held_out=replace(setting, make_env=held_out),
-        notes=[text for text in (note, *kernel_notes(policy)) if text],
+        notes=[text for text in (note, *kernel_notes(policy), tool_note(config, env)) if text],
     )
 
 
@@ -121,6 +123,20 @@ def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:
     if not config.task.env or config.rollout.max_turns == 1:
         return False
     return env(Task("probe", config.task.env)).observe_as in ("user", "tool")
+
+
+def tool_note(config: Config, env: Callable[[Task], Env]) -> str:
+    """Which tools an attempt may call, and how often; "" where there are none."""
+    if not config.task.env:
+        return ""
+    posed = env(Task("probe", config.task.env))
+    found: list[str] = []
+    while isinstance(posed, Wrapper):
+        if isinstance(posed, ToolEnv) and posed.tools:
+            limit = "any number of" if posed.max_uses is None else f"at most {posed.max_uses}"
+            found.append(f"{', '.join(posed.tools)} ({limit} calls an attempt)")
+        posed = posed.env
+    return f"tools: {'; '.join(found)}" if found else ""
 
 
 def env_factory(
@@ -286,7 +302,7 @@ def make_setting(
         chat=chat,
         make_env=env,
         sampling=Sampling(temperature=rollout.temperature, max_tokens=rollout.max_tokens),
-        reward=resolve(config.task.reward, REWARDS, "reward") if config.task.reward else None,
+        reward=make_reward(config.task.reward) if config.task.reward else None,
         max_turns=rollout.max_turns,
         max_context=rollout.max_context,
         deadline=rollout.deadline,

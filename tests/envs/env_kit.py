@@ -48,6 +48,15 @@ EVAL_QA = set(
     "QaOpen 2Wiki PopQA TriviaQA HotpotQA Bamboogle NaturalQuestions Musique".split()  # noqa: SIM905
 )
 
+PROMPTS = [
+    {
+        "data_source": "made",
+        "prompt": [{"role": "user", "content": f"{n}+{n}?"}],
+        "reward_model": {"ground_truth": [str(2 * n)]},
+    }
+    for n in range(37)
+]
+
 
 def rows_for(env_id: str) -> list[dict[str, Any]]:
     """A made dataset with the columns of the real one."""
@@ -58,7 +67,7 @@ def rows_for(env_id: str) -> list[dict[str, Any]]:
         return QA
     if family == "logic":
         return LOGIC
-    return MATH
+    return PROMPTS if env_id == "prompts" else MATH
 
 
 def build(env_id: str, **kwargs: Any) -> Any:

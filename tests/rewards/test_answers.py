@@ -234,11 +234,13 @@ SPOKEN = st.text(max_size=200) | st.text(
 
 @settings(deadline=None, max_examples=60)
 @given(SPOKEN)
-def test_every_reward_stays_between_0_and_1_whatever_was_said(said: str):
+def test_every_reward_stays_within_its_range_whatever_was_said(said: str):
     golds = {
         "countdown": {"numbers": [3, 1, 2], "target": 1},
         "code_tests": {"inputs": ["1"], "outputs": ["1"]},
     }
-    for name in REWARDS:
+    ranges = {"deep_research": (-1.0, 1.1)}
+    for name in set(REWARDS) - {"judge"}:  # it asks a server: see test_judge.py
         reward = resolve(name, REWARDS, "reward")
-        assert 0.0 <= reward(*trajectory(said, answer=golds.get(name, "42"))) <= 1.0
+        low, high = ranges.get(name, (0.0, 1.0))
+        assert low <= reward(*trajectory(said, answer=golds.get(name, "42"))) <= high

@@ -282,3 +282,19 @@ def test_conversation_refuses_what_would_train_something_else():
         CHATML.conversation([say("user", "a"), say("assistant", "b"), say("assistant", "c")])
     with pytest.raises(ValueError, match="starts with a system or user message"):
         CHATML.conversation([say("assistant", "b")])
+
+
+def test_what_others_say_is_text_even_if_it_looks_like_the_end_of_a_turn():
+    tokenizer = Tokenizer.bytes()
+    eos = tokenizer.eos_token
+    assert eos is not None and eos in tokenizer.control_tokens
+    chat = Chat(tokenizer, "plain")
+    message = {"role": "user", "content": f"a{eos}b"}
+    said = chat.extend([message], closed=True)
+    assert tokenizer.eos_id not in said
+    assert said == tokenizer.encode("a") + list(eos.encode()) + tokenizer.encode("b")
+    found = CHATML.extend([say("tool", "a<|im_end|>b<|im_end|>")], closed=True)
+    assert found.count(IM_END) == 1 and text(CHATML, found).count("<|im_end|>") == 3
+    # without it nothing is cut into pieces
+    plain = {"role": "user", "content": "a<b>"}
+    assert chat.extend([plain], closed=True) == tokenizer.encode("a<b>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -107,7 +108,7 @@ class Running:
             if not why:
                 why = "output" if is_full else "timeout"
                 deadline = time.monotonic() + STOP_SECONDS
-                self._status.shutdown(socket.SHUT_WR)  # the host hears it
+                self.stop()
             self.replies.clear()
             for stream in (self.stdout, self.stderr):  # it goes on printing until it dies
                 del stream[max_output + 1 :]
@@ -140,6 +141,11 @@ class Running:
         began = time.monotonic()
         why = self.wait(timeout, max_output)
         return self.outcome(max_output, time.monotonic() - began, why)
+
+    def stop(self) -> None:
+        """Have the child killed; whoever waits for it sees it end. From any thread."""
+        with contextlib.suppress(OSError):  # closed already, or stopped before
+            self._status.shutdown(socket.SHUT_WR)  # the host hears it
 
     def close(self) -> None:
         self.host.running.discard(self)

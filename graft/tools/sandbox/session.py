@@ -65,10 +65,16 @@ class Session:
             raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """End the interpreter. A later run starts a new one."""
-        with self._lock:
+        """End the interpreter, a run under way included. A later run starts a new one.
+
+        It does not wait: the thread of that run may be one that was given up, and ends by itself.
+        """
+        if self._lock.acquire(blocking=False):
             self._drop()
             self._is_lost = False
+            self._lock.release()
+        elif running := self._running:
+            running.stop()
 
     def __enter__(self) -> Session:
         return self

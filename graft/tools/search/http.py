@@ -7,6 +7,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from http.client import HTTPException
 
 from graft.tools.errors import ToolError
@@ -60,7 +61,11 @@ class Http:
                 found = read_reply(data, len(queries), is_single=self.wire == "msgpack")
                 return [hits[:topk] for hits in found]  # web services may not know `topk`
             except urllib.error.HTTPError as error:
-                with error:  # it holds the connection
+                said = ""
+                with (
+                    error,
+                    suppress(OSError, HTTPException),
+                ):  # it holds the connection, and may hang
                     said = error.read(300).decode("utf-8", "replace").strip()
                 fault = ToolError(f"{self.url} answered {error.code}: {said or error.reason}")
                 if error.code != 429 and error.code < 500:

@@ -1,0 +1,1 @@
+"""GRPO, ARPO and AEPO at the same budget of attempts."""

@@ -1,0 +1,167 @@
+"""Chats as people keep them, as the messages of a chat template.
+
+    {"messages": [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]}
+    {"conversations": [{"from": "human", "value": "2+3="}, {"from": "gpt", "value": "5"}]}
+    {"instruction": "Add.", "input": "2+3=", "output": "5"}
+
+The first is OpenAI's form, the others are ShareGPT's and Alpaca's, as LLaMA-Factory reads them; these
+two may have a `system` beside them. What cannot be read is a ValueError that names the entry and the
+field; whoever knows the file and the row puts them before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from graft.types import Message
+
+ROLES = ("system", "user", "assistant", "tool")
+SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
+"""Who speaks in a ShareGPT entry -> the role of the message."""
+
+
+def chat_of(row: Mapping[str, Any]) -> list[Message]:
+    """The messages of a row in any of the three forms, with an assistant turn to learn."""
+    # a parquet file has every column in every row: absent ones come as None
+    if row.get("messages") is None and row.get("conversations") is not None:
+        messages = from_sharegpt(row)
+    elif row.get("messages") is None and row.get("instruction") is not None:
+        messages = from_alpaca(row)
+    elif isinstance(listed(row.get("messages")), list):
+        messages = read_messages(row["messages"])
+    else:
+        raise ValueError(
+            f"no list `messages` (found: {', '.join(map(str, row))}); a chat is a list `messages` of "
+            "{role, content}, a list `conversations` of {from, value}, or `instruction` and `output`"
+        )
+    turns = [number for number, one in enumerate(messages, 1) if one["role"] == "assistant"]
+    if not turns:
+        raise ValueError("no assistant message, so there is nothing to learn")
+    for first, second in pairwise(turns):
+        if second == first + 1:
+            raise ValueError(
+                f"messages {first} and {second} are both from the assistant; join them into one, or "
+                "put what came between them back"
+            )
+    return messages
+
+
+def from_sharegpt(row: Mapping[str, Any]) -> list[Message]:
+    """{"from": "human", "value": "Hi"} is {"role": "user", "content": "Hi"}, and so on."""
+    entries = row["conversations"]
+    if not isinstance(listed(entries), list):
+        raise ValueError(f"`conversations` holds {shown(entries)}, not a list of {{from, value}}")
+    messages = [_entry(entry, f"entry {number}") for number, entry in enumerate(entries, 1)]
+    # a conversation that brings its own system message keeps it, as in LLaMA-Factory
+    opening = [] if messages and messages[0]["role"] == "system" else _system(row)
+    return read_messages([*opening, *messages])
+
+
+def from_alpaca(row: Mapping[str, Any]) -> list[Message]:
+    """What is asked is the instruction, then the input on a line of its own if there is one."""
+    asked = "\n".join(_text(row, key) for key in ("instruction", "input") if row.get(key))
+    if not asked:
+        raise ValueError("`instruction` and `input` are empty; there must be something to answer")
+    if row.get("history"):
+        raise ValueError("`history` is not read; write the earlier turns as `conversations`")
+    said = [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": _text(row, "output")},
+    ]
+    return read_messages([*_system(row), *said])
+
+
+def read_messages(value: Any) -> list[Message]:
+    """A list of {role, content} as it is, but for the keys that a parquet file fills with None.
+
+    What comes first is something to answer; only thoughts or calls may stand without a content.
+    """
+    if not isinstance(value := listed(value), list):
+        raise ValueError(f"holds {shown(value)}, not a list of messages {{role, content}}")
+    messages = [_message(one, f"message {number}") for number, one in enumerate(value, 1)]
+    if not messages:
+        raise ValueError("the list of messages is empty; there must be something to answer")
+    if messages[0]["role"] == "assistant":
+        raise ValueError("starts with the assistant; there must be something to answer")
+    return messages
+
+
+def _message(message: Any, where: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{where} is {shown(message)}; a message is {{role, content}}")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise ValueError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
+    is_parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
+    says_else = message.get("tool_calls") or message.get("reasoning_content")
+    if not (isinstance(content, str) or is_parts or (content is None and says_else)):
+        raise ValueError(
+            f"{where}: `content` holds {shown(content)}, not text; write it, or leave the message out"
+        )
+    # parquet fills every struct with every key: absent ones come as None
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def _entry(entry: Any, where: str) -> Message:
+    if not isinstance(entry, Mapping) or "from" not in entry:
+        found = ", ".join(map(str, entry)) if isinstance(entry, Mapping) else shown(entry)
+        raise ValueError(f"{where} has no `from` (found: {found}); an entry is {{from, value}}")
+    speaker = entry["from"]
+    if not isinstance(speaker, str) or speaker not in SPEAKERS:
+        raise ValueError(f"{where}: `from` is {speaker!r}, which is none of {', '.join(SPEAKERS)}")
+    value = _text(entry, "value", f"{where}: ")
+    if speaker == "function_call":
+        return {"role": "assistant", "content": "", "tool_calls": _calls(value, where)}
+    return {"role": SPEAKERS[speaker], "content": value}
+
+
+def _calls(text: str, where: str) -> list[dict[str, Any]]:
+    """'{"name": "f", "arguments": {"x": 1}}', or a list of such, in OpenAI's form."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: `value` of a function_call is not JSON: {error}") from error
+    calls = given if isinstance(given, list) else [given]
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise ValueError(f"{where}: {shown(call)} is no call: it must be {{name, arguments}}")
+    return [
+        {
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
+        }
+        for call in calls
+    ]
+
+
+def _system(row: Mapping[str, Any]) -> list[Message]:
+    return [{"role": "system", "content": _text(row, "system")}] if row.get("system") else []
+
+
+def _text(entry: Mapping[str, Any], key: str, where: str = "") -> str:
+    value = entry.get(key)
+    if not isinstance(value, str):
+        raise ValueError(f"{where}`{key}` holds {shown(value)}, not text")
+    return value
+
+
+def listed(value: Any) -> Any:
+    """Arrays of numpy, which pandas makes of the lists in a parquet file, as lists again."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def shown(value: Any) -> str:
+    """A value in an error message: nothing, or its type and how it begins."""
+    return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"

@@ -1,0 +1,183 @@
+"""Questions of several hops: what one search finds is what the next one has to ask about.
+
+kab.M.S*37               the prompt: the salary of kab's mentor, times 37
+(kab M)   mod;           a search, and the result that the env appends
+(mod S)   342;           the second hop: could not be asked before
+[342*37]  12654;         a product in python
+=12654                   the answer; end of text
+
+That is the dress "compact", for models that read single characters. The dress "words" asks the same
+of the same people in English and takes ARPO's tags; see `graft.envs.hops.dress`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from graft.envs.base import BaseEnv, Trace, check_range, check_split
+from graft.envs.hops.dress import DRESSES, Dress
+from graft.envs.hops.facts import AMOUNTS, LINKS, NUMBERS, Town, build_town
+from graft.envs.tooled import ToolEnv
+from graft.registry import resolve
+from graft.rewards.answers import same_number
+from graft.types import Author, Turn
+
+FACTORS = (11, 99)
+SPARE = 3
+"""Calls that are allowed beyond the searches of the longest question: the product, and two mistakes."""
+
+
+class HopsQuestion(BaseEnv):
+    """Person, relations to follow, factor, in one turn: 1.0 for the right number, else 0.0."""
+
+    env_id = "hops"
+    shared = ("town", "dress")
+    saved = (*BaseEnv.saved, "person", "relations", "factor")
+
+    def __init__(self, dress: Dress, hops: tuple[int, int], people: int, split: str) -> None:
+        super().__init__()
+        self.hops = hops
+        self.split = check_split(split)
+        self.dress = dress
+        self.town: Town = build_town(people, dress.is_short)
+        self.person = ""
+        self.relations: list[str] = []
+        self.factor = 0
+
+    def pose(self) -> str:
+        rng = self.rng
+        self.person = rng.choice(self.town.starts[self.split])
+        self.relations = [rng.choice(LINKS) for _ in range(rng.randint(*self.hops) - 1)]
+        self.relations.append(rng.choice(NUMBERS))
+        self.factor = rng.randint(*FACTORS)
+        found = self.person
+        for relation in self.relations:
+            found = self.town.facts[found, relation]
+        self.answer = str(int(found) * self.factor)
+        return self.dress.question(self.person, self.relations, self.factor)
+
+    def respond(self, action: str) -> Turn:
+        said = self.dress.read(action)
+        is_right = said is not None and same_number(said, self.answer)
+        return Turn(reward=float(is_right), terminated=True, info={"is_right": is_right})
+
+    def describe(self) -> dict[str, object]:
+        return {"person": self.person, "relations": list(self.relations), "factor": self.factor}
+
+    def guess(self, rng: random.Random) -> str:
+        """A product as likely as any other: right one time in thousands."""
+        return str(rng.randint(*AMOUNTS) * rng.randint(*FACTORS))
+
+
+class HopsTask(ToolEnv):
+    """A `HopsQuestion`, search and python; see the top of this file.
+
+    `hops` is how many searches a question takes, its number included: (2, 2), or (1, 3) for a mix.
+    Whom questions begin with decides the split: nobody asked about in training is asked about in the
+    test. `max_uses` limits the calls of both tools together; None allows three more than the longest
+    question has hops. A call that makes no sense is answered ("?;" in the compact dress) and the
+    episode goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        dress: str = "compact",
+        hops: Sequence[int] = (2, 2),
+        people: int = 2000,
+        split: str = "train",
+        max_uses: int | None = None,
+    ) -> None:
+        worn: Dress = resolve(dress, DRESSES, "dress of a question")
+        bounds = check_range("hops", hops, 1)
+        super().__init__(
+            HopsQuestion(worn, bounds, people, split),
+            worn.tools(people),
+            format=worn.format,
+            styles=worn.styles,
+            max_uses=bounds[1] + SPARE if max_uses is None else max_uses,
+        )
+
+    def step(self, action: str) -> Turn:
+        """Every turn says how often each tool has been called so far: "tools/search/calls"."""
+        turn = super().step(action)
+        # not by counters=True, which also tells of the episode before: the same seed would differ
+        turn.info.update(self._report())
+        return turn
+
+    @property
+    def alphabet(self) -> str:
+        """Every character that occurs in prompts, results and demonstrations; "" in words."""
+        return self.env.dress.alphabet
+
+    def demonstrate(
+        self,
+        rng: random.Random,
+        tool_rate: float = 0.8,
+        stop_short: float = 0.7,
+        wrong_query: float = 0.2,
+    ) -> Trace:
+        """A teacher who knows how, and often does not do it.
+
+        A share `tool_rate` of the traces call tools; the others guess at once. Of those that call, a
+        share `stop_short` guesses after one of the results that come before the last, and a share
+        `wrong_query` follows a wrong relation at one hop and goes on from there. Imitating this
+        gives a policy that is unsure after every result: what is left to learn is to go on to the
+        end, and to ask for the right thing.
+        """
+        inner: HopsQuestion = self.env
+        dress = inner.dress
+        asked = list(inner.relations)
+        if rng.random() < wrong_query:
+            place = rng.randrange(len(asked))
+            asked[place] = rng.choice(others_like(asked[place]))
+        calls = len(asked) + 1
+        if rng.random() >= tool_rate:
+            calls = 0
+        elif rng.random() < stop_short:
+            calls = rng.randint(1, len(asked))
+        is_whole = calls > len(asked)
+        if self.max_uses is not None and calls > self.max_uses:
+            calls, is_whole = self.max_uses, False
+
+        trace: Trace = []
+        found = inner.person
+        for number in range(calls):
+            if number < len(asked):
+                tool, content = "search", dress.search(found, asked[number])
+                thought = f"I need the {asked[number]} of {found}."
+                result = self.tools[tool](content)
+                found = inner.town.facts[found, asked[number]]
+            else:
+                tool, content = "python", dress.program(found, inner.factor)
+                thought = f"Now {found} times {inner.factor}."
+                # what the sandbox would print, a hundred times faster
+                result = found = str(int(found) * inner.factor)
+            style = self.styles[tool]
+            call = f"{style.open}{content}{style.close}"
+            gap = dress.gap if trace else ""
+            trace.append((Author.POLICY, gap + dress.step(thought, call)))
+            trace.append((Author.ENV, style.render(result)))
+        value = found if is_whole else inner.guess(rng)
+        answer = dress.step(f"The answer is {value}.", dress.answer(value))
+        return [*trace, (Author.POLICY, (dress.gap if trace else "") + answer)]
+
+    def sample_random_action(self) -> str:
+        """A search, a product or an answer, each a third of the time."""
+        inner: HopsQuestion = self.env
+        rng, dress = inner.whim(), inner.dress
+        if (kind := rng.randrange(3)) == 0:
+            return dress.answer(inner.guess(rng))
+        name = rng.choice(inner.town.names)
+        if kind == 1:
+            tool, content = "search", dress.search(name, rng.choice((*LINKS, *NUMBERS)))
+        else:
+            tool, content = "python", dress.program(str(rng.randint(*AMOUNTS)), inner.factor)
+        return f"{self.styles[tool].open}{content}{self.styles[tool].close}"
+
+
+def others_like(relation: str) -> list[str]:
+    """ "mentor" -> ["boss", "friend"]: what leads to the same kind of thing."""
+    kind = LINKS if relation in LINKS else NUMBERS
+    return [other for other in kind if other != relation]

@@ -1,0 +1,112 @@
+"""The tools of both dresses: graft's own search over the facts of a town, and its python.
+
+compact   kab M                   ->  mod            one document, its text alone
+          342*37                  ->  12654          run as print(342*37)
+words     mentor of Kara Voss     ->  Doc 1(Title: Kara Voss) The mentor of Kara Voss is Dara Lind.
+                                      Doc 2(Title: Kara Voss) The boss of Kara Voss is ...
+          print(342*37)           ->  12654
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from graft.envs.hops.facts import LETTERS, SEED, build_town
+from graft.envs.webshop.bm25 import Bm25
+from graft.tools import ERROR
+from graft.tools.python import PythonTool
+from graft.tools.search import Hit, SearchTool
+
+TIMEOUT, MEMORY_MB = 2.0, 256  # of a program; a product needs next to nothing
+TOPK = 2
+_PRODUCT = re.compile(r"[0-9]{1,6}\*[0-9]{1,6}")
+
+
+class ExactFacts:
+    """The one fact that a query names: "kab M" -> "mod". Of anything else it knows nothing.
+
+    Names of three letters are no words that a ranking could weigh: all share the same few letters.
+    """
+
+    def __init__(self, people: int) -> None:
+        self.people = people
+        self.fingerprint = f"hops-exact:{SEED}:{people}"
+
+    def open(self) -> None:
+        facts = build_town(self.people, short=True).facts
+        self._found = {
+            f"{name} {LETTERS[relation]}": value for (name, relation), value in facts.items()
+        }
+
+    def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        return [
+            [Hit(query, query, self._found[query])] if query in self._found else []
+            for query in queries
+        ]
+
+    def __reduce__(self) -> Any:
+        return ExactFacts, (self.people,)  # another process builds its own
+
+
+class RankedFacts:
+    """Every fact as a document, ranked by BM25: "mentor of Kara Voss" finds hers first.
+
+    Those that come next share words with it: another fact of hers, or somebody's whose mentor she
+    is. Her own name stands in the title too, and so weighs twice.
+    """
+
+    def __init__(self, people: int) -> None:
+        self.people = people
+        self.fingerprint = f"hops-bm25:{SEED}:{people}"
+
+    def open(self) -> None:
+        facts = build_town(self.people, short=False).facts
+        self._documents = [
+            (name, f"The {relation} of {name} is {value}.")
+            for (name, relation), value in facts.items()
+        ]
+        # the, of and is are in every document: they would tell nothing and take most of the time
+        self._index = Bm25(
+            [f"{name} {relation} {name} {value}" for (name, relation), value in facts.items()]
+        )
+
+    def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+        return [
+            [Hit(str(number), *self._documents[number]) for number in self._index.search(q, topk)]
+            for q in queries
+        ]
+
+    def __reduce__(self) -> Any:
+        return RankedFacts, (self.people,)
+
+
+class BareSearch(SearchTool):
+    """Answers with the text of the best document and nothing around it."""
+
+    def render(self, answer: Any) -> str:
+        return answer[0].text if answer else f"{ERROR}no such fact"
+
+
+class Products(PythonTool):
+    """Runs "342*37" as print(342*37). Other programs might answer in characters nobody can read."""
+
+    def __call__(self, content: str) -> str:
+        if not _PRODUCT.fullmatch(content):
+            return f"{ERROR}not a product of two whole numbers of at most six digits"
+        return super().__call__(f"print({content})")
+
+
+@lru_cache(maxsize=8)  # they keep no state: one pair serves every env of the process
+def compact_tools(people: int) -> tuple[BareSearch, Products]:
+    source = ExactFacts(people)
+    return BareSearch(source, topk=1), Products(TIMEOUT, memory_mb=MEMORY_MB)
+
+
+@lru_cache(maxsize=8)
+def worded_tools(people: int) -> tuple[SearchTool, PythonTool]:
+    source = RankedFacts(people)
+    search = SearchTool(source, topk=TOPK, tag="")
+    return search, PythonTool(TIMEOUT, memory_mb=MEMORY_MB)

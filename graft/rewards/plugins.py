@@ -1,0 +1,136 @@
+"""Rewards written for other frameworks, called as those would call them.
+
+    graft   (task, trajectory) -> float
+    verl    compute_score(data_source, solution_str, ground_truth, extra_info=None)
+            -> a number, or a dict with "score"
+    TRL     f(prompts, completions, **columns) -> a list with one number; texts, not messages
+
+The names of the parameters tell which is meant: `solution_str` is verl's, `completions` TRL's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from graft.protocols import Reward
+from graft.types import Task, Trajectory
+
+
+def adapt(function: Callable[..., Any]) -> Reward:
+    """`function` as a graft reward; one that already is comes back as it is.
+
+    >>> def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    ...     return {"score": solution_str.count(ground_truth)}
+    >>> reward = adapt(compute_score)  # reward(task, trajectory) is now a float
+    """
+    if not callable(function):
+        raise ValueError(f"reward {function!r} is a {type(function).__name__}, not a function")
+    if any(map(inspect.iscoroutinefunction, (function, function.__call__))):
+        raise ValueError(f"reward {name_of(function)} is async; give a plain function that waits")
+    signature = inspect.signature(function)
+    if "solution_str" in signature.parameters:
+        collect = verl_arguments
+    elif "completions" in signature.parameters:
+        collect = trl_arguments
+    else:
+        try:
+            signature.bind(None, None)
+        except TypeError:
+            raise ValueError(
+                f"reward {name_of(function)}{signature} has no form that is known: (task, "
+                "trajectory), verl's (data_source, solution_str, ground_truth, extra_info=None) or "
+                "TRL's (completions, **columns)"
+            ) from None
+        return function
+    return Plugin(function, signature, collect, bool(getattr(function, "blocking", False)))
+
+
+def filled_in(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that every call gives a value; the others are a recipe's to set."""
+    parameters = inspect.signature(function).parameters
+    if "solution_str" in parameters:
+        return ["data_source", "solution_str", "ground_truth", "extra_info"]
+    if "completions" in parameters:  # columns have no defaults, and depend on the data
+        return [name for name, one in parameters.items() if one.default is one.empty]
+    return list(parameters)[:2]
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A function of another framework as a reward."""
+
+    function: Callable[..., Any]
+    signature: inspect.Signature
+    collect: Callable[[Task, Trajectory], dict[str, Any]]
+    """Everything the other framework would offer; the function gets what it has names for."""
+    blocking: bool = False
+    """False unless the function says so: graders that use signals work in the main thread only."""
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> float:
+        offered = self.collect(task, trajectory)
+        taken = self.signature.parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+            offered = {name: value for name, value in offered.items() if name in taken}
+        try:
+            self.signature.bind(**offered)
+        except TypeError as error:
+            raise ValueError(
+                f"reward {name_of(self.function)}{self.signature} cannot be called for task "
+                f"{task.id!r}: {error}; there is {', '.join(sorted(offered))}"
+            ) from None
+        return read_score(self.function(**offered), self.function)
+
+
+def verl_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "data_source": task.data_source,
+        "solution_str": trajectory.text,
+        "ground_truth": task.answer,
+        "extra_info": dict(task.meta),
+    }
+
+
+def trl_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
+    """A batch of one, with the task's meta as further columns."""
+    prompt = "".join(str(message.get("content") or "") for message in task.prompt)
+    row = {
+        **task.meta,
+        "data_source": task.data_source,
+        "answer": task.answer,
+        "ground_truth": task.answer,
+        "prompts": prompt,
+        "completions": trajectory.text,
+    }
+    return {name: [value] for name, value in row.items()}
+
+
+def read_score(result: Any, function: Callable[..., Any]) -> float:
+    """The number in what a plug-in returned: 1, True, {"score": 1, ...}, or [1] from TRL's."""
+    value: Any = result
+    if isinstance(result, Mapping):
+        value = result.get("score")
+    elif isinstance(result, list | tuple) and len(result) == 1:
+        value = result[0]
+    try:
+        score = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise ValueError(
+            f"reward {name_of(function)} gave {result!r:.200}; it must be a finite number, a dict "
+            'with one as "score", or a list of one'
+        )
+    return score
+
+
+def name_of(function: Any) -> str:
+    """What people call it: a function's name, an object's class."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None)
+    return name or type(function).__qualname__

@@ -1,0 +1,165 @@
+"""Chats in the forms in which they are published, all as the same messages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from graft.data.conversations import SPEAKERS, chat_of, read_messages
+from graft.data.rows import DataError, read_chats
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+CHAT = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
+TRACE = (
+    "<think>I search.</think><search>Bern</search> <result>\nA city.\n</result><answer>ok</answer>"
+)
+SHAREGPT = {
+    "conversations": [{"from": "human", "value": "2+3="}, {"from": "gpt", "value": "5"}],
+    "system": "Be brief.",
+}
+
+
+def write(file: Path, rows: list[Any]) -> str:
+    if file.suffix == ".parquet":
+        columns = {key: None for row in rows for key in row}  # arrow looks at the first row only
+        table = pyarrow.Table.from_pylist([{**columns, **row} for row in rows])
+        pyarrow.parquet.write_table(table, file)
+    else:
+        file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
+def test_the_three_forms_are_the_same_chat_in_one_file(tmp_path: Path, ending: str):
+    rows = [
+        {"messages": [SYSTEM, *CHAT]},
+        SHAREGPT,
+        {"instruction": "2+3=", "input": "", "output": "5", "system": "Be brief."},
+    ]
+    assert read_chats(write(tmp_path / f"chats{ending}", rows)) == [[SYSTEM, *CHAT]] * 3
+
+
+def test_every_speaker_has_a_role():
+    call = json.dumps({"name": "search", "arguments": {"query": "Bern"}})
+    said = {"human": "a", "function_call": call, "observation": "A city.", "gpt": "c"}
+    entries = [{"from": speaker, "value": value} for speaker, value in said.items()]
+    function = {"name": "search", "arguments": {"query": "Bern"}}
+    assert chat_of({"conversations": entries}) == [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "A city."},
+        {"role": "assistant", "content": "c"},
+    ]
+    others = {"system": "s", "user": "u", "assistant": "v", "tool": "t"}
+    entries = [{"from": speaker, "value": value} for speaker, value in others.items()]
+    roles = [message["role"] for message in chat_of({"conversations": entries})]
+    assert roles == ["system", "user", "assistant", "tool"]
+    assert {*said, *others} == {*SPEAKERS}
+
+
+def test_calls_made_at_once_stay_one_message():
+    calls = json.dumps([{"name": "f", "arguments": {"x": 1}}, {"name": "g"}])
+    entries = [{"from": "human", "value": "?"}, {"from": "function_call", "value": calls}]
+    made = chat_of({"conversations": entries})[1]["tool_calls"]
+    assert [call["function"] for call in made] == [
+        {"name": "f", "arguments": {"x": 1}},
+        {"name": "g", "arguments": {}},
+    ]
+
+
+def test_a_tool_trace_inside_the_assistants_words_stays_as_it_is():
+    entries = [{"from": "human", "value": "Bern?"}, {"from": "gpt", "value": TRACE}]
+    assert chat_of({"conversations": entries, "system": None})[1]["content"] == TRACE
+
+
+def test_a_conversation_keeps_its_own_system_message():
+    entries = [{"from": "system", "value": "Mine."}, *SHAREGPT["conversations"]]
+    messages = chat_of({**SHAREGPT, "conversations": entries})
+    assert messages == [{"role": "system", "content": "Mine."}, *CHAT]
+
+
+def test_an_input_follows_its_instruction_on_a_line_of_its_own():
+    row = {"instruction": "Add.", "input": "2+3=", "output": "5"}
+    assert chat_of(row)[0]["content"] == "Add.\n2+3="
+
+
+def test_keys_that_parquet_fills_with_none_are_left_out_and_arrays_are_lists():
+    filled = [{**message, "name": None, "tool_calls": None} for message in CHAT]
+    assert read_messages(numpy.array(filled, dtype=object)) == CHAT
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    assert "content" not in read_messages([CHAT[0], call])[1]
+
+
+def said(*speakers: Any, value: Any = "x") -> dict[str, Any]:
+    return {"conversations": [{"from": speaker, "value": value} for speaker in speakers]}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "Hi"}, "no list `messages` (found: text); a chat is a list `messages` of"),
+        ({"messages": 3}, "no list `messages` (found: messages)"),
+        ({"messages": []}, "the list of messages is empty"),
+        ({"messages": ["Hi"]}, "message 1 is str 'Hi'; a message is {role, content}"),
+        ({"messages": [{"role": "bot", "content": ""}]}, "message 1: role 'bot' is none of system"),
+        (
+            {"messages": [{"role": "user", "content": None}, CHAT[1]]},
+            "message 1: `content` holds nothing, not text",
+        ),
+        ({"messages": CHAT[:1]}, "no assistant message, so there is nothing to learn"),
+        ({"messages": CHAT[1:]}, "starts with the assistant"),
+        (
+            {"messages": [*CHAT, CHAT[1]]},
+            "messages 2 and 3 are both from the assistant; join them into one",
+        ),
+        ({"conversations": "Hi"}, "`conversations` holds str 'Hi', not a list of {from, value}"),
+        ({"conversations": []}, "the list of messages is empty"),
+        ({"conversations": [1]}, "entry 1 has no `from` (found: int '1')"),
+        ({"conversations": CHAT}, "entry 1 has no `from` (found: role, content)"),
+        (said("human", "bing"), "entry 2: `from` is 'bing', which is none of system, human"),
+        (said("human", ["gpt"]), "entry 2: `from` is ['gpt'], which is none of"),
+        (said("human", "gpt", value=None), "entry 1: `value` holds nothing, not text"),
+        (said("human"), "no assistant message"),
+        (said("gpt"), "starts with the assistant"),
+        (said("human", "function_call"), "entry 2: `value` of a function_call is not JSON"),
+        (
+            said("human", "function_call", value='{"x": 1}'),
+            "entry 2: dict \"{'x': 1}\" is no call: it must be {name, arguments}",
+        ),
+        ({**SHAREGPT, "system": 3}, "`system` holds int '3', not text"),
+        ({"instruction": "", "input": "", "output": "5"}, "`instruction` and `input` are empty"),
+        ({"instruction": "?", "output": None}, "`output` holds nothing, not text"),
+        ({"instruction": "?", "output": "", "history": [["a", "b"]]}, "`history` is not read"),
+        ([1], "is list, not an object with named fields"),
+    ],
+)
+def test_a_row_that_is_no_chat_is_named_with_its_entry(tmp_path: Path, row: Any, message: str):
+    data = write(tmp_path / "chats.jsonl", [SHAREGPT, row])
+    with pytest.raises(DataError) as caught:
+        read_chats(data)
+    assert str(caught.value).startswith(f"{data}, row 2")
+    assert message in str(caught.value)
+
+
+def test_bad_rows_of_a_parquet_file_are_named_too(tmp_path: Path):
+    for number, (bad, message) in enumerate(
+        (
+            (said("human", "gpt", value=None), "entry 1: `value` holds nothing"),
+            (said("human", "robot"), "entry 2: `from` is 'robot'"),
+            (said("human"), "no assistant message"),
+        )
+    ):
+        data = write(tmp_path / f"chats{number}.parquet", [SHAREGPT, bad])
+        with pytest.raises(DataError) as caught:
+            read_chats(data)
+        assert f"chats{number}.parquet, row 2: {message}" in str(caught.value)

@@ -1,0 +1,340 @@
+"""Rows in verl's columns, from memory, parquet and jsonl: chats as they stand, answers, sources."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from graft.data.rows import DataError
+from graft.envs import make
+from graft.rollout.episode import Growth, Setting
+from graft.text.chat import Chat
+from graft.text.template import TEMPLATES
+from graft.text.tokenizer import Tokenizer
+from graft.types import Author, Sampling, Task
+from tests.rollout.scripted import ScriptedEngine
+
+SYSTEM = {"role": "system", "content": "Search where you must."}
+ASKED = {"role": "user", "content": "Where is the Louvre?"}
+LOUVRE = {
+    "data_source": "hotpotqa",
+    "prompt": [SYSTEM, ASKED],
+    "ability": "qa",
+    "reward_model": {"ground_truth": ["Paris", "Paris, France"], "style": "rule"},
+    "extra_info": {"index": 7, "question": "Where is the Louvre?", "split": "train"},
+    "metadata": None,
+}
+HALF = {
+    "data_source": "deepmath",
+    "prompt": [{"role": "user", "content": "What is 1/4 + 1/4?"}],
+    "ability": "math",
+    "reward_model": {"ground_truth": ["0.5"]},
+    "extra_info": {"index": 8},
+    "metadata": {"level": 1},
+}
+TOOLS = {
+    "use": ["python", {"search": {"corpus": "small"}}],
+    "format": "arpo",
+    "max_uses": 3,
+    "instructions": "",
+}
+
+
+def row(prompt: Any = "?", gold: Any = "7", **columns: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "reward_model": {"ground_truth": gold}, **columns}
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> str:
+    if file.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    else:
+        file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".json"])
+def test_a_file_is_read_as_it_is_and_what_a_struct_lacks_is_not_there(tmp_path: Path, ending: str):
+    rows = [LOUVRE, HALF]
+    data = str(tmp_path / f"train{ending}")
+    if ending == ".json":
+        Path(data).write_text(json.dumps(rows))
+    else:
+        write(Path(data), rows)
+    env = make("prompts", data=data)
+    prompt, info = env.reset(0)
+    assert prompt == [SYSTEM, ASKED]
+    task = env.task()
+    assert (task.answer, task.data_source) == (["Paris", "Paris, France"], "hotpotqa")
+    assert task.meta == {"idx": 0, "ability": "qa", **LOUVRE["extra_info"]}
+    assert (info["answer"], info["data_source"]) == (task.answer, task.data_source)
+    assert info["meta"] == task.meta
+    env.reset(1)
+    assert env.task().prompt == tuple(HALF["prompt"])
+    assert env.task().meta == {"idx": 1, "ability": "math", "index": 8}
+    assert Task.from_json(json.loads(json.dumps(env.task().to_json()))) == env.task()
+
+
+def test_parquet_keeps_its_rows_packed(tmp_path: Path):
+    env = make("prompts", data=write(tmp_path / "train.parquet", [LOUVRE, HALF]))
+    assert isinstance(env.table.rows, pyarrow.Table)
+    assert make("prompts", data=str(tmp_path / "train.parquet")).table is env.table
+
+
+def test_a_text_is_one_user_message_and_only_prompt_and_answer_are_needed():
+    env = make("prompts", rows=[row("2+5=", 7)])
+    prompt, _ = env.reset(0)
+    assert prompt == [{"role": "user", "content": "2+5="}]
+    assert env.task().data_source == "prompts"
+    assert env.task().meta == {"idx": 0}
+    assert env.step("#### 7.0").reward == 1.0
+
+
+def test_other_columns_are_named_by_their_keys():
+    rows = [{"chat": [ASKED], "answer": "Paris"}, {"chat": [ASKED], "answer": "Lyon"}]
+    env = make("prompts", rows=rows, prompt_key="chat", answer_key="answer")
+    assert env.reset(1)[1]["answer"] == "Lyon"
+    deep = make("prompts", rows=[{"prompt": "?", "a": {"b": {"c": 3}}}], answer_key="a.b.c")
+    assert deep.reset(0)[1]["answer"] == 3
+    flat = make("prompts", rows=[{"prompt": "?", "reward_model.ground_truth": "7"}])
+    assert flat.reset(0)[1]["answer"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("Paris", "Paris"),
+        (7, 7),
+        (["a", 1], ["a", 1]),
+        ({"target": ["a", "b"]}, ["a", "b"]),
+        ({"target": "a", "style": None}, "a"),
+        (numpy.array(["a", "b"], dtype=object), ["a", "b"]),
+        ({"target": numpy.array([1, 2])}, [1, 2]),
+        (numpy.float32(0.5), 0.5),
+        ([numpy.int64(3)], [3]),
+        (Decimal("2.50"), "2.50"),
+        (True, True),
+    ],
+)
+def test_a_gold_in_any_of_its_forms_is_plain_json(gold: Any, answer: Any):
+    env = make("prompts", rows=[row(gold=gold)])
+    assert env.reset(0)[1]["answer"] == answer
+    assert type(env.answer) is type(answer)
+    json.dumps(env.task().to_json(), allow_nan=False)
+
+
+def test_rows_that_pandas_read_are_the_same_as_the_files(tmp_path: Path):
+    """pandas makes arrays of lists, and NaN of what is missing."""
+    held = {
+        **LOUVRE,
+        "prompt": numpy.array([SYSTEM, ASKED], dtype=object),
+        "reward_model": {"ground_truth": numpy.array(LOUVRE["reward_model"]["ground_truth"])},
+        "extra_info": {**LOUVRE["extra_info"], "index": numpy.int64(7), "level": float("nan")},
+    }
+    ours = make("prompts", data=write(tmp_path / "train.jsonl", [LOUVRE]))
+    theirs = make("prompts", rows=[held])
+    assert ours.reset(0) == theirs.reset(0)
+    assert ours.task() == theirs.task()
+
+
+@pytest.mark.parametrize(
+    ("gold", "action", "reward", "f1"),
+    [
+        (["Paris"], "<think>?</think><answer>\\boxed{paris}</answer>", 1.0, 1.0),
+        (["Paris"], "<answer>It is \\boxed{Paris}.</answer>", 1.0, 1.0),
+        (["Paris"], "<answer>The Paris!</answer>", 1.0, 1.0),
+        (["Paris"], "\\boxed{\\text{Paris}}", 1.0, 0.0),  # F1 takes \text for a word
+        (["Paris"], "so\n#### Paris", 1.0, 1.0),
+        (["Paris"], "Paris", 1.0, 1.0),
+        (["Paris"], "<answer>\\boxed{Lyon}</answer><answer>\\boxed{Paris}</answer>", 1.0, 1.0),
+        (["Paris"], "\\boxed{Paris} <answer>Lyon</answer>", 0.0, 0.0),
+        (["Paris"], "<answer>\\boxed{the city of Paris}</answer>", 0.0, 0.5),
+        (["Lyon", "Paris"], "<answer>\\boxed{Paris}</answer>", 1.0, 1.0),
+        (["0.5"], "<answer>\\boxed{\\frac{1}{2}}</answer>", 1.0, 0.0),
+        (["2\\sqrt{3}"], "<answer>\\boxed{\\sqrt{12}}</answer>", 1.0, 0.0),
+        ("3 + 4 = 7\n#### 7", "<answer>\\boxed{7}</answer>", 1.0, 1.0),
+        ("\\boxed{7}", "<answer>\\boxed{7}</answer>", 1.0, 1.0),
+        (18, "<answer>\\boxed{18.0}</answer>", 1.0, 0.0),
+        (["live"], "<answer>\\boxed{evil}</answer>", 0.0, 0.0),  # words are no products
+        (["no"], "<answer>\\boxed{on}</answer>", 0.0, 0.0),
+        (["Paris"], "", 0.0, 0.0),
+        (["Paris"], "<answer>\\boxed{Paris", 0.0, 0.0),
+    ],
+)
+def test_the_last_answer_counts_as_words_or_as_mathematics(
+    gold: Any, action: str, reward: float, f1: float
+):
+    env = make("prompts", rows=[row(gold=gold)])
+    env.reset(0)
+    turn = env.step(action)
+    assert (turn.reward, turn.terminated, turn.info["correct"]) == (reward, True, reward == 1.0)
+    assert turn.info["f1"] == pytest.approx(f1)
+
+
+def test_an_answer_without_marks_is_told_apart():
+    env = make("prompts", rows=[row(gold="Paris")])
+    for action, has_answer in (("Paris", False), ("<answer>Paris</answer>", True), ("", False)):
+        env.reset(0)
+        assert env.step(action).info["has_answer"] is has_answer
+
+
+@pytest.mark.parametrize("gold", ["Paris", ["0.5"], "3 + 4 = 7\n#### 7", {"target": [12]}])
+def test_a_demonstration_thinks_and_boxes_a_gold_and_is_paid(gold: Any):
+    env = make("prompts", rows=[row(gold=gold)])
+    env.reset(0)
+    ((author, text),) = env.demonstrate(random.Random(0))
+    assert author is Author.POLICY
+    thought, _, answer = text.partition("</think>")
+    assert thought.startswith("<think>")
+    assert answer.startswith("<answer>\\boxed{") and answer.endswith("}</answer>")
+    assert env.step(text).reward == 1.0
+
+
+def test_tools_around_it_change_nothing_in_the_prompt_and_the_answer_is_the_last_turns():
+    env = make("prompts", rows=[LOUVRE, HALF], wrappers=[{"tools": TOOLS}])
+    prompt, info = env.reset(0)
+    assert prompt == [SYSTEM, ASKED]
+    assert info["meta"]["index"] == 7
+    assert env.stop == ("</python>", "</search>")
+    turn = env.step("<think>Let me see.</think><python>print(34 * 5)</python>")
+    assert (turn.observation, turn.is_over) == (" <result>\n170\n</result>", False)
+    twin = env.fork()
+    turn = env.step("<think>It is Paris.</think><answer>\\boxed{Paris}</answer>")
+    assert (turn.reward, turn.terminated, turn.info["tool_uses"]) == (1.0, True, 1)
+    assert twin.step("<answer>\\boxed{Lyon}</answer>").reward == 0.0
+    assert twin.task() == env.task()
+    assert env.task().prompt == (SYSTEM, ASKED)
+
+
+def test_a_rollout_hands_the_source_and_the_rest_of_the_row_to_its_reward():
+    wrappers = [{"tools": TOOLS}]
+    tokenizer = Tokenizer.bytes()
+    setting = Setting(
+        engine=ScriptedEngine([]),
+        chat=Chat(tokenizer, TEMPLATES["chatml"]),
+        make_env=lambda task: make(task.env, rows=[LOUVRE, HALF], wrappers=wrappers),
+        sampling=Sampling(),
+    )
+
+    async def opened() -> Task:
+        async with Growth(Task("prompts:train:0", "prompts", seed=0), setting) as growth:
+            await growth.open()
+            text = tokenizer.decode(growth.episode.spans[0].tokens)
+            assert text.count("Search where you must.") == text.count("Where is the Louvre?") == 1
+            return growth.episode.task
+
+    task = asyncio.run(opened())
+    assert task.prompt == (SYSTEM, ASKED)
+    assert (task.answer, task.data_source) == (["Paris", "Paris, France"], "hotpotqa")
+    assert task.meta == {"idx": 0, "ability": "qa", **LOUVRE["extra_info"]}
+
+
+def test_the_train_and_the_test_part_of_one_file_share_no_prompt(tmp_path: Path):
+    data = write(
+        tmp_path / "all.parquet", [row([ASKED, {**ASKED, "content": f"{n}?"}]) for n in range(99)]
+    )
+    parts = {split: make("prompts", data=data, split=split) for split in ("train", "test")}
+    assert sorted([*parts["train"].numbers, *parts["test"].numbers]) == list(range(99))
+    assert 0 < len(parts["test"].numbers) < 30
+
+
+def test_snapshots_and_forks_keep_the_source_and_the_rest_of_the_row():
+    env = make("prompts", rows=[LOUVRE, HALF])
+    env.reset(0)
+    state = json.loads(json.dumps(env.get_state()))
+    env.reset(1)
+    twin, other = env.fork(), make("prompts", rows=[LOUVRE, HALF])
+    other.set_state(state)
+    assert (other.task().data_source, other.task().meta["index"]) == ("hotpotqa", 7)
+    assert twin.task() == env.task()
+    assert (twin.task().data_source, twin.task().meta["index"]) == ("deepmath", 8)
+
+
+BAD = [
+    ("empty list", row([]), "'prompt': the list of messages is empty; there must be something"),
+    ("no prompt", row(None), "'prompt': holds nothing, not a list of messages"),
+    ("no words", row("  "), "'prompt': there is not a word in it"),
+    ("a number", row(3), "'prompt': holds int '3', not a list of messages"),
+    ("a bare text", row(["Hi"]), "'prompt': message 1 is str 'Hi'; a message is {role, content}"),
+    (
+        "a stranger",
+        row([SYSTEM, {"role": "bot", "content": "Hi"}]),
+        "'prompt': message 2: role 'bot' is none of system, user, assistant, tool",
+    ),
+    (
+        "silence",
+        row([SYSTEM, {"role": "user", "content": None}]),
+        "'prompt': message 2: `content` holds nothing, not text; write it, or leave the message out",
+    ),
+    (
+        "no question",
+        row([{"role": "assistant", "content": "Hi"}, ASKED]),
+        "'prompt': starts with the assistant; there must be something to answer",
+    ),
+    ("no gold", row(gold=None), "'reward_model.ground_truth' holds nothing; the right answer is"),
+    ("no golds", row(gold=[]), "'reward_model.ground_truth' holds list '[]'; the right answer is"),
+    ("blank", row(gold=" "), "'reward_model.ground_truth' holds str ' '; the right answer is"),
+    ("a struct", row(gold={"x": 1}), "holds dict \"{'x': 1}\"; the right answer is a text"),
+    ("a gap", row(gold=["a", None]), "'reward_model.ground_truth' holds list"),
+    ("infinite", row(gold=[float("inf")]), "'reward_model.ground_truth' holds list"),
+    ("NaN", row(gold=float("nan")), "'reward_model.ground_truth' holds float 'nan'"),
+    (
+        "no model",
+        {"prompt": "?", "reward_model": None},
+        "'reward_model.ground_truth' holds nothing",
+    ),
+    ("text", {"prompt": "?", "reward_model": "7"}, "'reward_model.ground_truth' holds nothing"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), [case[1:] for case in BAD], ids=[c[0] for c in BAD])
+def test_a_row_that_cannot_be_posed_is_named_with_its_field(bad: dict[str, Any], message: str):
+    env = make("prompts", rows=[LOUVRE, bad])
+    env.reset(0)
+    with pytest.raises(DataError) as caught:
+        env.reset(1)
+    assert str(caught.value).startswith("rows, row 2: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
+def test_bad_rows_of_a_file_are_named_by_file_and_row(tmp_path: Path, ending: str):
+    rows = [
+        row([ASKED], "Paris"),
+        row([], "Paris"),
+        row([{"role": "user", "content": None}], "Paris"),
+        row([ASKED], None),
+    ]
+    env = make("prompts", data=write(tmp_path / f"train{ending}", rows))
+    assert env.reset(0)[0] == [ASKED]
+    for number, message in (
+        (2, "'prompt': the list of messages is empty"),
+        (3, "'prompt': message 1: `content` holds nothing"),
+        (4, "'reward_model.ground_truth' holds nothing"),
+    ):
+        with pytest.raises(DataError) as caught:
+            env.reset(number - 1)
+        assert f"train{ending}, row {number}: {message}" in str(caught.value)
+
+
+def test_a_file_without_the_columns_says_which_key_names_them(tmp_path: Path):
+    data = write(tmp_path / "rows.jsonl", [{"question": "?", "answer": "7"}])
+    with pytest.raises(
+        DataError, match=r"no column 'prompt' \(found: question, answer\).*prompt_key="
+    ):
+        make("prompts", data=data)
+    with pytest.raises(DataError, match=r"no column 'reward_model' .*answer_key="):
+        make("prompts", data=data, prompt_key="question")
+    assert make("prompts", data=data, prompt_key="question", answer_key="answer").reset(0)
+    with pytest.raises(DataError, match="rows is empty: it has no rows"):
+        make("prompts", rows=[])
+    with pytest.raises(ValueError, match="no rows: give data="):
+        make("prompts")

@@ -1,0 +1,274 @@
+"""Rewards of other frameworks, and the reward that a recipe names."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from graft.registry import UnknownName
+from graft.rewards import REWARDS
+from graft.rewards.answers import exact_match, f1
+from graft.rewards.choose import make_reward
+from graft.rewards.deep_research import deep_research
+from graft.rewards.judge import Judge
+from graft.rewards.plugins import adapt
+from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
+
+
+def attempt() -> tuple[Task, Trajectory]:
+    task = Task(
+        "t",
+        "toy",
+        prompt=({"role": "system", "content": "Be brief. "}, {"role": "user", "content": "2+3?"}),
+        answer=["5", "five"],
+        data_source="sums",
+        meta={"index": 7, "level": "easy"},
+    )
+    episode = Episode(task)
+    tip = episode.append(Span(None, Author.TASK, [], text="2+3?"))
+    for author, text in [(Author.POLICY, "[2+3]"), (Author.ENV, "5;"), (Author.POLICY, "5")]:
+        tip = episode.append(Span(tip, author, [], text=text))
+    episode.leaves.append(Leaf((tip,)))
+    return task, next(episode.trajectories())
+
+
+def test_verls_signature_is_called_by_keyword_with_the_whole_response():
+    seen: list[tuple[Any, ...]] = []
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        seen.append((data_source, solution_str, ground_truth, extra_info))
+        return {"score": 0.25, "reason": "so"}
+
+    task, trajectory = attempt()
+    assert adapt(compute_score)(task, trajectory) == 0.25
+    assert seen == [("sums", "[2+3]5;5", ["5", "five"], {"index": 7, "level": "easy"})]
+    seen[0][3]["index"] = 8  # it is a copy: the task is not the plug-in's to change
+    assert task.meta["index"] == 7
+
+
+def test_a_function_gets_what_it_has_names_for():
+    def short(solution_str, ground_truth):
+        return solution_str[-1:] in ground_truth
+
+    def shuffled(ground_truth, *, solution_str, **rest):
+        return len(rest)
+
+    assert adapt(short)(*attempt()) == 1.0
+    assert adapt(shuffled)(*attempt()) == 2.0  # data_source and extra_info
+
+
+def test_trls_signature_is_a_batch_of_one():
+    seen: list[dict[str, Any]] = []
+
+    def all_of(completions, **columns):
+        seen.append({"completions": completions, **columns})
+        return [0.5]
+
+    def some(prompts, completions, answer, level):
+        return [float(completions[0][-1] in answer[0] and level == ["easy"])]
+
+    assert adapt(all_of)(*attempt()) == 0.5
+    assert seen == [
+        {
+            "completions": ["[2+3]5;5"],
+            "prompts": ["Be brief. 2+3?"],
+            "answer": [["5", "five"]],
+            "ground_truth": [["5", "five"]],
+            "data_source": ["sums"],
+            "index": [7],
+            "level": ["easy"],
+        }
+    ]
+    assert adapt(some)(*attempt()) == 1.0
+
+
+def test_a_column_that_is_not_there_is_named():
+    def wants(completions, solution):
+        return [1.0]
+
+    with pytest.raises(
+        ValueError, match=r"wants\(completions, solution\).*'t'.*'solution'.*there is"
+    ):
+        adapt(wants)(*attempt())
+
+
+@pytest.mark.parametrize(
+    ("result", "score"),
+    [(1, 1.0), (0.5, 0.5), (True, 1.0), (False, 0.0), ({"score": 2}, 2.0), ([3.0], 3.0)],
+)
+def test_numbers_come_in_several_forms(result: Any, score: float):
+    def compute_score(solution_str):
+        return result
+
+    assert adapt(compute_score)(*attempt()) == score
+
+
+@pytest.mark.parametrize(
+    "result",
+    [None, "1.0", float("nan"), float("inf"), {"reward": 1}, {"score": None}, [], [1, 2], 10**400],
+)
+def test_what_is_no_finite_number_is_refused_with_the_name_of_the_function(result: Any):
+    def compute_score(solution_str):
+        return result
+
+    with pytest.raises(ValueError, match=r"compute_score gave .*finite number"):
+        adapt(compute_score)(*attempt())
+
+
+def test_a_graft_reward_comes_back_as_it_is():
+    assert adapt(f1) is f1
+    judge = Judge("http://localhost:1/v1")
+    assert adapt(judge) is judge
+
+
+def test_a_signature_nobody_knows_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"<lambda>\(a, b, c\) has no form that is known"):
+        adapt(lambda a, b, c: 1.0)
+    with pytest.raises(ValueError, match="is a int, not a function"):
+        adapt(3)  # type: ignore[arg-type]
+
+    async def later(solution_str):
+        return 1.0
+
+    with pytest.raises(ValueError, match="later is async"):
+        adapt(later)
+
+
+# the reward that a recipe names
+
+
+class Grader:
+    """Counts how often it is made."""
+
+    blocking = True
+    made = 0
+
+    def __init__(self, worth: float = 1.0) -> None:
+        Grader.made += 1
+        self.worth = worth
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> float:
+        return self.worth
+
+
+class VerlGrader:
+    blocking = True
+
+    def __call__(self, data_source, solution_str, ground_truth, extra_info=None):
+        return float(data_source == "sums")
+
+
+def scaled(task: Task, trajectory: Trajectory, worth: float = 1.0) -> float:
+    return worth
+
+
+def demanding(task: Task, trajectory: Trajectory, worth: float) -> float:
+    return worth
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, worth=1.0):
+    return worth
+
+
+def columns(completions, level, worth=1.0):
+    return [worth if level == ["easy"] else 0.0]
+
+
+@pytest.fixture(autouse=True)
+def _module(monkeypatch: pytest.MonkeyPatch):
+    """This file by a short name, as a user's module in the working folder would have."""
+    module = types.ModuleType("my_rewards")
+    for one in (Grader, VerlGrader, scaled, demanding, compute_score, columns):
+        setattr(module, one.__name__, one)
+    module.number = 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_rewards", module)
+
+
+def test_a_bundled_reward_by_name():
+    assert make_reward("deep_research") is deep_research
+    assert make_reward({"exact_match": None}) is exact_match
+    assert make_reward({"exact_match": {}}) is exact_match
+
+
+def test_every_name_in_the_table_makes_a_reward(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_URL", "http://localhost:1/v1")
+    for name in REWARDS:
+        assert callable(make_reward(name)), name
+    assert isinstance(make_reward("judge"), Judge)
+
+
+def test_keywords_reach_functions_and_classes():
+    assert make_reward({"judge": {"url": "http://h:1/v1", "retries": 5}}).retries == 5  # type: ignore
+    assert make_reward("my_rewards:scaled")(*attempt()) == 1.0
+    assert make_reward({"my_rewards:scaled": {"worth": 3.0}})(*attempt()) == 3.0
+    assert make_reward({"my_rewards:demanding": {"worth": 3.0}})(*attempt()) == 3.0
+    assert make_reward("my_rewards:Grader")(*attempt()) == 1.0
+    assert make_reward({"my_rewards:Grader": {"worth": 2.0}})(*attempt()) == 2.0
+
+
+def test_keywords_reach_plug_ins_too():
+    assert make_reward("my_rewards:compute_score")(*attempt()) == 1.0
+    assert make_reward({"my_rewards:compute_score": {"worth": 4}})(*attempt()) == 4.0
+    assert make_reward({"my_rewards:columns": {"worth": 5}})(*attempt()) == 5.0
+    assert make_reward("my_rewards:VerlGrader")(*attempt()) == 1.0
+
+
+def test_a_class_is_made_once():
+    before = Grader.made
+    reward = make_reward("my_rewards:Grader")
+    reward(*attempt())
+    reward(*attempt())
+    assert Grader.made == before + 1
+
+
+def test_blocking_can_be_seen_from_outside(monkeypatch: pytest.MonkeyPatch):
+    def blocks(spec: Any) -> bool:
+        return getattr(make_reward(spec), "blocking", False)
+
+    assert not blocks("f1") and not blocks("my_rewards:compute_score")
+    assert blocks({"judge": {"url": "http://h:1/v1"}})
+    assert blocks("my_rewards:Grader") and blocks("my_rewards:VerlGrader")
+    monkeypatch.setattr(scaled, "blocking", True, raising=False)
+    monkeypatch.setattr(compute_score, "blocking", True, raising=False)
+    assert blocks({"my_rewards:scaled": {"worth": 2.0}})
+    assert blocks({"my_rewards:compute_score": {"worth": 2.0}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("exact_mach", "unknown reward 'exact_mach'; did you mean 'exact_match'?"),
+        ("", "unknown reward ''"),
+        ("my_rewards:scald", "did you mean 'scaled'?"),
+        ("nowhere:f", "cannot import 'nowhere'"),
+        ({}, "must be a name, or"),
+        ({"f1": {}, "judge": {}}, "must be a name, or"),
+        (["f1"], "must be a name, or"),
+        ({3: {}}, "3 is not a name"),
+        ({"f1": 2}, "keywords must be written {keyword: value}, not 2"),
+        ({"f1": {"worth": 1}}, "reward 'f1' has no argument 'worth'"),
+        ({"my_rewards:scaled": {"wort": 1}}, "did you mean 'worth'?"),
+        ({"my_rewards:scaled": {"task": 1}}, "has no argument 'task'"),
+        ({"my_rewards:compute_score": {"solution_str": "x"}}, "has no argument 'solution_str'"),
+        ("my_rewards:demanding", "needs worth="),
+        ({"my_rewards:Grader": {"wurth": 1}}, "did you mean 'worth'?"),
+        ({"judge": {"modle": "x"}}, "did you mean 'model'?"),
+        ("judge", "$JUDGE_URL"),
+        ("my_rewards:number", "is a int, not a function"),
+    ],
+)
+def test_a_reward_that_cannot_be_made_says_why(
+    spec: Any, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("JUDGE_URL", raising=False)
+    with pytest.raises(ValueError) as caught:
+        make_reward(spec)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_name_is_the_registrys_error():
+    with pytest.raises(UnknownName):
+        make_reward("nothing_like_it")
