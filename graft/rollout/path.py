@@ -81,7 +81,9 @@ class Path:
             await steps
         except Failure as failure:
             self.growth.episode.spans[self.tip].info["error"] = str(failure)
-            if self._is_acting and getattr(self.env, "tools", None):  # no turn will tell of the call
+            if self._is_acting and getattr(
+                self.env, "tools", None
+            ):  # no turn will tell of the call
                 self.metrics["tools/broken"] = self.metrics.get("tools/broken", 0.0) + 1
             await self.end(failure.status)
 
