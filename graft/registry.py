@@ -23,6 +23,11 @@ def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
 def load(path: str, what: str = "object") -> Any:
     """Import "package.module:attr"; modules in the working folder are found too."""
     module_name, _, attribute = path.partition(":")
+    if module_name.endswith(".py") or "/" in module_name:
+        raise UnknownName(
+            f"{what} {path!r} names a file; give the module as Python imports it, "
+            f"'{Path(module_name).stem}:{attribute}', from the folder the file lies in"
+        )
     if not module_name or not attribute:
         raise UnknownName(f"{what} {path!r} is not of the form 'package.module:name'")
     here = str(Path.cwd())

@@ -58,6 +58,8 @@ class Answer(NamedTuple):
     is_ok: bool
     reward: float = 0.0
     seconds: float | None = None
+    is_refusal: bool = False
+    """The limit was reached, and nobody was called."""
 
 
 class ToolEnv(Wrapper):
@@ -238,6 +240,8 @@ class ToolEnv(Wrapper):
             "tool_ok": all(answer.is_ok for answer in answers),
             "tool_uses": self._uses(),
         }
+        if refusals := sum(answer.is_refusal for answer in answers):
+            info["tool_refusals"] = refusals
         if len(answers) > 1:
             failures = sum(not answer.is_ok for answer in answers)
             info.update(tool_calls=len(answers), tool_failures=failures, tool_results=texts)
@@ -256,7 +260,7 @@ class ToolEnv(Wrapper):
         self.tool_uses += 1
         if self.max_uses is not None and self.tool_uses > self.max_uses:
             self._blame("refused")
-            return Answer(name, style.spent, is_ok=False)
+            return Answer(name, style.spent, is_ok=False, is_refusal=True)
         waits = not call.error and getattr(self.tools.get(name), "blocking", False)
         started = time.perf_counter()
         result = self._result(call)

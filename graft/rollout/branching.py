@@ -18,6 +18,7 @@ once, when nobody is left who could fork.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from graft.rollout.uncertainty import (
 RULES = ("stochastic", "threshold")
 ORDERS = ("entropy", "index", "arrival")
 COUNTED_OVER = ("path", "prompt")
+NUMBERS = ("branch_probability", "entropy_weight", "threshold", "sensitivity", "penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Branching:
 
     samples: int
     initial_rollouts: int
-    """Attempts that begin at the prompt; the others are forks, as far as there is cause to."""
+    """Attempts that begin at the prompt, where `dynamic` does not decide; the others are forks, as far
+    as there is cause to."""
     beam_size: int
     """Ways on from one observation: the source and up to beam_size - 1 forks."""
     branch_probability: float
@@ -73,17 +76,17 @@ class Branching:
         def refuse(what: str) -> None:
             raise ValueError(what)
 
-        numbers = (self.branch_probability, self.entropy_weight, self.threshold, self.penalty)
-        if not all(isinstance(n, (int, float)) for n in (*numbers, self.sensitivity)):
-            refuse(
-                f"branch_probability={self.branch_probability!r}, entropy_weight="
-                f"{self.entropy_weight!r}, threshold={self.threshold!r}, penalty={self.penalty!r}, "
-                f"sensitivity={self.sensitivity!r}: must be numbers"
-            )
+        for name in NUMBERS:
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value):
+                refuse(f"{name}={value!r}: must be a finite number")
         for name in ("samples", "initial_rollouts", "beam_size", "tokens"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 refuse(f"{name}={value!r}: must be a whole number, 1 or more")
+        if not isinstance(self.dynamic, bool):
+            refuse(f"dynamic={self.dynamic!r}: must be true or false")
         if self.initial_rollouts > self.samples:
             refuse(
                 f"initial_rollouts={self.initial_rollouts} is more than the {self.samples} attempts "
@@ -138,14 +141,14 @@ class _Tree:
         await asyncio.gather(*(path.finish() for path in rest))
 
     async def _begin(self, many: int) -> list[Path]:
-        return [await self.growth.root() for _ in range(many)]
+        begun = [await self.growth.root() for _ in range(many)]
+        return [path for path in begun if path.is_live]
 
     async def _try_out(self) -> int:
         """One whole attempt, which counts; how many begin at the prompt, this one included."""
         path = await self.growth.root()
         await path.finish()
-        spans = [self.growth.episode.spans[i] for i in self.growth.episode.walk(path.tip)]
-        first, *later = turn_entropies(spans, self.how.tokens, self.vocab_size) or [0.0]
+        first, *later = turn_entropies(path.spans, self.how.tokens, self.vocab_size) or [0.0]
         after_results = sum(later) / len(later) if later else 0.0
         return root_budget(self.how.samples, self.how.sensitivity, first, after_results)
 
@@ -258,7 +261,7 @@ def arpo(
         threshold=threshold,
         order=order,
     )
-    return _published(how) if faithful else how
+    return _published(how) if _is_true(faithful) else how
 
 
 def aepo(
@@ -294,7 +297,13 @@ def aepo(
         penalty=penalty,
         penalty_over=penalty_over,
     )
-    return _published(how, is_aepo=True) if faithful else how
+    return _published(how, is_aepo=True) if _is_true(faithful) else how
+
+
+def _is_true(faithful: bool) -> bool:
+    if not isinstance(faithful, bool):
+        raise ValueError(f"faithful={faithful!r}: must be true or false")
+    return faithful
 
 
 def _published(how: Branching, is_aepo: bool = False) -> Published:

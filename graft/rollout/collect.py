@@ -12,9 +12,9 @@ from graft.rollout.failure import Failure
 from graft.types import Episode, Status, Task
 
 
-async def grow(task: Task, setting: Setting, branch: Branch) -> Episode:
-    """One episode, from its prompt to its last leaf."""
-    async with Growth(task, setting) as growth:
+async def grow(task: Task, setting: Setting, branch: Branch, place: int = 0) -> Episode:
+    """One episode, from its prompt to its last leaf; `place` is the task's among its neighbours."""
+    async with Growth(task, setting, place) as growth:
         try:
             await growth.open()
             await branch(growth)
@@ -36,9 +36,9 @@ def collect(
 ) -> list[Episode]:
     """Episodes of all tasks, in the order of the tasks; at most `concurrency` grow at a time."""
 
-    async def one(task: Task, gate: asyncio.Semaphore) -> Episode:
+    async def one(place: int, task: Task, gate: asyncio.Semaphore) -> Episode:
         async with gate:
-            episode = await grow(task, setting, branch)
+            episode = await grow(task, setting, branch, place)
         if on_episode is not None:
             on_episode(episode)
         return episode
@@ -47,7 +47,7 @@ def collect(
         gate = asyncio.Semaphore(concurrency)
         try:
             async with asyncio.TaskGroup() as group:
-                jobs = [group.create_task(one(task, gate)) for task in tasks]
+                jobs = [group.create_task(one(i, task, gate)) for i, task in enumerate(tasks)]
         except* Exception as broken:  # the first cause is the one worth reading
             raise broken.exceptions[0] from None
         return [job.result() for job in jobs]

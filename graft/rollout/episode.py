@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from graft.actions.actions import Actions
+from graft.envs.base import BaseEnv
 from graft.protocols import Context, Engine, Env, Reward
 from graft.rollout.failure import Failure, boundary
 from graft.rollout.path import Path, call, fork_env
@@ -47,11 +48,20 @@ def draw_key(salt: int, task: str, path: int) -> int:
     return int.from_bytes(blake2b(f"{salt}/{task}/{path}".encode(), digest_size=8).digest(), "big")
 
 
-class Growth:
-    """An episode while it grows: its prompt is open, paths start from it."""
+class NoEnv(BaseEnv):
+    """In the place of an environment that could not be made."""
 
-    def __init__(self, task: Task, setting: Setting) -> None:
-        self.setting = setting
+    env_id = "none"
+
+
+class Growth:
+    """An episode while it grows: its prompt is open, paths start from it.
+
+    `place` is the task's among those that are attempted together.
+    """
+
+    def __init__(self, task: Task, setting: Setting, place: int = 0) -> None:
+        self.setting, self.place = setting, place
         self.episode = Episode(task)
         self.paths: list[Path] = []
         self.tools: Any = None
@@ -106,10 +116,21 @@ class Growth:
         return tokens + (encode(self.setting.prefill) if self.setting.prefill else [])
 
     async def root(self, purpose: str = "") -> Path:
-        """A new path from the prompt; the prompt is computed once however many there are."""
+        """A new path from the prompt; the prompt is computed once however many there are.
+
+        Where its environment cannot be made, the path is a leaf already, and says why.
+        """
         assert self._prompt is not None, "open() comes first"
-        env = await self.fresh_env()
-        return self.add(self._prompt.fork(self.key(len(self.paths), purpose)), env, tip=0)
+        failure: Failure | None = None
+        try:
+            env = await self.fresh_env()
+        except Failure as error:
+            env, failure = NoEnv(), error
+        path = self.add(self._prompt.fork(self.key(len(self.paths), purpose)), env, tip=0)
+        if failure is not None:
+            self.episode.spans[0].info["error"] = str(failure)
+            await path.end(failure.status)
+        return path
 
     async def fresh_env(self) -> Env:
         """The environment as it posed the task, before any turn."""

@@ -12,7 +12,7 @@ takes them with `begin`, and may `fork` there; the fork has the same past and no
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,17 @@ class Path:
     def is_live(self) -> bool:
         return self.leaf is None
 
+    @property
+    def spans(self) -> list[Span]:
+        """All it went through, context after context."""
+        episode = self.growth.episode
+        return [episode.spans[i] for tip in (*self.past, self.tip) for i in episode.walk(tip)]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may say one more token."""
+        return self._sampling(None) is not None
+
     async def finish(self) -> None:
         """Take turns until it is over."""
         while self.is_live:
@@ -81,10 +92,9 @@ class Path:
             await steps
         except Failure as failure:
             self.growth.episode.spans[self.tip].info["error"] = str(failure)
-            if self._is_acting and getattr(
-                self.env, "tools", None
-            ):  # no turn will tell of the call
+            if self._is_acting and getattr(self.env, "tools", None):  # no turn tells of this call
                 self.metrics["tools/broken"] = self.metrics.get("tools/broken", 0.0) + 1
+                self.growth.episode.spans[self.tip].info["tool_calls"] = 1
             await self.end(failure.status)
 
     async def _turn(self) -> None:
@@ -111,7 +121,8 @@ class Path:
         self.reward += turn.reward
         self.count(turn.info)
         if "tool" in turn.info:
-            span.info["tool_calls"] = turn.info.get("tool_calls", 1)
+            refused = turn.info.get("tool_refusals", 0)
+            span.info["tool_calls"] = turn.info.get("tool_calls", 1) - refused
         if turn.is_over:
             return await self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
         if self.metrics["turns"] >= setting.max_turns:
@@ -140,8 +151,8 @@ class Path:
             )
             self.tip = self.growth.episode.append(self.begun)
         self.spoken = self.begun
-        is_cut = completion.finish is Finish.LENGTH and len(completion.tokens) == most
-        self._finish = None if is_cut else completion.finish
+        is_part = completion.finish is Finish.LENGTH and len(completion.tokens) == most
+        self._finish = None if is_part and self.has_room else completion.finish
 
     def _sampling(self, most: int | None) -> Sampling | None:
         """The setting's sampling, cut to the room that is left and stopped where a turn ends.
@@ -269,12 +280,15 @@ class Path:
         spans = [episode.spans[i] for i in episode.walk(self.tip)]
         row = Trajectory(_as_only_leaf(episode, leaf), 0, len(self.past), spans)
         async with boundary(f"the reward of {episode.task.id}", setting.deadline):
-            waits = getattr(
-                reward, "blocking", False
-            )  # as a judge does that is asked over a network
-            earned = (
-                await in_thread(reward, episode.task, row) if waits else reward(episode.task, row)
-            )
+            given = (episode.task, row)
+            waits = getattr(reward, "blocking", False)  # as a judge does, asked over a network
+            try:
+                earned = await in_thread(reward, *given) if waits else reward(*given)
+            except SystemExit as error:
+                raise ValueError(
+                    f"the reward of task {episode.task.id!r} called exit({error.code}); a reward "
+                    "function must return a finite number"
+                ) from error
         if not math.isfinite(earned):
             raise ValueError(
                 f"the reward of task {episode.task.id!r} is {earned}; a reward function "
@@ -313,13 +327,35 @@ async def call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
     return await in_thread(function, *args) if env.blocking else function(*args)
 
 
-async def fork_env(env: Env, setting: Setting, task: Task, actions: list[str]) -> Env:
+async def fork_env(env: Env, setting: Setting, task: Task, actions: Sequence[str]) -> Env:
     """A copy; of an env that cannot be copied, a new one that lives through the same turns."""
     if env.forkable:
-        return env.fork()
+        async with boundary(f"env {task.env} fork", setting.deadline):
+            return env.fork()
     async with boundary(f"env {task.env} replay", setting.deadline):
         copy = setting.make_env(task)
-        await call(copy, copy.reset, task.seed)
-        for action in actions:
-            await call(copy, copy.step, action)
+    try:
+        async with boundary(f"env {task.env} replay", setting.deadline):
+            await call(copy, copy.reset, task.seed)
+    except BaseException:
+        copy.close()
+        raise
+    await replay(copy, setting, task, actions)
     return copy
+
+
+async def replay(env: Env, setting: Setting, task: Task, actions: Sequence[str]) -> list[Turn]:
+    """Live through turns that another env has lived through; if that fails, the env is closed."""
+    turns: list[Turn] = []
+    try:
+        async with boundary(f"env {task.env} replay", setting.deadline):
+            for action in actions:
+                turns.append(await call(env, env.step, action))
+                if turns[-1].is_over:
+                    raise ValueError(
+                        f"turn {len(turns)} ended the episode, which it did not before"
+                    )
+    except BaseException:
+        env.close()
+        raise
+    return turns

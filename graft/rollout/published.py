@@ -13,8 +13,10 @@ the step's list of attempts; the table of first entropies is never emptied. In A
 `branch_probability` makes fewer forks, and the attempt that decides the number of roots is thrown away.
 
 What differs from the programs: entropies are those of the whole distribution rather than of its ten
-likeliest tokens; the end token that they force at the call limit is not trained; root entropy is taken
-from the attempt that is thrown away instead of one more.
+likeliest tokens; at the call limit the tool's refusal is read and the attempt goes on, where they force an
+end token and train it; a turn that is cut for its length ends the attempt; root entropy is taken from the
+attempt that is thrown away instead of one more; rounds in a row end with any round that creates nothing,
+whatever other prompts do in it; prompts do not wait for each other.
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graft.rollout.episode import Growth
+from graft.rollout.failure import Failure
 from graft.rollout.path import Path
-from graft.rollout.uncertainty import first_decisions
+from graft.rollout.uncertainty import first_decisions, sigmoid
 from graft.types import Author, Episode
+
+Slot = tuple[int, int]
+"""The task's place in the step, and the attempt's number at that task."""
 
 
 @dataclass(slots=True)
@@ -46,48 +52,48 @@ class Published:
     dynamic: bool
     sensitivity: float
     penalty: float
-    first_entropies: dict[int, float] = field(default_factory=dict[int, float])
+    first_entropies: dict[Slot, float] = field(default_factory=dict[Slot, float])
     """Slot -> entropy of the first segment ever seen there."""
-    _slots: int = 0
 
     async def __call__(self, growth: Growth) -> None:
         roots = self.initial_rollouts
         if self.dynamic:
             roots = await self._try_out(growth)
-        slots: dict[Path, int] = {}
-        live = [await self._root(growth, slots) for _ in range(min(roots, self.samples))]
+        live = [await growth.root() for _ in range(min(roots, self.samples))]
         in_a_row = 0
         while live:
-            await asyncio.gather(*(path.turn() for path in live))
-            live = [path for path in live if path.is_live]
+            await asyncio.gather(*(path.turn() for path in live if path.is_live))
+            changes = {path: self._change(path, growth) for path in live if path.spoken is not None}
             began = len(growth.paths)
-            for path in [*live]:
-                live += await self._fork_from(path, growth, slots, in_a_row)
+            live = [path for path in live if path.is_live]
+            for path in [path for path in live if path.has_room]:
+                live += await self._fork_from(path, changes[path], growth, in_a_row)
             if not live and len(growth.paths) < self.samples:
-                live.append(await self._root(growth, slots))
+                live.append(await growth.root())
             in_a_row = in_a_row + 1 if len(growth.paths) > began else 0
 
-    async def _root(self, growth: Growth, slots: dict[Path, int]) -> Path:
-        return self._take_slot(await growth.root(), slots)
-
-    def _take_slot(self, path: Path, slots: dict[Path, int]) -> Path:
-        slots[path] = self._slots
-        self._slots += 1
-        return path
+    def _change(self, path: Path, growth: Growth) -> float:
+        """Of the entropy of a segment since the first one in this slot."""
+        assert path.spoken is not None
+        entropy = self._entropy(first_decisions([path.spoken], self.tokens), growth)
+        return entropy - self.first_entropies.setdefault((growth.place, path.number), entropy)
 
     async def _fork_from(
-        self, path: Path, growth: Growth, slots: dict[Path, int], in_a_row: int
+        self, path: Path, change: float, growth: Growth, in_a_row: int
     ) -> list[Path]:
         """Forks of a path that has just had its turn."""
-        if path.spoken is None:
-            return []
-        entropy = self._entropy(first_decisions([path.spoken], self.tokens), growth)
-        change = entropy - self.first_entropies.setdefault(slots[path], entropy)
+        assert path.spoken is not None
         draws = random.Random(growth.key(path.number, f"/fork/{int(path.metrics['turns'])}"))
         most = min(self.beam_size - 1, self.samples - len(growth.paths))
         wanted = sum(self._is_due(draws.random(), change, in_a_row) for _ in range(most))
-        path.spoken.info.update(entropy_change=change, forks=wanted)
-        return [self._take_slot(await path.fork(), slots) for _ in range(wanted)]
+        forks: list[Path] = []
+        for _ in range(wanted):
+            try:
+                forks.append(await path.fork())
+            except Failure as failure:
+                growth.episode.spans[path.tip].info["error"] = str(failure)
+        path.spoken.info.update(entropy_change=change, forks=len(forks))
+        return forks
 
     def _is_due(self, uniform: float, change: float, in_a_row: int) -> bool:
         """Whether one attempt at branching comes off."""
@@ -106,23 +112,22 @@ class Published:
         path = await growth.root("/thrown away")
         await path.finish()
         growth.paths.remove(path)
-        spans = [growth.episode.spans[i] for i in growth.episode.walk(path.tip)]
-        said = [span for span in spans if span.author is Author.POLICY]
+        said = [span for span in path.spans if span.author is Author.POLICY]
         segments = [self._entropy(first_decisions([span], self.tokens), growth) for span in said]
         gap = segments[0] - sum(segments) / len(segments) if segments else 0.0
-        share = 1 / (1 + math.exp(-self.sensitivity * gap))
-        return min(max(int(self.samples * share) + 1, 1), self.samples)
+        return min(int(self.samples * sigmoid(self.sensitivity * gap)) + 1, self.samples)
 
     def begin(self, step: int) -> None:
-        """Slots are numbered anew in every step; what is known of them is not forgotten."""
-        self._slots = 0
+        """Slots are the same in every step, and what is known of them is not forgotten."""
 
     def settle(self, episodes: Sequence[Episode]) -> None:
         """Nothing to learn from rewards."""
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"first_entropies": [[slot, h] for slot, h in self.first_entropies.items()]}
+        return {"first_entropies": [[*slot, h] for slot, h in self.first_entropies.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.first_entropies = {int(slot): float(h) for slot, h in state["first_entropies"]}
+        self.first_entropies = {
+            (int(place), int(number)): float(h) for place, number, h in state["first_entropies"]
+        }

@@ -18,11 +18,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from graft.actions.actions import Decisions
-from graft.protocols import Env
-from graft.rollout.episode import Growth
-from graft.rollout.failure import boundary
-from graft.rollout.path import Path, call
-from graft.types import NO_ACTION, Author, Span, Turn
+from graft.rollout.path import Path, replay
+from graft.types import NO_ACTION, Author, Span
 
 
 async def branch_off(path: Path, at: int) -> Path:
@@ -37,7 +34,8 @@ async def branch_off(path: Path, at: int) -> Path:
     tip = growth.cut(path.tip, at)
     spans = [growth.episode.spans[i] for i in growth.episode.walk(tip)]
     heard = path.actions[: _complete_turns(spans)]
-    env, turns = await _replay(growth, heard)
+    env = await growth.fresh_env()
+    turns = await replay(env, growth.setting, growth.episode.task, heard)
     twin = growth.add(path.context.fork(growth.key(len(growth.paths)), at=at), env, tip)
     twin.twin_of = path
     twin.actions = heard
@@ -76,20 +74,3 @@ def _complete_turns(spans: Sequence[Span]) -> int:
     """Turns that somebody has answered: runs of policy spans with something behind them."""
     policy = [span.author is Author.POLICY for span in spans]
     return sum(before and not after for before, after in pairwise(policy))
-
-
-async def _replay(growth: Growth, heard: Sequence[str]) -> tuple[Env, list[Turn]]:
-    env = await growth.fresh_env()
-    turns: list[Turn] = []
-    try:
-        async with boundary(f"env {growth.episode.task.env} replay", growth.setting.deadline):
-            for action in heard:
-                turns.append(await call(env, env.step, action))
-                if turns[-1].is_over:
-                    raise ValueError(
-                        f"turn {len(turns)} ended the episode, which it did not before"
-                    )
-    except BaseException:
-        env.close()
-        raise
-    return env, turns

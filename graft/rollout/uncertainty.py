@@ -57,6 +57,14 @@ def probability(
     return min(max(base + weight * change, 0.0), 1.0) * max(1.0 - penalty * in_a_row, 0.0)
 
 
+def sigmoid(x: float) -> float:
+    """1 / (1 + exp(-x)), however large x is."""
+    if x >= 0:
+        return 1 / (1 + math.exp(-x))
+    small = math.exp(max(x, -700.0))
+    return small / (1 + small)
+
+
 def root_budget(samples: int, sensitivity: float, root: float, after_results: float) -> int:
     """How many of `samples` begin at the prompt: more where the prompt is what makes it unsure.
 
@@ -65,6 +73,5 @@ def root_budget(samples: int, sensitivity: float, root: float, after_results: fl
     >>> root_budget(16, 0.5, 0.3, 0.3), root_budget(16, 4.0, 0.9, 0.4), root_budget(16, 4.0, 0.4, 0.9)
     (8, 14, 2)
     """
-    gap = sensitivity * (root - after_results)
-    share = 1 / (1 + math.exp(-gap)) if gap > -700 else 0.0
+    share = sigmoid(sensitivity * (root - after_results))
     return min(max(round(samples * share), 1), samples)

@@ -64,6 +64,10 @@ def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch
     known: dict[str, Any] = {"samples": config.rollout.samples, "seed": config.run.seed}
     if actions is not None:
         known["tools"] = actions.tools
+    if "samples" in given:
+        raise ConfigError(
+            f"rollout.branch gives samples={given['samples']}; rollout.samples says how many attempts"
+        )
     takes = inspect.signature(resolve(name, BRANCHES, "branch")).parameters
     told = {key: value for key, value in known.items() if key in takes}
     branch = make((name, {**told, **given}), BRANCHES, "branch")
@@ -83,5 +87,6 @@ def as_part(entry: Any) -> Any:
         return entry
     if isinstance(entry, dict) and len(entry) == 1:
         ((name, keywords),) = entry.items()
-        return name, dict(keywords or {})
+        if isinstance(keywords, dict | None):
+            return name, dict(keywords or {})
     raise ConfigError(f"{entry!r} is neither a name nor {{name: {{key: value}}}}")

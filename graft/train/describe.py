@@ -51,20 +51,20 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _calls_made(episodes: Sequence[Episode]) -> float:
-    """Of the step, in all; a call that several attempts go through was made once."""
+    """Of the step, in all, refusals aside; a call that several attempts go through was made once."""
     spans = (span for episode in episodes for span in episode.spans)
     return float(sum(span.info.get("tool_calls", 0) for span in spans))
 
 
 def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
     """Of attempts that share more than their prompt: how they forked, and how much that saved."""
-    spans = [span for episode in episodes for span in episode.spans]
+    rows = [row for episode in episodes for row in episode.trajectories()]
+    spans = {id(span): span for row in rows for span in row.spans}.values()
     decided = [span.info for span in spans if "entropy_change" in span.info]
     if not decided:
         return {}
     roots = sum(s.parent == 0 and s.author is Author.POLICY for s in spans)
     said = sum(len(span) for span in spans if span.author is Author.POLICY)
-    rows = [row for episode in episodes for row in episode.trajectories()]
     in_rows = sum(len(s) for row in rows for s in row.spans if s.author is Author.POLICY)
     forks = sum(info["forks"] for info in decided)
     return {

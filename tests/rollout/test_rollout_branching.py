@@ -412,6 +412,70 @@ def test_a_copy_of_the_environment_that_fails_costs_a_fork_and_no_leaf():
     assert any("no more of these" in s.info.get("error", "") for s in episode.spans)
 
 
+@pytest.mark.parametrize("how", [arpo(6), aepo(6), arpo(6, faithful=True), independent(6)])
+def test_a_root_whose_environment_cannot_be_made_is_a_leaf_that_says_so(how):
+    class Scarce(Asking):
+        forkable = False
+        made = 0
+
+        def reset(self, seed=None):
+            Scarce.made += 1
+            if Scarce.made > 3:  # the task itself and two attempts
+                raise ToolError("no more of these")
+            return super().reset(seed)
+
+    episode = grow(how, scripted(one_call, make_env=Scarce))
+    statuses = [leaf.status for leaf in episode.leaves]
+    assert len(statuses) == 6 and statuses.count(Status.TOOL_ERROR) == 4
+    assert "no more of these" in episode.spans[0].info["error"]
+
+
+def test_an_environment_that_raises_when_it_is_copied_costs_its_forks():
+    class Uncopyable(Asking):
+        def fork(self):
+            if self.heard:
+                raise OSError("cannot be copied now")
+            return super().fork()
+
+    for how in (arpo(4, branch_probability=1.0), arpo(4, branch_probability=1.0, faithful=True)):
+        episode = grow(how, scripted(one_call, make_env=Uncopyable))
+        assert [leaf.status for leaf in episode.leaves] == [Status.DONE] * 4
+        assert any("cannot be copied now" in s.info.get("error", "") for s in episode.spans)
+
+
+def test_a_turn_that_is_begun_and_full_is_a_turn_like_any_other():
+    def script(path, turn):
+        return ("aaa]", [SURE] * 4) if turn == 0 else ("bbbbbb", [SURE] * 6)
+
+    plain = grow(independent(3), scripted(script, sampling=Sampling(max_tokens=4)))
+    how = arpo(3, initial_rollouts=1, branch_probability=0.0, tokens=4)
+    begun = grow(how, scripted(script, sampling=Sampling(max_tokens=4)))
+    for one, other in zip(plain.leaves, begun.leaves, strict=True):
+        assert one.metrics == other.metrics and one.status == other.status == Status.TRUNCATED
+
+
+def test_aepos_first_attempt_is_read_over_all_its_contexts():
+    class Anew(Asking):
+        observe_as = "prompt"
+
+    def script(path, turn):  # a context that begins anew has no number
+        return ("bz", [UNSURE] * 2) if path is None else ("a]", [SURE] * 2)
+
+    how = aepo(8, sensitivity=1.0, branch_probability=0.0)
+    setting = scripted(script, make_env=Anew)
+    episode = grow(how, setting)
+    # first 0.1, after results 0.9: 8 * sigmoid(-0.8) = 2.5, so 2 roots begin before the others
+    spans = [episode.spans[i] for tip in episode.leaves[0].tips for i in episode.walk(tip)]
+    assert turn_entropies(spans, 20, 16) == pytest.approx([0.1, 0.9])
+    assert len(episode.leaves) == 8
+
+
+def test_the_published_table_knows_attempts_that_ended_at_once():
+    how = arpo(2, initial_rollouts=2, branch_probability=0.0, faithful=True)
+    grow(how, scripted(lambda path, turn: ("az", [SURE] * 2)))
+    assert how.first_entropies == pytest.approx({(0, 0): 0.2, (0, 1): 0.2})
+
+
 def test_without_observations_there_is_nothing_to_fork_from():
     how = arpo(6, initial_rollouts=2, branch_probability=1.0)
     episode = grow(how, scripted(lambda path, turn: ("abz", [UNSURE] * 3)))
@@ -443,10 +507,11 @@ def test_the_published_table_of_first_entropies_outlives_its_step():
     assert isinstance(how, Published)
     how.begin(1)
     grow(how, scripted(one_call))
-    assert how.first_entropies == pytest.approx({0: 0.3, 1: 0.3})  # a sum over three tokens
+    first = {(0, 0): 0.3, (0, 1): 0.3}  # a sum over three tokens
+    assert how.first_entropies == pytest.approx(first)
     how.begin(2)
     grow(how, scripted(lambda path, turn: ("aaaa]", [SURE] * 5) if turn == 0 else ("z", [0.0])))
-    assert how.first_entropies == pytest.approx({0: 0.3, 1: 0.3})
+    assert how.first_entropies == pytest.approx(first)
     again = arpo(2, initial_rollouts=2, faithful=True)
     again.restore(how.state)
     assert again.first_entropies == how.first_entropies
@@ -466,7 +531,10 @@ def test_the_published_aepo_throws_its_first_attempt_away():
         ({"initial_rollouts": 0}, "initial_rollouts=0: must be a whole number"),
         ({"beam_size": 1.5}, "beam_size=1.5"),
         ({"branch_probability": 1.2}, "branch_probability=1.2: must lie in"),
-        ({"branch_probability": "half"}, "must be numbers"),
+        ({"branch_probability": "half"}, "branch_probability='half': must be a finite number"),
+        ({"entropy_weight": math.nan}, "entropy_weight=nan: must be a finite number"),
+        ({"initial_rollouts": True}, "initial_rollouts=True: must be a whole number"),
+        ({"faithful": "maybe"}, "faithful='maybe': must be true or false"),
         ({"rule": "coin"}, "rule='coin': must be one of stochastic, threshold"),
         ({"order": "size"}, "order='size': must be one of entropy, index, arrival"),
         ({"tokens": 0}, "tokens=0"),
