@@ -24,7 +24,9 @@ def test_methods_differ_in_their_branch_and_nothing_else_but_aepos_loss(name: st
         assert config.run.seed == 3
         method, seed = folders_of(todo, name)[folder]
         assert seed == 3
-        kinds[method] = type(branch_of(config, preset_of(config), None)).__name__, config
+        branch = branch_of(config, preset_of(config), None)
+        assert getattr(branch, "dynamic", False) == (method == "aepo")
+        kinds[method] = type(branch).__name__, config
     if "arpo" in kinds:
         assert kinds["grpo"][0] == "function" and kinds["arpo"][0] == "Branching"
         same = [kinds[m][1].model_dump(exclude={"run", "algo"}) for m in ("grpo", "arpo")]

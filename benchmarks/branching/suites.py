@@ -10,10 +10,16 @@ from __future__ import annotations
 from benchmarks.methods import Suite
 
 METHODS = ("grpo", "arpo", "aepo")
-OWN: dict[str, tuple[str, ...]] = {
-    "grpo": ("rollout.branch=independent",),
-    "aepo": ("algo.name=aepo",),
-}
+
+
+def own(tokens: int) -> dict[str, tuple[str, ...]]:
+    """What a method changes in ARPO's recipe; entropy is measured over so many tokens."""
+    return {
+        "grpo": ("rollout.branch=independent",),
+        "aepo": ("algo.name=aepo", f"rollout.branch={{aepo: {{tokens: {tokens}}}}}"),
+    }
+
+
 WARM = dict.fromkeys((*METHODS, "arpo_hard"), "sft")
 
 _WARM_UP = ("train.steps=0", "run.eval_tasks=0", "run.eval_every=0")
@@ -29,18 +35,18 @@ _SHARED = ("train.tokens_per_micro=8192", "engine.kv_tokens=160000")  # several 
 
 SUITES: dict[str, Suite] = {
     "warm": Suite(("sft",), _WARM_UP, recipe="toy"),
-    "toy": Suite(METHODS, _GO_ON, OWN, recipe="toy", after="warm", after_method=WARM),
+    "toy": Suite(METHODS, _GO_ON, own(4), recipe="toy", after="warm", after_method=WARM),
     "cost": Suite(
-        ("grpo", "arpo"), (*_GO_ON, *_STILL), OWN, recipe="toy", after="warm", after_method=WARM
+        ("grpo", "arpo"), (*_GO_ON, *_STILL), own(4), recipe="toy", after="warm", after_method=WARM
     ),
     "smol-warm": Suite(("sft",), (*_WARM_UP, *_SHARED), recipe="hops", needs_model=True),
     "smol": Suite(
-        METHODS, (*_GO_ON, *_SHARED), OWN, recipe="hops", after="smol-warm", after_method=WARM
+        METHODS, (*_GO_ON, *_SHARED), own(20), recipe="hops", after="smol-warm", after_method=WARM
     ),
     "smol-cost": Suite(
         ("grpo", "arpo"),
         (*_GO_ON, *_STILL, "rollout.tasks=32"),
-        OWN,
+        own(20),
         recipe="hops",
         after="smol-warm",
         after_method=WARM,

@@ -1,0 +1,78 @@
+"""How much memory it takes to read a file that is larger than one would like to hold.
+
+    python benchmarks/data_memory.py --gigabytes 2 --row-bytes 1000
+
+Writes a jsonl of chats into a temporary folder and reads it in processes of their own, each of which
+says its peak of resident memory: `graft data show`, a stream to the end, and chats opened and drawn in
+a shuffled order. The folder is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SHOW = "from graft.data.show import inspect; inspect(path)"
+STREAM = """
+from pathlib import Path
+from graft.data.stream import Stream
+for row in Stream([Path(path)]): pass
+"""
+CHATS = """
+import random
+from graft.data.chats import open_chats
+chats = open_chats(path)
+for number in random.Random(0).sample(range(len(chats)), min(10_000, len(chats))): chats[number]
+"""
+WAYS = {"graft data show": SHOW, "stream": STREAM, "open_chats, 10,000 drawn": CHATS}
+PEAK = """
+import resource, sys
+path = sys.argv[1]
+{code}
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1 if sys.platform == "linux" else 1024))
+"""
+
+
+def write_chats(file: Path, size: int, row_bytes: int) -> int:
+    """Rows with ids and prompts that all differ; how many there are."""
+    rows = written = 0
+    filler = "the quick brown fox jumps over the lazy dog " * (row_bytes // 44 + 1)
+    with file.open("w", encoding="utf-8") as out:
+        while written < size:
+            asked, said = f"What comes after {rows}?", f"{rows + 1}. {filler}"
+            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": ""}]
+            room = max(1, row_bytes - len(json.dumps({"id": rows, "messages": messages})) - 1)
+            messages[1]["content"] = said[:room]
+            written += out.write(json.dumps({"id": rows, "messages": messages}) + "\n")
+            rows += 1
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--row-bytes", type=int, default=1000)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "chats.jsonl"
+        rows = write_chats(file, int(args.gigabytes * 1e9), args.row_bytes)
+        print(f"{file.stat().st_size / 1e9:.2f} GB, {rows:,} rows")
+        for name, code in WAYS.items():
+            started = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-c", PEAK.format(code=code), str(file)],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            seconds, peak = time.perf_counter() - started, int(done.stdout.split()[-1]) / 1e3
+            print(f"{name:<26} peak {peak:6,.0f} MB {seconds:7.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
