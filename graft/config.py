@@ -178,9 +178,14 @@ class Train(Section):
 
 class Sft(Section):
     steps: int = Field(default=0, ge=0)
-    """Steps of supervised warm-up; 0 has none."""
+    """Steps of supervised warm-up; 0 has none, or takes sft.epochs."""
+    epochs: int = Field(default=0, ge=0)
+    """Passes over sft.data instead of a number of steps."""
     data: str = ""
-    """jsonl or parquet with messages; empty takes the environment's demonstrations."""
+    """Rows to imitate: a file or folder of chats, or of prompts with spans; empty takes the
+    environment's demonstrations."""
+    layout: str = "auto"
+    """What the columns of sft.data mean, where more than one layout fits."""
     demo_args: dict[str, Any] = {}
     """Arguments of the environment's demonstrate()."""
     batch: int = Field(default=64, ge=1)
@@ -189,8 +194,47 @@ class Sft(Section):
     """Peak learning rate; linear decay to a tenth."""
     warmup: int = Field(default=50, ge=0)
     """Steps of linear warm-up."""
+    skip_bad: bool = False
+    """Leave out rows that cannot be used, and count them; false stops at the first."""
+    overlong: Literal["refuse", "cut", "skip"] = "refuse"
+    """Rows of more tokens than rollout.max_context: stop, learn their beginning, or leave them out."""
+    mask_results: tuple[str, str] | None = None
+    """What opens and closes a tool's result inside an assistant's text, such as [<result>, </result>]:
+    not learned. null learns it like any word."""
+    eval_data: str = ""
+    """Rows that are never trained on, in a file of their own."""
+    eval_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of sft.data that is never trained on, instead of such a file."""
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between looks at them, and at held-out tasks where there is an environment; 0: at the end
+    only."""
     stop_at: float = Field(default=0.0, ge=0, le=1)
-    """Stop early once held-out demonstrations are followed this exactly; 0 never does."""
+    """Stop early once held-out demonstrations (without an environment: held-out tokens) are followed
+    this exactly; 0 never does."""
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self.steps or self.epochs)
+
+    @property
+    def has_held_out(self) -> bool:
+        return bool(self.eval_data or self.eval_share)
+
+
+class Lora(Section):
+    rank: int = Field(default=0, ge=0)
+    """Train adapters of this rank instead of the weights themselves, in both phases; 0: no adapters."""
+    alpha: float = Field(default=32.0, gt=0)
+    """What they add is scaled by alpha / rank, so that one learning rate suits every rank."""
+    targets: list[
+        Literal[
+            "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"
+        ]
+    ] = Field(
+        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        min_length=1,
+    )
+    """Matrices that get one, in every layer; also lm_head, where it is not the embedding."""
 
 
 class Config(Section):
@@ -205,6 +249,7 @@ class Config(Section):
     algo: Algo = Algo()
     train: Train = Train()
     sft: Sft = Sft()
+    lora: Lora = Lora()
 
     @model_validator(mode="after")
     def _can_work(self) -> Config:
@@ -214,14 +259,18 @@ class Config(Section):
             )
         if not self.model.path and not self.model.shape:
             raise ValueError("no model: give model.path, or model.shape to start from scratch")
-        if not self.train.steps and not self.sft.steps:
+        if self.lora.rank and not self.model.path:
+            raise ValueError(
+                f"lora.rank={self.lora.rank} adapts a trained model, and model.shape starts from "
+                "random weights; give model.path (a run's folder will do) and model.shape={}"
+            )
+        if not self.train.steps and not self.sft.is_on:
             raise ValueError("nothing to do: train.steps and sft.steps are both 0")
         if self.run.eval_every and not self.run.eval_tasks:
             raise ValueError("run.eval_every wants run.eval_tasks to be more than 0")
         if self.train.steps and not self.task.env:
             raise ValueError("no environment: RL needs task.env (train.steps=0 runs SFT alone)")
-        if self.sft.steps and not (self.task.env or self.sft.data):
-            raise ValueError("nothing to imitate: give sft.data, or task.env for demonstrations")
+        _check_sft(self.sft, self.task.env)
         if self.algo.overlong and len(self.algo.overlong) != 2:
             raise ValueError(f"algo.overlong={self.algo.overlong}: give [length, buffer]")
         if self.rollout.max_tokens >= self.rollout.max_context:
@@ -235,6 +284,36 @@ class Config(Section):
                 f"{self.rollout.tasks}: a mini-batch holds whole groups"
             )
         return self
+
+
+def _check_sft(sft: Sft, env: str) -> None:
+    if sft.steps and sft.epochs:
+        raise ValueError(
+            f"sft.steps={sft.steps} and sft.epochs={sft.epochs} exclude each other: set one to 0"
+        )
+    if sft.is_on and not (env or sft.data):
+        raise ValueError("nothing to imitate: give sft.data, or task.env for demonstrations")
+    if sft.epochs and not sft.data:
+        raise ValueError(
+            "sft.epochs counts passes over sft.data, and there is none; an environment's "
+            "demonstrations never end: give sft.steps"
+        )
+    if sft.eval_data and sft.eval_share:
+        raise ValueError("sft.eval_data and sft.eval_share exclude each other: choose one")
+    if sft.eval_share and not sft.data:
+        raise ValueError("sft.eval_share is a share of sft.data, and there is none")
+    if sft.mask_results is not None and not all(sft.mask_results):
+        raise ValueError(
+            f"sft.mask_results={list(sft.mask_results)}: give the text that opens a result and the "
+            "text that closes it"
+        )
+    looks = {"stop_at": sft.stop_at, "eval_every": sft.eval_every}
+    for name, value in looks.items():
+        if sft.is_on and value and not (env or sft.has_held_out):
+            raise ValueError(
+                f"sft.{name}={value:g} looks at what is held out, and nothing is: give "
+                "sft.eval_share, sft.eval_data or task.env"
+            )
 
 
 RECIPES = Path(__file__).parent / "recipes"

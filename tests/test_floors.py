@@ -71,6 +71,9 @@ HEAVY = {
 MORE_THAN_ONE_FILE: dict[str, set[str]] = {
     # old tokenizer files on floor 1a, which may not see models/; GGUF vocabularies in models/
     "transformers": {"graft/models/gguf.py", "graft/text/tokenizer.py"},
+    # one reads such files, the other writes them
+    "gguf": {"graft/models/gguf.py", "graft/models/gguf_write.py"},
+    "pyarrow": {"graft/data/arrow.py", "graft/train/row_file.py"},
 }
 """Heavy library -> the files that share it, where one is truly not enough; each with its reason."""
 

@@ -78,7 +78,7 @@ class Actions:
 
     def entry(self, tool: str) -> Decisions:
         """Only the way in: the routing action, or the tokens of the tag, each a decision."""
-        return self._write(self._door(tool).entry)
+        return self.write(self._door(tool).entry)
 
     def spell(self, tool: str, arguments: Sequence[str]) -> Decisions:
         """A whole call as decisions: the way in, one for each argument, an exit if one is due."""
@@ -106,7 +106,7 @@ class Actions:
                     f"allowed: {self._allowed(door, mode)}"
                 )
             taken.append(due[0])
-        return self._write(taken)
+        return self.write(taken)
 
     def words(self, tool: str) -> list[int]:
         """The tokens a policy writes where it means this tool."""
@@ -134,7 +134,8 @@ class Actions:
     def _allowed(self, door: Door, mode: int) -> list[str]:
         return [said for action, said in door.texts.items() if self.space.allows(mode, action)]
 
-    def _write(self, taken: Sequence[int]) -> Decisions:
+    def write(self, taken: Sequence[int]) -> Decisions:
+        """Decisions from free text on, with the tokens that each of them writes."""
         done = Decisions([], [], [], LANGUAGE)
         mode = LANGUAGE
         for action in taken:

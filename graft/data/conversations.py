@@ -46,6 +46,11 @@ def chat_of(row: Mapping[str, Any]) -> list[Message]:
             f"no list `messages` (found: {', '.join(map(str, row))}); a chat is a list `messages` of "
             "{role, content}, a list `conversations` of {from, value}, or `instruction` and `output`"
         )
+    return with_turns(messages)
+
+
+def with_turns(messages: list[Message]) -> list[Message]:
+    """These messages, if there is an assistant turn to learn and no two of them in a row."""
     turns = [number for number, one in enumerate(messages, 1) if one["role"] == "assistant"]
     if not turns:
         raise ValueError("no assistant message, so there is nothing to learn")

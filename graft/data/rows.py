@@ -1,27 +1,27 @@
-"""Rows from files people have, one after the other: jsonl, json or parquet."""
+"""Rows from files people have, one after the other: parquet, jsonl, json, csv or arrow."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from graft.data.arrow import ArrowRows, ParquetRows
 from graft.data.conversations import chat_of
+from graft.data.errors import DataError
+from graft.data.records import Csv, JsonLines, TextRows, lines_or_list
 from graft.types import Message
 
-ENDINGS = (".parquet", ".jsonl", ".json")
-_MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8
+__all__ = ["ENDINGS", "DataError", "ending_of", "read_chats", "read_rows", "rows_in"]
 
-
-class DataError(ValueError):
-    """A file or row that cannot be used; the text names the row, the field and why."""
+ENDINGS = (".parquet", ".jsonl", ".json", ".csv", ".arrow")
 
 
 def read_chats(path: str) -> list[list[Message]]:
     """The chat of every row, as lists of {role, content} with an assistant turn to learn.
 
     Rows hold `messages`, ShareGPT's `conversations` or Alpaca's columns, see `graft.data.conversations`.
+    All of them in memory; `graft.data.chats.open_chats` reads more layouts and leaves them in the file.
     """
     chats = [_chat(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), 1)]
     if not chats:
@@ -34,87 +34,59 @@ def read_rows(path: str) -> Iterator[dict[str, Any]]:
     file = Path(path)
     if not file.is_file():
         raise DataError(f"no file {path!r}")
+    for _, row in rows_in(file):
+        if isinstance(row, DataError):
+            raise row
+        yield row
+
+
+def rows_in(file: Path, at: int = 0, number: int = 0) -> Iterator[tuple[int, Any]]:
+    """Every row, or the DataError that it is, each with the place where the next one starts.
+
+    Reading from such a place goes on with the next row. Places are bytes in text, and numbers of rows
+    in Arrow's formats; `number` rows have been read before.
+    """
+    source = source_of(file)
+    if isinstance(source, ParquetRows | ArrowRows):
+        yield from source.read(at)
+        return
+    for start, text in source.places(at):
+        number += 1
+        yield start + len(text), parsed(source, start, text, number)
+
+
+def parsed(source: TextRows, start: int, text: bytes, number: int) -> Any:
+    """A row of a text file, or the DataError that says what it is instead."""
+    try:
+        return source.parse(text)
+    except (ValueError, RecursionError) as error:  # nested too deeply, a number of 5000 digits ...
+        return DataError(f"{source.file}, {source.complaint(start, number, error)}")
+
+
+def source_of(file: Path) -> TextRows | ParquetRows | ArrowRows:
     match ending_of(file):
         case ".parquet":
-            yield from _parquet(file)
+            return ParquetRows(file)
+        case ".arrow":
+            return ArrowRows(file)
         case ".jsonl":
-            yield from (row for _, row in json_lines(file))
+            return JsonLines(file)
+        case ".csv":
+            return Csv(file)
         case _:
-            yield from json_rows(file)
+            return lines_or_list(file)
 
 
 def ending_of(file: Path) -> str:
     ending = file.suffix.lower()
     if ending not in ENDINGS:
-        raise DataError(f"{file} ends in {file.suffix!r}; readable are .jsonl, .json and .parquet")
+        raise DataError(
+            f"{file} ends in {file.suffix!r}; readable are {', '.join(ENDINGS[:-1])} and {ENDINGS[-1]}"
+        )
     return ending
 
 
-def arrow_table(files: Sequence[Path]) -> Any:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        # one file each: read_table would take a folder called x=1 for a column
-        tables = [pyarrow.parquet.ParquetFile(file).read() for file in files]
-        return pyarrow.concat_tables(tables, promote_options="default")
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{files[0]} is not a parquet file: {error}") from error
-    except pyarrow.ArrowTypeError as error:
-        names = ", ".join(file.name for file in files)
-        raise DataError(f"the columns of {names} are not of one type: {error}") from error
-
-
-def json_lines(file: Path) -> Iterator[tuple[bytes, Any]]:
-    """Every line that is not blank, as it stands and parsed."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            line = line.removeprefix(_MARK).strip()
-            if line:
-                yield line, _parse(line, f"{file}, line {number}")
-
-
-def json_rows(file: Path) -> Iterator[Any]:
-    text = file.read_bytes().removeprefix(_MARK).strip()
-    if b"\n" in text and text.startswith(b"{") and _is_json(text.partition(b"\n")[0]):
-        yield from (row for _, row in json_lines(file))  # a jsonl file by another name
-        return
-    rows = _parse(text, str(file))
-    if not isinstance(rows, list):
-        raise DataError(f"{file} holds {type(rows).__name__}, not a list of rows: [{{...}}, ...]")
-    yield from rows
-
-
-def _parse(text: bytes, where: str) -> Any:
-    try:
-        return json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # nested too deeply, a number of 5000 digits ...
-        raise DataError(f"{where} is not JSON in UTF-8: {error}") from error
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        _parse(text, "")
-    except DataError:
-        return False
-    return True
-
-
-def _parquet(file: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            for part in table.iter_batches():
-                yield from part.to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{file} is not a parquet file: {error}") from error
-
-
 def _chat(row: Any, where: str) -> list[Message]:
-    if not isinstance(row, dict):
-        raise DataError(f"{where} is {type(row).__name__}, not an object with named fields")
     try:
         return chat_of(row)
     except ValueError as error:

@@ -6,17 +6,22 @@ data/GSM-8k/test.jsonl                        read_table("data/GSM-8k", "test")
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import threading
 from array import array
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-from graft.data.rows import ENDINGS, DataError, arrow_table, ending_of, json_lines, json_rows
+from graft.data.arrow import Groups, arrow_rows, batches, dicts, parquet_rows
+from graft.data.errors import DataError
+from graft.data.records import TextRows
+from graft.data.rows import ENDINGS, ending_of, parsed, rows_in, source_of
 
 NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 SPLIT_FOLDERS = {"train", "test", "validation", "valid", "val", "dev"}
@@ -38,27 +43,56 @@ class Table(Sequence[dict[str, Any]]):
         if not 0 <= number < len(self.rows):
             raise IndexError(f"row {number} of {len(self.rows)} in {self.source}")
         if isinstance(self.rows, Sequence):
-            return self.rows[number]
-        return self.rows.slice(number, 1).to_pylist()[0]
+            row = self.rows[number]
+        else:
+            row = next(dicts(self.rows.slice(number, 1), self.source, number))
+        if isinstance(row, DataError):
+            raise row
+        return row
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for row in self.scan():
+            if isinstance(row, DataError):
+                raise row
+            yield row
+
+    def scan(self) -> Iterator[Any]:
+        """Every row in order, or the DataError that it is; read in one go, which is faster."""
+        if isinstance(self.rows, Lines | Groups):
+            return (row for file in self.rows.files for _, row in rows_in(file))
+        return (
+            iter(self.rows) if isinstance(self.rows, Sequence) else batches(self.rows, self.source)
+        )
 
     @property
     def columns(self) -> list[str]:
-        if isinstance(self.rows, Sequence):
-            return list(self.rows[0]) if self.rows else []
-        return self.rows.column_names
+        if not isinstance(self.rows, Sequence) or isinstance(self.rows, Groups):
+            return self.rows.column_names
+        readable = (row for row in islice(self.scan(), 20) if isinstance(row, Mapping))
+        return list(next(readable, {}))
 
-    def column(self, name: str) -> list[Any]:
-        """All values of one column; None where a row lacks it."""
-        if isinstance(self.rows, Sequence):
-            return [row.get(name) for row in self.rows]
-        return self.rows.column(name).to_pylist()
+    def column(self, name: str) -> Iterator[Any]:
+        """All values of one column, one after the other; None where a row lacks it."""
+        return (row.get(name) for row in self)
 
 
-def read_table(path: str | Path, split: str | None = None) -> Table:
+def read_table(path: str | Path, split: str | None = None, *, check: bool = True) -> Table:
     """All rows of a file, or of the files of one split in a folder.
 
-    Equal arguments give the same Table, as long as the files do not change.
+    Every row is looked at once, and one that is none is a DataError; with check=False when it is asked
+    for. Equal arguments give the same Table, as long as the files do not change.
     """
+    files = files_of(path, split)
+    stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    with _loading:  # sixty-four threads that open one file shall not read it sixty-four times
+        table = _load(stamps)
+        if check:
+            _check(table)
+        return table
+
+
+def files_of(path: str | Path, split: str | None = None) -> list[Path]:
+    """The files in which the rows of a file, or of one split in a folder, lie."""
     place = Path(path).expanduser()
     if place.is_dir():
         splits = data_files(place)
@@ -74,9 +108,12 @@ def read_table(path: str | Path, split: str | None = None) -> Table:
     if times > 1:
         where = ", ".join(str(file.parent) for file in files if file.name == name)
         raise DataError(f"{place} holds {name} in several folders ({where}): name one of them")
-    stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    with _loading:  # sixty-four threads that open one file shall not read it sixty-four times
-        return _load(stamps)
+    return files
+
+
+def name_of(files: Sequence[Path]) -> str:
+    """Files in a message: "a.jsonl", or "data (3 files)"."""
+    return str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
 
 
 _loading = threading.Lock()
@@ -85,45 +122,60 @@ _loading = threading.Lock()
 @lru_cache(maxsize=32)
 def _load(stamps: tuple[tuple[str, int, int], ...]) -> Table:
     files = [Path(name) for name, _, _ in stamps]
-    source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
     match ending_of(files[0]):
         case ".parquet":
-            return Table(arrow_table(files), source)
-        case ".jsonl":
-            return Table(Lines(files), source)
+            return Table(parquet_rows(files), name_of(files))
+        case ".arrow":
+            return Table(arrow_rows(files), name_of(files))
         case _:
-            rows = [row for file in files for row in json_rows(file)]
-            for number, row in enumerate(rows, 1):
-                _check_row(row, source, number)
-            return Table(rows, source)
+            return Table(Lines(files), name_of(files))
+
+
+@lru_cache(maxsize=32)
+def _check(table: Table) -> None:
+    """Parquet and arrow have named columns by nature; text has to be parsed to know."""
+    if isinstance(table.rows, Lines):
+        for _ in table:
+            pass
 
 
 class Lines(Sequence[dict[str, Any]]):
-    """The rows of jsonl files, checked once and kept as text: a million of them take the memory of
-    the file and not five times as much. A row is parsed whenever it is asked for.
+    """The rows of jsonl, json and csv files, by number: what is kept of each is where it starts.
+
+    A million rows take 8 MB, however long they are. A row is read and parsed whenever it is asked for.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self.text = bytearray()
-        self.ends = array("Q", [0])
-        for file in files:
-            for line, row in json_lines(file):
-                _check_row(row, file, len(self) + 1)
-                self.text += line
-                self.ends.append(len(self.text))
+        self.files = files
+        self.sources: list[TextRows] = [source_of(file) for file in files]  # type: ignore[misc]
+        self.stamps = [_stamp(file.stat()) for file in files]
+        self.starts = [array("Q") for _ in files]
+        for source, starts in zip(self.sources, self.starts, strict=True):
+            starts.extend(start for start, _ in source.places())
+        self.ends = list(accumulate(map(len, self.starts)))
 
     def __len__(self) -> int:
-        return len(self.ends) - 1
+        return self.ends[-1]
 
     def __getitem__(self, number: Any) -> Any:
-        return json.loads(self.text[self.ends[number] : self.ends[number + 1]])
+        index = bisect_right(self.ends, number)
+        source, starts = self.sources[index], self.starts[index]
+        place = number - (self.ends[index] - len(starts))
+        start = starts[place]
+        last = place + 1 == len(starts)
+        size = (self.stamps[index][0] if last else starts[place + 1]) - start
+        with source.file.open("rb") as file:
+            if _stamp(os.fstat(file.fileno())) != self.stamps[index]:
+                raise DataError(
+                    f"{source.file} was changed while it was in use, so its rows are no longer where "
+                    "they were; start again, and leave the file alone meanwhile"
+                )
+            file.seek(start)
+            return parsed(source, start, file.read(size), place + 1)
 
 
-def _check_row(row: Any, where: Any, number: int) -> None:
-    if not isinstance(row, dict):
-        raise DataError(
-            f"{where}, row {number} is {type(row).__name__}, not an object with named fields"
-        )
+def _stamp(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
 
 
 def data_files(folder: Path) -> dict[str, list[Path]]:

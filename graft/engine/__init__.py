@@ -4,5 +4,6 @@ from __future__ import annotations
 
 ENGINES: dict[str, str] = {
     "native": "graft.engine.native.engine:NativeEngine",
+    "openai": "graft.engine.openai:OpenAIEngine",
 }
 """Name -> "module:attr"; imported on use, since most of them need torch or a server."""

@@ -1,23 +1,28 @@
 """Sets of held-out tasks by name: what `graft eval --on` is told.
 
-    --on earl:sort-4,long=earl:sort-4-5 --args long.tools=[swap]
+    --on aime24,earl:sort-4,long=earl:sort-4-5 --args long.tools=[swap] --args aime24.data=rows.jsonl
 
-is two sets. Both take the arguments of the recipe's own environment (its dress, its limits), except
-what an id fixes by itself: `earl:calc-count` stays one task, whatever mix the recipe draws from.
+is three sets: a benchmark, which says itself how it is posed and graded, and two environments. These
+take the arguments of the recipe's own environment (its dress, its limits), except what an id fixes by
+itself: `earl:calc-count` stays one task, whatever mix the recipe draws from.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from graft.config import ConfigError, Tasks
 from graft.envs import find, make
 from graft.envs.base import as_messages
+from graft.envs.dataset.base import DatasetEnv
+from graft.envs.tooled import ToolEnv
+from graft.envs.wrappers import WRAPPERS, wrap
 from graft.protocols import Env
-from graft.registry import load
+from graft.registry import UnknownName, load
 from graft.text.chat import Chat
 from graft.types import Task
 
@@ -30,13 +35,64 @@ class TaskSet:
     env: str
     args: dict[str, Any]
     wrappers: Sequence[str | dict[str, Any]] = ()
+    reward: Any = ""
+    """A reward from outside, as in task.reward; empty: the environment's own."""
+    is_whole: bool = False
+    """A benchmark: all of its rows are asked unless somebody says how many."""
+    has_tools: bool = True
+    """False: the same tasks without any tool."""
 
     def factory(self, tokenizer: Any) -> Callable[[Task], Env]:
         """A fresh environment for a task."""
-        return lambda task: make(self.env, wrappers=self.wrappers, tokenizer=tokenizer, **self.args)
+        if self.has_tools:
+            return lambda task: make(
+                self.env, wrappers=self.wrappers, tokenizer=tokenizer, **self.args
+            )
+        others = [one for one in listed(self.wrappers) if not _brings_tools(one)]
+
+        def bare(task: Task) -> Env:
+            env = make(self.env, **self.args)
+            while isinstance(env, ToolEnv):  # an environment that brings its own
+                env = env.env
+            return wrap(env, others, tokenizer)
+
+        return bare
+
+    @property
+    def depends_on(self) -> dict[str, Any]:
+        """Everything that the tasks and their grades depend on, as plain values."""
+        values = {
+            "env": self.env,
+            "args": self.args,
+            "wrappers": list(self.wrappers),
+            "reward": self.reward,
+            "has_tools": self.has_tools,
+        }
+        data = self.args.get("data")
+        if isinstance(data, str) and (file := Path(data)).is_file():  # it may be edited meanwhile
+            values["data"] = [file.stat().st_size, file.stat().st_mtime_ns]
+        return values
 
 
-def read_sets(on: str, given: Sequence[str], recipe: Tasks) -> list[TaskSet]:
+def listed(wrappers: Sequence[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+    """One wrapper per entry: ["a,b", {c: {}, d: {}}] -> ["a", "b", {c: {}}, {d: {}}]."""
+    found: list[str | dict[str, Any]] = []
+    for entry in [wrappers] if isinstance(wrappers, str | Mapping) else wrappers:
+        if isinstance(entry, str):
+            found += [name.strip() for name in entry.split(",") if name.strip()]
+        else:
+            found += [{name: arguments} for name, arguments in entry.items()]
+    return found
+
+
+def _brings_tools(wrapper: str | dict[str, Any]) -> bool:
+    name = wrapper if isinstance(wrapper, str) else next(iter(wrapper))
+    return str(WRAPPERS.get(name, "")).startswith("graft.envs.wrappers.tools:")
+
+
+def read_sets(
+    on: str, given: Sequence[str], recipe: Tasks, *, has_tools: bool = True
+) -> list[TaskSet]:
     """`on` is ID or LABEL=ID, separated by commas; `given` is LABEL.key=value. Empty: the recipe's.
 
     The recipe's own environment is posed as its run poses it. Any other one is asked for its test
@@ -52,21 +108,40 @@ def read_sets(on: str, given: Sequence[str], recipe: Tasks) -> list[TaskSet]:
         raise ConfigError(
             "the recipe names no task.env, so there is nothing to evaluate; give --on"
         )
-    sets: dict[str, TaskSet] = {}
+    ids: dict[str, str] = {}
     for name in names:
         label, has_label, env = name.partition("=")
         env = env if has_label else label
         if not label or not env:
             raise ConfigError(f"--on {name!r} is neither ID nor LABEL=ID (short=earl:sort-4)")
-        if label in sets:
+        if label in ids:
             raise ConfigError(
                 f"--on names {label!r} twice; tell them apart: first={env},second={env}"
             )
-        sets[label] = TaskSet(label, env, _arguments(env, recipe), recipe.wrappers)
+        ids[label] = env
+    arguments: dict[str, dict[str, Any]] = {label: {} for label in ids}
     for text in given:
-        label, key, value = _read_argument(text, list(sets))
-        sets[label] = replace(sets[label], args={**sets[label].args, key: value})
-    return list(sets.values())
+        label, key, value = _read_argument(text, list(ids))
+        arguments[label][key] = value
+    sets = [_set_of(label, env, arguments[label], recipe) for label, env in ids.items()]
+    return [replace(tasks, has_tools=has_tools) for tasks in sets]
+
+
+def _set_of(label: str, env: str, given: dict[str, Any], recipe: Tasks) -> TaskSet:
+    try:
+        from graft.evaluate.benchmarks import BENCHMARKS
+    except ModuleNotFoundError:
+        BENCHMARKS = {}
+
+    if env in BENCHMARKS:
+        tasks = BENCHMARKS[env].task_set(data=given.get("data"))
+        rest = {key: value for key, value in given.items() if key != "data"}
+        return replace(tasks, label=label, args={**tasks.args, **rest}, is_whole=True)
+    try:
+        args = {**_arguments(env, recipe), **given}
+    except UnknownName as error:
+        raise UnknownName(f"{error}. Benchmarks: {', '.join(sorted(BENCHMARKS))}") from None
+    return TaskSet(label, env, args, recipe.wrappers, recipe.reward)
 
 
 def _arguments(env: str, recipe: Tasks) -> dict[str, Any]:
@@ -97,11 +172,17 @@ def _read_argument(text: str, labels: list[str]) -> tuple[str, str, Any]:
         raise ConfigError(f"--args {text!r}: {error}") from error
 
 
-def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> None:
-    """Pose a task and write its prompt: a set that cannot be used says so before anything is run."""
+def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> int | None:
+    """Pose a task and write its prompt: a set that cannot be used says so before anything is run.
+
+    The number of tasks that there are; None where they are made up without end.
+    """
     try:
         env = tasks.factory(chat.tokenizer)(task)
         try:
+            rows = size_of(env)
+            if rows == 0:
+                raise ValueError("it has no tasks")
             observation, info = env.reset(task.seed)
             if env.observe_as == "raw":  # a wrapper has put it through the chat template
                 chat.tokenizer.encode(str(observation))
@@ -117,3 +198,10 @@ def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> None:
             f"Arguments come from the recipe; change them for this set with --args "
             f"'{tasks.label}.key=value', for all with task.args={{...}}"
         ) from error
+    return rows
+
+
+def size_of(env: Any) -> int | None:
+    """How many rows a dataset has: seeds beyond them would pose them again."""
+    inner = getattr(env, "unwrapped", env)
+    return len(inner.numbers) if isinstance(inner, DatasetEnv) else None

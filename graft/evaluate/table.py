@@ -1,18 +1,21 @@
 """Checkpoints against sets, as Markdown and as JSON:
 
-| checkpoint | earl:order | earl:sort-4 |
-|---|---|---|
-| sft-000100 | 0.912 ± 0.025 (1.9 calls) | 0.430 ± 0.031 (5.2 calls) |
-| rl-000020 | 0.950 ± 0.019 (2.0 calls) | 0.551 ± 0.030 (5.0 calls, 1% failed) |
+| checkpoint | set | tasks | avg@8 | pass@8 | maj@8 | calls |
+|---|---|---|---|---|---|---|
+| rl-000000 | gsm | 500 | 0.430 [0.401, 0.460] | 0.812 [0.776, 0.846] | 0.548 [0.504, 0.592] | 1.9 |
+| rl-000020 | gsm | 500 | 0.551 [0.521, 0.580] | 0.840 [0.806, 0.872] | 0.640 [0.598, 0.682] | 2.0 |
+
+Sets with several data sources are shown once more, source by source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from graft.evaluate.cells import Cell
+from graft.evaluate.estimates import Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +25,64 @@ class Table:
     sets: list[str]
     rows: Mapping[str, Mapping[str, Cell]]
     caption: str
+    samples: int = 1
+    k: Sequence[int] = (1,)
+    solved: float = 1.0
+    """The reward from which on an attempt counts as right for pass@k."""
+    problems: list[str] = field(default_factory=list[str])
+    """Why it is not complete."""
+
+    @property
+    def measures(self) -> list[str]:
+        """What is worked out of each cell; one attempt says no more than its reward."""
+        if self.samples == 1:
+            return ["avg@1"]
+        several = [k for k in self.k if k > 1]
+        return [
+            f"avg@{self.samples}",
+            *(f"pass@{k}" for k in self.k),
+            *(f"maj@{k}" for k in several),
+        ]
 
     def markdown(self) -> str:
-        head = ["checkpoint", *self.sets]
-        lines = [head, ["---"] * len(head)]
-        for name, cells in self.rows.items():
-            lines.append([name, *(_show(cells.get(label)) for label in self.sets)])
-        drawn = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"{drawn}\n\n{self.caption}\n"
+        cells = [
+            (name, label, cells[label])
+            for name, cells in self.rows.items()
+            for label in self.sets
+            if label in cells
+        ]
+        parts = [self._drawn(["checkpoint", "set"], [([n, s], cell) for n, s, cell in cells])]
+        by_source = [
+            ([name, label, source or "-"], part)
+            for name, label, cell in cells
+            if len(set(cell.sources)) > 1
+            for source, part in cell.by_source().items()
+        ]
+        if by_source:
+            parts.append(self._drawn(["checkpoint", "set", "data source"], by_source, False))
+        parts.append(self.caption)
+        parts += [f"Not complete: {problem}" for problem in self.problems]
+        return "\n\n".join(parts) + "\n"
 
-    def to_json(self) -> dict[str, Any]:
+    def _drawn(
+        self, head: list[str], rows: Sequence[tuple[list[str], Cell]], is_whole: bool = True
+    ) -> str:
+        """Calls, failures and what is missing are known of whole sets only."""
+        lines = [[*head, "tasks", *self.measures, *(["calls"] if is_whole else [])]]
+        lines.append(["---"] * len(lines[0]))
+        for names, cell in rows:
+            known = cell.estimates(self.measures, self.solved)
+            shown = [show(known.get(measure)) for measure in self.measures]
+            calls = [f"{cell.tool_calls:.1f}{_remarks(cell)}"] if is_whole else []
+            lines.append([*names, str(len(cell.tasks)), *shown, *calls])
+        return drawn(lines)
+
+    def to_json(self, with_tasks: bool = True) -> dict[str, Any]:
+        """`with_tasks`: the rewards and votes behind it, from which another call can compare."""
         rows = [
             {
                 "checkpoint": name,
-                "scores": {label: cell.summary() for label, cell in cells.items()},
+                "scores": {label: self._scores(cell, with_tasks) for label, cell in cells.items()},
             }
             for name, cells in self.rows.items()
         ]
@@ -44,12 +91,52 @@ class Table:
             for label in self.sets
             if any(label in cells for cells in self.rows.values())
         }
-        return {"caption": self.caption, "sets": settings, "rows": rows}
+        told = {"caption": self.caption, "solved": self.solved, "sets": settings, "rows": rows}
+        return {**told, "problems": self.problems}
+
+    def _scores(self, cell: Cell, with_tasks: bool) -> dict[str, Any]:
+        scores = {
+            "reward": cell.reward,
+            "tasks": len(cell.tasks),
+            "samples": self.samples,
+            "measures": self._measured(cell),
+            "sources": {source: self._measured(part) for source, part in cell.by_source().items()},
+            **cell.summary(),
+        }
+        if with_tasks:
+            each = zip(cell.tasks, cell.rewards, cell.votes, strict=True)
+            scores["attempts"] = {
+                task: {"rewards": rewards, "votes": votes} for task, rewards, votes in each
+            }
+        return scores
+
+    def _measured(self, cell: Cell) -> dict[str, Any]:
+        known = cell.estimates(self.measures, self.solved)
+        return {name: {"value": v, "interval": interval} for name, (v, interval) in known.items()}
 
 
-def _show(cell: Cell | None) -> str:
-    if cell is None:
+def drawn(lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; its second line is the ruler."""
+    whole = [[entry.replace("|", "\\|") for entry in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in whole)
+
+
+def show(estimate: Estimate | None) -> str:
+    if estimate is None:
         return ""
-    margin = "" if cell.margin is None else f" ± {cell.margin:.3f}"
-    failed = "" if not cell.failed else f", {cell.failed:.0%} failed"
-    return f"{cell.reward:.3f}{margin} ({cell.tool_calls:.1f} calls{failed})"
+    if estimate.interval is None:
+        return f"{estimate.value:.3f}"
+    low, high = estimate.interval
+    return f"{estimate.value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _remarks(cell: Cell) -> str:
+    """What a reader must know before believing the numbers beside it."""
+    said = []
+    if cell.failed:
+        said.append(f"{cell.failed:.0%} failed" if cell.failed >= 0.01 else "under 1% failed")
+    if cell.overlong:
+        said.append(f"{cell.overlong} prompts too long")
+    if cell.missing:
+        said.append(f"{cell.missing} attempts missing")
+    return f" ({', '.join(said)})" if said else ""

@@ -15,7 +15,7 @@ from torch import Tensor
 from graft.models.critic import Critic
 from graft.models.decoder import Attend, Decoder
 from graft.models.functions import gather_rows
-from graft.models.logprobs import action_logprobs, word_logprobs
+from graft.models.logprobs import action_logprobs, likeliest, word_logprobs
 from graft.models.packing import count_before, is_read, pack, shorten
 from graft.models.tree_attention import attention_over
 from graft.transfer import transfer
@@ -102,6 +102,13 @@ class Forest:
             temperature=temperature,
         )
         return self._grid(logp), self._grid(entropy), self._grid(any_word)
+
+    @torch.no_grad()
+    def followed(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-prob of each trained action, and whether it is the likeliest one, both [U]."""
+        return likeliest(
+            self._hidden(model), model.head_weight, self.actions, modes=self.modes, allowed=allowed
+        )
 
     def _hidden(self, model: Decoder) -> Tensor:
         """[U, D] what the model knew before each trained token."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,44 @@ from graft.models.fill import ModelFileError, fill
 from graft.models.shape import Shape, UnsupportedModel, rope_frequencies
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-READABLE = ("F64", "F32", "F16", "BF16")
+EMBEDDING = "model.embed_tokens.weight"
+READABLE = {
+    "F64": torch.float32,  # nothing here computes in more
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""How safetensors names the kinds of numbers we read; what a copy of them is stored as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A model on a disk: its sizes are known, its tensors are read one by one when asked for."""
+
+    shape: Shape
+    sizes: Mapping[str, tuple[int, ...]]
+    """Hugging Face's tensor names, without the second copy of a tied head."""
+    read: Callable[[str], Tensor]
+    dtype: torch.dtype
+    """What its embedding is stored as."""
+    origin: str
+    """Where it is, as messages name it."""
+
+    def load(self, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+        return fill(
+            self.shape, self.sizes, self.read, origin=self.origin, dtype=dtype, device=device
+        )
+
+    def check(self) -> None:
+        """Raise unless names and sizes are those of the config; costs neither memory nor reading."""
+        fill(
+            self.shape,
+            self.sizes,
+            lambda name: torch.empty(self.sizes[name], device="meta"),
+            origin=self.origin,
+            dtype=torch.float32,
+            device="meta",
+        )
 
 
 def load_model(
@@ -33,16 +72,23 @@ def load_model(
 ) -> Decoder:
     """The decoder stored at `path`, converted to `dtype`."""
     path = Path(path)
+    if path.suffix == ".gguf" and path.is_file():
+        from graft.models.gguf import load_gguf
+
+        return load_gguf(path, dtype=dtype, device=device)
+    with open_model(path) as stored:
+        return stored.load(dtype, device)
+
+
+@contextmanager
+def open_model(path: Path) -> Iterator[Stored]:
+    """The Hugging Face folder at `path`, its files open as long as the context lasts."""
     if not path.exists():
         raise ModelFileError(
             f"no model at '{path}': there is no such folder or file. A name on the Hugging Face "
             f"hub has to be downloaded first: hf download {path} --local-dir models/{path.name}, "
             f"then pass models/{path.name}"
         )
-    if path.suffix == ".gguf" and path.is_file():
-        from graft.models.gguf import load_gguf
-
-        return load_gguf(path, dtype=dtype, device=device)
     if not path.is_dir():
         raise ModelFileError(
             f"'{path}' is a file; pass a .gguf file, or the folder that holds config.json and "
@@ -54,14 +100,13 @@ def load_model(
         tied_head = files.pop("lm_head.weight", None) if shape.tied else None
         if tied_head is not None:
             _check_tied(path, tied_head, files)
-        stored = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
-        return fill(
+        kind = files[EMBEDDING].get_slice(EMBEDDING).get_dtype() if EMBEDDING in files else ""
+        yield Stored(
             shape,
-            stored,
+            {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()},
             lambda name: read_tensor(files[name], name, path),
-            origin=f"'{path}'",
-            dtype=dtype,
-            device=device,
+            READABLE.get(kind, torch.float32),
+            f"'{path}'",
         )
 
 
@@ -170,13 +215,12 @@ def read_tensor(file: Any, name: str, folder: Path) -> Tensor:
 
 def _check_tied(folder: Path, head_file: Any, files: dict[str, Any]) -> None:
     """Some tools store a tied head a second time: harmless if it is the embedding."""
-    embedding = "model.embed_tokens.weight"
-    if embedding in files and not torch.equal(
+    if EMBEDDING in files and not torch.equal(
         read_tensor(head_file, "lm_head.weight", folder),
-        read_tensor(files[embedding], embedding, folder),
+        read_tensor(files[EMBEDDING], EMBEDDING, folder),
     ):
         raise ModelFileError(
             f"'{folder}': config.json has tie_word_embeddings=true, but lm_head.weight differs "
-            f"from {embedding}; set tie_word_embeddings to false if the head is its own matrix, "
+            f"from {EMBEDDING}; set tie_word_embeddings to false if the head is its own matrix, "
             f"or delete lm_head.weight"
         )

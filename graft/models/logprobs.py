@@ -157,8 +157,35 @@ def _run_head(
         return head_logprobs(
             hidden, weight, actions, modes, allowed, temperature, num_words=num_words
         )
-    budget = CHUNK_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS * 64
-    chunk = max(1, budget // len(weight))
     return _ChunkedHead.apply(
-        hidden, weight, actions, modes, allowed, temperature, chunk, num_words
+        hidden, weight, actions, modes, allowed, temperature, _chunk(hidden, weight), num_words
     )
+
+
+def _chunk(hidden: Tensor, weight: Tensor) -> int:
+    """Positions whose logits are held at a time."""
+    budget = CHUNK_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS * 64
+    return max(1, budget // len(weight))
+
+
+@torch.no_grad()
+def likeliest(
+    hidden: Tensor,
+    weight: Tensor,
+    actions: Tensor,
+    *,
+    modes: Tensor,
+    allowed: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-prob [U] of each action, and whether no other is likelier: what greedy decoding does."""
+    logp = torch.empty(len(actions), device=hidden.device)
+    is_best = torch.empty(len(actions), device=hidden.device, dtype=torch.bool)
+    chunk = _chunk(hidden, weight)
+    for start in range(0, len(actions), chunk):
+        part = slice(start, start + chunk)
+        rows = None if allowed is None else allowed[modes[part]]
+        logits = _logits(hidden[part], weight, 1.0, rows)
+        chosen = logits.gather(1, actions[part, None])[:, 0]
+        logp[part] = chosen - logits.logsumexp(-1)
+        is_best[part] = logits.argmax(-1) == actions[part]
+    return logp, is_best

@@ -7,6 +7,7 @@ absent. To make the folder as a whole appear at once, save into a fresh one and 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from graft.models.load import INDEX, WEIGHTS, ModelFileError, read_config, read_
 from graft.models.names import hf_names
 from graft.models.shape import Shape
 
+SHARD_BYTES = 5_000_000_000
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 NOT_CARRIED = ("auto_map", "quantization_config", "transformers_version")
 """Entries of the source's config.json that are not true of our files: code that we do not copy, a
@@ -36,7 +38,7 @@ def save_model(
     folder: str | os.PathLike[str],
     *,
     dtype: torch.dtype | None = None,
-    shard_bytes: int = 5_000_000_000,
+    shard_bytes: int = SHARD_BYTES,
     special: TokenIds | None = None,
     generation_config: dict[str, Any] | None = None,
     source: str | os.PathLike[str] | None = None,
@@ -69,11 +71,27 @@ def save_weights(
     folder: Path,
     *,
     dtype: torch.dtype,
-    shard_bytes: int = 5_000_000_000,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """One safetensors file, or numbered shards and their index; older weights there are removed."""
+    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    write_weights(sizes, tensors.__getitem__, folder, dtype=dtype, shard_bytes=shard_bytes)
+
+
+def write_weights(
+    sizes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], Tensor],
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """The same of tensors that `read(name)` gives: no more than one shard is in memory at a time.
+
+    The names of the files that hold weights come back.
+    """
     shards = split_shards(
-        {name: tensor.numel() * dtype.itemsize for name, tensor in tensors.items()}, shard_bytes
+        {name: math.prod(size) * dtype.itemsize for name, size in sizes.items()}, shard_bytes
     )
     files = {
         WEIGHTS
@@ -82,12 +100,12 @@ def save_weights(
         for number, names in enumerate(shards, start=1)
     }
     for file, names in files.items():
-        shard = {name: tensors[name].to("cpu", dtype).contiguous() for name in names}
+        shard = {name: read(name).to("cpu", dtype).contiguous() for name in names}
         write_whole(folder / file, lambda to, shard=shard: _save_file(shard, to))
     written = set(files)
     if len(shards) > 1:
         written.add(INDEX)
-        total = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+        total = sum(map(math.prod, sizes.values())) * dtype.itemsize
         where = {name: file for file, names in files.items() for name in names}
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
     # a model.safetensors left from an earlier save would be read in place of new shards
@@ -95,6 +113,7 @@ def save_weights(
         if stale.name not in written:
             stale.unlink(missing_ok=True)
     sync_folder(folder)
+    return list(files)
 
 
 def _save_file(tensors: dict[str, Tensor], path: Path) -> None:

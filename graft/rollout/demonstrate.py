@@ -1,16 +1,36 @@
-"""Supervised examples as episodes: what a teacher would have done, in the very tokens of a rollout."""
+"""What a teacher would have done as an episode, in the very tokens of a rollout.
+
+prompt "2+3="     policy "[2+3]"   env "5;"   policy "5"
+trained           [ 2 + 3 ]                   5 <eos>
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from graft.actions.actions import Actions, Decisions
 from graft.protocols import Env
-from graft.text.chat import Chat
-from graft.types import NO_ACTION, Author, Called, Episode, Leaf, Span, Task
+from graft.text.chat import Chat, Tools
+from graft.types import NO_ACTION, Author, Called, Episode, Leaf, Message, Span, Task
+
+INLINE = "inline"
+
+
+class Said(NamedTuple):
+    """One entry of an attempt, after its prompt."""
+
+    author: Author
+    text: str
+    """A `Called` is a call, to be spelled with the run's actions."""
+    role: str = INLINE
+    """Of what the environment says: inside the policy's own turn, or a message of this role."""
+    ends: bool = True
+    """Of what the policy says: the end of its turn follows, and is trained like any word."""
+    call: Decisions | None = None
+    """The text as decisions, where they are known already."""
 
 
 def decided(parent: int, decisions: Decisions, text: str = "") -> Span:
@@ -61,29 +81,51 @@ def demonstration(
         )
     trace: Sequence[tuple[Author, str]] = env.demonstrate(random.Random(seed), **args)  # type: ignore[attr-defined]
     env.close()
+    entries: list[Said] = []
+    for number, (author, text) in enumerate(trace):
+        goes_on = any(following is Author.POLICY for following, _ in trace[number + 1 : number + 2])
+        is_call = env.observe_as == INLINE and text.endswith(env.stop) and actions is None
+        entries.append(Said(author, text, env.observe_as, ends=not (is_call or goes_on)))
+    task = replace(task, answer=info.get("answer", task.answer))
+    return attempt(task, list(messages), entries, chat, actions, prefill, info.get("tools"))
+
+
+def attempt(
+    task: Task,
+    messages: Sequence[Message],
+    entries: Sequence[Said],
+    chat: Chat,
+    actions: Actions | None = None,
+    prefill: str = "",
+    tools: Tools | None = None,
+) -> Episode:
+    """The episode of a prompt and of what was said after it."""
     encode = chat.tokenizer.encode
-    tokens = chat.prompt(list(messages), tools=info.get("tools"))
-    tokens += encode(prefill) if prefill else []
-    episode = Episode(replace(task, prompt=tuple(messages), answer=info.get("answer", task.answer)))
+    tokens = chat.prompt(messages, tools=tools) + (encode(prefill) if prefill else [])
+    episode = Episode(replace(task, prompt=tuple(messages)))
     tip = episode.append(Span(None, Author.TASK, tokens))
     end = encode(chat.end_text)
     tool: str | None = None  # whom the policy has just called
-    for number, (author, text) in enumerate(trace):
-        goes_on = any(following is Author.POLICY for following, _ in trace[number + 1 : number + 2])
-        if author is Author.POLICY and actions is not None and isinstance(text, Called):
-            call, tool = actions.spell(text.tool, text.arguments), text.tool
+    is_closed = False
+    for said in entries:
+        text = said.text
+        if said.author is Author.POLICY and actions is not None and isinstance(text, Called):
+            call, tool, is_closed = actions.spell(text.tool, text.arguments), text.tool, False
             tip = episode.append(decided(tip, call, chat.tokenizer.decode(call.tokens)))
-        elif author is Author.POLICY:
-            is_call = env.observe_as == "inline" and text.endswith(env.stop) and actions is None
-            ids, tool = encode(text) + ([] if is_call or goes_on else end), None
+        elif said.author is Author.POLICY and said.call is not None:
+            tool, is_closed = None, False  # its answer stands as it was written
+            tip = episode.append(decided(tip, said.call, text))
+        elif said.author is Author.POLICY:
+            ids, tool, is_closed = encode(text) + (end if said.ends else []), None, said.ends
             tip = episode.append(decided(tip, spoken(ids, actions), str(text)))
-        elif env.observe_as == "inline":
+        elif said.role == INLINE:
             if actions is not None and tool is not None:
                 text = actions.render(tool, text)
             ids = chat.tokenizer.encode_plain(text)
             tip = episode.append(Span(tip, Author.ENV, ids, text=text))
         else:
-            ids = chat.extend([{"role": env.observe_as, "content": text}], closed=bool(end))
+            message = {"role": said.role, "content": text}
+            ids = chat.extend([message], closed=is_closed and bool(end))
             tip = episode.append(Span(tip, Author.ENV, ids, text=text))
     episode.leaves.append(Leaf((tip,), reward=1.0))
     return episode
@@ -108,18 +150,3 @@ def spoken(tokens: list[int], actions: Actions | None = None) -> Decisions:
             )
         mode = grammar.step(mode, token)
     return Decisions(tokens, tokens, grammar.walk(tokens), mode)
-
-
-def conversation(task: Task, messages: Sequence[dict[str, Any]], chat: Chat) -> Episode:
-    """The episode of a recorded chat: assistant tokens are trained, everything else is context."""
-    episode = Episode(replace(task, prompt=tuple(messages)))
-    tip: int | None = None
-    for ids, is_assistant in chat.conversation(list(messages)):
-        if is_assistant and tip is not None:
-            tip = episode.append(decided(tip, spoken(ids), chat.tokenizer.decode(ids)))
-        else:
-            author = Author.TASK if tip is None else Author.ENV
-            tip = episode.append(Span(tip, author, ids))
-    if tip is not None:
-        episode.leaves.append(Leaf((tip,), reward=1.0))
-    return episode

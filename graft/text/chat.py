@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from graft.text.template import TEMPLATES, TemplateError, find_template, render
 from graft.text.tokenizer import Tokenizer
@@ -32,6 +32,14 @@ _HOW_TO_APPEND = (
     "Tokens that were sampled cannot be rewritten. Use model.chat_template=chatml, or a path to a "
     "template that only appends."
 )
+
+
+class Piece(NamedTuple):
+    """A part of a finished conversation, and whether the assistant wrote it (it is trained)."""
+
+    text: str
+    tokens: list[int]
+    is_trained: bool
 
 
 class TemplateRewrites(ValueError):
@@ -67,6 +75,8 @@ class Chat:
                 f"(one of {known}) or model.chat_template=PATH of a .jinja file"
             )
         self._shown: set[str] = set()  # roles whose messages the template was seen to write
+        self._opened = ""  # what stands before an assistant's turn, without tools
+        self._closing = ""
         self._closing = self._after_turn([], opened=False)
         self.end_text, self.end_ids = _turn_end(self._closing, tokenizer)
 
@@ -77,6 +87,9 @@ class Chat:
 
     def prompt(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """Tokens from which the policy goes on: a new turn, or the assistant message at the end."""
+        return self.tokenizer.encode(self._prompt_text(messages, tools))
+
+    def _prompt_text(self, messages: Sequence[Message], tools: Tools | None) -> str:
         if not messages:
             raise ValueError("a prompt needs at least one message")
         continued = messages[-1]["role"] == "assistant"
@@ -92,7 +105,7 @@ class Chat:
                 "the chat template does not show tools, so the policy would never hear of them; "
                 "use model.chat_template=chatml, or describe the tools in the system message"
             )
-        return self.tokenizer.encode(text)
+        return text
 
     def extend(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
         """Tokens to append after a policy turn: its closing, `messages`, the next turn's opening.
@@ -128,18 +141,44 @@ class Chat:
         [user "2+3=", assistant "5"], plain: [("2+3=", False), ("5<eos>", True)]; the end of a turn
         is trained, what the template puts after it (chatml: a newline) is not.
         """
+        pieces = self.pieces(messages, tools)
+        return [(piece.tokens, piece.is_trained) for piece in pieces if piece.tokens]
+
+    def pieces(self, messages: Sequence[Message], tools: Tools | None = None) -> list[Piece]:
+        """The same with the text of each piece; together they are the text of the conversation."""
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         _refuse_gaps(messages, turns)
         encode = self.tokenizer.encode
         if not turns:
-            return [(encode(self.render(messages, tools)), False)]
-        pieces = [(self.prompt(messages[: turns[0]], tools), False)]
+            text = self.render(messages, tools)
+            return [Piece(text, encode(text), is_trained=False)]
+        text = self._prompt_text(messages[: turns[0]], tools)
+        pieces = [Piece(text, encode(text), is_trained=False)]
         for start, end in zip(turns, [*turns[1:], None], strict=True):
-            pieces.append((encode(self._turn_text(messages[start], tools)), True))
-            between = messages[start + 1 : end]
-            after = self._after_turn(between, opened=end is not None)
-            pieces.append((self._encode_after_turn(after, closed=True), False))
-        return [(ids, trained) for ids, trained in pieces if ids]
+            text = self._turn_text(messages[start], tools)
+            pieces.append(Piece(text, encode(text), is_trained=True))
+            after = self._after_turn(messages[start + 1 : end], opened=end is not None)
+            tokens = self._encode_after_turn(after, closed=True)
+            pieces.append(Piece(after.removeprefix(self.end_text), tokens, is_trained=False))
+        return pieces
+
+    def check_conversation(
+        self, messages: Sequence[Message], pieces: Sequence[Piece], tools: Tools | None = None
+    ) -> None:
+        """Raise TemplateRewrites if the template itself would write these pieces otherwise.
+
+        Such as one that drops what an assistant thought before the last question: a model that is
+        sampled from turn by turn still sees its thoughts, so the two would not be the same text.
+        """
+        built, whole = "".join(piece.text for piece in pieces), self.render(messages, tools)
+        if built == whole:
+            return
+        at = _first_difference(built, whole)
+        near = slice(max(0, at - 30), at + 50)
+        raise TemplateRewrites(
+            f"the chat template rewrites this conversation of {len(messages)} messages as it grows:"
+            f"\n  turn by turn: {built[near]!r}\n  as a whole:   {whole[near]!r}\n{_HOW_TO_APPEND}"
+        )
 
     def check_append_only(self) -> None:
         """Raise TemplateRewrites unless growing conversations keep every earlier turn as it was."""
@@ -153,6 +192,8 @@ class Chat:
 
     def _after_turn(self, messages: Sequence[Message], *, opened: bool) -> str:
         """What the template writes after an assistant's words when `messages` follow."""
+        if not messages and not opened and self._closing:
+            return self._closing
         for role in {message["role"] for message in messages} - self._shown:
             self._require(role)
         probe = [_ASK, {"role": "assistant", "content": SENTINEL}, *messages]
@@ -216,8 +257,12 @@ class Chat:
 
     def _turn_text(self, message: Message, tools: Tools | None) -> str:
         """An assistant message as the policy would have written it, with its end."""
-        opened = self.render([_ASK], tools, add_generation_prompt=True)
         whole = self.render([_ASK, message], tools)
+        opened = self._opened
+        if tools or not opened or not whole.startswith(opened):  # such as a date that has changed
+            opened = self.render([_ASK], tools, add_generation_prompt=True)
+            if not tools:
+                self._opened = opened
         turn = _squeeze(whole[len(opened) :])
         is_kept = all(said in turn for said in _said(message))
         if not (is_kept and whole.startswith(opened) and whole.endswith(self._closing)):
@@ -253,10 +298,7 @@ class Chat:
     def _rewrites(
         self, messages: list[Message], first: str, later: str, length: int
     ) -> TemplateRewrites:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(first, later, strict=False)) if a != b),
-            min(len(first), len(later)),
-        )
+        at = _first_difference(first, later)
         shown = [i for i, message in enumerate(messages) if message["mark"] in first]
         after = [
             i for i in shown if first.find(messages[i]["mark"]) + len(messages[i]["mark"]) > at
@@ -281,6 +323,13 @@ def _turn_end(closing: str, tokenizer: Tokenizer) -> tuple[str, frozenset[int]]:
         return closing.rstrip(), frozenset()
     at, _, token = found[0]
     return closing[: at + len(token)], frozenset({tokenizer.added_tokens[token]})
+
+
+def _first_difference(one: str, other: str) -> int:
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def _refuse_gaps(messages: Sequence[Message], turns: Sequence[int]) -> None:

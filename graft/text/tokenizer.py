@@ -87,6 +87,15 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return self._encode(self._backend, text)
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same tokens, and the characters [start, end) of the text that each was made of.
+
+        A character of several tokens is named by each of them. Some tokenizers leave the blanks at
+        the ends of a token out.
+        """
+        encoding = self._run(self._backend, text)
+        return encoding.ids, encoding.offsets
+
     def encode_plain(self, text: str) -> list[int]:
         """The same, but special tokens in the text do not count: for words of strangers.
 
@@ -100,10 +109,13 @@ class Tokenizer:
         return self._encode(self._plain, text)
 
     def _encode(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
+        return self._run(backend, text).ids
+
+    def _run(self, backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
         encoding = backend.encode(text, add_special_tokens=False)
         if self._is_strict and self.unk_id in encoding.ids:
             self._refuse_unknown(text, encoding)
-        return encoding.ids
+        return encoding
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """The text of `ids`, special tokens visible; ids beyond the vocabulary write nothing."""

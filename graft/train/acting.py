@@ -32,11 +32,6 @@ def actions_of(config: Config, tokenizer: Tokenizer, vocab_size: int) -> Actions
 
 def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], Env]) -> None:
     """Refuse actions and an environment that would never hear of each other's calls."""
-    if actions is not None and config.sft.data:
-        raise ConfigError(
-            f"sft.data={config.sft.data}: recorded chats know no actions, and their calls would be "
-            "learned as words; warm up from demonstrations (sft.data='') or leave actions.file out"
-        )
     if not config.task.env:
         return
     probe = env(Task("probe", config.task.env))

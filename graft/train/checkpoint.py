@@ -2,6 +2,10 @@
 
 Each is written aside and renamed into place when it is complete, so the newest one that has its name
 can be trusted. `rl-000040` holds the state *after* step 40 of the phase `rl`.
+
+A run that trains adapters writes them into the folder `adapter`, in PEFT's form. The weights beside it
+are the merged ones, so its checkpoints are models like any other; in a folder of their own, because
+transformers would put an adapter that lies beside weights on its base a second time.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from graft.train.learner import Learner
 PHASES = ("sft", "rl")
 ACTION_NAMES = "actions.json"
 """Beside actions.safetensors: what its rows stand for."""
+ADAPTER_FOLDER = "adapter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +45,17 @@ class Checkpoint:
         return json.loads((self.path / "state.json").read_text(encoding="utf-8"))
 
     def restore(self, learner: Learner) -> None:
-        """Optimizers, critic and random states (the policy's weights were loaded with the model)."""
+        """Optimizers, critic and random states (the policy's weights were loaded with the model, its
+        adapters when they were made)."""
         saved = torch.load(self.path / "trainer.pt", map_location="cpu", weights_only=False)
         learner.optimizer.load_state_dict(saved["optimizer"])
         if learner.critic is not None and learner.critic_optimizer is not None:
             learner.critic.load_state_dict(saved["critic"])
             learner.critic_optimizer.load_state_dict(saved["critic_optimizer"])
+        if learner.anchor is not None:
+            learner.anchor = {
+                name: value.to(learner.policy.device) for name, value in saved["anchor"].items()
+            }
         set_random_states(saved["random"])
 
 
@@ -106,6 +116,10 @@ def save_checkpoint(
             if learner.critic is not None and learner.critic_optimizer is not None:
                 trainer["critic"] = learner.critic.state_dict()
                 trainer["critic_optimizer"] = learner.critic_optimizer.state_dict()
+            if learner.lora is not None:
+                learner.lora.save(aside / ADAPTER_FOLDER)
+            if learner.anchor is not None:
+                trainer["anchor"] = {name: value.cpu() for name, value in learner.anchor.items()}
             write_whole(aside / "trainer.pt", lambda to: _save(trainer, to))
             write_json(aside / "state.json", {"phase": phase, "step": step, **state})
             shutil.rmtree(target, ignore_errors=True)

@@ -7,10 +7,12 @@ q and kv sizes of all query heads and of all key/value heads, V rows of the head
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from graft.models.logprobs import CHUNK_ELEMENTS
+from graft.models.lora import num_trained, target_sizes
 from graft.models.shape import Shape
 from graft.train.room import Room
 from graft.train.workload import Workload
@@ -37,6 +39,30 @@ def gradient_bytes(params: int, dtype: torch.dtype, fused: bool) -> int:
 def optimizer_state_bytes(params: int, dtype: torch.dtype) -> int:
     """AdamW's two moments and, of a bf16 model, the fp32 masters."""
     return params * (8 + (4 if dtype.itemsize < 4 else 0))
+
+
+def adapter_gradient_bytes(
+    shape: Shape, dtype: torch.dtype, rank: int, targets: Sequence[str]
+) -> int:
+    """Sums of the adapters' gradients, and those of one whole weight on its way into them."""
+    fused = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
+    whole = {
+        "qkv": (shape.q_size + 2 * shape.kv_size) * shape.width,
+        "gate_up": 2 * shape.ff * shape.width,
+        "o_proj": shape.q_size * shape.width,
+        "down_proj": shape.ff * shape.width,
+        "lm_head": shape.head_rows * shape.width,
+    }
+    asked = {next((w for w, parts in fused.items() if name in parts), name) for name in targets}
+    if shape.extra:
+        asked.add(
+            "lm_head"
+        )  # rows beyond the vocabulary are trained, and a weight has one gradient
+    largest = max(whole[name] for name in asked)
+    rows = max(out * into for out, into in target_sizes(shape, targets))
+    # the rows of one target are widened to fp32
+    wide = rows * 4 if dtype.itemsize < 4 else 0
+    return 4 * num_trained(shape, rank, targets) + largest * dtype.itemsize + wide
 
 
 def num_parameters(shape: Shape) -> int:

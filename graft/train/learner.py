@@ -12,12 +12,16 @@ the host prepares the next; what there is to report is read once, before the opt
 
 A policy may have actions beyond the vocabulary; its reference has none. So the two are compared where
 a token was chosen and nowhere else, and by the logits of tokens alone (see `algos.losses.with_kl`).
+
+With adapters (`models.lora`) the optimizer knows nothing but them, and the policy is merged anew after
+its step. The reference is then the policy itself, holding the adapters that RL started with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -28,13 +32,21 @@ from graft.algos.losses import Loss, value_loss
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.grid import Forest
+from graft.models.lora import Lora
 from graft.models.packing import split_rows
+from graft.protocols import Engine
+from graft.train.folder import RunStopped
 from graft.train.optimizer import NonFinite, Optimizer
 from graft.transfer import transfer
-from graft.types import Trajectory
+from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 SAMPLING_GAP = "sampling/sampling_logp_difference"
 """Metrics of |log-prob of the learner - log-prob of the engine| over trained tokens: mean, max, p999."""
+
+CHECKED = 48
+"""Tokens that engine and learner score before training begins."""
+SERVED_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""How far apart they may be on average: many times what rounding does, far less than an adapter."""
 
 
 @dataclass(slots=True)
@@ -53,6 +65,9 @@ class Learner:
     critic_optimizer: Optimizer | None = None
     value_clip: float | None = None
     reference: Decoder | None = None
+    lora: Lora | None = None
+    anchor: Mapping[str, Tensor] | None = None
+    """Adapters of the reference, in place of a model of its own."""
     epochs: int = 1
     minibatches: int = 1
     seed: int = 0
@@ -78,18 +93,16 @@ class Learner:
         for old log-probs runs.
         """
         extras: dict[str, Tensor] = {}
-        vocab_size = self.policy.shape.vocab_size
         if self.policy.shape.extra:
-            extras["words"] = batch.actions < vocab_size
-        if self.reference is not None:
-            reference = self.reference
-            tokens = None if self.allowed is None else self.allowed[:, :vocab_size]
+            extras["words"] = batch.actions < self.policy.shape.vocab_size
+        if self.has_reference:
             compared = batch.mask & extras["words"] if "words" in extras else batch.mask
-            extras["ref_logprobs"] = self._over_micros(
-                rows,
-                batch.replace(mask=compared),  # other actions it has no row for
-                lambda f: f.logprobs(reference, self.temperature, tokens)[0],
-            )
+            with self._reference() as (reference, tokens):
+                extras["ref_logprobs"] = self._over_micros(
+                    rows,
+                    batch.replace(mask=compared),  # other actions it has no row for
+                    lambda f: f.logprobs(reference, self.temperature, tokens)[0],
+                )
         if self.epochs * self.minibatches > 1:
             extras["old_logprobs"] = self._over_micros(
                 rows, batch, lambda f: f.logprobs(self.policy, self.temperature, self.allowed)[0]
@@ -98,6 +111,23 @@ class Learner:
             critic = self.critic
             extras["values"] = self._over_micros(rows, batch, lambda f: f.values(critic))
         return batch.replace(**extras) if extras else batch
+
+    @property
+    def has_reference(self) -> bool:
+        return self.reference is not None or self.anchor is not None
+
+    @contextmanager
+    def _reference(self) -> Iterator[tuple[Decoder, Tensor | None]]:
+        """The reference, and what it may choose: tokens alone."""
+        vocab_size = self.policy.shape.vocab_size
+        if self.reference is not None:
+            yield self.reference, None if self.allowed is None else self.allowed[:, :vocab_size]
+        elif self.lora is not None and self.anchor is not None:
+            tokens = None if self.allowed is None else self.allowed.clone()
+            if tokens is not None:
+                tokens[:, vocab_size:] = False  # it is the policy, and has rows for other actions
+            with self.lora.holding(self.anchor):
+                yield self.policy, tokens
 
     def _over_micros(
         self, rows: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
@@ -171,6 +201,8 @@ class Learner:
             raise NonFinite(f"{', '.join(bad)} is not a finite number; no step was taken")
         totals[f"{SAMPLING_GAP}/p999"] = _high(gaps, batch.num_tokens)
         totals |= self.optimizer.step()
+        if self.lora is not None:
+            self.lora.merge()
         if self.critic_optimizer is not None:
             stepped = self.critic_optimizer.step()
             totals |= {f"critic/{name}": value for name, value in stepped.items()}
@@ -184,7 +216,7 @@ class Learner:
         And how far the engine's log-probs are from the learner's, [N, T], -1 where nothing is trained.
         """
         how = self.policy, self.temperature, self.allowed
-        if self.policy.shape.extra and self.reference is not None:
+        if self.policy.shape.extra and self.has_reference:
             logp, entropy, any_word = forest.word_logprobs(*how)
             micro = micro.replace(word_logprobs=any_word)
         else:
@@ -210,6 +242,59 @@ class Learner:
         for optimizer in (self.optimizer, self.critic_optimizer):
             if optimizer is not None:
                 optimizer.clear()
+
+
+@torch.no_grad()
+def check_served(learner: Learner, engine: Engine) -> None:
+    """Stop a run whose engine does not hear of the adapters that are trained.
+
+    New adapters change nothing, so the model holds loud ones while the two are compared.
+    """
+    if learner.lora is None:
+        return
+    tokens = _probe_tokens(learner)
+    with learner.lora.holding(learner.lora.loud()):
+        engine.load(None, version=engine.version)
+        scored = engine.score([tokens], [[1]], [tokens[1:]], 0, learner.temperature)[0][0][0]
+        served = torch.tensor(scored)
+        trained = _logprobs_of(tokens, learner)
+    engine.load(None, version=engine.version)  # nothing it may have kept of them is true any more
+    gap = float((served - trained).abs().mean())
+    most = SERVED_GAP.get(learner.policy.dtype, SERVED_GAP[torch.float32])
+    if not gap <= most:
+        raise RunStopped(
+            f"the engine does not serve the weights that are trained: with the same adapters its "
+            f"log-probs of {len(scored)} tokens are {gap:.3g} away from the learner's on average, and "
+            f"rounding explains {most:g} at most. Nothing was trained; use engine.name=native, which "
+            "holds the learner's own tensors"
+        )
+
+
+def _probe_tokens(learner: Learner) -> list[int]:
+    """Any text that mode 0 allows; the same for every run."""
+    allowed = torch.ones(learner.policy.shape.vocab_size, dtype=torch.bool)
+    if learner.allowed is not None:
+        allowed = learner.allowed[0, : len(allowed)].cpu()
+    choices = allowed.nonzero()[:, 0]
+    count = min(CHECKED, learner.policy.shape.max_positions)
+    generator = torch.Generator().manual_seed(0)
+    return choices[torch.randint(len(choices), (count,), generator=generator)].tolist()
+
+
+def _logprobs_of(tokens: Sequence[int], learner: Learner) -> Tensor:
+    """The learner's log-probs of all tokens but the first, on the CPU."""
+    rest = list(tokens[1:])
+    count = len(rest)
+    episode = Episode(Task("served", ""))
+    episode.append(Span(None, Author.TASK, list(tokens[:1])))
+    zeros = [0.0] * count
+    said = Span(0, Author.POLICY, rest, rest, zeros, zeros, [0] * count, [True] * count)
+    episode.leaves.append(Leaf((episode.append(said),)))
+    forest = Forest(
+        list(episode.trajectories()), torch.ones(1, count, dtype=torch.bool), learner.policy.device
+    )
+    logp, _ = forest.logprobs(learner.policy, learner.temperature, learner.allowed)
+    return logp[0].cpu()
 
 
 def _read(reports: list[dict[str, Tensor]]) -> list[dict[str, float]]:

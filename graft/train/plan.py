@@ -12,6 +12,9 @@ Everything is counted from the model's shape and the recipe, before anything is 
 Where kernels run, a bf16 model has no gradients of its own size: products add straight to the fp32
 sums, 4N that are always there.
 
+With adapters (`lora.rank`) masters, moments and sums are those of A and B alone, and no gradient
+outlives the product that made it. A GPU leaves the base to the host; a CPU holds it beside the weights.
+
 Learning and sampling take turns, so what counts is `always` and the larger of the two. Sizes the
 recipe leaves open are chosen here: the trainer comes first, the KV pool takes what is left.
 """
@@ -27,9 +30,11 @@ import torch
 from graft.algos.presets import resolve_preset
 from graft.config import Config, ConfigError
 from graft.engine.native.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE
+from graft.models.lora import num_trained, target_sizes
 from graft.models.shape import Shape
 from graft.train.footprint import (
     activation_bytes,
+    adapter_gradient_bytes,
     decode_bytes,
     gigabytes,
     gradient_bytes,
@@ -114,21 +119,18 @@ class Sizes:
     def account(self, kv_tokens: int, micro: Micro) -> Memory:
         config, shape, dtype = self.config, self.shape, self.dtype
         room, work = self.room, workload_of(config)
-        params, wide = num_parameters(shape), dtype.itemsize < 4
+        params = num_parameters(shape)
         preset = resolve_preset(config.algo.name)
         tokens = largest_micro(config, micro.tokens)
-        grads = gradient_bytes(params, dtype, room.fused)
         when: When = "always" if sums_in_place(dtype, room.fused) else "learning"
         items = [
             Item("weights", params * dtype.itemsize, "always", "model"),
-            Item("fp32 masters", 4 * params * wide, "always", "model"),
-            Item("AdamW moments", 8 * params, "always", "model"),
+            *self._trained(params, when),
             Item("KV pool", kv_tokens * kv_bytes(shape, dtype), "always", "engine.kv_tokens"),
             Item("runtime", RUNTIME.get(room.device.type, RUNTIME["cuda"]), "always", ""),
-            Item("gradients", grads, when, "model"),
         ]
         copies = 1
-        if has_reference(config):
+        if has_reference(config) and not config.lora.rank:
             items.append(Item("reference", params * dtype.itemsize, "always", "algo.kl_coef"))
         if preset.needs_critic and config.train.steps:
             copies = 2  # one backward pass over both graphs
@@ -139,6 +141,9 @@ class Sizes:
             items.append(Item("critic's gradients", grads, when, "algo.name"))
         kept = activation_bytes(shape, dtype, tokens, work, room.fused, micro.recompute)
         head = most_head_bytes(shape, dtype, tokens, room)
+        if config.lora.rank and sums_in_place(dtype, room.fused):
+            # a head without a sum of its own gets its gradient in fp32, then as the weights are
+            head += shape.head_rows * shape.width * (4 + dtype.itemsize)
         key = "train.tokens_per_micro"
         items += [
             Item("activations", copies * kept, "learning", key),
@@ -152,6 +157,25 @@ class Sizes:
         ]
         counted = [item for item in items if item.bytes]
         return Memory(counted, room.available, room.usable, kv_tokens, *micro)
+
+    def _trained(self, params: int, when: When) -> Iterator[Item]:
+        """What the optimizer holds, and the gradients it is given."""
+        shape, dtype, lora = self.shape, self.dtype, self.config.lora
+        if not lora.rank:
+            masters = 4 * params if dtype.itemsize < 4 else 0
+            yield Item("fp32 masters", masters, "always", "model")
+            yield Item("AdamW moments", 8 * params, "always", "model")
+            grads = gradient_bytes(params, dtype, self.room.fused)
+            yield Item("gradients", grads, when, "model")
+            return
+        trained = num_trained(shape, lora.rank, lora.targets)
+        yield Item("adapters", 4 * trained, "always", "lora.rank")
+        yield Item("AdamW moments", 8 * trained, "always", "lora.rank")
+        if self.room.device.type == "cpu":
+            base = sum(out * into for out, into in target_sizes(shape, lora.targets))
+            yield Item("base", base * dtype.itemsize, "always", "lora.targets")
+        grads = adapter_gradient_bytes(shape, dtype, lora.rank, lora.targets)
+        yield Item("gradients", grads, "learning", "lora.rank")
 
     def fits(self, kv_tokens: int, micro: Micro) -> bool:
         return self.account(kv_tokens, micro).fits
@@ -263,7 +287,7 @@ def _remedies(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
         name = f"rollout.max_context={rollout.max_context} to {context}"
         yield name, {"rollout.max_context": context}
         context //= 2
-    if has_reference(config):
+    if has_reference(config) and not config.lora.rank:
         name = f"algo.kl_coef={_kl_coef(config)} to 0 (no reference model)"
         yield name, {"algo.kl_coef": 0.0}
 

@@ -25,6 +25,7 @@ from graft.models.load import load_model
 from graft.models.save import save_model
 from graft.protocols import Stateful
 from graft.train.checkpoint import Checkpoint, checkpoints, latest_model, save_checkpoint
+from graft.train.course import Ahead, Course, make_course
 from graft.train.describe import commonest_failure
 from graft.train.display import Display
 from graft.train.folder import RunFolder, RunStopped, out_of_disk
@@ -39,7 +40,7 @@ from graft.train.setup import (
     refuse_what_cannot_fit,
     sft_learner,
 )
-from graft.train.sft import demonstrations, recorded, sft_step
+from graft.train.sft import held_out_scores, sft_step
 from graft.train.tracking import Track
 from graft.types import Episode, Task
 
@@ -112,37 +113,63 @@ class Session:
 
     def _warm_up(self, resumed: Checkpoint | None) -> None:
         sft = self.config.sft
-        if not sft.steps or self.state.get("sft_done"):
+        if not sft.is_on or self.state.get("sft_done"):
             return
-        learner = sft_learner(self.parts)
+        course = make_course(self.parts)
+        for note in course.notes:
+            self.display.note(note)
+        learner = sft_learner(self.parts, course.steps)
         start = 0
         if resumed is not None:
             resumed.restore(learner)
             start = resumed.step
-        examples = recorded(self.parts) if sft.data else demonstrations(self.parts)
-        self.display.phase("warm-up", sft.steps)
+        self.display.phase("warm-up", course.steps)
         clock = self._clock("sft")
         done = start
         try:
-            for step in range(start + 1, sft.steps + 1):
-                batch = examples(step)
-                with self.interrupt.held(), self._evidence(step, batch):
-                    metrics = sft_step(learner, batch)
-                    done = step
-                    if sft.stop_at and step % SFT_CHECK_EVERY == 0:
-                        metrics["accuracy"] = self._followed()
-                    self._log(step, metrics, "sft")
-                    self.state["sft_done"] = (
-                        step == sft.steps or metrics.get("accuracy", -1.0) >= sft.stop_at > 0
-                    )
-                    clock()
-                    if self._is_due(step) or self.state["sft_done"]:
-                        self._save("sft", step, learner)
-                if self.state["sft_done"]:
-                    break
+            with Ahead(course) as examples:
+                for step in range(start + 1, course.steps + 1):
+                    batch = examples(step)
+                    with self.interrupt.held(), self._evidence(step, batch):
+                        metrics = sft_step(learner, batch)
+                        done = step
+                        if course.passes:
+                            metrics["epoch"] = step * course.passes
+                        metrics |= self._look(learner, course, step)
+                        self._log(step, metrics, "sft")
+                        is_followed = metrics.get("accuracy", -1.0) >= sft.stop_at > 0
+                        self.state["sft_done"] = step == course.steps or is_followed
+                        clock()
+                        if self._is_due(step) or self.state["sft_done"]:
+                            self._save("sft", step, learner)
+                    if self.state["sft_done"]:
+                        break
         except KeyboardInterrupt:
             self._save("sft", done, learner)
             raise
+
+    def _look(self, learner: Learner, course: Course, step: int) -> dict[str, float]:
+        """What is held out, when it is time: rows, tasks, and whether a warm-up may stop."""
+        sft, env = self.config.sft, self.config.task.env
+        is_due = sft.eval_every > 0 and step % sft.eval_every == 0
+        may_stop = sft.stop_at > 0 and step % SFT_CHECK_EVERY == 0
+        found: dict[str, float] = {}
+        if course.held_out and (is_due or step == course.steps or (may_stop and not env)):
+            found |= held_out_scores(learner, course.held_out())
+            loss, share = found["eval/loss"], found["eval/accuracy"]
+            self.display.note(
+                f"held-out rows, step {step}: loss {loss:.3f}, tokens right {share:.1%}"
+            )
+        if env and (is_due or may_stop):
+            self.parts.engine.load(None, version=step)  # what it kept is of older weights
+        if env and is_due:
+            scores = self._evaluate(f"warm-up step {step}")
+            found |= {f"eval/{name}": value for name, value in scores.items()}
+        if may_stop:
+            found["accuracy"] = self._followed() if env else found["eval/accuracy"]
+        looked = {name: value for name, value in found.items() if name.startswith("eval/")}
+        self.state["sft"] = {**self.state.get("sft", {}), **course.counts, **looked}
+        return found
 
     def _followed(self) -> float:
         """Reward of held-out attempts that call a tool (of all, where there is none to call)."""
@@ -301,6 +328,7 @@ class Session:
             "name": self.config.run.name,
             "before": self.state.get("before", {}),
             "after": after,
+            **({"sft": self.state["sft"]} if self.state.get("sft") else {}),
             "seconds": round(time.perf_counter() - self.started, 1),
             "seconds_per_phase": {name: round(value, 1) for name, value in seconds.items()},
             "parameters": sum(p.numel() for p in self.parts.policy.parameters()),

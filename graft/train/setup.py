@@ -25,6 +25,7 @@ from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, has_kernels
 from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
 from graft.models.load import load_model, read_config, shape_of
+from graft.models.lora import Lora, base_of, num_trained
 from graft.models.shape import Shape
 from graft.models.tree_attention import why_no_kernel
 from graft.protocols import Engine, Env
@@ -36,8 +37,9 @@ from graft.text.chat import Chat
 from graft.text.tokenizer import Tokenizer
 from graft.train.acting import actions_of, allowed_table, check_calls, with_actions
 from graft.train.algorithm import branch_of, preset_of
-from graft.train.checkpoint import latest_model
-from graft.train.learner import Learner
+from graft.train.checkpoint import ADAPTER_FOLDER, latest_model
+from graft.train.footprint import num_parameters
+from graft.train.learner import Learner, check_served
 from graft.train.optimizer import Optimizer, schedule
 from graft.train.plan import check_fits, choose_micro, kv_tokens_for
 from graft.train.room import room_on
@@ -62,6 +64,10 @@ class Parts:
     setting: Setting
     held_out: Setting
     notes: list[str]
+    weights: Path | None = None
+    """The checkpoint that the run goes on from."""
+    lora: Lora | None = None
+    """Made when training begins: whoever only samples needs the merged weights alone."""
 
 
 def assemble(config: Config, weights: Path | None = None) -> Parts:
@@ -69,6 +75,7 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
     device = choose_device(config.model.device)
     dtype, note = choose_dtype(config.model.dtype, device)
     preset = preset_of(config)
+    refuse_critic(config, preset)
     source = weights or (latest_model(config.model.path) if config.model.path else None)
     tokenizer = load_tokenizer(config, source)
     env = env_factory(config, config.task.args, tokenizer)
@@ -101,8 +108,68 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
         returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
         setting=setting,
         held_out=replace(setting, make_env=held_out),
-        notes=[text for text in (note, *kernel_notes(policy), tool_note(config, env)) if text],
+        notes=[text for text in (note, *kernel_notes(policy), tool_note(config, env)) if text]
+        + lora_notes(config, policy.shape),
+        weights=weights,
     )
+
+
+def refuse_critic(config: Config, preset: Preset) -> None:
+    if config.lora.rank and preset.needs_critic and config.train.steps:
+        raise ConfigError(
+            f"algo.name={config.algo.name} trains a critic, a second model as large as the policy, "
+            f"and lora.rank={config.lora.rank} is there to avoid such a thing; take an algorithm "
+            "without one, such as grpo, or lora.rank=0"
+        )
+
+
+def lora_notes(config: Config, shape: Shape) -> list[str]:
+    lora = config.lora
+    if not lora.rank:
+        return []
+    trained, total = num_trained(shape, lora.rank, lora.targets), num_parameters(shape)
+    return [
+        f"adapters of rank {lora.rank}: {trained:,} numbers are trained beside {total:,} of the model"
+    ]
+
+
+def make_lora(parts: Parts) -> Lora | None:
+    """The run's adapters, the same in both phases: new ones, or those of its checkpoint."""
+    config, policy, section = parts.config, parts.policy, parts.config.lora
+    if not section.rank or parts.lora is not None:
+        return parts.lora
+    folder = None if parts.weights is None else parts.weights / ADAPTER_FOLDER
+    origin = str(latest_model(config.model.path)) if folder is None else base_of(folder)
+    base = None if folder is None else load_base(folder, origin, policy)
+    parts.lora = Lora(
+        policy,
+        rank=section.rank,
+        alpha=section.alpha,
+        targets=section.targets,
+        origin=origin,
+        seed=config.run.seed,
+        base=base,
+    )
+    if folder is not None:
+        parts.lora.load(folder)
+    return parts.lora
+
+
+def load_base(folder: Path, origin: str, policy: Decoder) -> Decoder:
+    """What the merged weights of a checkpoint were merged from, read from its own place."""
+    if not Path(origin).exists():
+        raise ConfigError(
+            f"the adapters in '{folder}' belong on '{origin}', and nothing is there; put that model "
+            "back, for they cannot be trained any further without it (the checkpoint itself is a "
+            "whole model: a new run may start from it)"
+        )
+    base = load_model(origin, dtype=policy.dtype)
+    if [p.shape for p in base.blocks.parameters()] != [p.shape for p in policy.blocks.parameters()]:
+        raise ConfigError(
+            f"the adapters in '{folder}' belong on '{origin}', and the model there has other sizes "
+            "by now; give them back the model they were trained on"
+        )
+    return base
 
 
 def kernel_notes(policy: Decoder) -> list[str]:
@@ -225,7 +292,10 @@ def make_engine(
 
 
 def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
-    """The learner of the RL phase. A critic starts from the policy as it is now."""
+    """The learner of the RL phase. A critic starts from the policy as it is now.
+
+    With adapters the reference is not kept: those of this moment stand for it.
+    """
     config, preset, policy = parts.config, parts.preset, parts.policy
     train = config.train
     _, _, loss, reduction = build(preset)
@@ -242,10 +312,11 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
             max_grad_norm=train.max_grad_norm,
         )
 
+    lora = make_lora(parts)
     critic = Critic(policy) if preset.needs_critic else None
-    return Learner(
+    learner = Learner(
         policy=policy,
-        optimizer=optimizer(policy, train.lr),
+        optimizer=optimizer(lora or policy, train.lr),
         loss=loss,
         reduction=reduction,
         tokens_per_micro=micro_budget(config, policy),
@@ -254,19 +325,24 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
         critic=critic,
         critic_optimizer=optimizer(critic, config.algo.critic_lr or train.lr) if critic else None,
         value_clip=preset.value_clip,
-        reference=reference,
+        reference=reference if lora is None else None,
+        lora=lora,
+        anchor=None if lora is None or reference is None else lora.snapshot(),
         epochs=train.epochs,
         minibatches=train.minibatches,
         seed=config.run.seed,
     )
+    check_served(learner, parts.engine)
+    return learner
 
 
-def sft_learner(parts: Parts) -> Learner:
-    """The same learner with cross-entropy, and an optimizer of its own."""
+def sft_learner(parts: Parts, steps: int) -> Learner:
+    """The same learner with cross-entropy, and an optimizer of its own for so many steps."""
     config, policy, sft = parts.config, parts.policy, parts.config.sft
-    plan = schedule("linear", sft.warmup, sft.steps, 0.1)
+    lora = make_lora(parts)
+    plan = schedule("linear", sft.warmup, steps, 0.1)
     optimizer = Optimizer(
-        [policy],
+        [lora or policy],
         lr=sft.lr,
         schedule=plan,
         weight_decay=config.train.weight_decay,
@@ -274,14 +350,17 @@ def sft_learner(parts: Parts) -> Learner:
         max_grad_norm=config.train.max_grad_norm,
     )
     loss, reduction = make("sft", LOSSES, "loss"), make("token", REDUCTIONS, "reduction")
-    return Learner(
+    learner = Learner(
         policy,
         optimizer,
         loss,
         reduction,
         micro_budget(config, policy),
         allowed=allowed_table(parts.actions, policy),
+        lora=lora,
     )
+    check_served(learner, parts.engine)
+    return learner
 
 
 def micro_budget(config: Config, policy: Decoder) -> int:

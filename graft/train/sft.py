@@ -1,69 +1,17 @@
-"""Supervised steps: demonstrations or recorded chats, the same learner, cross-entropy."""
+"""Supervised steps: examples, the same learner, cross-entropy of what the assistant wrote."""
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 
-from graft.data.rows import read_chats
+import torch
+
+from graft.models.grid import Forest
+from graft.models.packing import split_rows
 from graft.rollout.batching import to_batch
-from graft.rollout.demonstrate import conversation, demonstration
-from graft.rollout.episode import draw_key
 from graft.train.learner import Learner
-from graft.train.rl import TaskStream
-from graft.train.setup import Parts
-from graft.types import Episode, Task
-
-Examples = Callable[[int], list[Episode]]
-"""step -> the examples of that step; a pure function, so a resumed run sees the same ones."""
-
-
-def demonstrations(parts: Parts) -> Examples:
-    """The environment's own teacher, on training tasks."""
-    config = parts.config
-    seed, count = config.run.seed, config.sft.batch
-
-    def examples(step: int) -> list[Episode]:
-        tasks = TaskStream(config.task.env, seed, cursor=(step - 1) * count)
-        return [
-            demonstration(
-                task,
-                parts.setting.make_env(task),
-                parts.chat,
-                seed=draw_key(seed, task.id, 0),
-                actions=parts.actions,
-                prefill=config.task.prefill,
-                **config.sft.demo_args,
-            )
-            for task in (next(tasks) for _ in range(count))
-        ]
-
-    return examples
-
-
-def recorded(parts: Parts) -> Examples:
-    """Chats from a file; each epoch is shuffled anew."""
-    config = parts.config
-    chats = read_chats(config.sft.data)
-    count = config.sft.batch
-
-    @lru_cache(maxsize=2)  # a batch may straddle two epochs
-    def order(epoch: int) -> list[int]:
-        numbers = list(range(len(chats)))
-        random.Random(draw_key(config.run.seed, "epoch", epoch)).shuffle(numbers)
-        return numbers
-
-    def examples(step: int) -> list[Episode]:
-        places = [divmod(i, len(chats)) for i in range((step - 1) * count, step * count)]
-        numbers = [order(epoch)[place] for epoch, place in places]
-        return [
-            conversation(Task(f"row:{n}", "", data_source=config.sft.data), chats[n], parts.chat)
-            for n in numbers
-        ]
-
-    return examples
+from graft.types import Episode
 
 
 def sft_step(learner: Learner, episodes: Sequence[Episode]) -> dict[str, float]:
@@ -78,6 +26,33 @@ def sft_step(learner: Learner, episodes: Sequence[Episode]) -> dict[str, float]:
     return {
         **{name: updated[name] for name in keep},
         "num_tokens": float(tokens),
+        "num_trained_tokens": float(batch.num_tokens),
         "tokens_per_second": tokens / seconds,
         "step_time": seconds,
+    }
+
+
+@torch.no_grad()
+def held_out_scores(learner: Learner, batches: Iterable[Sequence[Episode]]) -> dict[str, float]:
+    """Cross-entropy of held-out examples, and the share of their tokens that is the likeliest one.
+
+    Over all trained tokens, as in training: a long answer counts more than a short one. The numbers
+    stay on the device until the last batch is under way.
+    """
+    policy = learner.policy
+    totals = torch.zeros(3, dtype=torch.float64, device=policy.device)
+    for episodes in batches:
+        rows = [row for episode in episodes for row in episode.trajectories()]
+        mask = to_batch(rows).mask
+        for part in split_rows(rows, learner.tokens_per_micro):
+            forest = Forest([rows[i] for i in part], mask[torch.tensor(part)], policy.device)
+            logp, is_best = forest.followed(policy, learner.allowed)
+            totals[0] -= logp.sum(dtype=torch.float64)
+            totals[1] += is_best.sum()
+            totals[2] += len(logp)
+    loss, hits, count = totals.tolist()
+    return {
+        "eval/loss": loss / max(count, 1.0),
+        "eval/accuracy": hits / max(count, 1.0),
+        "eval/num_tokens": count,
     }

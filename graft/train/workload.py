@@ -80,6 +80,6 @@ def _in_pages(tokens: int, page: int) -> int:
 def largest_micro(config: Config, tokens_per_micro: int) -> int:
     """Tokens of the largest micro-batch: a single row may be longer, a whole step be shorter."""
     rows = config.rollout.tasks * config.rollout.samples if config.train.steps else 0
-    rows = max(rows, config.sft.batch if config.sft.steps else 0)
+    rows = max(rows, config.sft.batch if config.sft.is_on else 0)
     context = config.rollout.max_context
     return max(min(tokens_per_micro, rows * context), context)

@@ -297,12 +297,13 @@ BAD = [
 
 @pytest.mark.parametrize(("bad", "message"), [case[1:] for case in BAD], ids=[c[0] for c in BAD])
 def test_a_row_that_cannot_be_posed_is_named_with_its_field(bad: dict[str, Any], message: str):
-    env = make("prompts", rows=[LOUVRE, bad])
-    env.reset(0)
     with pytest.raises(DataError) as caught:
-        env.reset(1)
+        make("prompts", rows=[LOUVRE, bad])
     assert str(caught.value).startswith("rows, row 2: ")
     assert message in str(caught.value)
+    env = make("prompts", rows=[LOUVRE, bad, HALF], skip_bad=True)
+    assert [env.reset(seed)[0] for seed in (0, 1)] == [LOUVRE["prompt"], HALF["prompt"]]
+    assert list(env.numbers) == [0, 2]
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
@@ -313,27 +314,31 @@ def test_bad_rows_of_a_file_are_named_by_file_and_row(tmp_path: Path, ending: st
         row([{"role": "user", "content": None}], "Paris"),
         row([ASKED], None),
     ]
-    env = make("prompts", data=write(tmp_path / f"train{ending}", rows))
-    assert env.reset(0)[0] == [ASKED]
     for number, message in (
         (2, "'prompt': the list of messages is empty"),
         (3, "'prompt': message 1: `content` holds nothing"),
         (4, "'reward_model.ground_truth' holds nothing"),
     ):
+        data = write(tmp_path / f"train{number}{ending}", [rows[0], *rows[number - 1 :]])
         with pytest.raises(DataError) as caught:
-            env.reset(number - 1)
-        assert f"train{ending}, row {number}: {message}" in str(caught.value)
+            make("prompts", data=data)
+        assert f"train{number}{ending}, row 2: {message}" in str(caught.value)
+    data = write(tmp_path / f"all{ending}", rows)
+    with pytest.raises(DataError, match=r"3 of 4 rows are bad; .*skip_bad=true leaves them out"):
+        make("prompts", data=data)
 
 
 def test_a_file_without_the_columns_says_which_key_names_them(tmp_path: Path):
-    data = write(tmp_path / "rows.jsonl", [{"question": "?", "answer": "7"}])
-    with pytest.raises(
-        DataError, match=r"no column 'prompt' \(found: question, answer\).*prompt_key="
-    ):
+    data = write(tmp_path / "rows.jsonl", [{"query": "?", "reply": "7"}])
+    with pytest.raises(DataError, match=r"no layout fits its columns \(found: query, reply\)"):
         make("prompts", data=data)
+    with pytest.raises(DataError, match=r"no column 'prompt' \(found: query, reply\).*prompt_key="):
+        make("prompts", data=data, answer_key="reply")
     with pytest.raises(DataError, match=r"no column 'reward_model' .*answer_key="):
-        make("prompts", data=data, prompt_key="question")
-    assert make("prompts", data=data, prompt_key="question", answer_key="answer").reset(0)
+        make("prompts", data=data, prompt_key="query")
+    assert make("prompts", data=data, prompt_key="query", answer_key="reply").reset(0)
+    with pytest.raises(ValueError, match="give one"):
+        make("prompts", data=data, prompt_key="query", layout="verl")
     with pytest.raises(DataError, match="rows is empty: it has no rows"):
         make("prompts", rows=[])
     with pytest.raises(ValueError, match="no rows: give data="):

@@ -15,14 +15,16 @@ from graft.actions.listing import FILES
 from graft.config import ConfigError, Tasks, load_config
 from graft.envs import ENVS, register
 from graft.envs.base import BaseEnv
-from graft.evaluate.cells import Cell, Ledger, margin_95
+from graft.evaluate.asked import Evaluation
+from graft.evaluate.cells import Cell, Ledger
 from graft.evaluate.generate import Generator
 from graft.evaluate.run import evaluate
 from graft.evaluate.sets import read_sets
 from graft.evaluate.table import Table
 from graft.models.load import ModelFileError
 from graft.registry import UnknownName
-from graft.train import checkpoint_table
+from graft.train.bench import Bench
+from graft.train.candidates import Candidate
 from graft.train.checkpoint_table import evaluate_checkpoints
 from graft.train.folder import RunStopped
 from graft.train.rl import held_out_tasks
@@ -64,13 +66,13 @@ class Measured(list):
 
 @pytest.fixture
 def measured(monkeypatch) -> Measured:
-    seen, measure = Measured(), checkpoint_table.Bench.measure
+    seen, measure = Measured(), Bench.measure
 
-    def watched(self, model, tasks, settings, say):
-        seen.append((model.name, tasks.label))
-        return measure(self, model, tasks, settings, say)
+    def watched(self, model, posed, folder, say):
+        seen.append((model.name, posed.tasks.label))
+        return measure(self, model, posed, folder, say)
 
-    monkeypatch.setattr(checkpoint_table.Bench, "measure", watched)
+    monkeypatch.setattr(Bench, "measure", watched)
     return seen
 
 
@@ -84,7 +86,7 @@ def quiet(text: str) -> None:
 
 
 def table_of(run: Path, **asked) -> Table:
-    table, folder = evaluate_checkpoints(
+    table, folder, _ = evaluate_checkpoints(
         str(run), **{"every_checkpoint": True, "say": quiet, **asked}
     )
     assert folder == run / "evaluations"
@@ -116,8 +118,9 @@ def test_each_cell_is_what_its_checkpoint_alone_would_score(which, tmp_path, req
         parts = assemble(config, weights=run / "checkpoints" / name)
         score = evaluate(tasks, parts.held_out, temperature=1.0, samples=2)
         cell = table.rows[name]["calculator"]
+        assert cell.tasks == [task.id for task in tasks]
         assert cell.rewards == score.rewards
-        assert (cell.reward, cell.tool_calls) == (score.reward, score.tool_calls)
+        assert (cell.reward, cell.tool_calls) == pytest.approx((score.reward, score.tool_calls))
         parts.engine.close()
     first, second, last = (table.rows[name] for name in NAMES)
     assert first["calculator"].rewards == second["calculator"].rewards  # RL starts there
@@ -129,10 +132,9 @@ def test_head_rows_beyond_the_vocabulary_come_with_their_checkpoint(trained_with
     folder = trained_with_actions / "checkpoints"
     rows = load_file(folder / "rl-000002" / "actions.safetensors")["rows"]
     config = load_config(str(trained_with_actions / "config.yaml"))
-    asked = checkpoint_table.Evaluation(config, [], 1, 1, 0.0)
-    bench = checkpoint_table.Bench(asked)
+    bench = Bench(Evaluation(config, [], 1, 1, 0.0))
     for name in ("rl-000000", "rl-000002"):
-        assert bench.mount(checkpoint_table.Candidate(name, folder / name, ""))
+        assert bench.mount(Candidate(name, folder / name, ""))
     assert bench.parts is not None
     shape = bench.parts.policy.shape
     held = bench.parts.policy.head_weight[shape.vocab_size : shape.vocab_size + shape.extra]
@@ -216,20 +218,20 @@ def test_a_checkpoint_that_appears_is_added_and_one_that_went_stays_in_the_table
 def test_without_all_checkpoints_only_the_newest_is_computed(run, measured):
     table_of(run, tasks=2, every_checkpoint=False)
     assert measured == [("rl-000002", "calculator")]
-    table, _ = evaluate_checkpoints(str(run / "checkpoints" / "rl-000000"), tasks=2, say=quiet)
+    table, _, _ = evaluate_checkpoints(str(run / "checkpoints" / "rl-000000"), tasks=2, say=quiet)
     assert measured[1:] == [("rl-000000", "calculator")]
     assert list(table.rows) == NAMES[1:]
 
 
 def test_a_checkpoint_deleted_while_others_are_measured_is_skipped_with_a_note(run, monkeypatch):
-    mount = checkpoint_table.Bench.mount
+    mount = Bench.mount
 
     def training_goes_on(self, model):
         if model.name == "rl-000000":
             shutil.rmtree(model.path)
         return mount(self, model)
 
-    monkeypatch.setattr(checkpoint_table.Bench, "mount", training_goes_on)
+    monkeypatch.setattr(Bench, "mount", training_goes_on)
     said: list[str] = []
     table = table_of(run, tasks=2, say=said.append)
     assert list(table.rows) == ["sft-000002", "rl-000002"]
@@ -261,7 +263,7 @@ def test_greedy_attempts_are_the_same_in_every_process(run):
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert [row["checkpoint"] for row in told["rows"]] == NAMES
-    assert set(told["rows"][0]["scores"]["calculator"]) >= {"reward", "margin", "tool_calls"}
+    assert set(told["rows"][0]["scores"]["calculator"]) >= {"reward", "measures", "tool_calls"}
     assert told["sets"]["calculator"]["args"] == {"split": "test"}
     first = {cell.checkpoint: cell.rewards for cell in cells_of(run)}
     shutil.rmtree(run / "evaluations")
@@ -315,7 +317,7 @@ def test_an_untrained_model_is_evaluated_with_a_recipe(trained, tmp_path):
     with pytest.raises(ConfigError, match="give --recipe"):
         evaluate_checkpoints(str(model))
     recipe, where = str(trained.parent / "tiny.yaml"), [f"run.dir={tmp_path}", "run.name=zero"]
-    table, folder = evaluate_checkpoints(
+    table, folder, _ = evaluate_checkpoints(
         str(model), recipe=recipe, overrides=where, tasks=3, say=quiet
     )
     assert folder == tmp_path / "zero" / "evaluations"
@@ -365,26 +367,52 @@ def test_a_set_takes_the_recipes_arguments_but_what_its_id_fixes():
     assert (order.label, order.env, order.args["max_uses"]) == ("o", "earl:order", 1)
 
 
-def test_the_interval_counts_tasks_not_attempts():
-    # task means 0.5, 0, 1, 0.5: variance (0 + 0.25 + 0.25 + 0) / 3, margin 1.96 * sqrt(1/6 / 4)
-    assert margin_95([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [1.0, 0.0]]) == pytest.approx(
-        0.40008, 1e-4
-    )
-    assert margin_95([[1.0, 0.0]]) is None
+def cell_of(checkpoint: str, **changes) -> Cell:
+    """Two tasks of two sources: rewards 1 0 and 0 0, answers 7 8 and 9 9."""
+    values = {
+        "checkpoint": checkpoint,
+        "set": "a",
+        "settings": {"env": "e"},
+        "weights": "w",
+        "tasks": ["t0", "t1"],
+        "sources": ["x", "y"],
+        "rewards": [[1.0, 0.0], [0.0, 0.0]],
+        "votes": [[0, 1], [0, 0]],
+        "tool_calls": 1.5,
+        "tool_rate": 0.5,
+        "failed": 0.0,
+        "overlong": 0,
+        "tokens": 9.0,
+        "seconds": 2.0,
+    }
+    return Cell(**{**values, **changes})
 
 
-def test_a_table_shows_reward_interval_calls_and_failures():
-    def cell(reward: float, failed: float) -> Cell:
-        return Cell("rl-000020", "a", {}, "w", reward, 0.25, 1.5, 0.5, failed, 2.0, [[reward]])
-
-    table = Table(
-        ["a", "b"], {"rl-000020": {"a": cell(0.5, 0.0)}, "x": {"b": cell(1, 0.1)}}, "How."
-    )
+def test_a_table_shows_every_measure_with_its_interval_and_each_data_source():
+    table = Table(["a"], {"rl-000020": {"a": cell_of("rl-000020")}}, "How.", samples=2, k=(1, 2))
+    # task means 0.5 and 0: a bootstrap mean of two tasks is 0, 0.25 or 0.5
     assert table.markdown() == (
-        "| checkpoint | a | b |\n"
-        "| --- | --- | --- |\n"
-        "| rl-000020 | 0.500 ± 0.250 (1.5 calls) |  |\n"
-        "| x |  | 1.000 ± 0.250 (1.5 calls, 10% failed) |\n"
+        "| checkpoint | set | tasks | avg@2 | pass@1 | pass@2 | maj@2 | calls |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| rl-000020 | a | 2 | 0.250 [0.000, 0.500] | 0.250 [0.000, 0.500] | 0.500 [0.000, 1.000] "
+        "| 0.500 [0.000, 1.000] | 1.5 |\n"
+        "\n"
+        "| checkpoint | set | data source | tasks | avg@2 | pass@1 | pass@2 | maj@2 |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| rl-000020 | a | x | 1 | 0.500 | 0.500 | 1.000 | 1.000 |\n"
+        "| rl-000020 | a | y | 1 | 0.000 | 0.000 | 0.000 | 0.000 |\n"
         "\nHow.\n"
     )
-    assert table.to_json()["rows"][0]["scores"]["a"]["margin"] == 0.25
+    scores = table.to_json()["rows"][0]["scores"]["a"]
+    assert scores["measures"]["pass@2"] == {"value": 0.5, "interval": (0.0, 1.0)}
+    assert scores["sources"]["x"]["maj@2"]["value"] == 1.0
+    assert scores["attempts"]["t0"] == {"rewards": [1.0, 0.0], "votes": [0, 1]}
+    assert "attempts" not in table.to_json(with_tasks=False)["rows"][0]["scores"]["a"]
+
+
+def test_a_table_says_what_failed_what_was_too_long_and_what_is_missing():
+    odd = cell_of("x", failed=0.1, overlong=3, missing=2, sources=["x", "x"])
+    shown = Table(["a"], {"x": {"a": odd}}, "How.", problems=["the server is down"]).markdown()
+    assert "| 1.5 (10% failed, 3 prompts too long, 2 attempts missing) |" in shown
+    assert shown.endswith("How.\n\nNot complete: the server is down\n")
+    assert "pass@" not in shown and "data source" not in shown

@@ -12,13 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from graft.rewards import judge as judging
+from graft.rewards.choose import make_reward
 from graft.rewards.judge import Judge, prediction_of, question_of, says_correct
+from graft.rewards.judge_agreement import Agreement, Item, agreement_on
+from graft.rewards.judge_pace import Pace, read_retry_after
+from graft.rewards.judge_prompt import BUNDLED, JudgePrompt
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 Answer = Callable[[BaseHTTPRequestHandler, int], None]
@@ -103,6 +109,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "FIRST_PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("JUDGE_URL", raising=False)
+    monkeypatch.delenv("JUDGE_MODEL", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -411,3 +418,245 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"judge's replies in .*notes.txt.*name a file"):
         Judge("http://h/v1", cache=path)
     assert path.read_text().startswith("no database")
+
+
+def refusing(code: int, **headers: str) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler, _: int) -> None:
+        handler.send_response(code)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return answer
+
+
+def test_the_wish_of_a_server_to_be_left_alone_is_kept_by_all_threads():
+    """One is told to wait 0.6 s; another one that asks meanwhile waits for the rest of it."""
+    starts: list[float] = []
+
+    def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
+        starts.append(time.monotonic())
+        (refusing(429, Retry_After="0.6") if number == 0 else saying("Correct"))(handler, number)
+
+    with serving(answer) as server:
+        judge = Judge(server.url)
+        first = threading.Thread(target=lambda: judge(*PARAPHRASE))
+        first.start()
+        while not starts:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert judge(*attempt("someone else")) == 1.0
+        first.join(10)
+    assert len(starts) == 3 and all(0.55 < start - starts[0] < 3 for start in starts[1:])
+    assert judge.counts == {"calls": 2, "cached": 0, "failures": 0}
+
+
+def test_a_wish_beyond_the_deadline_ends_the_question_at_once(caplog: pytest.LogCaptureFixture):
+    with serving(refusing(503, Retry_After="3600")) as server:
+        judge = Judge(server.url, deadline=1.0, retries=5)
+        start = time.monotonic()
+        assert judge(*PARAPHRASE) == 0.0 and time.monotonic() - start < 0.8
+        assert len(server.asked) == 1 and judge.counts["failures"] == 1
+        assert judge(*PARAPHRASE) == 0.0 and len(server.asked) < 3  # asked again after a second
+    assert "answered 503" in caplog.text
+
+
+def test_a_wish_may_be_a_date():
+    soon = datetime.now(UTC) + timedelta(seconds=90)
+    assert 85 < read_retry_after(format_datetime(soon)) <= 90
+    assert 85 < read_retry_after(format_datetime(soon, usegmt=True)) <= 90
+    assert read_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert [read_retry_after(text) for text in ("1.5", "-3", "nan", "inf", "", "x" * 9)] == [
+        1.5, 0.0, 0.0, 0.0, 0.0, 0.0,
+    ]  # fmt: skip
+
+
+def test_pauses_double_and_are_never_twice_the_same(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(judging, "FIRST_PAUSE", 1.0)
+    slept: list[float] = []
+    monkeypatch.setattr(judging.time, "sleep", slept.append)
+    with serving(refusing(500)) as server:
+        Judge(server.url, retries=7)(*PARAPHRASE)
+        Judge(server.url, retries=7, deadline=1000)(*PARAPHRASE)
+    pauses = slept[-7:]
+    for pause, middle in zip(pauses, (1, 2, 4, 8, 16, 30, 30), strict=True):
+        assert 0.5 * middle <= pause <= 1.5 * middle
+    assert len(set(slept)) == len(slept)
+    assert sum(slept[:-7]) < 120  # the deadline's
+
+
+def test_the_rate_holds_over_all_threads():
+    starts: list[float] = []
+
+    def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
+        starts.append(time.monotonic())
+        saying("Correct")(handler, number)
+
+    with serving(answer) as server:
+        judge = Judge(server.url, concurrency=6, rate=20)
+        threads = [
+            threading.Thread(target=lambda n=n: judge(*attempt(f"number {n}"))) for n in range(21)
+        ]
+        begin = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert len(starts) == 21 and time.monotonic() - begin >= 1.0  # 20 gaps of 0.05 s
+    starts.sort()
+    busiest = max(sum(a <= b < a + 0.5 for b in starts) for a in starts)
+    assert busiest <= 12  # 10 in half a second, and what a busy machine delivers late
+
+
+def test_attempts_count_for_the_rate_too_and_a_turn_that_comes_too_late_is_none():
+    with serving(refusing(500)) as server:
+        judge = Judge(server.url, rate=2, retries=5, deadline=0.8)
+        start = time.monotonic()
+        assert judge(*PARAPHRASE) == 0.0
+        assert time.monotonic() - start < 1.0 and len(server.asked) == 2  # at 0 and at 0.5 s
+    pace = Pace(10)
+    now = time.monotonic()
+    assert pace.wait(now + 1) and not pace.wait(now + 0.05)
+    assert (
+        pace.wait(now + 1) and time.monotonic() - now < 0.5
+    )  # the turn that was refused is not lost
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
+def test_a_rate_that_is_none_is_refused(rate: float):
+    with pytest.raises(ValueError, match="requests per second, above 0"):
+        Judge("http://h/v1", rate=rate)
+
+
+MINE = "{question}? Is {prediction} the same as {truth}? Say {verdict}: Correct or Incorrect. {}{ }"
+
+
+def test_a_prompt_of_your_own_is_filled_in_once(tmp_path):
+    (tmp_path / "mine.txt").write_text(MINE, encoding="utf-8")
+    with serving(saying("Correct")) as server:
+        reward = make_reward({"judge": {"url": server.url, "prompt": str(tmp_path / "mine.txt")}})
+        assert reward(*attempt("<answer>{truth} \\1 é</answer>", answer=["a", "b"])) == 1.0
+        (asked,) = server.asked
+    assert asked["messages"][0]["content"] == (
+        "Who?? Is {truth} \\1 é the same as a\nb? Say {verdict}: Correct or Incorrect. {}{ }"
+    )
+
+
+def test_another_prompt_is_another_question_to_the_cache(tmp_path):
+    (tmp_path / "mine.txt").write_text(MINE, encoding="utf-8")
+    with serving(saying("Correct")) as server:
+        for prompt in ("correct", tmp_path / "mine.txt", "correct"):
+            judge = Judge(server.url, cache=tmp_path / "verdicts.db", prompt=prompt)
+            assert judge(*PARAPHRASE) == 1.0
+            judge.close()
+        assert len(server.asked) == 2
+
+
+def test_every_bundled_prompt_can_be_used():
+    names = [file.stem for file in BUNDLED.glob("*.txt")]
+    assert "correct" in names
+    for name in names:
+        filled = JudgePrompt(name).fill("", ["Bern", "Berne"], "the {question}")
+        assert "(not given)" in filled and "Bern\nBerne" in filled and "the {question}" in filled
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"neither bundled \(correct\) nor a file that can be read: No such file"),
+        ("", r"has no \{question\}, \{truth\}, \{prediction\} .*has: none"),
+        (
+            "{question} {answer} {prediction} Correct?",
+            r"has no \{truth\} .*has: question, answer, prediction",
+        ),
+        ("{question} {truth} {prediction}: yes or no?", "let it ask for one word, Correct"),
+        ("{question} {truth} {prediction} Correct? \udcff", "is not UTF-8"),
+        ("{question} {truth} {prediction} Correct? " + "x" * 2**20, "is it a prompt"),
+    ],
+)
+def test_a_prompt_that_cannot_work_is_refused_when_it_is_loaded(tmp_path, content, message):
+    file = tmp_path / "mine.txt"
+    if content is not None:
+        file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=message):
+        Judge("http://h/v1", prompt=file)
+    with pytest.raises(ValueError, match="Is a directory"):
+        JudgePrompt(tmp_path)
+
+
+def agreement(*cells: int) -> Agreement:
+    return Agreement(*cells)
+
+
+def test_share_and_kappa_by_hand():
+    """40 + 30 of 100 agree; by chance .65*.45 + .35*.55 = .485 would: (.70-.485)/.515."""
+    found = agreement(40, 25, 5, 30)
+    assert (found.count, found.share) == (100, 0.7)
+    assert found.kappa == pytest.approx(0.215 / 0.515)
+    assert agreement(1, 0, 0, 1).kappa == 1.0
+    assert agreement(0, 1, 1, 0).kappa == -1.0
+    assert agreement(25, 25, 25, 25).kappa == 0.0
+    assert agreement(0, 3, 0, 5).share == 5 / 8
+    assert agreement(0, 3, 0, 5).kappa is None  # the texts never were the same
+    assert agreement().share is None and agreement().kappa is None
+
+
+ITEMS = [
+    Item("Q", ["Bern"], "bern.", "a"),  # the same text, correct
+    Item("Q", ["Bern"], "the Swiss capital", "b"),  # another text, correct
+    Item("Q", ["7"], "7.0", "c"),  # the same number, incorrect to this judge
+    Item("Q", ["Bern"], "Basel", "d"),  # another text, incorrect
+    Item("Q", ["Bern"], "", "e"),  # nothing to judge
+    Item("Q", ["Bern"], "busy", "f"),  # no verdict
+]
+
+
+def answer_about_items(handler: BaseHTTPRequestHandler, number: int) -> None:
+    asked = handler.server.asked[number]["messages"][0]["content"]  # type: ignore[attr-defined]
+    if "busy" in asked:
+        return refusing(500)(handler, number)
+    is_right = "bern." in asked or "Swiss" in asked
+    return saying("Correct" if is_right else "Incorrect")(handler, number)
+
+
+def test_the_agreement_on_items_counts_both_verdicts_and_lists_where_they_differ():
+    with serving(answer_about_items) as server:
+        judge = Judge(server.url, retries=0, concurrency=1)
+        found = agreement_on(iter(ITEMS), judge)
+        assert len(server.asked) == 5  # those with the same text too, the empty one not
+    assert (found.both_yes, found.judge_only, found.text_only, found.both_no) == (1, 1, 1, 1)
+    assert (found.not_asked, found.failures, found.share, found.kappa) == (1, 1, 0.5, 0.0)
+    assert [(d.item.id, d.judge) for d in found.disagreements] == [("b", True), ("c", False)]
+    told = found.markdown(listed=1)
+    assert "| judge: correct | 1 | 1 |\n| judge: incorrect | 1 | 1 |" in told
+    assert "4 judged; agreement 0.50, Cohen's kappa 0.00; 1 not asked about, 1 without" in told
+    assert "| b | correct | the Swiss capital | Bern |" in told and "... and 1 more" in told
+    assert json.loads(json.dumps(found.to_json()))["disagreements"][1]["id"] == "c"
+
+
+def test_a_judge_knows_how_far_it_agreed_as_a_reward():
+    with serving(answer_about_items) as server:
+        judge = Judge(server.url, retries=0)
+        rewards = [judge.is_correct(*item[:3]) for item in ITEMS]
+    assert rewards == [True, True, True, False, False, False]  # the same text needs no judge
+    found = judge.agreement()
+    assert (found.both_yes, found.judge_only, found.text_only, found.both_no) == (0, 1, 0, 1)
+    assert (found.not_asked, found.failures, found.kappa) == (3, 1, None)
+    found.add(ITEMS[0], True)
+    assert judge.agreement().both_yes == 0  # a copy
+
+
+def test_only_so_many_disagreements_are_kept_and_none_is_long():
+    found = agreement()
+    for number in range(1010):
+        found.add(Item("Q", ["gold"], "x" * 5000, str(number)), True)
+    assert found.judge_only == 1010 and len(found.disagreements) == 1000
+    assert len(found.disagreements[0].item.prediction) == 4000
+    assert "... and 990 more." in found.markdown()
+
+
+def test_the_environment_may_name_the_model_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_MODEL", "big")
+    assert Judge("http://h/v1").model == "big" and Judge("http://h/v1", "small").model == "small"
+    assert Judge("http://h/v1", "").model == ""

@@ -69,9 +69,9 @@ def test_forcing_calls_wants_calls_that_there_are(tmp_path):
         assemble(recipe(tmp_path, "actions", "compact", rollout=rollout))
 
 
-def test_recorded_chats_do_not_go_with_actions(tmp_path):
-    with pytest.raises(ConfigError, match="recorded chats know no actions"):
-        assemble(recipe(tmp_path, "actions", "compact", sft={"data": "chats.jsonl"}))
+def test_recorded_chats_go_with_actions(tmp_path):
+    parts = assemble(recipe(tmp_path, "actions", "compact", sft={"data": "chats.jsonl"}))
+    assert parts.actions is not None
 
 
 def test_a_checkpoint_remembers_what_its_rows_stand_for(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from numbers import Number
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.data.hub import read_hub, splits_of
+from graft.data.place import open_place, parse_place
 from graft.data.rows import DataError
 from graft.data.tables import Table, data_files, read_table
 from graft.envs.base import SPLITS, BaseEnv, split_of
@@ -33,6 +35,8 @@ class DatasetEnv(BaseEnv):
     """
 
     blocking = True
+    looks_itself = False
+    """Whether a subclass looks at all rows before they are used, and may leave bad ones out."""
     # rows are never changed; what was posed is posed again from them
     shared = ("table", "numbers", "prompt", "answer")
     saved = ("seed", "turns", "is_over", "walk")
@@ -53,7 +57,9 @@ class DatasetEnv(BaseEnv):
         self.question_key = question_key
         self.evaluation = evaluation
         self.split = split or hub_split or "train"
-        self.table, is_shared_out = open_table(data, rows, hub, split, hub_split)
+        self.table, is_shared_out = open_table(
+            data, rows, hub, split, hub_split, check=not self.looks_itself
+        )
         if not len(self.table):
             raise DataError(f"{self.table.source} is empty: it has no rows")
         for column in (question_key, *columns):
@@ -146,18 +152,28 @@ def open_table(
     hub: str | None,
     split: str | None,
     hub_split: str | None,
+    check: bool = True,
 ) -> tuple[Table, bool]:
-    """The rows, and whether they are still to be shared out between train and test."""
+    """The rows, and whether they are still to be shared out between train and test.
+
+    `data` is a file, a folder, SPLIT@PATH or a dataset of the hub; with check=False a line that is no
+    row is an error only when it is asked for.
+    """
     if rows is not None:
         if data is not None:
             raise ValueError(f"rows= and data={data!r} both name the rows: give one")
         return rows_in_memory(rows), in_one_piece(split, "rows=")
     if data is not None:
-        place = read_place(data)
-        if not place:  # a single file is all of its data
-            return read_table(data), in_one_piece(split, data)
-        chosen, is_shared_out = pick(place, split, hub_split)
-        return read_table(data, chosen), is_shared_out
+        place = parse_place(data)
+        if place.split is not None:  # one split of it was asked for: that is all of the data
+            return open_place(data, check=check), in_one_piece(split, data)
+        if not place.is_hub:
+            names = read_place(place.path)
+            if not names:  # a single file is all of its data
+                return read_table(place.path, check=check), in_one_piece(split, data)
+            chosen, is_shared_out = pick(names, split, hub_split)
+            return read_table(place.path, chosen, check=check), is_shared_out
+        hub = place.path
     if hub is None:
         raise ValueError("no rows: give data= (a file or folder), rows= (a list of dicts) or hub=")
     chosen, is_shared_out = pick(splits_of(hub), split, hub_split)
@@ -204,10 +220,11 @@ def pick(names: Sequence[str], split: str | None, hub_split: str | None) -> tupl
 
 
 @lru_cache(maxsize=64)
-def shared_out(table: Table, key: str, split: str) -> list[int]:
+def shared_out(table: Table, key: str, split: str) -> array[int]:
     """The numbers of the rows of one split, decided by the question's text alone."""
-    questions = table.column(key)
-    return [number for number, text in enumerate(questions) if split_of(str(text)) == split]
+    questions = (row.get(key) if isinstance(row, Mapping) else None for row in table.scan())
+    chosen = (number for number, text in enumerate(questions) if split_of(str(text)) == split)
+    return array("Q", chosen)
 
 
 def shuffled(place: int, size: int, key: str) -> int:

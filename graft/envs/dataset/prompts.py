@@ -1,4 +1,4 @@
-r"""Prompts that are chats already, in the columns that verl reads and that ARPO's data is published in.
+r"""Prompts of your own, in the columns in which people keep them: verl's, EasyRL's, TRL's and others.
 
 {"data_source": "hotpotqa", "ability": "qa",
  "prompt": [{"role": "system", "content": "Search where you must."},
@@ -13,25 +13,34 @@ r"""Prompts that are chats already, in the columns that verl reads and that ARPO
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Number
+from itertools import islice
 from typing import Any
 
-from graft.data.conversations import listed, read_messages, shown
-from graft.data.rows import DataError
+from graft.data.check import check
+from graft.data.errors import BadField, DataError
+from graft.data.schemas import LOOKED_AT, Layout, by_keys, recognise
+from graft.data.tables import Table
 from graft.envs.base import Trace
 from graft.envs.dataset.base import DatasetEnv, open_table
 from graft.protocols import Observation
-from graft.rewards.answers import accepted_answers, last_answer, same_text, word_f1
+from graft.rewards.answers import (
+    accepted_answers,
+    countdown_score,
+    last_answer,
+    same_text,
+    word_f1,
+)
 from graft.rewards.grading import grade
 from graft.text.parse import last_boxed
 from graft.types import Author, Turn
 
 _FORMULA = re.compile(r"[0-9\\^=+*/<>]")
 """What mathematics has and words have not: "evil" is not "live", though v*i*l*e is commutative."""
+
+VERL = ("prompt", "reward_model.ground_truth")
 
 
 class PromptsEnv(DatasetEnv):
@@ -43,12 +52,17 @@ class PromptsEnv(DatasetEnv):
     What counts is the last <answer>, else the last box, else what follows ####, else the whole text;
     a box inside <answer> is opened. info["f1"] is how far the words overlap with the nearest gold.
 
-    `prompt_key` holds a list of {role, content}, or a text, which is one user message. `answer_key`
-    holds a text, a number, a list of them, or {"target": any of these}; a point leads into a column:
-    "reward_model.ground_truth". `data_source`, `ability` and `extra_info` may be missing.
+    Numbers and a target are graded as countdown. A row without an answer is left to a reward from
+    outside: here it earns 0.0.
+
+    What the columns mean is seen in the first rows (`graft.data.schemas`), or said: `layout="verl"`.
+    Other columns are named by `prompt_key` (a list of {role, content}, or a text) and `answer_key` (a
+    text, a number, a list of them, or {"target": any of these}); a point leads into a column. All rows
+    are looked at when the first env is built: a bad one stops it, or with `skip_bad` is left out.
     """
 
-    shared = (*DatasetEnv.shared, "meta")
+    looks_itself = True
+    shared = (*DatasetEnv.shared, "meta", "tools", "layout")
 
     def __init__(
         self,
@@ -58,72 +72,69 @@ class PromptsEnv(DatasetEnv):
         hub: str | None = None,
         hub_split: str | None = None,
         split: str | None = None,
-        prompt_key: str = "prompt",
-        answer_key: str = "reward_model.ground_truth",
+        layout: str = "auto",
+        prompt_key: str | None = None,
+        answer_key: str | None = None,
+        skip_bad: bool = False,
         evaluation: bool = False,
         timeout: float = 1.0,
     ) -> None:
-        self.prompt_key = prompt_key
-        self.answer_key = answer_key
         self.timeout = timeout
-        self.meta: dict[str, Any] = {}
-        table, _ = open_table(data, rows, hub, split, hub_split)  # files are read once
-        for name, key in (("prompt_key", prompt_key), ("answer_key", answer_key)):
-            if len(table) and not {key, key.partition(".")[0]} & set(table.columns):
-                raise DataError(
-                    f"{table.source} has no column {key.partition('.')[0]!r} (found: "
-                    f"{', '.join(table.columns)}); say which one to use: {name}="
-                )
+        self.meta: Mapping[str, Any] = {}
+        self.tools: list[dict[str, Any]] | None = None
+        table, _ = open_table(data, rows, hub, split, hub_split, check=False)  # files are read once
+        if not len(table):
+            raise DataError(f"{table.source} is empty: it has no rows")
+        if prompt_key is None and answer_key is None:
+            first = [row for row in islice(table.scan(), LOOKED_AT) if isinstance(row, Mapping)]
+            self.layout = recognise(first, table.source, layout, "task")
+        elif layout != "auto":
+            raise ValueError(f"layout={layout!r} and prompt_key= or answer_key=: give one")
+        else:
+            self.layout = named(table, prompt_key or VERL[0], answer_key or VERL[1])
+        asks = (key for key in self.layout.asks if key in table.columns)
         super().__init__(
             data=data,
             rows=rows,
             hub=hub,
             hub_split=hub_split,
             split=split,
-            question_key=prompt_key,
+            question_key=next(asks, self.layout.asks[0]),
             evaluation=evaluation,
         )
+        verdict = check(self.table, self.layout, "task", skip_bad)
+        self.numbers = verdict.good(self.numbers)
+        if not self.numbers:
+            raise DataError(f"{self.table.source} has no good row for split={self.split!r}")
 
     def reset(
         self, seed: int | None = None, idx: int | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         prompt, info = super().reset(seed, idx)
         # a reward from outside may grade by the source of a row, and verl's ones do
-        return prompt, {**info, "data_source": self.data_source, "meta": self.describe()}
+        info |= {"data_source": self.data_source, "meta": self.describe()}
+        return prompt, {**info, "tools": self.tools} if self.tools else info
 
     def ask(self, row: Mapping[str, Any]) -> Observation:
-        prompt = row.get(self.prompt_key)
-        if isinstance(prompt, str):
-            prompt = [{"role": "user", "content": prompt}]
+        assert self.layout.task is not None, "recognised as something to try"
         try:
-            messages = read_messages(prompt)
-            if not any(str(message.get("content") or "").strip() for message in messages):
-                raise ValueError("there is not a word in it; there must be something to answer")
-        except ValueError as error:
-            raise DataError(f"{self.where}: {self.prompt_key!r}: {error}") from error
-        self.answer = self._golds(row)
-        self.data_source = str(row.get("data_source") or "")
-        self.meta = meta_of(row)
-        return messages
-
-    def _golds(self, row: Mapping[str, Any]) -> Any:
-        value = listed(found_at(row, self.answer_key))
-        if isinstance(value, Mapping) and "target" in value:  # as Search-R1 writes it
-            value = listed(value["target"])
-        several = [listed(one) for one in (value if isinstance(value, list) else [value])]
-        if not several or not all(is_gold(one) for one in several):
-            raise DataError(
-                f"{self.where}: {self.answer_key!r} holds {shown(value)}; the right answer is a "
-                "text, a number, a list of them, or {target: one of these}. Take the row out, or say "
-                "where its answer stands: answer_key="
-            )
-        golds = [plain(one) for one in several]
-        return golds if isinstance(value, list) else golds[0]
+            task = self.layout.task(row)
+        except BadField as error:
+            raise DataError(f"{self.where}: {error}") from error
+        self.answer, self.data_source = task.answer, task.data_source
+        self.meta, self.tools = task.meta, task.tools
+        return task.messages
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), **self.meta}
 
     def respond(self, action: str) -> Turn:
+        if self.answer is None:
+            return Turn(reward=0.0, terminated=True, info={"is_graded": False})
+        if isinstance(self.answer, Mapping):
+            given, target = self.answer["numbers"], self.answer["target"]
+            score = countdown_score(opened(action), given, target)
+            return Turn(reward=score, terminated=True, info={"correct": score == 1.0})
         answer, golds = opened(action), [opened(gold) for gold in accepted_answers(self.answer)]
         info = {
             "correct": self._is_right(answer, golds),
@@ -139,6 +150,11 @@ class PromptsEnv(DatasetEnv):
         return grade(answer, formulas, timeout=self.timeout)
 
     def demonstrate(self, rng: random.Random) -> Trace:
+        if self.answer is None or isinstance(self.answer, Mapping):
+            raise DataError(
+                f"{self.where}: {self.layout.name} rows have no answer in words that a teacher could "
+                "write; warm up from recorded chats (sft.data)"
+            )
         return [(Author.POLICY, written(opened(accepted_answers(self.answer)[0])))]
 
     def sample_random_action(self) -> str:
@@ -157,37 +173,12 @@ def opened(text: str) -> str:
     return (answer if box is None else box).strip()
 
 
-def found_at(row: Mapping[str, Any], path: str) -> Any:
-    """What stands at "reward_model.ground_truth"; None if it leads nowhere."""
-    if path in row:  # a file that was made flat has columns with a point in their name
-        return row[path]
-    value: Any = row
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def is_gold(value: Any) -> bool:
-    if isinstance(value, float) and not math.isfinite(value):  # NaN is how pandas says nothing
-        return False
-    return bool(value.strip()) if isinstance(value, str) else isinstance(value, Number)
-
-
-def meta_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """`ability` and what is in `extra_info`, side by side: what verl hands to a reward."""
-    extra = row.get("extra_info")
-    named = extra if isinstance(extra, Mapping) else {"extra_info": extra}
-    return plain({"ability": row.get("ability"), **named})
-
-
-def plain(value: Any) -> Any:
-    """As JSON knows it: no arrays, no dates, no NaN, and no key whose value is None."""
-    value = listed(value)
-    if isinstance(value, Mapping):
-        inner = {str(key): plain(one) for key, one in value.items()}
-        return {key: one for key, one in inner.items() if one is not None}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+def named(table: Table, prompt_key: str, answer_key: str) -> Layout:
+    """The layout of somebody's own columns, if the table has them."""
+    for name, key in (("prompt_key", prompt_key), ("answer_key", answer_key)):
+        if not {key, key.partition(".")[0]} & set(table.columns):
+            raise DataError(
+                f"{table.source} has no column {key.partition('.')[0]!r} (found: "
+                f"{', '.join(table.columns)}); say which one to use: {name}="
+            )
+    return by_keys(prompt_key, answer_key)

@@ -6,17 +6,18 @@ r"""What all games have in common: a boxed move per turn, a turn limit, a board 
 
 A subclass writes `deal` (draw the instance), `rules`, `board`, and `move` (one parsed action). The
 board is the end of every observation and repeated as `info["suffix"]`, so that a wrapper that keeps
-the history can drop the boards that are no longer true.
+the history can drop the boards that are no longer true. `teach` is how a program would play it.
 """
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from graft.envs.base import BaseEnv
-from graft.types import Turn
+from graft.envs.base import BaseEnv, Trace
+from graft.types import Author, Turn
 
 FORMAT_ERROR = -0.1
 """The reward of an answer in which no action can be found; it ends the game."""
@@ -74,6 +75,35 @@ class Game(BaseEnv):
     def move(self, *groups: Any, **_: Any) -> Played:  # a subclass names its groups
         """Play one parsed action: what to tell the player, the reward, whether the game is over."""
         raise NotImplementedError(f"{type(self).__name__} must write move()")
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """A teacher's moves from here on, without boxes; each is played before the next is drawn.
+
+        So the teacher reads the answer to a move from the game itself. `rng` decides between moves
+        that are equally good. One that stops early has nothing left to do.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no teacher: write teach()")
+
+    def demonstrate(self, rng: random.Random) -> Trace:
+        """The teacher's game up to its end, played on a copy: what it answers is what would be.
+
+        Guess the number, hidden 7 of 1..10:
+
+            policy  \\boxed{5}
+            env     Turn 1: 5. The hidden number is higher. ...
+            policy  \\boxed{7}
+        """
+        if self.is_over:
+            raise RuntimeError(f"env {self.env_id!r}: no game is running; call reset() first")
+        twin = self.fork()
+        trace: Trace = []
+        for move in twin.teach(rng):
+            action = f"{BOX}{move}}}"
+            turn = twin.step(action)
+            trace += [(Author.POLICY, action), (Author.ENV, turn.observation)]
+            if turn.is_over:
+                break
+        return trace[:-1]  # nobody reads what was said to the last move
 
     def reward_at_limit(self, reward: float) -> float:
         """What the last turn pays when it does not end the game by itself."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from graft.envs.games.base import Game, Played, echo, invalid, whole
-from graft.envs.games.layout import BLANK, count_letters, draw, get, lay_out, put
+from graft.envs.games.layout import BLANK, Placed, count_letters, draw, get, lay_out, put
 
 CLUES = Path(__file__).parent / "data" / "clues.jsonl"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -25,7 +27,16 @@ class Crosswords(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s{0,9}(\d+)\s{1,9}(\d+)\s{1,9}([a-zA-Z])\s{0,9}\}", re.ASCII)
-    saved = (*Game.saved, "solution", "lines", "clues", "num_cells", "num_open", "hardcore")
+    saved = (
+        *Game.saved,
+        "solution",
+        "lines",
+        "clues",
+        "words",
+        "num_cells",
+        "num_open",
+        "hardcore",
+    )
 
     def __init__(
         self,
@@ -42,6 +53,7 @@ class Crosswords(Game):
         self.solution: list[str] = []
         self.lines: list[str] = []  # the grid as it is drawn: the only record of what is filled in
         self.clues = ""
+        self.words: list[Placed] = []
         self.num_cells = self.num_open = 0
         if not 1 <= self.num_words <= len(clue_list(hardcore=bool(hardcore))):
             raise ValueError(f"num_words={num_words}: must lie between 1 and 50")
@@ -52,6 +64,7 @@ class Crosswords(Game):
         clues = clue_list(hardcore=bool(self.hardcore))
         self.solution, placed = lay_out(self.rng, tuple(clues), self.num_words, self.max_turns)
         self.answer = [place.word for place in placed]
+        self.words = placed
         self.clues = "\n".join(
             f"{number}. From row {place.row}, column {place.col}, {place.direction}, "
             f"{len(place.word)} letters: {clues[place.word]}"
@@ -92,6 +105,13 @@ class Crosswords(Game):
         if not self.num_open:
             return f"{letter} at row {row}, column {col} completes the crossword.", reward, True
         return f"{letter} at row {row}, column {col} is right.", reward, False
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """Knows the words: fills them in one after the other, in any order of the clues."""
+        for place in rng.sample(self.words, len(self.words)):
+            for (row, col), letter in zip(Placed(*place).cells(), place[0], strict=True):
+                if get(self.lines, row, col) == OPEN:
+                    yield f"{row} {col} {letter}"
 
     def sample_random_action(self) -> str:
         """Any letter for any open cell."""

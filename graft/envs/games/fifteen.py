@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
+from graft.envs.games.fifteen_solver import solve
 
 SIZES = ((2, 10), (3, 20), (4, 50))  # num_rows, max_turns
 SHOWN = ("__", *(f"{tile:>2}" for tile in range(1, 100)))
@@ -108,6 +111,14 @@ class FifteenPuzzle(Game):
         right = goal(self.num_rows)
         num_right = sum(tile == want for tile, want in zip(self.tiles, right, strict=True))
         return num_right / len(right)
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """A way within the turns where there is one: the solver says how far it looks."""
+        ways = sources(self.num_rows)
+        next_to = [list(around.values()) for around in ways]
+        for place in solve(self.tiles, next_to, (self.max_turns or 0) - self.turns):
+            around = ways[self.tiles.index(0)]
+            yield next(word for word, tile in around.items() if tile == place)
 
     def sample_random_action(self) -> str:
         gap = self.tiles.index(0) if self.tiles else 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 from graft.envs.games.base import Game, Played, echo, invalid
@@ -77,6 +79,13 @@ class GuessTheNumber(Game):
         if not self.low <= self.last <= self.high:
             return 0.0
         return 1.0 - abs(self.last - self.answer) / (self.high - self.low)
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """The middle of what is left, either of the two if there are two."""
+        while True:
+            below = max([n for n in self.tried if n < self.answer], default=self.low - 1)
+            above = min([n for n in self.tried if n > self.answer], default=self.high + 1)
+            yield str((below + above + rng.randrange(2)) // 2)
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.whim().randint(self.low, self.high)}}}"

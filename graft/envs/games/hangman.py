@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from graft.envs.games import words
@@ -10,6 +13,8 @@ from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal
 
 SIZES = ((3, 10), (5, 15), (7, 20))  # word_length, max_turns
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MAX_SECRETS = 400
+"""Words by which a teacher compares letters."""
 
 
 class Hangman(Game):
@@ -63,7 +68,7 @@ class Hangman(Game):
         self.tried += guess
         if guess not in self.answer:
             return f"The letter {guess} is not in the word.", 0.0, False
-        self.shown = "".join([x if x in self.tried else "_" for x in self.answer])
+        self.shown = uncovered(self.answer, self.tried)
         if self.shown == self.answer:
             return f"The letter {guess} completes the word {self.answer}.", self.earn(1.0), True
         known = self.word_length - self.shown.count("_")
@@ -79,12 +84,45 @@ class Hangman(Game):
             return invalid(why)
         return f"{guess} is not the word.", 0.0, False
 
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """The letter that tells most, and the word once at most two are possible."""
+        left = [word.upper() for word in self.secrets()]
+        while True:
+            left = [word for word in left if uncovered(word, self.tried) == self.shown]
+            if len(left) > 2:
+                yield most_telling(rng, left, self.tried)
+            else:
+                yield left.pop(rng.randrange(len(left)))
+
     def sample_random_action(self) -> str:
         rng = self.whim()
         letters = [letter for letter in ALPHABET if letter not in self.tried]
         if letters and rng.random() < 0.5:
             return f"\\boxed{{{rng.choice(letters)}}}"
         return f"\\boxed{{{rng.choice(self.secrets()).upper()}}}"
+
+
+def uncovered(word: str, letters: str) -> str:
+    """uncovered("SEE", "EX") -> "_EE"."""
+    return "".join([letter if letter in letters else "_" for letter in word])
+
+
+def most_telling(rng: random.Random, secrets: Sequence[str], tried: str) -> str:
+    """The letter after which the fewest words are left on average.
+
+    BAT, CAT, TEA: B, C, E, A and T all tell one word from the other two. Of such letters the one
+    that fewest words lack, A or T: it is paid for.
+    """
+    judges = rng.sample(secrets, min(len(secrets), MAX_SECRETS))
+    letters = [letter for letter in ALPHABET if letter not in tried]
+    rng.shuffle(letters)
+
+    def left_over(letter: str) -> tuple[int, int]:
+        groups = Counter([uncovered(word, letter) for word in judges])
+        hidden = groups["_" * len(judges[0])]
+        return sum(size * size for size in groups.values()), hidden
+
+    return min(letters, key=left_over)
 
 
 @lru_cache(64)

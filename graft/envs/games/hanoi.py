@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
@@ -58,6 +60,21 @@ class TowerofHanoi(Game):
 
     def reward_at_limit(self, reward: float) -> float:
         return len(self.pegs["C"]) / self.num_disks
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """The shortest way, from whatever position."""
+        return self.bring(self.num_disks, "C")
+
+    def bring(self, disk: int, target: str) -> Iterator[str]:
+        """The disk and all smaller ones go to `target`."""
+        if not disk:
+            return
+        here = next(peg for peg in PEGS if disk in self.pegs[peg])
+        if here != target:
+            (spare,) = set(PEGS) - {here, target}
+            yield from self.bring(disk - 1, spare)
+            yield f"{here} {target}"
+        yield from self.bring(disk - 1, target)
 
     def sample_random_action(self) -> str:
         tops = {peg: disks[-1] if disks else self.num_disks + 1 for peg, disks in self.pegs.items()}

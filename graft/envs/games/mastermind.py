@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import permutations, product
 from math import perm
 from operator import eq
 
@@ -11,6 +14,8 @@ from graft.envs.dice import Dice
 from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal, whole
 
 SIZES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))  # code_length, num_numbers, max_turns
+MAX_CODES = 100_000
+"""What a teacher keeps in mind; the largest of `SIZES` has 1680 codes."""
 
 
 class Mastermind(Game):
@@ -84,6 +89,28 @@ class Mastermind(Game):
         if blacks == self.code_length:
             return f"{shown}. That is the code.", reward, True
         return f"{shown}. Black pegs: {blacks}, white pegs: {whites}.", reward, False
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """Any code that would have been answered as the code was, each time."""
+        numbers, length = range(1, self.num_numbers + 1), self.code_length
+        many = self.num_numbers**length if self.duplicate_numbers else perm(len(numbers), length)
+        if many > MAX_CODES:
+            raise NotImplementedError(
+                f"Mastermind: no teacher for {length} of {self.num_numbers} numbers: it keeps all "
+                f"codes in mind, and there are more than {MAX_CODES}; make the code shorter"
+            )
+        repeated = product(numbers, repeat=length) if self.duplicate_numbers else None
+        left = [list(code) for code in repeated or permutations(numbers, length)]
+        for said in self.tried:
+            left = self.agreeing(left, [int(word) for word in said.split()])
+        while True:
+            guess = rng.choice(left)
+            yield " ".join(map(str, guess))
+            left = self.agreeing(left, guess)
+
+    def agreeing(self, codes: list[list[int]], guess: list[int]) -> list[list[int]]:
+        told = pegs(guess, self.answer)
+        return [code for code in codes if pegs(guess, code) == told]
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{' '.join(map(str, self.draw_row(self.whim())))}}}"

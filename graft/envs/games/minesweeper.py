@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal, whole
+from graft.envs.games.minesweeper_solver import risks
 
 SIZES = tuple((n, n, n * n // 5, n * n) for n in range(5, 9))  # rows, cols, num_mines, max_turns
 HIDDEN, FLAG, MINE = ".", "F", -1
@@ -133,6 +136,37 @@ class Minesweeper(Game):
                     if not field[other]:
                         spreading.append(other)
         return num_new
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """Safe cells as long as the digits show any, then the least likely mine: it may be one."""
+        around = neighbours(self.rows, self.cols)
+        num_safe = len(self.cells) - self.num_mines
+        if not self.field:
+            # the most cells open where there are most neighbours and the mines fit elsewhere
+            reach = [len(others) if len(others) < num_safe else 0 for others in around]
+            most = max(reach)
+            best = [cell for cell, opened in enumerate(reach) if opened == most]
+            yield f"reveal {self.where(rng.choice(best))}"
+        while self.num_open < num_safe:
+            chances = risks(self.cells, around, self.num_mines)
+            if self.strict_flags:
+                yield from self.set_flags([cell for cell, risk in chances.items() if risk == 1.0])
+            least = min(chances.values())
+            best = [cell for cell, risk in chances.items() if risk == least]
+            safe = sorted(best) if least == 0.0 else [rng.choice(best)]
+            for cell in safe:
+                if self.cells[cell] == FLAG:
+                    yield f"flag {self.where(cell)}"
+                if self.cells[cell] == HIDDEN:  # another one may have opened it
+                    yield f"reveal {self.where(cell)}"
+
+    def set_flags(self, mines: list[int]) -> Iterator[str]:
+        for cell in sorted(mines):
+            if self.cells[cell] == HIDDEN:
+                yield f"flag {self.where(cell)}"
+
+    def where(self, cell: int) -> str:
+        return f"{cell // self.cols} {cell % self.cols}"
 
     def sample_random_action(self) -> str:
         rng = self.whim()

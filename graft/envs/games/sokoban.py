@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
 from graft.envs.games.sokoban_levels import DIRECTIONS, FLOOR, GOAL, WALL, make_level
+from graft.envs.games.sokoban_solver import solve
 
 PLAYER, BOX, BOX_ON_GOAL = "P", "X", "√"
 SIZES = ((6, 6, 2, 20), (8, 8, 5, 50))  # rows, cols (dim_room), num_boxes, max_turns
@@ -100,6 +102,22 @@ class Sokoban(Game):
 
     def reward_at_limit(self, reward: float) -> float:
         return self.cells.count(BOX_ON_GOAL) / self.num_boxes
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """The fewest steps; where they are not found in time, the solution that the level has."""
+        way = solve(
+            {at for at, sign in enumerate(self.room) if sign != WALL},
+            {at for at, sign in enumerate(self.room) if sign == GOAL},
+            [at for at, sign in enumerate(self.cells) if sign in (BOX, BOX_ON_GOAL)],
+            self.player,
+            {name: down * self.cols + right for name, (down, right) in DIRECTIONS.items()},
+        )
+        if way is None and self.turns:
+            raise NotImplementedError(
+                f"Sokoban: no solution was found from the position after turn {self.turns}; ask "
+                "the teacher at the start of a game"
+            )
+        return iter(self.answer if way is None else way)
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.whim().choice(tuple(DIRECTIONS))}}}"

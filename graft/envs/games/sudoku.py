@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from math import isqrt
 
 from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal, whole
-from graft.envs.games.sudoku_grids import dig, full_grid
+from graft.envs.games.sudoku_grids import dig, full_grid, is_forced, lacking, shape
 
 SIZES = ((4, 10, 15), (9, 50, 50))  # scale, clues, max_turns
 EMPTY = "."
@@ -77,6 +78,23 @@ class Sudoku(Game):
         if self.num_filled == self.num_holes:
             return f"{row} {col} {value}. Right, and the grid is complete.", reward, True
         return f"{row} {col} {value}. Right.", reward, False
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """A cell whose digit follows at once, as long as there is one, else any cell.
+
+        The digits are those of `answer`: there is no other solution for a search to find.
+        """
+        of = shape(self.scale)
+        solution = [1 << int(digit) for digit in "".join(self.answer)]
+        while True:
+            empty = [cell for cell, shown in enumerate(self.cells) if shown == EMPTY]
+            grid = [0 if shown == EMPTY else 1 << int(shown) for shown in self.cells]
+            missing = lacking(of, grid)
+            rng.shuffle(empty)
+            forced = (at for at in empty if is_forced(of, grid, missing, at, solution[at]))
+            cell = next(forced, empty[0])
+            row, col = divmod(cell, self.scale)
+            yield f"{row + 1} {col + 1} {self.answer[row][col]}"
 
     def sample_random_action(self) -> str:
         rng = self.whim()

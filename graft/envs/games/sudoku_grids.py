@@ -74,7 +74,7 @@ def dig(grid: list[int], attempts: int, rng: random.Random) -> list[int]:
         puzzle[cell] = 0
         for unit in of.units[cell]:
             missing[unit] |= bit
-        if _is_forced(of, puzzle, missing, cell, bit) or not _has_other(
+        if is_forced(of, puzzle, missing, cell, bit) or not _has_other(
             of, puzzle, missing, empty, cell, bit
         ):
             empty.append(cell)
@@ -89,7 +89,12 @@ def _place(of: Shape, grid: list[int], missing: list[int], cell: int, bit: int) 
         missing[unit] ^= bit
 
 
-def _is_forced(of: Shape, puzzle: list[int], missing: list[int], cell: int, bit: int) -> bool:
+def lacking(of: Shape, puzzle: list[int]) -> list[int]:
+    """Per unit the digits that it does not hold yet."""
+    return [of.every & ~sum(puzzle[cell] for cell in members) for members in of.members]
+
+
+def is_forced(of: Shape, puzzle: list[int], missing: list[int], cell: int, bit: int) -> bool:
     """Whether the digit follows at once: no other fits here, or it fits nowhere else in a unit.
 
     Enough to know that emptying the cell adds no solution, and much cheaper than a search.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 
 from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
 
@@ -11,6 +14,11 @@ DIRECTIONS = ("up", "down", "left", "right")
 EMPTY = "."
 SIZES = ((16, 20), (32, 30), (64, 50))  # target_tile, max_turns
 MAX_SIZE = 10  # rows of a board; more would be long to read
+
+LOST = -1000.0
+EMPTY_CELL, PAIR, DISORDER = 3.0, 2.0, 1.0  # what the teacher counts in a line
+MAX_CELLS = 8
+"""Empty cells on which the teacher imagines a new tile; a large board has a hundred."""
 
 
 class Game2048(Game):
@@ -97,6 +105,17 @@ class Game2048(Game):
         self.best = largest
         return self.earn((largest - self.start) / (goal - self.start))
 
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """Plays well, not perfectly: a move, any new tile, the best answer to it.
+
+        A target out of reach does not matter to it: progress is paid.
+        """
+        while True:
+            boards = {way: slide(self.cells, self.size, way) for way in DIRECTIONS}
+            legal = [way for way in DIRECTIONS if boards[way] != self.cells]
+            rng.shuffle(legal)
+            yield max(legal, key=lambda way: outlook(boards[way], self.size))
+
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.whim().choice(DIRECTIONS)}}}"
 
@@ -133,6 +152,38 @@ def slide_line(line: str, to_end: bool) -> str:
             can_merge = True
     text = "".join(merged)
     return text[::-1].rjust(len(line), EMPTY) if to_end else text.ljust(len(line), EMPTY)
+
+
+def outlook(cells: str, size: int) -> float:
+    """What a board is worth on which a tile is about to appear, on average; as a rule it is a 2."""
+    free = [at for at, cell in enumerate(cells) if cell == EMPTY]
+    imagined = free[:: -(-len(free) // MAX_CELLS)]
+    total = 0.0
+    for at in imagined:
+        board = f"{cells[:at]}a{cells[at + 1 :]}"
+        answers = {slide(board, size, way) for way in DIRECTIONS} - {board}
+        total += max([worth(answer, size) for answer in answers], default=LOST)
+    return total / len(imagined)
+
+
+def worth(cells: str, size: int) -> float:
+    rows = [cells[at : at + size] for at in range(0, len(cells), size)]
+    columns = [cells[at::size] for at in range(size)]
+    return sum(line_worth(line) for line in (*rows, *columns))
+
+
+@lru_cache(maxsize=1 << 16)
+def line_worth(line: str) -> float:
+    """Room, tiles that can merge next, and tiles in order: large ones then lie at a border.
+
+    "aab." -> 3 + 2 - 1: an empty cell, a pair, and the b keeps the line from only falling.
+    """
+    tiles = [0 if cell == EMPTY else exponent(cell) for cell in line]
+    full = [tile for tile in tiles if tile]
+    pairs = sum(one == other for one, other in pairwise(full))
+    rise = sum(max(0, other - one) for one, other in pairwise(tiles))
+    fall = sum(max(0, one - other) for one, other in pairwise(tiles))
+    return EMPTY_CELL * tiles.count(0) + PAIR * pairs - DISORDER * min(rise, fall)
 
 
 def is_stuck(cells: str, size: int) -> bool:

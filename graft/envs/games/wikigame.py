@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from graft.envs.games.base import Game, echo, last_box
-from graft.envs.games.wikis import BACKENDS, MAX_DRAWS, LocalWiki, Page, Wiki, WikiError
+from graft.envs.games.wikis import BACKENDS, MAX_DRAWS, LocalWiki, Page, Wiki, WikiError, trail
 from graft.registry import resolve
 from graft.types import Turn
 
@@ -107,12 +108,7 @@ class WikiGame(Game):
                 f"page {start['title']!r}: no page with links is within {self.max_turns} clicks; "
                 "the wiki needs more links"
             )
-        path: list[str] = []
-        title: str | None = self.rng.choice(sorted(able))
-        while title is not None:
-            path.append(title)
-            title = before[title]
-        return path[::-1]
+        return trail(before, self.rng.choice(sorted(able)))
 
     def arrive(self, page: Page) -> None:
         self.current = page
@@ -223,6 +219,22 @@ class WikiGame(Game):
             return Turn(text, FAILURE if limit_ends else reward, limit_ends, True)
         board = self.board()
         return Turn(f"{text}\n{board}", reward, False, False, {"suffix": board})
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """A shortest way over a local wiki's links; nobody knows those of a served one in advance."""
+        if not isinstance(self.wiki, LocalWiki):
+            raise NotImplementedError(
+                "WikiGame: no teacher for a served wiki, it would have to fetch page after page "
+                "until it finds the target; with backend='local' there is one"
+            )
+        title, turns_left = self.current["title"], (self.max_turns or 1) - self.turns
+        path = self.wiki.path(title, self.target["title"], turns_left)
+        if path is None:
+            raise NotImplementedError(
+                f"WikiGame: no way leads from {title!r} to {self.target['title']!r} in the "
+                f"{turns_left} turns that are left; ask the teacher at the start of a game"
+            )
+        return iter(path[1:])
 
     def sample_random_action(self) -> str:
         return self.boxed(self.whim().choice(self.links() or [BACK]))

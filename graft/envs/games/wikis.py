@@ -78,6 +78,19 @@ class LocalWiki:
             edge = further
         return before
 
+    def path(self, start: str, target: str, max_clicks: int) -> list[str] | None:
+        """A shortest way, both ends included; None if there is none of so few clicks."""
+        before = self.distances(start, max_clicks)
+        return trail(before, target) if target in before else None
+
+
+def trail(before: Mapping[str, str | None], title: str) -> list[str]:
+    """The way that ends at `title`: {"A": None, "B": "A"}, "B" -> ["A", "B"]."""
+    path = [title]
+    while (previous := before[path[-1]]) is not None:
+        path.append(previous)
+    return path[::-1]
+
 
 @cache
 def read_pages(path: str) -> dict[str, Page]:

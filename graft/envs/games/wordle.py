@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from graft.envs.games import words
 from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal
 
 SIZES = ((3, 15), (4, 20), (5, 25))  # word_length, max_turns
+MAX_GUESSES, MAX_SECRETS = 30, 90
+"""What a teacher compares: so many possible secrets and as many other words, by so many secrets."""
 
 
 class Wordle(Game):
@@ -70,8 +75,40 @@ class Wordle(Game):
                 reward = self.earn(0.5 * len(self.greens) / self.word_length)
         return f"{guess} is marked {shown}.", reward, False
 
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """The word whose marks tell most, as long as several common words agree with all marks."""
+        every = [word.upper() for word in words.basic(self.word_length)]
+        left = every
+        for said in self.tried:
+            left = self.agreeing(left, said)
+        while True:
+            guess = most_telling(rng, left, every)
+            yield guess
+            left = self.agreeing(left, guess)
+
+    def agreeing(self, secrets: Sequence[str], guess: str) -> list[str]:
+        told = marks(guess, self.answer)
+        return [word for word in secrets if marks(guess, word) == told and word != guess]
+
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.whim().choice(words.basic(self.word_length)).upper()}}}"
+
+
+def most_telling(rng: random.Random, secrets: Sequence[str], every: Sequence[str]) -> str:
+    """Of some words the one after which the fewest secrets are left on average.
+
+    Secrets BAT, CAT, HAT: BAT tells whether it is BAT, but HUB, marked XXY, XXX or GXX, tells which
+    of them it is. Of two words that tell as much a possible secret comes first.
+    """
+    guesses = rng.sample(secrets, min(len(secrets), MAX_GUESSES))
+    guesses += rng.sample(every, min(len(every), MAX_GUESSES))
+    judges = rng.sample(secrets, min(len(secrets), MAX_SECRETS))
+
+    def left_over(guess: str) -> int:
+        groups = Counter([marks(guess, secret) for secret in judges if secret != guess])
+        return sum(size * size for size in groups.values())
+
+    return min(guesses, key=left_over)
 
 
 def marks(guess: str, secret: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from string import ascii_uppercase
 
@@ -100,6 +100,12 @@ class WordSearch(Game):
         if len(self.found) == len(self.hidden):
             return f"{word} at {where}: all words are found.", reward, True
         return f"{word} at {where} is one of the words.", reward, False
+
+    def teach(self, rng: random.Random) -> Iterator[str]:
+        """Knows the words: the longest, which the eye finds first, before the others."""
+        for where, word in sorted(self.hidden.items(), key=lambda item: -len(item[1])):
+            if word not in self.found:
+                yield where
 
     def sample_random_action(self) -> str:
         """Two cells of one row or column."""

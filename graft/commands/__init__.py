@@ -1,0 +1,1 @@
+"""Commands with verbs of their own; `graft.cli` puts them together."""

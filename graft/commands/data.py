@@ -1,0 +1,161 @@
+"""`graft data VERB ...`: look at rows before a run does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+data = typer.Typer(help="Look at rows, and make them.", no_args_is_help=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+@data.command()
+def show(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A file, a folder, SPLIT@PATH, or a dataset of the hub."
+        ),
+    ],
+    layout: Annotated[str, typer.Option(help="What the columns mean, where two fit.")] = "auto",
+    purpose: Annotated[
+        str, typer.Option("--for", help="task or chat, where rows may be either.")
+    ] = "any",
+    rows: Annotated[int, typer.Option(min=0, help="Rows to print.")] = 3,
+    model: Annotated[str, typer.Option(help="Count its tokens too: a folder or .gguf file.")] = "",
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Count bad rows and leave them out.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a file of rows is read as, how long its rows are, and which are bad. Exit 1: some are."""
+    from graft.data.show import inspect
+
+    if purpose not in ("any", "task", "chat"):
+        raise typer.BadParameter(f"{purpose!r} is none of any, task, chat", param_hint="--for")
+    count = token_counter(model) if model else None
+    found = inspect(source, layout, purpose, rows, count)  # type: ignore[arg-type]
+    typer.echo(json.dumps(found.to_json()) if as_json else "\n".join(found.lines(skip_bad)))
+    if found.broken or (found.bad and not skip_bad):
+        raise typer.Exit(1)
+
+
+@data.command()
+def make(
+    env_id: Annotated[
+        str, typer.Argument(metavar="TASK", help="An environment, as `graft envs` lists them.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Its arguments: key=value; of its teacher: demo_args.key=value"),
+    ] = None,
+    out: Annotated[str, typer.Option(help="The file: .jsonl or .parquet.")] = "",
+    n: Annotated[int, typer.Option("--n", min=1, help="Rows.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same rows.")] = 0,
+    split: Annotated[
+        str, typer.Option(help="train or test, by the environment's own rule.")
+    ] = "train",
+    form: Annotated[
+        str, typer.Option(help="chats: what its teacher does. tasks: what to do, and the answer.")
+    ] = "chats",
+    wrappers: Annotated[
+        str, typer.Option(help='python_tool,concat or "[{max_history: {turns: 2}}]"')
+    ] = "",
+    duplicates: Annotated[
+        bool, typer.Option("--duplicates", help="Keep tasks that come up again.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write tasks of an environment as rows: examples for `graft sft`, or questions with answers."""
+    from graft.config import ConfigError
+    from graft.gym import open_env
+    from graft.train.teach import make_rows, share_out
+
+    if not out:
+        raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
+    of_env, teacher = share_out(env_id, overrides or [], split, tell)
+    env = open_env(env_id, wrappers, of_env)
+    try:
+        made = make_rows(
+            env_id,
+            env,
+            out,
+            rows=n,
+            seed=seed,
+            split=split,
+            form=form,
+            duplicates=duplicates,
+            teacher=teacher,
+            say=tell,
+        )
+    finally:
+        env.close()
+    typer.echo(json.dumps(made.to_json()) if as_json else made.sentence)
+
+
+@data.command()
+def sample(
+    model: Annotated[
+        str, typer.Argument(help="A run, a checkpoint, a Hugging Face folder or a .gguf file.")
+    ],
+    env_id: Annotated[
+        str, typer.Argument(metavar="ENV", help="An environment, as `graft envs` lists them.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value of a recipe, as in rollout.max_turns=4")
+    ] = None,
+    out: Annotated[str, typer.Option(help="The file: .jsonl or .parquet.")] = "",
+    n: Annotated[int, typer.Option("--n", min=1, help="Tasks.")] = 100,
+    samples: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 8,
+    keep: Annotated[
+        str, typer.Option(help="On reward, turns, tool_calls, length and status.")
+    ] = "reward>0",
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="Settings, where no run gives them.")] = "",
+    seed: Annotated[int | None, typer.Option(min=0, help="Default: run.seed.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the attempts that are there.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a model attempt tasks, and write the attempts that went well as examples for `graft sft`."""
+    from graft.config import ConfigError
+    from graft.train.harvest import sample_rows
+
+    if not out:
+        raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
+    harvest = sample_rows(
+        model,
+        env_id,
+        out,
+        tasks=n,
+        samples=samples,
+        keep=keep,
+        recipe=recipe,
+        overrides=overrides or [],
+        temperature=temperature,
+        seed=seed,
+        resume=resume,
+        say=tell,
+    )
+    typer.echo(json.dumps(harvest.to_json()) if as_json else harvest.sentence)
+
+
+def tell(text: str) -> None:
+    """News for a person: stdout is the result's."""
+    typer.echo(text, err=True)
+
+
+def token_counter(model: str) -> Callable[[str], int]:
+    """How many tokens a text has for a model, without what a chat template adds."""
+    from graft.models.gguf import open_tokenizer
+    from graft.train.checkpoint import latest_model
+
+    encode = open_tokenizer(latest_model(model)).encode
+    return lambda text: len(encode(text))

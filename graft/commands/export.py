@@ -1,0 +1,230 @@
+"""`graft export`: a checkpoint for everybody else, as a Hugging Face folder, a GGUF file, or both."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from graft.models.card import Origin
+    from graft.models.export import Exported
+    from graft.models.load import Stored
+    from graft.text.tokenizer import Tokenizer
+
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
+UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def export(
+    source: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT_OR_RUN", help="Or a model folder, or a .gguf file.")
+    ] = "",
+    out: Annotated[str, typer.Option(help="The Hugging Face folder to write.")] = "",
+    gguf: Annotated[str, typer.Option(help="The GGUF file to write.")] = "",
+    gguf_type: Annotated[str, typer.Option(help="f32, f16, bf16 or q8_0.")] = "f16",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16. Default: as it is stored.")
+    ] = "auto",
+    shard_size: Annotated[str, typer.Option(help="Largest weight file: 5GB, 500MB.")] = "5GB",
+    adapter: Annotated[
+        bool, typer.Option("--adapter/--merge", help="Only the adapters of a LoRA checkpoint.")
+    ] = False,
+    from_verl: Annotated[
+        str, typer.Option(help="Instead of a checkpoint: verl's folder of FSDP shards.")
+    ] = "",
+    base: Annotated[
+        str, typer.Option(help="The model that shards or bare adapters were trained from.")
+    ] = "",
+    template: Annotated[
+        str, typer.Option(help="Chat template: a name, path or text. Default: the run's.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="In the model card. Default: that of --out.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace an older export.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object as the last line.")
+    ] = False,
+) -> None:
+    """Write a checkpoint for others: a Hugging Face folder (--out), a GGUF file (--gguf), or both."""
+    from graft.config import ConfigError
+
+    if bool(source) == bool(from_verl):
+        raise ConfigError(
+            "give a checkpoint or run to export, or --from-verl FOLDER: one of the two"
+        )
+    if not out and not gguf:
+        raise ConfigError("say where to: --out FOLDER, --gguf FILE, or both")
+    if adapter and (gguf or from_verl):
+        raise ConfigError(
+            "--adapter writes a folder of adapters; --gguf and --from-verl need --merge"
+        )
+    shard_bytes, kind = size_in_bytes(shard_size), chosen_dtype(dtype)
+    done: dict[str, Any] = {}
+    notes: list[str] = []
+    with _open(source, from_verl, base, template) as subject:
+        title = name or Path(out or gguf).stem
+        if out:
+            written = _to_folder(subject, Path(out), title, adapter, kind, shard_bytes, force)
+            notes += written.notes
+            done |= {
+                "folder": out,
+                "files": written.files,
+                "bytes": written.num_bytes,
+                "dtype": None if written.dtype is None else str(written.dtype).partition(".")[2],
+            }
+        if gguf:
+            notes += _to_gguf(subject, Path(gguf), title, gguf_type, force)
+            done |= {"gguf": gguf, "gguf_bytes": Path(gguf).stat().st_size}
+    if as_json:
+        typer.echo(json.dumps({**done, "notes": notes}))
+        return
+    for note in notes:
+        typer.echo(f"note: {note}")
+    if out:
+        typer.echo(f"{out}: {len(done['files'])} files, {done['bytes'] / 1e6:,.1f} MB")
+    if gguf:
+        typer.echo(f"{gguf}: {done['gguf_bytes'] / 1e6:,.1f} MB")
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is exported."""
+
+    model: Path
+    """Its folder or file; of verl's shards the folder with their config and tokenizer."""
+    stored: Stored
+    tokenizer: Tokenizer
+    origin: Origin
+    converted: str
+    """A sentence for the card about weights that are not graft's."""
+
+
+@contextmanager
+def _open(source: str, from_verl: str, base: str, template: str) -> Iterator[_Subject]:
+    from graft.config import ConfigError
+    from graft.models.card import Origin, read_origin
+    from graft.models.export import open_source
+    from graft.models.gguf import open_tokenizer
+    from graft.models.shards import find_base, is_verl, open_shards
+    from graft.train.checkpoint import latest_model
+
+    base_path = Path(base) if base else None
+    if from_verl:
+        shards = Path(from_verl)
+        opened, model, origin = open_shards(shards, base_path), shards, Origin()
+        converted = f"Joined by graft from verl's FSDP shards (`{shards.name}`)."
+    else:
+        model = latest_model(source)
+        if is_verl(model):
+            raise ConfigError(f"'{model}' holds verl's FSDP shards; say so: --from-verl {model}")
+        opened, origin, converted = open_source(model, base_path), read_origin(model), ""
+    with opened as stored:
+        if from_verl:
+            model = find_base(model, base_path)
+        # adapters alone may come without a tokenizer: then it is their base's
+        has_own = model.suffix == ".gguf" or any(model.glob("tokenizer*"))
+        tokenizer = open_tokenizer(model if has_own or base_path is None else base_path)
+        if which := template or origin.chat_template:
+            from graft.text.template import find_template
+
+            # whoever loads the export should speak to the model as its training did
+            tokenizer.chat_template = find_template(which, tokenizer.chat_templates)
+        yield _Subject(model, stored, tokenizer, origin, converted)
+
+
+def _to_folder(
+    subject: _Subject,
+    folder: Path,
+    title: str,
+    is_adapter: bool,
+    dtype: torch.dtype | None,
+    shard_bytes: int,
+    force: bool,
+) -> Exported:
+    from graft.models.card import model_card
+    from graft.models.export import export_adapter, export_model
+
+    def card(kind: torch.dtype | None, notes: Sequence[str]) -> str:
+        return model_card(
+            title,
+            subject.stored.shape,
+            subject.origin,
+            num_params=sum(map(math.prod, subject.stored.sizes.values())),
+            dtype=kind,
+            notes=notes,
+            converted=subject.converted,
+            is_chat=subject.tokenizer.chat_template is not None,
+        )
+
+    if is_adapter:
+        return export_adapter(
+            subject.model,
+            subject.tokenizer,
+            folder,
+            card=lambda notes: card(None, notes),
+            force=force,
+        )
+    return export_model(
+        subject.stored,
+        subject.tokenizer,
+        folder,
+        dtype=dtype,
+        shard_bytes=shard_bytes,
+        source=subject.model,
+        card=card,
+        force=force,
+    )
+
+
+def _to_gguf(subject: _Subject, file: Path, title: str, kind: str, force: bool) -> list[str]:
+    """Write it; what there is to say about it comes back."""
+    from graft.models.export import ExportError
+    from graft.models.extra import ACTIONS
+    from graft.models.gguf_write import write_gguf
+
+    if file.exists() and file.resolve() == subject.model.resolve():
+        raise ExportError(f"'{file}' is what is exported; give another --gguf")
+    if file.exists() and not force:
+        raise ExportError(f"'{file}' exists; give another --gguf, or --force to replace it")
+    write_gguf(subject.stored, subject.tokenizer, file, kind, title)
+    if not (subject.model / ACTIONS).exists():
+        return []
+    return [f"The actions beyond the vocabulary ({ACTIONS}) have no place in a GGUF file."]
+
+
+def size_in_bytes(text: str) -> int:
+    """
+    >>> size_in_bytes("5GB"), size_in_bytes("1.5 KiB"), size_in_bytes("100")
+    (5000000000, 1536, 100)
+    """
+    from graft.config import ConfigError
+
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    units = {unit.lower(): size for unit, size in UNITS.items()}
+    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
+        raise ConfigError(f"--shard-size {text!r} is no size; write 5GB, 500MB or 1GiB")
+    return max(1, int(float(match[1]) * units[match[2].lower()]))
+
+
+def chosen_dtype(text: str) -> torch.dtype | None:
+    """None: as it is stored."""
+    from graft.config import ConfigError
+
+    if text == "auto":
+        return None
+    if text not in DTYPES:
+        raise ConfigError(f"--dtype {text!r} is not written; known: auto, {', '.join(DTYPES)}")
+    import torch
+
+    return getattr(torch, text)

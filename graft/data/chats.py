@@ -1,0 +1,55 @@
+"""Chats to imitate, by number, from a file that stays on the disk.
+
+chats = open_chats("chats.jsonl")
+len(chats), chats[0].messages, chats[0].tools, chats[0].spans
+
+A row is read, parsed and turned into a chat when it is asked for, so a file may be larger than memory
+and still be walked in a shuffled order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from graft.data.check import check
+from graft.data.errors import DataError
+from graft.data.place import open_place
+from graft.data.schemas import LOOKED_AT, ChatRow, Layout, recognise
+from graft.data.tables import Table
+
+
+class Chats(Sequence[ChatRow]):
+    """The good rows of a table as chats. `bad` is how many were left out."""
+
+    def __init__(self, table: Table, layout: Layout, numbers: Sequence[int], bad: int) -> None:
+        self.table = table
+        self.layout = layout
+        self.numbers = numbers
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: Any) -> Any:
+        assert self.layout.chat is not None
+        return self.layout.chat(self.table[self.numbers[number]])
+
+    def where(self, number: int) -> str:
+        """The file and the row of a chat, counted from 1, for messages."""
+        return f"{self.table.source}, row {self.numbers[number] + 1}"
+
+
+def open_chats(path: str, skip_bad: bool = False, layout: str = "auto") -> Chats:
+    """The chats of a file, a folder, SPLIT@PATH or a dataset of the hub, each of them checked once.
+
+    A bad row is a DataError that names it; with `skip_bad` bad rows are left out, counted and said once.
+    """
+    table = open_place(path, check=False)
+    first = [row for row in islice(table.scan(), LOOKED_AT) if not isinstance(row, DataError)]
+    if not len(table):
+        raise DataError(f"{table.source} has no rows")
+    found = recognise(first, table.source, layout, "chat")
+    verdict = check(table, found, "chat", skip_bad)
+    return Chats(table, found, verdict.good(range(len(table))), len(verdict.bad))

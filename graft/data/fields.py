@@ -1,0 +1,188 @@
+"""Fields of a row as plain data: prompts, right answers, tools, calls, whatever else it says.
+
+A parquet file fills every struct with every key, pandas makes arrays of lists and NaN of nothing, and
+older versions of `datasets` hold free JSON as text; here all of that is what JSON would have said.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+from graft.data.conversations import listed, read_messages, shown
+from graft.data.errors import BadField
+from graft.types import Message
+
+Row = Mapping[str, Any]
+
+
+def found_at(row: Row, path: str) -> Any:
+    """What stands at "reward_model.ground_truth"; None if it leads nowhere."""
+    if path in row:  # a file that was made flat has columns with a point in their name
+        return row[path]
+    value: Any = row
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def plain(value: Any) -> Any:
+    """As JSON knows it: no arrays, no dates, no NaN, and no key whose value is None."""
+    value = listed(value)
+    if isinstance(value, Mapping):
+        inner = {str(key): plain(one) for key, one in value.items()}
+        return {key: one for key, one in inner.items() if one is not None}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def read_prompt(row: Row, key: str) -> list[Message]:
+    """A list of {role, content}, or a text, which is one user message."""
+    prompt = row.get(key)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    try:
+        messages = with_opened_calls(read_messages(prompt))
+        if not any(str(message.get("content") or "").strip() for message in messages):
+            raise ValueError("there is not a word in it; there must be something to answer")
+    except ValueError as error:
+        raise BadField(key, f"{key!r}: {error}") from error
+    return messages
+
+
+def read_golds(row: Row, path: str) -> Any:
+    """A text, a number or a list of them; numbers and target as `countdown` wants them.
+
+    {"target": ["a", "b"]}               ["a", "b"], as Search-R1 writes it
+    {"target": 24, "numbers": [4, 6]}    {"numbers": [4, 6], "target": 24}, as TinyZero does
+    """
+    value = listed(found_at(row, path))
+    if isinstance(value, Mapping) and value.get("target") is not None:
+        if value.get("numbers") is not None:
+            return read_countdown(value["numbers"], value["target"], path)
+        value = listed(value["target"])
+    several = [listed(one) for one in (value if isinstance(value, list) else [value])]
+    if not several or not all(is_gold(one) for one in several):
+        raise BadField(
+            path,
+            f"{path!r} holds {shown(value)}; the right answer is a text, a number, a list of them, or "
+            "{target: one of these}. Take the row out, or say where its answer stands: answer_key=",
+        )
+    golds = [plain(one) for one in several]
+    return golds if isinstance(value, list) else golds[0]
+
+
+def is_gold(value: Any) -> bool:
+    if isinstance(value, float) and not math.isfinite(value):  # NaN is how pandas says nothing
+        return False
+    return bool(value.strip()) if isinstance(value, str) else isinstance(value, Number)
+
+
+def read_countdown(numbers: Any, target: Any, field: str) -> dict[str, Any]:
+    """{"numbers": [3, 7, 12], "target": 33}; csv has them as texts."""
+    value = plain(from_json(numbers))
+    several = [_whole(one) for one in value] if isinstance(value, list) else []
+    if not several or None in several:
+        raise BadField(field, f"{field!r} holds {shown(numbers)}, not a list of whole numbers")
+    goal = _whole(plain(target))
+    if goal is None:
+        raise BadField("target", f"'target' holds {shown(target)}, not a whole number")
+    return {"numbers": several, "target": goal}
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        number = float(value)
+        return (
+            int(value) if isinstance(value, str) else int(number) if number == int(number) else None
+        )
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def read_tools(row: Row) -> list[dict[str, Any]] | None:
+    """Schemas of the functions that may be called: a list, or JSON text of one; None without any."""
+    given = listed(from_json(row.get("tools"), "tools"))
+    if given is None or given == []:
+        return None
+    if isinstance(given, Mapping):
+        given = [given]
+    if not isinstance(given, list):
+        raise BadField("tools", f"'tools' holds {shown(given)}, not a list of function schemas")
+    return [_tool(plain(from_json(one, "tools")), number) for number, one in enumerate(given, 1)]
+
+
+def _tool(schema: Any, number: int) -> dict[str, Any]:
+    function = schema.get("function", schema) if isinstance(schema, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadField(
+            "tools",
+            f"'tools': tool {number} is {shown(schema)}; a schema is {{type: function, function: "
+            "{name, description, parameters}}",
+        )
+    return {"type": "function", "function": function}
+
+
+def with_opened_calls(messages: list[Message]) -> list[Message]:
+    """The same messages; arguments of calls that are JSON text are what they say.
+
+    Templates write arguments as JSON themselves, and a text would be quoted a second time.
+    """
+    return [
+        {**message, "tool_calls": _calls(message["tool_calls"], f"message {number}")}
+        if message.get("tool_calls")
+        else message
+        for number, message in enumerate(messages, 1)
+    ]
+
+
+def _calls(value: Any, where: str) -> list[dict[str, Any]]:
+    calls = listed(value)
+    if not isinstance(calls, list):
+        raise ValueError(f"{where}: `tool_calls` holds {shown(value)}, not a list of calls")
+    made: list[dict[str, Any]] = []
+    for call in map(plain, calls):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(
+                f"{where}: {shown(call)} is no call: it must be {{function: {{name, arguments}}}}"
+            )
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"{where}: `arguments` of the call to {function['name']!r} are not JSON: {error}"
+                ) from error
+        function = {**function, "arguments": arguments}
+        kept = {key: one for key, one in call.items() if key == "id"}
+        made.append({**kept, "type": "function", "function": function})
+    return made
+
+
+def from_json(value: Any, field: str = "") -> Any:
+    """What a JSON text says; anything else as it is. A text that is no JSON: BadField, or as it is."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        if not field:
+            return value
+        raise BadField(
+            field, f"{field!r} is not JSON: {error}; it begins {value[:40]!r}"
+        ) from error
+
+
+def first_of(row: Row, names: Sequence[str]) -> str | None:
+    """The first of these columns that the row fills."""
+    return next((name for name in names if row.get(name) is not None), None)

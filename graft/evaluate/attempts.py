@@ -1,0 +1,163 @@
+"""Attempts by number, each told of when it ends: what an evaluation samples.
+
+    todo   gsm:test:0 [0, 1, 2, 3]      none of its attempts is stored yet
+           gsm:test:1 [2]               all but one are
+
+Attempts at one task share its prompt. Nobody waits for anybody else: where enough attempts have ended,
+at whatever tasks, the next task begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from graft.evaluate.samples import Sample
+from graft.rewards.answers import last_answer
+from graft.rollout.episode import Growth, Setting
+from graft.rollout.failure import Failure
+from graft.rollout.path import Path
+from graft.types import Author, Status, Task
+
+Todo = tuple[Task, Sequence[int]]
+"""A task, and the numbers of the attempts to make."""
+
+
+class Attempts(Growth):
+    """An episode whose paths are numbered from outside: the number names their random draws."""
+
+    async def start(self, number: int) -> Path:
+        assert self._prompt is not None, "open() comes first"
+        env = await self.fresh_env()
+        path = Path(self, number, self._prompt.fork(self.key(number)), env, tip=0)
+        self.paths.append(path)
+        return path
+
+    async def sample(self, number: int) -> Sample:
+        """Make attempt `number`."""
+        started = time.perf_counter()
+        path = await self.start(number)
+        await path.finish()
+        return self._told(path, time.perf_counter() - started)
+
+    def failed(self, number: int, failure: Failure) -> Sample:
+        """The task could not be posed."""
+        task = self.episode.task
+        return Sample(
+            task=task.id,
+            seed=task.seed,
+            sample=number,
+            source=task.data_source or task.env,
+            text="",
+            answer="",
+            reward=0.0,
+            status=str(failure.status),
+            prompt_tokens=0,
+            tokens=0,
+            tool_calls=0,
+            seconds=0.0,
+            error=str(failure),
+        )
+
+    def _told(self, path: Path, seconds: float) -> Sample:
+        leaf, spans, task = path.leaf, self.episode.spans, self.episode.task
+        assert leaf is not None, "finish() comes first"
+        written = [
+            spans[i]
+            for tip in leaf.tips
+            for i in self.episode.walk(tip)
+            if spans[i].author is not Author.TASK
+        ]
+        said = [span for span in written if span.author is Author.POLICY]
+        is_done = leaf.status is Status.DONE
+        counted: int | None = getattr(path.context, "sampled", None)  # where a server counts tokens
+        return Sample(
+            task=task.id,
+            seed=task.seed,
+            sample=path.number,
+            source=task.data_source,
+            text="".join(span.text for span in written),
+            answer=last_answer(said[-1].text) if said and is_done else "",
+            reward=leaf.reward if leaf.status.is_trainable else 0.0,
+            status=str(leaf.status),
+            prompt_tokens=len(spans[0]),
+            tokens=sum(map(len, said)) if counted is None else counted,
+            tool_calls=int(leaf.metrics.get("tool_calls", 0)),
+            seconds=round(seconds, 3),
+            error=str(spans[leaf.tips[-1]].info.get("error", "")),
+        )
+
+
+async def attempt(
+    task: Task, numbers: Sequence[int], setting: Setting, on_sample: Callable[[Sample], None]
+) -> None:
+    """The attempts at one task; `on_sample` hears of each when it ends."""
+    growth = Attempts(task, setting)
+    async with growth:
+        try:
+            await growth.open()
+        except Failure as failure:
+            for number in numbers:
+                on_sample(growth.failed(number, failure))
+            return
+
+        async def one(number: int) -> None:
+            try:
+                sample = await growth.sample(number)
+            except Failure as failure:  # its environment could not be copied
+                sample = growth.failed(number, failure)
+            on_sample(sample)
+
+        async with asyncio.TaskGroup() as group:
+            for number in numbers:
+                group.create_task(one(number))
+
+
+def make_attempts(
+    todo: Iterable[Todo],
+    setting: Setting,
+    on_sample: Callable[[Sample], None],
+    *,
+    at_a_time: int = 256,
+) -> None:
+    """Make them all, `at_a_time` attempts or those at one task. What `on_sample` raises ends it."""
+
+    async def everyone() -> None:
+        free = asyncio.Semaphore(at_a_time)
+
+        async def one(task: Task, numbers: Sequence[int], places: int) -> None:
+            left = len(numbers)
+
+            def told(sample: Sample) -> None:
+                nonlocal left
+                left -= 1
+                if left < places:  # a task with more attempts than there are places has them all
+                    free.release()
+                on_sample(sample)
+
+            await attempt(task, numbers, setting, told)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task, numbers in todo:
+                    places = min(len(numbers), at_a_time)
+                    for _ in range(places):
+                        await free.acquire()
+                    group.create_task(one(task, numbers, places))
+        except* Exception as broken:  # the first cause is the one worth reading
+            raise _first(broken) from None
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(everyone())
+        return
+    with ThreadPoolExecutor(1) as pool:  # called from a notebook, whose own loop is running
+        pool.submit(lambda: asyncio.run(everyone())).result()
+
+
+def _first(broken: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = broken.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

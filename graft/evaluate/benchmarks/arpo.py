@@ -1,0 +1,184 @@
+"""ARPO's thirteen benchmarks: mathematics, questions over several documents, deep search.
+
+The rows that ARPO asks are samples of its own for most of them (the first 500 of GSM8K, 200 of
+HotpotQA, ...); where only a published file has these, the dataset of the hub is the larger set that
+they were drawn from, and `data=` takes the file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graft.evaluate.benchmarks.benchmark import SYSTEM, Benchmark
+
+
+def tool(name: str, max_uses: int, **options: Any) -> dict[str, Any]:
+    """A tool in ARPO's tags, with a limit of its own; the system prompt explains it."""
+    use = {"use": [{name: options}], "format": "arpo", "max_uses": max_uses, "instructions": ""}
+    return {"tools": use}
+
+
+PYTHON = tool("python", 5, timeout=120)
+SEARCH = tool("search", 10, topk=10, max_chars=1000, timeout=60)
+
+SAMPLED = (
+    "temperature 0.6, top-p 0.95, repetition penalty 1.1, 4,096 tokens between calls, at most 5 python "
+    "and 10 search calls, 1,500 s a question; five passes, pass@1 and pass@5"
+)
+MATHEMATICS = f"{SAMPLED}; python and snippets of a web search; graded by Qwen2.5-72B as a judge"
+KNOWLEDGE = f"{SAMPLED}; python and the snippets of 10 pages of a web search; word F1 of the box"
+DEEP_SEARCH = (
+    f"{SAMPLED}; python and a web search whose pages are read by a second model (up to 6,000 tokens); "
+    "graded by Qwen2.5-72B as a judge"
+)
+
+ARPO: tuple[Benchmark, ...] = (
+    Benchmark(
+        name="aime24",
+        title="AIME 2024",
+        hub="HuggingFaceH4/aime_2024",
+        split="train",
+        question_key="problem|question",
+        answer_key="answer",
+        reward="math_answer",
+        rows=30,
+        wrappers=(PYTHON, SYSTEM),
+        published=MATHEMATICS,
+    ),
+    Benchmark(
+        name="aime25",
+        title="AIME 2025",
+        hub="math-ai/aime25",
+        split="test",
+        question_key="problem|question",
+        answer_key="answer",
+        reward="math_answer",
+        rows=30,
+        wrappers=(PYTHON, SYSTEM),
+        published=MATHEMATICS,
+        unconfirmed="columns of the hub's file",
+    ),
+    Benchmark(
+        name="math500",
+        title="MATH-500",
+        hub="HuggingFaceH4/MATH-500",
+        split="test",
+        question_key="problem|question",
+        answer_key="answer",
+        reward="math_answer",
+        rows=500,
+        args={"source_key": "level"},
+        wrappers=(PYTHON, SYSTEM),
+        published=MATHEMATICS,
+    ),
+    Benchmark(
+        name="math",
+        title="MATH",
+        hub="DigitalLearningGmbH/MATH-lighteval",
+        split="test",
+        question_key="problem|question",
+        answer_key="answer|solution",
+        reward="math_answer",
+        hub_rows=5000,
+        part="data",
+        args={"source_key": "level"},
+        wrappers=(PYTHON, SYSTEM),
+        published=MATHEMATICS,
+        unconfirmed="how many rows ARPO asks; folders of the hub's dataset",
+    ),
+    Benchmark(
+        name="gsm8k",
+        title="GSM8K",
+        hub="openai/gsm8k",
+        split="test",
+        question_key="question|problem",
+        answer_key="answer",
+        reward="math_answer",
+        rows=500,
+        hub_rows=1319,
+        part="main",
+        wrappers=(PYTHON, SYSTEM),
+        published=MATHEMATICS,
+        unconfirmed="which 500 of the 1,319 rows are asked",
+    ),
+    *(
+        Benchmark(
+            name=name,
+            title=title,
+            hub="axon-rl/search-eval",
+            split=split,
+            question_key="question|problem",
+            answer_key="answer|golden_answers",
+            reward="f1",
+            rows=rows,
+            hub_rows=hub_rows,
+            wrappers=(PYTHON, SEARCH, SYSTEM),
+            published=KNOWLEDGE,
+            unconfirmed=unconfirmed,
+        )
+        for name, title, split, rows, hub_rows, unconfirmed in (
+            ("hotpotqa", "HotpotQA", "hotpotqa", 200, 512, "which 200 rows are asked"),
+            ("2wiki", "2WikiMultihopQA", "2wiki", 200, 512, "which 200 rows are asked"),
+            ("musique", "MuSiQue", "musique", 200, 512, "which 200 rows are asked"),
+            ("bamboogle", "Bamboogle", "bamboogle", 125, None, "rows of the hub's split"),
+        )
+    ),
+    Benchmark(
+        name="webwalker",
+        title="WebWalkerQA",
+        hub="callanwu/WebWalkerQA",
+        split="main",
+        question_key="question|Question",
+        answer_key="answer|Answer",
+        reward="judge",
+        rows=200,
+        hub_rows=680,
+        args={"source_key": "info.difficulty_level|Info.Difficulty_Level"},
+        wrappers=(PYTHON, SEARCH, SYSTEM),
+        published=DEEP_SEARCH,
+        unconfirmed="which 200 rows are asked; whether columns are capitalised (both are read)",
+    ),
+    Benchmark(
+        name="gaia",
+        title="GAIA",
+        hub="gaia-benchmark/GAIA",
+        split="validation",
+        question_key="Question|question",
+        answer_key="Final answer|answer",
+        reward="judge",
+        rows=103,
+        hub_rows=165,
+        part="2023/validation/metadata.parquet",
+        args={"source_key": "Level|level", "empty_key": "file_name"},
+        wrappers=(PYTHON, SEARCH, SYSTEM),
+        published=f"{DEEP_SEARCH}; questions that are text alone",
+        unconfirmed="which 103 of the rows without a file are asked",
+    ),
+    Benchmark(
+        name="hle",
+        title="Humanity's Last Exam",
+        hub="cais/hle",
+        split="test",
+        question_key="question|Question",
+        answer_key="answer",
+        reward="judge",
+        hub_rows=2500,
+        args={"source_key": "category", "empty_key": "image"},
+        wrappers=(PYTHON, SEARCH, SYSTEM),
+        published=DEEP_SEARCH,
+        unconfirmed="how many and which rows ARPO asks",
+    ),
+    Benchmark(
+        name="xbench",
+        title="xbench-DeepSearch",
+        hub="xbench/DeepSearch",
+        split="train",
+        question_key="prompt|question",
+        answer_key="answer",
+        reward="judge",
+        rows=100,
+        args={"cipher_key": "canary"},
+        wrappers=(PYTHON, SEARCH, SYSTEM),
+        published=DEEP_SEARCH,
+    ),
+)

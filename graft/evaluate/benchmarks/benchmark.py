@@ -1,0 +1,86 @@
+"""One benchmark: everything but the model that its score depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from graft.data.hub import locate
+from graft.evaluate.sets import TaskSet
+
+QUESTIONS = "graft.evaluate.benchmarks.questions:BenchmarkQuestions"
+SYSTEM = "graft.evaluate.benchmarks.prompt:SystemPrompt"
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """Rows, prompt, tools and scorer under one name.
+
+    BENCHMARKS["gsm8k"].task_set("data/gsm8k")     the split "test" of data/gsm8k/main
+    """
+
+    name: str
+    title: str
+    hub: str
+    """The dataset of the hub that its rows are in."""
+    split: str
+    question_key: str
+    """The column; names apart by | are tried in this order."""
+    answer_key: str
+    reward: str
+    """Who grades, as in task.reward; empty: the environment itself."""
+    published: str
+    """How the published numbers were measured."""
+    rows: int | None = None
+    """So many were published; None: not known."""
+    hub_rows: int | None = None
+    """So many are in the dataset of the hub, where that is another number."""
+    part: str = ""
+    """The file or folder in the dataset that is meant, where it has several."""
+    env: str = QUESTIONS
+    args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What else the environment is told."""
+    wrappers: Sequence[str | dict[str, Any]] = ()
+    unconfirmed: str = ""
+    """What nobody has looked up in the dataset itself."""
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the tools: ("python", "search")."""
+        found: list[str] = []
+        for wrapper in self.wrappers:
+            name, options = (
+                (wrapper, {}) if isinstance(wrapper, str) else next(iter(wrapper.items()))
+            )
+            if name == "tools":
+                found += (
+                    use if isinstance(use, str) else next(iter(use)) for use in options["use"]
+                )
+            elif "_tool" in name:
+                found.append(name.partition("_tool")[0])
+        return tuple(found)
+
+    def task_set(self, data: str | None = None) -> TaskSet:
+        """What `graft eval` asks; `data` is a file, a folder or a dataset in place of the hub's."""
+        where = self._part_of(data)
+        rows = {} if where is None else {"data": where}
+        if self.env == QUESTIONS:  # others know their rows themselves
+            rows |= {
+                "hub": self.hub,
+                "hub_split": self.split,
+                "question_key": self.question_key,
+                "answer_key": self.answer_key,
+            }
+        return TaskSet(
+            self.name, self.env, {**rows, **self.args}, self.wrappers, self.reward, is_whole=True
+        )
+
+    def _part_of(self, data: str | None) -> str | None:
+        """The file or folder that is meant in a copy of the whole dataset; else `data` as it is."""
+        if not self.part:
+            return data
+        root = locate(self.hub) if data is None else Path(data).expanduser()
+        is_here = root is not None and (root / self.part).exists()
+        return str(root / self.part) if root is not None and is_here else data

@@ -1,0 +1,69 @@
+"""The sets that GEM evaluates on: its `eval:` environments, with its tools and no pay for calls.
+
+gem-math500     eval:MATH500 and python_tool_no_int_reward
+eval:MATH500    the environment alone, inside whatever wrappers a recipe has
+"""
+
+from __future__ import annotations
+
+from graft.envs.dataset import DATASETS
+from graft.evaluate.benchmarks.benchmark import Benchmark
+
+SAMPLED = "temperature 0.6, top-p 0.95, mean over the attempts (avg@n)"
+BY_TOOL = {
+    "python_tool_no_int_reward": (
+        f"{SAMPLED}; with and without python, 5 calls; math grader on the box"
+    ),
+    "search_tool_no_int_reward": (
+        f"{SAMPLED}; with and without search over Wikipedia of 2018, 3 documents, 5 calls; exact match"
+    ),
+    "": f"{SAMPLED}; all tests of a problem must pass",
+}
+
+
+def benchmark(name: str, tool: str, rows: int | None, unconfirmed: str = "") -> Benchmark:
+    """The benchmark around eval:NAME."""
+    known = DATASETS[f"eval:{name}"].args
+    is_code, is_math = not tool, tool.startswith("python")
+    return Benchmark(
+        name=f"gem-{name.lower()}",
+        title=f"{name} as in GEM",
+        hub=known["hub"],
+        split=known["hub_split"],
+        question_key="problem" if is_code or is_math else "question",
+        answer_key="tests" if is_code else "answer",
+        reward="",
+        rows=rows,
+        env=f"eval:{name}",
+        wrappers=(tool,) if tool else (),
+        published=BY_TOOL[tool],
+        unconfirmed=unconfirmed,
+    )
+
+
+GEM: tuple[Benchmark, ...] = (
+    *(
+        benchmark(name, "python_tool_no_int_reward", rows)
+        for name, rows in {
+            "AIME24": 30,
+            "AMC": 83,
+            "MATH500": 500,
+            "Minerva": 272,
+            "OlympiadBench": 675,
+        }.items()
+    ),
+    *(
+        benchmark(name, "search_tool_no_int_reward", rows, unconfirmed)
+        for name, rows, unconfirmed in (
+            ("NaturalQuestions", 512, ""),
+            ("TriviaQA", 512, ""),
+            ("PopQA", 512, ""),
+            ("HotpotQA", 512, ""),
+            ("2Wiki", 512, ""),
+            ("Musique", 512, ""),
+            ("Bamboogle", 125, "the number of rows"),
+            ("QaOpen", 3610, "the number of rows"),
+        )
+    ),
+    benchmark("CodeContest", "", None, "the number of rows"),
+)

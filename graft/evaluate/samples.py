@@ -1,0 +1,143 @@
+"""Every attempt of a cell, in a file that only grows:
+
+    {"of": {"checkpoint": "rl-000020", "set": "gsm", ...}}
+    {"task": "gsm:test:0", "seed": 0, "sample": 0, "text": "...", "answer": "18", "reward": 1.0, ...}
+    {"task": "gsm:test:3", "seed": 3, "sample": 1, "text": "...", "answer": "5", "reward": 0.0, ...}
+
+A line is written when its attempt ends. After kill -9 the last one may be torn: it is dropped, and
+its attempt is made again, as are those that failed. Attempts are numbered and each number has its own
+random draws, so those that were killed come out as they would have, and eight attempts go on from
+four.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any
+
+from graft.types import Status
+
+
+class SamplesInUse(RuntimeError):
+    """Another process writes these samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One attempt at one task."""
+
+    task: str
+    seed: int
+    sample: int
+    """Its number among the attempts at this task, from 0."""
+    source: str
+    """The task's data_source."""
+    text: str
+    """Everything after the prompt, tools' answers included."""
+    answer: str
+    """The final answer in the policy's last words; "" of an attempt that did not come to its end."""
+    reward: float
+    """0 where the attempt failed."""
+    status: str
+    prompt_tokens: int
+    tokens: int
+    """Sampled ones."""
+    tool_calls: int
+    seconds: float
+    error: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Through no fault of the policy."""
+        return not Status(self.status).is_trainable
+
+    @property
+    def is_overlong(self) -> bool:
+        """Its prompt left no room for an answer."""
+        return self.status == Status.TRUNCATED and not self.tokens
+
+
+class SampleFile:
+    """The samples of one cell. `kept` has them without their texts, by task and number."""
+
+    def __init__(self, path: Path, of: Mapping[str, Any]) -> None:
+        self.path = path
+        self.kept: dict[tuple[str, int], Sample] = {}
+        self.unreadable = 0
+        """Lines in the middle that are no samples."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = path.open("a+b")
+        try:
+            self._take_lock()
+            self._read()
+            if self._file.tell() == 0:
+                self._write({"of": dict(of)})
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, sample: Sample) -> None:
+        """With the operating system when this returns: a killed process loses nothing."""
+        self._write(asdict(sample))
+        self.kept[sample.task, sample.sample] = replace(sample, text="")
+
+    def close(self) -> None:
+        """On the disk when this returns."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def _take_lock(self) -> None:
+        import fcntl  # the lock ends with its process, however that ends
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SamplesInUse(
+                f"another process is writing {self.path}; wait for it, or give --name another name"
+            ) from error
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        whole = 0
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                break  # torn: its writer was killed
+            whole += len(line)
+            if (sample := read_sample(line)) is not None:
+                self.kept[sample.task, sample.sample] = replace(sample, text="")
+            elif b'"of"' not in line[:8]:
+                self.unreadable += 1
+        self._file.truncate(whole)
+        self._file.seek(whole)
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        line = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        self._file.write(line.encode("utf-8", "replace") + b"\n")
+        self._file.flush()
+
+
+def read_sample(line: bytes | str) -> Sample | None:
+    """A line of a sample file; None for its head, and for what cannot be read."""
+    try:
+        values = json.loads(line)
+        sample = Sample(**{field.name: values[field.name] for field in fields(Sample)})
+        Status(sample.status)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return sample
+
+
+def file_name(checkpoint: str, label: str, depends_on: Mapping[str, Any]) -> str:
+    """Readable, and another one for other settings: "rl-000020.gsm.0f3a91c2d4e5b6a7.jsonl"."""
+    known = json.dumps(depends_on, sort_keys=True, default=str)
+    digest = blake2b(f"{checkpoint}/{label}/{known}".encode(), digest_size=8).hexdigest()
+    readable = f"{checkpoint}.{label}"[:80]
+    letters = "".join(c if c.isalnum() or c in "-_." else "_" for c in readable)
+    return f"{letters}.{digest}.jsonl"

@@ -1,0 +1,408 @@
+"""A checkpoint as a folder for everybody else: sharded weights, configs, tokenizer, model card.
+
+    runs/quick/checkpoints/rl-000040  ->  quick-hf/  config.json  generation_config.json
+                                                     model.safetensors, or shards and their index
+                                                     tokenizer.json  chat_template.jinja  README.md
+
+Weights pass through one shard at a time. The folder is written aside, as `.quick-hf.partial`, and
+renamed when it is whole: under its own name it is complete or absent.
+
+Adapters trained by LoRA lie below weights that they are already part of, and those are exported. A
+folder with adapters alone is merged with its base on the way: W0 + (alpha / r) B A.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graft.models.extra import ACTIONS, ROWS
+from graft.models.gguf import load_gguf
+from graft.models.load import (
+    INDEX,
+    WEIGHTS,
+    ModelFileError,
+    Stored,
+    open_model,
+    open_tensors,
+    read_json,
+    read_tensor,
+)
+from graft.models.lora import ADAPTER, ADAPTER_CONFIG, PREFIX
+from graft.models.names import hf_names
+from graft.models.save import SHARD_BYTES, save_configs, sync_folder, write_weights
+from graft.models.shape import Shape, UnsupportedModel
+from graft.text.chat import Chat, TemplateRewrites
+from graft.text.template import TemplateError
+from graft.text.tokenizer import Tokenizer
+
+CARD = "README.md"
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
+"""What of a base model's generation config is kept beside the ids. Penalties would change even greedy
+text, and a policy that was trained without them is not itself with them."""
+
+
+class ExportError(RuntimeError):
+    """Nothing was exported; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Low-rank changes of some weights, by Hugging Face's tensor names: (A [r, in], B [out, r])."""
+
+    pairs: Mapping[str, tuple[Tensor, Tensor]]
+    scale: float
+    origin: str
+
+    def check(self, sizes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise unless every change is one of a weight of its size."""
+        for name, (down, up) in self.pairs.items():
+            if name not in sizes:
+                raise ModelFileError(
+                    f"{self.origin} changes {name}, which the base model does not have; pass the "
+                    f"base it was trained on"
+                )
+            if down.shape[0] != up.shape[1] or (up.shape[0], down.shape[1]) != sizes[name]:
+                raise ModelFileError(
+                    f"{self.origin}: the change of {name} is {list(up.shape)} x {list(down.shape)}, "
+                    f"and the base's weight is {list(sizes[name])}; pass the base it was trained on"
+                )
+
+    def merge(self, name: str, weight: Tensor) -> Tensor:
+        """W0 + s B A in fp32, where there is a change; else the weight as it is."""
+        if name not in self.pairs:
+            return weight
+        down, up = self.pairs[name]
+        return torch.addmm(weight.float(), up.float(), down.float(), alpha=self.scale)
+
+
+@contextmanager
+def open_source(path: Path, base: Path | None = None) -> Iterator[Stored]:
+    """A checkpoint, a Hugging Face folder, a .gguf file, or a folder of adapters and their base."""
+    if path.suffix == ".gguf" and path.is_file():
+        decoder = load_gguf(path)
+        tensors = hf_names(decoder)
+        sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        yield Stored(decoder.shape, sizes, tensors.__getitem__, decoder.dtype, f"'{path}'")
+    elif (path / ADAPTER_CONFIG).exists() and not has_weights(path):
+        adapter = read_adapter(path)
+        with open_model(base or _named_base(path)) as stored:
+            adapter.check(stored.sizes)
+            yield replace(stored, read=lambda name: adapter.merge(name, stored.read(name)))
+    else:
+        with open_model(path) as stored:
+            yield stored
+
+
+def has_weights(folder: Path) -> bool:
+    return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
+
+
+def _named_base(folder: Path) -> Path:
+    named = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or ""
+    if not named or not Path(named).is_dir():
+        raise ModelFileError(
+            f"'{folder}' holds adapters without weights, and the base they name, {named!r}, is not "
+            f"here; pass --base, the folder of the model they were trained on"
+        )
+    return Path(named)
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The adapters of a PEFT folder; forms of LoRA that are more than W0 + s B A are refused."""
+    config = read_json(folder / ADAPTER_CONFIG)
+    file = folder / ADAPTER
+    if not file.exists():
+        raise ModelFileError(f"'{folder}' has {ADAPTER_CONFIG} but no {ADAPTER}; copy it there")
+    tensors: dict[str, Tensor] = {}
+    with open_tensors(file) as stored:
+        for name in stored.keys():  # noqa: SIM118  # no mapping: it has no other way to ask
+            tensors[name] = read_tensor(stored, name, folder)
+    return make_adapter(tensors, config, f"'{file}'")
+
+
+def make_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], origin: str) -> Adapter:
+    """From PEFT's tensor names and config.
+
+    "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight" and its lora_B are the change of
+    "model.layers.0.mlp.up_proj.weight".
+    """
+    for entry in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out"):
+        if config.get(entry):
+            raise UnsupportedModel(f"{origin}: {entry}={config[entry]!r} is not merged here")
+    if config.get("bias", "none") != "none":
+        raise UnsupportedModel(f"{origin}: bias={config['bias']!r} is not merged here")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise ModelFileError(
+            f"{origin}: r={rank!r}, lora_alpha={alpha!r}: without both as numbers nobody can say "
+            f"how much the adapters add"
+        )
+    halves: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        plain = name.removeprefix(PREFIX).replace(".default.weight", ".weight")
+        module, found, half = plain.removesuffix(".weight").rpartition(".lora_")
+        if not found or half not in ("A", "B") or tensor.ndim != 2:
+            raise UnsupportedModel(f"{origin}: {name} is no adapter's A or B, so it is not merged")
+        if tensor.shape[half == "B"] != rank:
+            raise ModelFileError(
+                f"{origin}: {name} is {list(tensor.shape)}, and the config says r={rank}"
+            )
+        halves.setdefault(f"{module}.weight", {})[half] = tensor
+    if alone := [name for name, pair in halves.items() if len(pair) != 2]:
+        raise ModelFileError(f"{origin} has only one of A and B for {alone[0]}; it is not whole")
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return Adapter({name: (p["A"], p["B"]) for name, p in halves.items()}, scale, origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    dtype: torch.dtype | None
+    """None: adapters alone, as they were."""
+    files: list[str]
+    num_bytes: int
+    notes: list[str]
+
+
+def export_model(
+    stored: Stored,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    source: Path | None = None,
+    card: Callable[[torch.dtype, Sequence[str]], str],
+    force: bool = False,
+) -> Exported:
+    """Write `folder`, which transformers and graft open.
+
+    source   the folder the model came from: what its configs say beyond the shape is kept, and its
+             actions beyond the vocabulary come along
+    card     the model card's text, from the dtype and the notes
+    """
+    stored.check()
+    check_fits(stored.shape, tokenizer)
+    dtype = dtype or stored.dtype
+    notes: list[str] = []
+    is_folder = source is not None and (source / "config.json").exists()
+    given = _generation_config(source) if source is not None and is_folder else {}
+    special, generation = generation_config(tokenizer, given, notes)
+    actions = None if source is None else source / ACTIONS
+    if actions is not None and not actions.exists():
+        actions = None
+    num_bytes = sum(map(math.prod, stored.sizes.values())) * dtype.itemsize
+    with appear_at_once(folder, num_bytes, force=force, keep=source) as aside:
+        write_weights(stored.sizes, stored.read, aside, dtype=dtype, shard_bytes=shard_bytes)
+        base = source if is_folder else None
+        save_configs(stored.shape, aside, dtype, special, generation, base)
+        tokenizer.save(aside)
+        if actions is not None:
+            notes.append(_carry_actions(actions, aside, stored.shape))
+        _write_card(aside, card(dtype, notes))
+    return _exported(folder, dtype, notes)
+
+
+def export_adapter(
+    source: Path,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    card: Callable[[Sequence[str]], str],
+    force: bool = False,
+) -> Exported:
+    """Write the adapters of a LoRA checkpoint alone, as PEFT reads them."""
+    places = [source, *(file.parent for file in source.glob(f"*/{ADAPTER_CONFIG}"))]
+    place = next((place for place in places if (place / ADAPTER_CONFIG).exists()), None)
+    if place is None:
+        raise ModelFileError(
+            f"'{source}' has no {ADAPTER_CONFIG}: it was trained without adapters (lora.rank=0); "
+            f"leave --adapter out to export its weights"
+        )
+    read_adapter(place)  # whole, or it says what is missing
+    files = {name: place / name for name in (ADAPTER_CONFIG, ADAPTER)}
+    notes: list[str] = []
+    if (source / ACTIONS).exists():
+        own = place / ACTIONS  # trained in full beside the adapters, and kept there in fp32
+        files[ACTIONS] = own if own.exists() else source / ACTIONS
+        files["actions.json"] = source / "actions.json"
+        notes.append(
+            f"`{ACTIONS}` holds head rows of actions beyond the vocabulary; PEFT and transformers "
+            f"take no notice of it."
+        )
+    num_bytes = files[ADAPTER].stat().st_size
+    with appear_at_once(folder, num_bytes, force=force, keep=source) as aside:
+        for name, file in files.items():
+            if file.exists():
+                shutil.copyfile(file, aside / name)
+        tokenizer.save(aside)
+        _write_card(aside, card(notes))
+    return _exported(folder, None, notes)
+
+
+def _write_card(folder: Path, text: str) -> None:
+    card = folder / CARD
+    card.write_text(text, encoding="utf-8")
+    for file in folder.glob("*.safetensors"):  # written for their owner alone; this is for others
+        file.chmod(card.stat().st_mode)
+
+
+def _exported(folder: Path, dtype: torch.dtype | None, notes: list[str]) -> Exported:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    total = sum(file.stat().st_size for file in files)
+    return Exported(folder, dtype, [str(f.relative_to(folder)) for f in files], total, notes)
+
+
+def check_fits(shape: Shape, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size > shape.vocab_size:
+        raise ModelFileError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model only "
+            f"{shape.vocab_size}: they do not belong together"
+        )
+
+
+def _carry_actions(file: Path, folder: Path, shape: Shape) -> str:
+    """Copy the rows of actions beyond the vocabulary; the sentence says what becomes of them."""
+    with open_tensors(file) as stored:
+        sizes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
+    if list(sizes) != [ROWS] or len(sizes[ROWS]) != 2 or sizes[ROWS][1] != shape.width:
+        raise ModelFileError(
+            f"'{file}' holds {sizes}, not {ROWS!r} of a model that is {shape.width} wide; it is of "
+            f"another model: remove it to export the plain one"
+        )
+    shutil.copyfile(file, folder / ACTIONS)
+    names = file.with_name("actions.json")
+    if names.exists():
+        shutil.copyfile(names, folder / names.name)
+    return (
+        f"This model was trained with {sizes[ROWS][0]} actions beyond the vocabulary "
+        f"(`{ACTIONS}`). transformers ignores them and finds the plain language model, which calls "
+        f"no tool by them; graft reads them with the recipe's `actions.file`."
+    )
+
+
+def _generation_config(source: Path) -> dict[str, Any]:
+    file = source / "generation_config.json"
+    return read_json(file) if file.exists() else {}
+
+
+def generation_config(
+    tokenizer: Tokenizer, given: Mapping[str, Any], notes: list[str]
+) -> tuple[dict[str, int | Sequence[int]], dict[str, Any]]:
+    """(ids for config.json, the generation config): whatever ends a turn is an eos id.
+
+    With ChatML's template and eos "<|endoftext|>" (id 0, "<|im_end|>" is 2): eos_token_id [0, 2].
+    """
+    before = given.get("eos_token_id")
+    before = [before] if isinstance(before, int) else list(before or [])
+    ends = [tokenizer.eos_id, *_turn_ends(tokenizer, notes), *before]
+    ends = list(dict.fromkeys(index for index in ends if index is not None))
+    special: dict[str, int | Sequence[int]] = {}
+    if ends:
+        special["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    if tokenizer.pad_id is not None:
+        special["pad_token_id"] = tokenizer.pad_id
+    if tokenizer.bos_id is not None:
+        special["bos_token_id"] = tokenizer.bos_id
+    kept = {name: given[name] for name in SAMPLING if name in given}
+    known = {*SAMPLING, "eos_token_id", "pad_token_id", "bos_token_id", "transformers_version"}
+    known |= {"_from_model_config"}
+    if dropped := {name: value for name, value in given.items() if name not in known}:
+        listed = ", ".join(f"{name}={value}" for name, value in dropped.items())
+        notes.append(
+            f"Left out of the base's generation config, since the policy was trained without: "
+            f"{listed}."
+        )
+    return special, {**special, **kept}
+
+
+def _turn_ends(tokenizer: Tokenizer, notes: list[str]) -> Sequence[int]:
+    if tokenizer.chat_template is None:
+        return ()
+    try:
+        chat = Chat(tokenizer)
+    except (TemplateError, TemplateRewrites) as error:
+        notes.append(f"The chat template's end of a turn could not be found: {error}")
+        return ()
+    if chat.end_text and not chat.end_ids:
+        notes.append(
+            f"A turn ends with the text {chat.end_text!r}, for which the tokenizer has no token: "
+            f"pass it to generate() as stop_strings."
+        )
+    return sorted(chat.end_ids)
+
+
+@contextmanager
+def appear_at_once(
+    folder: Path, num_bytes: int, *, force: bool, keep: Path | None = None
+) -> Iterator[Path]:
+    """A fresh folder to write into; renamed to `folder` at the end, or gone if that is not reached.
+
+    num_bytes   about how much will be written; refused at once where there is no room for it
+    keep        must survive, and so may not lie in what is replaced
+    """
+    folder = folder.resolve()
+    aside = folder.with_name(f".{folder.name}.partial")
+    old = folder.with_name(f".{folder.name}.replaced")
+    _refuse_to_overwrite(folder, force, keep)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        _refuse_without_room(folder.parent, num_bytes)
+        aside.mkdir()
+        yield aside
+        sync_folder(aside)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+        aside.rename(folder)
+        sync_folder(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise ExportError(
+            f"cannot write '{folder}' ({error}); {_free(folder.parent):,.0f} MB are free there, "
+            f"about {num_bytes / 1e6:,.0f} MB are needed. Nothing was left behind: make room, or "
+            f"give another --out"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if old.exists() and not folder.exists():  # the second rename failed: as it was before
+            old.rename(folder)
+
+
+def _refuse_to_overwrite(folder: Path, force: bool, keep: Path | None) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ExportError(f"'{folder}' is a file; give --out the name of a new folder")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not force:
+        raise ExportError(
+            f"'{folder}' exists and is not empty; give another --out, or --force to replace it"
+        )
+    if keep is not None and keep.resolve().is_relative_to(folder):
+        raise ExportError(f"'{folder}' holds what is exported; give another --out")
+    if not any((folder / name).exists() for name in ("config.json", ADAPTER_CONFIG)):
+        raise ExportError(
+            f"'{folder}' is not a model's folder, so --force does not replace it; remove it "
+            f"yourself, or give another --out"
+        )
+
+
+def _refuse_without_room(folder: Path, num_bytes: int) -> None:
+    if num_bytes > shutil.disk_usage(folder).free:
+        raise OSError("no space left for it")
+
+
+def _free(folder: Path) -> float:
+    return shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0.0

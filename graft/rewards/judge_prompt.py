@@ -1,0 +1,73 @@
+"""What a judge is asked, from a text file with three places to fill in:
+
+    Question: {question}
+    Accepted, one a line: {truth}
+    To be graded: {prediction}
+    Say Correct or Incorrect.
+
+The places are filled in one pass, so a prediction that writes "{truth}" itself stays as it is. Other
+braces mean nothing: a prompt may show JSON or \\boxed{}.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+BUNDLED = Path(__file__).parent / "prompts"
+PLACES = ("question", "truth", "prediction")
+MAX_CHARS = 4000  # of a question and of an answer: the end of a longer one is shown
+MAX_FILE = 2**20  # bytes
+
+_PLACE = re.compile(r"\{(" + "|".join(PLACES) + r")\}")
+_NAME = re.compile(r"\{(\w+)\}")
+
+
+class JudgePrompt:
+    """A checked prompt: `JudgePrompt("correct")` is bundled, any other name is a file's path."""
+
+    def __init__(self, name: str | Path = "correct") -> None:
+        self.name = str(name)
+        self.text = _read(self.name)
+        lacking = [f"{{{place}}}" for place in PLACES if f"{{{place}}}" not in self.text]
+        if lacking:
+            has = ", ".join(dict.fromkeys(_NAME.findall(self.text))) or "none"
+            raise ValueError(
+                f"judge prompt {self.name!r} has no {', '.join(lacking)} (names in braces that it has: "
+                f"{has}); write {{question}}, {{truth}} and {{prediction}} where they are to stand"
+            )
+        if "correct" not in self.text.lower():
+            raise ValueError(
+                f"judge prompt {self.name!r} does not ask for a verdict that can be read; let it ask for "
+                "one word, Correct or Incorrect"
+            )
+
+    def fill(self, question: str, golds: Sequence[str], prediction: str) -> str:
+        """The prompt about one prediction."""
+        shown = {
+            "question": question[-MAX_CHARS:] or "(not given)",
+            "truth": "\n".join(golds),
+            "prediction": prediction[-MAX_CHARS:],
+        }
+        return _PLACE.sub(lambda place: shown[place[1]], self.text)
+
+
+def _read(name: str) -> str:
+    bundled = sorted(file.stem for file in BUNDLED.glob("*.txt"))
+    file = BUNDLED / f"{name}.txt" if name in bundled else Path(name).expanduser()
+    try:
+        if file.stat().st_size > MAX_FILE:
+            raise ValueError(
+                f"judge prompt {name!r} has more than {MAX_FILE} bytes: is it a prompt?"
+            )
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(
+            f"judge prompt {name!r} is neither bundled ({', '.join(bundled)}) nor a file that can be "
+            f"read: {error.strerror or error}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"judge prompt {name!r} is not UTF-8 (byte {error.start}); save it as UTF-8"
+        ) from error

@@ -1,0 +1,214 @@
+"""Recorded rows as episodes: who wrote which token, and so what is learned.
+
+A row is a prompt and what was said after it, span by span, or a chat, where a whole attempt may stand
+in one assistant text. Either becomes the episode that a rollout would have been:
+
+    {"messages": [{"role": "user", "content": "2+3="}],
+     "spans": [{"author": "policy", "text": "[2+3]"}, {"author": "env", "text": "5;"},
+               {"author": "policy", "text": "5"}]}                     trained  [2+3]  5<eos>
+
+    {"messages": [{"role": "user", "content": "Who?"},
+                  {"role": "assistant", "content": "<search>x</search><result>A</result>A"}]}
+                                  with the marks <result> and </result>         <search>x</search>  A<eos>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, cast
+
+from graft.data.schemas import ChatRow
+from graft.rollout.demonstrate import INLINE, Said, attempt, decided, spoken
+from graft.rollout.spelled import Marks, Speller
+from graft.text.chat import Chat, Piece, Tools
+from graft.text.marks import between, inside
+from graft.types import Author, Called, Episode, Leaf, Message, Span, Task
+
+ROLES = (INLINE, "user", "tool")
+
+
+def example(
+    task: Task,
+    row: ChatRow,
+    chat: Chat,
+    marks: Marks | None = None,
+    speller: Speller | None = None,
+    prefill: str = "",
+) -> Episode:
+    """The episode of a row. `marks` enclose results in an assistant's text; `speller` knows actions."""
+    if row.spans is None:
+        return conversation(task, row.messages, chat, row.tools, marks, speller)
+    entries = read_entries(row.spans, speller)
+    actions = None if speller is None else speller.actions
+    return attempt(task, row.messages, entries, chat, actions, prefill, row.tools)
+
+
+def read_entries(spans: Any, speller: Speller | None = None) -> list[Said]:
+    """The entries of a row's `spans`, which say who wrote what after the prompt.
+
+        {"author": "policy", "text": "[2+3]"}                  what the model is to say
+        {"author": "env", "text": "5;"}                        inside the turn that it answers, or
+        {"author": "env", "text": "Wrong.", "role": "user"}    as a message of its own
+        {"author": "policy", "call": {"tool": "compare", "arguments": ["A", "B"]}}
+
+    A turn is over where a message or nothing follows, and goes on before more of the policy's words
+    or an answer inside it; "end" (true or false) says otherwise, as of an attempt that was cut.
+    A call may have its "text" beside it, for runs without actions; its answer is written without the
+    words around it. With a `speller` calls are also found in the policy's text.
+    """
+    if not isinstance(spans, Sequence) or isinstance(spans, str) or not spans:
+        raise ValueError(f"`spans` holds {spans!r:.60}, not a list of {{author, text}}")
+    if not any(isinstance(s, Mapping) and s.get("author") == Author.POLICY for s in spans):
+        raise ValueError("no span of author 'policy', so there is nothing to learn")
+    entries: list[Said] = []
+    for number, span in enumerate(spans):
+        read = _entry(span, spans[number + 1 : number + 2], number + 1, speller is not None)
+        if speller is None or read.author is not Author.POLICY or isinstance(read.text, Called):
+            entries.append(read)
+        else:
+            entries += _spelled(read, spans[number + 1 : number + 2], speller)
+    return entries
+
+
+def _entry(span: Any, following: Sequence[Any], number: int, has_actions: bool) -> Said:
+    where = f"span {number}"
+    if not isinstance(span, Mapping):
+        raise ValueError(f"{where} is {span!r:.60}; a span is {{author, text}}")
+    author, call = span.get("author"), span.get("call")
+    text, role = span.get("text"), span.get("role") or INLINE
+    if author not in (Author.POLICY, Author.ENV):
+        raise ValueError(f"{where}: author {author!r} is neither 'policy' nor 'env'")
+    if role not in ROLES:
+        raise ValueError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
+    if call is not None and has_actions:
+        text = _called(call, text, where)
+    elif call is not None and text is None:
+        raise ValueError(
+            f"{where} is a call made by actions, and the run has none; give actions.file, or the "
+            "words of the call as `text`"
+        )
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: `text` holds {text!r:.60}, not text")
+    ends = span.get("end")
+    if ends is None:
+        ends = not any(_goes_on(other) for other in following)
+    return Said(Author(author), text, role, bool(ends))
+
+
+def _goes_on(following: Any) -> bool:
+    """Whether a turn is not over before this span."""
+    if not isinstance(following, Mapping):
+        return False
+    return following.get("author") == Author.POLICY or (following.get("role") or INLINE) == INLINE
+
+
+def _called(call: Any, text: Any, where: str) -> Called:
+    tool = call.get("tool") if isinstance(call, Mapping) else None
+    arguments = call.get("arguments") if isinstance(call, Mapping) else None
+    is_list = isinstance(arguments, Sequence) and not isinstance(arguments, str)
+    if not isinstance(tool, str) or not is_list:
+        raise ValueError(
+            f"{where}: `call` holds {call!r:.80}; a call is {{tool, arguments: [text, ...]}}"
+        )
+    said = cast(Sequence[Any], arguments)
+    return Called(text if isinstance(text, str) else "", tool, [str(one) for one in said])
+
+
+def _spelled(said: Said, following: Sequence[Any], speller: Speller) -> list[Said]:
+    """The words and calls of one text; its last part ends as the whole does."""
+    parts = speller.parts(said.text, is_answered=any(_goes_on(other) for other in following))
+    if not parts:
+        return [said]
+    found = [
+        Said(Author.ENV, part.text)
+        if part.is_answer
+        else Said(Author.POLICY, part.text, ends=False, call=part.call)
+        for part in parts
+    ]
+    if not said.ends:
+        return found
+    if found[-1].call is None and found[-1].author is Author.POLICY:
+        return [*found[:-1], found[-1]._replace(ends=True)]
+    return [*found, Said(Author.POLICY, "", ends=True)]
+
+
+def conversation(
+    task: Task,
+    messages: Sequence[Message],
+    chat: Chat,
+    tools: Tools | None = None,
+    marks: Marks | None = None,
+    speller: Speller | None = None,
+) -> Episode:
+    """The episode of a recorded chat: assistant tokens are trained, everything else is context.
+
+    What stands between `marks` in an assistant's text is the environment's; the text is encoded as a
+    whole and cut between tokens. With a `speller` its calls become decisions.
+    """
+    pieces = chat.pieces(list(messages), tools)
+    if sum(piece.is_trained for piece in pieces) > 1:
+        chat.check_conversation(messages, pieces, tools)
+    episode = Episode(replace(task, prompt=tuple(messages)))
+    tip: int | None = None
+    for piece in pieces:
+        if not piece.tokens:
+            continue
+        if tip is None or not piece.is_trained:
+            author = Author.TASK if tip is None else Author.ENV
+            tip = episode.append(Span(tip, author, piece.tokens, text=piece.text))
+            continue
+        if speller is not None:
+            spans = _spoken_spans(piece.text, chat, speller)
+        else:
+            spans = _unmarked_spans(piece, chat, marks)
+        for span in spans:
+            span.parent = tip
+            tip = episode.append(span)
+    if tip is not None:
+        episode.leaves.append(Leaf((tip,), reward=1.0))
+    return episode
+
+
+def _unmarked_spans(piece: Piece, chat: Chat, marks: Marks | None) -> list[Span]:
+    """An assistant's turn, cut where a result begins or ends; the tokens stay as they are."""
+    intervals = [] if marks is None else between(piece.text, *marks)
+    if not intervals:
+        return [decided(-1, spoken(piece.tokens), piece.text)]
+    tokens, offsets = chat.tokenizer.encode_with_offsets(piece.text)
+    spans: list[Span] = []
+    for is_result, some in groupby(
+        zip(tokens, inside(offsets, intervals), strict=True), key=lambda pair: pair[1]
+    ):
+        ids = [token for token, _ in some]
+        text = chat.tokenizer.decode(ids)
+        spans.append(
+            Span(-1, Author.ENV, ids, text=text) if is_result else decided(-1, spoken(ids), text)
+        )
+    return spans
+
+
+def _spoken_spans(text: str, chat: Chat, speller: Speller) -> list[Span]:
+    """An assistant's turn as words, calls and their answers, each encoded as a rollout would."""
+    spans: list[Span] = []
+    for part in speller.parts(text):
+        if part.is_answer:
+            ids = chat.tokenizer.encode_plain(part.text)
+            spans.append(Span(-1, Author.ENV, ids, text=part.text))
+        else:
+            words = part.call or spoken(chat.tokenizer.encode(part.text), speller.actions)
+            spans.append(decided(-1, words, part.text))
+    return spans
+
+
+def shortened(episode: Episode, limit: int) -> Episode:
+    """The first `limit` tokens of an example of one attempt."""
+    kept: list[Span] = []
+    for span in episode.spans:
+        room = limit - sum(map(len, kept))
+        if room <= 0:
+            break
+        lists = {name: getattr(span, name)[:room] for name in Span.PER_TOKEN}
+        kept.append(span if len(span) <= room else replace(span, **lists))
+    return Episode(episode.task, kept, [replace(episode.leaves[0], tips=(len(kept) - 1,))])

@@ -1,0 +1,147 @@
+"""What was written after a prompt, as plain data that supervised steps read back.
+
+A teacher's game, or an attempt of a model, in the very pieces that a rollout has:
+
+    [(policy, "[34*5]"), (env, "170;"), (policy, "170")]
+
+    {"messages": [{"role": "user", "content": "34*5="}],
+     "spans": [{"author": "policy", "text": "[34*5]"},
+               {"author": "env", "text": "170;"},
+               {"author": "policy", "text": "170"}]}
+
+`messages` is the prompt alone. What the environment says stands inside the policy's turn, or with a
+"role" as a message of its own. A turn of the policy is over where a message or nothing follows it;
+"end" is written only where that is not so. `graft.rollout.examples.read_entries` reads all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graft.actions.actions import Actions
+from graft.rollout.demonstrate import INLINE
+from graft.text.chat import Chat
+from graft.types import Author, Called, Finish, Leaf, Message, Span, Trajectory
+
+Row = dict[str, Any]
+HALF = "\ufffd"
+"""What stands in a text where tokens are no character: a model of bytes may stop within one."""
+
+
+class CannotBeWritten(ValueError):
+    """An attempt whose tokens no text stands for; the text says why."""
+
+
+def spans_of_trace(
+    trace: Sequence[tuple[Author, str]], observe_as: str, stop: tuple[str, ...]
+) -> list[Row]:
+    """The spans of a demonstration in an environment that observes and stops so."""
+    spans: list[Row] = []
+    for number, (author, text) in enumerate(trace):
+        if author is Author.ENV:
+            spans.append(_env_span(text, observe_as))
+            continue
+        goes_on = any(other is Author.POLICY for other, _ in trace[number + 1 : number + 2])
+        is_call = observe_as == INLINE and text.endswith(stop)
+        is_made = isinstance(text, Called)
+        call = {"tool": text.tool, "arguments": [*text.arguments]} if is_made else None
+        spans.append(_policy_span(text, ends=not (is_call or is_made or goes_on), call=call))
+    return _without_the_obvious(spans)
+
+
+def spans_of_attempt(row: Trajectory, chat: Chat, actions: Actions | None = None) -> list[Row]:
+    """The spans of what a model did in one context, without its prompt."""
+    spans: list[Row] = []
+    tool: str | None = None  # whom the policy has just called by actions
+    is_closed = False
+    for span in row.spans:
+        if span.author is Author.TASK:
+            continue
+        if span.author is Author.ENV:
+            spans.append(_heard(span, chat, is_closed, actions, tool))
+            tool = None
+            continue
+        is_closed = chat.is_closed(span.tokens)
+        if HALF in span.text:
+            raise CannotBeWritten("it has part of a character, which is no text")
+        if actions is not None and span.info.get("finish") == Finish.EXIT:
+            words, call, tool = _call_in(span, chat, actions)
+            spans += [_policy_span(words, ends=False)] if words else []
+            spans.append(call)
+        else:
+            ended = is_closed or span.tokens[-1:] == [chat.tokenizer.eos_id]
+            spans.append(_policy_span(span.text, ends=ended))
+    return _without_the_obvious(spans)
+
+
+def prompt_of_context(row: Trajectory) -> list[Message]:
+    """What a context begins with: the task's prompt, or what a wrapper wrote in its place."""
+    if row.context == 0:
+        return list(row.task.prompt)
+    return [{"role": "user", "content": row.spans[0].text}]
+
+
+def outcome_of(rows: Sequence[Trajectory], leaf: Leaf) -> dict[str, Any]:
+    """How an attempt went; `length` counts the tokens that the policy has sampled."""
+    said = {id(span): span for row in rows for span in row.spans if span.author is Author.POLICY}
+    return {
+        "reward": leaf.reward,
+        "turns": int(leaf.metrics.get("turns", 0)),
+        "tool_calls": int(leaf.metrics.get("tool_calls", 0)),
+        "length": sum(map(len, said.values())),
+        "status": str(leaf.status),
+    }
+
+
+def _env_span(text: str, role: str) -> Row:
+    return {"author": "env", "text": str(text)} | ({} if role == INLINE else {"role": role})
+
+
+def _policy_span(text: str, ends: bool, call: Mapping[str, Any] | None = None) -> Row:
+    said = {"author": "policy", "text": str(text), "end": ends}
+    return said if call is None else said | {"call": call}
+
+
+def _without_the_obvious(spans: list[Row]) -> list[Row]:
+    """ "end" only where a reader would guess wrong."""
+    for number, span in enumerate(spans):
+        following = spans[number + 1 : number + 2]
+        goes_on = any(one["author"] == "policy" or "role" not in one for one in following)
+        if span["author"] == "policy" and span["end"] is not goes_on:
+            del span["end"]
+    return spans
+
+
+def _heard(
+    span: Span, chat: Chat, is_closed: bool, actions: Actions | None, tool: str | None
+) -> Row:
+    """What the environment said, in the role that gives the very tokens of the rollout."""
+    if span.tokens == chat.tokenizer.encode_plain(span.text):
+        return _env_span(_bare(span.text, actions, tool), INLINE)
+    for role in ("user", "tool"):
+        if span.tokens == chat.extend([{"role": role, "content": span.text}], closed=is_closed):
+            return _env_span(span.text, role)
+    return _env_span(span.text, "tool")  # several calls were answered at once: here in one message
+
+
+def _bare(text: str, actions: Actions | None, tool: str | None) -> str:
+    """The answer to a call without the words that the actions put around it."""
+    if actions is None or tool is None:
+        return text
+    before, _, after = actions.render(tool, "\0").partition("\0")
+    return text.removeprefix(before).removesuffix(after)
+
+
+def _call_in(span: Span, chat: Chat, actions: Actions) -> tuple[str, Row, str]:
+    """The words before a call, the call, and its tool."""
+    tool, arguments = actions.read(span.actions, span.modes)
+    call = actions.spell(tool, arguments).tokens
+    if span.tokens[-len(call) :] != call:
+        raise CannotBeWritten(
+            f"the call of {tool} with {list(arguments)} was written in another way than the actions "
+            "spell it"
+        )
+    words = chat.tokenizer.decode(span.tokens[: -len(call)])
+    made = {"tool": tool, "arguments": list(arguments)}
+    return words, _policy_span(chat.tokenizer.decode(call), ends=False, call=made), tool

@@ -1,0 +1,145 @@
+"""What `graft data show` says about a file, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from graft.cli import app
+from graft.data.check import Repeats
+from graft.data.errors import DataError
+from graft.data.show import Lengths, inspect, shortened
+
+ROW = {"prompt": "2+3=", "reward_model": {"ground_truth": "5"}, "data_source": "sums"}
+
+
+def write(file: Path, rows: list[Any]) -> str:
+    file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def show(*args: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["data", "show", *args])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout
+
+
+def test_lengths_are_exact():
+    lengths = Lengths()
+    for length in (3, 3, 4, 10):
+        lengths.add(length)
+    assert lengths.to_json() == {"min": 3, "median": 3, "mean": 5.0, "p95": 10, "max": 10}
+
+
+def test_texts_that_stand_in_several_rows_are_found():
+    repeats = Repeats()
+    assert repeats.repeated() == []
+    for row, text in enumerate("abcabca", 1):
+        repeats.add(text, row)
+    assert repeats.repeated() == [(4, 1), (5, 2), (6, 3), (7, 1)]
+    unlike = Repeats()
+    for row in range(1, 1000):
+        unlike.add(str(row), row)
+    assert unlike.repeated() == []
+
+
+def test_a_good_file_is_told_and_ends_well(tmp_path: Path):
+    rows = [ROW, {**ROW, "prompt": "2+33="}, {**ROW, "data_source": "other"}, ROW]
+    code, text = show(write(tmp_path / "a.jsonl", rows), "--rows", "1")
+    assert code == 0
+    assert f"{tmp_path}/a.jsonl: 4 rows, read as verl" in text
+    assert "its rows have: prompt, reward_model, data_source" in text
+    assert 'row 1\n    user         2+3=\n    answer       "5"\n    data source  sums\n' in text
+    assert "row 2\n" not in text
+    assert "data sources: sums 3, other 1" in text
+    assert "same prompt: 2 rows repeat an earlier one (row 3 that of row 1, ...)" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("prompt, characters")]
+    assert line.split()[2:] == ["4", "4", "4", "5", "5"]
+    assert text.endswith("no bad rows\n")
+
+
+def test_bad_rows_are_told_with_their_fields_and_end_with_1(tmp_path: Path):
+    rows = [ROW, *[{**ROW, "prompt": ""}] * 12, {**ROW, "reward_model": {"ground_truth": None}}]
+    file = write(tmp_path / "a.jsonl", rows)
+    code, text = show(file)
+    assert code == 1
+    assert "bad rows: 13 of 14 (a run stops there; skip_bad=true leaves them out)" in text
+    assert "    row 2, prompt: 'prompt': there is not a word in it" in text
+    assert text.count("\n    row ") == 10
+    assert text.endswith("    and 3 more\n")
+    code, text = show(file, "--skip-bad")
+    assert (code, "bad rows: 13 of 14 (left out)" in text) == (0, True)
+    code, text = show(file, "--json")
+    found = json.loads(text.splitlines()[-1])
+    assert (code, found["rows"], found["bad"], len(found["faults"])) == (1, 14, 13, 10)
+    assert found["faults"][0]["row"] == 2
+    assert found["lengths"]["prompt, characters"]["max"] == 4
+
+
+def test_two_layouts_are_an_error_until_one_is_named(tmp_path: Path):
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    file = write(tmp_path / "a.jsonl", [{"messages": chat, "question": "?", "answer": "!"}])
+    with pytest.raises(DataError, match="can be read as openai or plain"):
+        show(file)
+    assert "read as plain" in show(file, "--layout", "plain")[1]
+    assert "read as openai" in show(file, "--layout", "openai", "--for", "task")[1]
+    assert show(file, "--for", "nothing")[0] == 2
+
+
+def test_messages_are_to_imitate_where_the_assistant_speaks_and_else_to_try(tmp_path: Path):
+    ask, say = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+    chats = write(tmp_path / "a.jsonl", [{"messages": [ask, say]}, {"messages": [ask]}])
+    report = inspect(chats)
+    assert (report.purpose, [fault.row for fault in report.verdict.faults]) == ("chat", [2])
+    assert inspect(chats, purpose="task").bad == 0
+    tasks = inspect(write(tmp_path / "b.jsonl", [{"messages": [ask]}]))
+    assert (tasks.purpose, tasks.bad, tasks.unanswered) == ("task", 0, 1)
+
+
+def test_results_inside_the_assistants_words_are_pointed_out(tmp_path: Path):
+    said = "<search>Bern</search><result>A city.</result><answer>yes</answer>"
+    entries = [{"from": "human", "value": "?"}, {"from": "gpt", "value": said}]
+    _, text = show(write(tmp_path / "a.jsonl", [{"conversations": entries}]))
+    assert "tool results inside the assistant's words (<result> </result>): 1 rows" in text
+
+
+def test_a_file_that_breaks_half_way_tells_what_was_read(tmp_path: Path):
+    file = tmp_path / "a.json"
+    file.write_text("[" + ",".join([json.dumps(ROW)] * 30)[:-5])
+    code, text = show(str(file), "--skip-bad")
+    assert code == 1
+    assert "29 rows, read as verl" in text
+    assert "not read to the end: " in text and "may be cut off" in text
+
+
+def test_what_is_no_file_of_rows_is_said_in_a_line(tmp_path: Path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="is not a parquet file"):
+        show(str(tmp_path / "a.parquet"))
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(DataError, match="has no rows"):
+        show(str(tmp_path / "b.jsonl"))
+    with pytest.raises(DataError, match="several splits"):
+        show(str(tmp_path))
+    table = pyarrow.Table.from_pylist([{"prompt": 3, "reward_model": {"ground_truth": "5"}}])
+    pyarrow.parquet.write_table(table, tmp_path / "c.parquet")
+    code, text = show(str(tmp_path / "c.parquet"))
+    assert code == 1
+    assert "row 1, prompt: 'prompt': holds int '3', not a list of messages" in text
+
+
+def test_tokens_are_counted_by_whoever_knows_them(tmp_path: Path):
+    report = inspect(write(tmp_path / "a.jsonl", [ROW]), count_tokens=lambda text: 2 * len(text))
+    assert report.lengths["prompt, tokens"].to_json()["max"] == 8
+
+
+def test_a_long_text_is_shown_by_its_ends():
+    text = shortened("a" * 500 + "b" * 500)
+    assert text == "a" * 120 + " [... 760 characters ...] " + "b" * 120

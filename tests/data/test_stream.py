@@ -1,0 +1,172 @@
+"""Rows in order from any file, a cursor that goes on where it was, and what breaks on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from graft.data import records
+from graft.data.rows import DataError, read_rows, rows_in
+from graft.data.stream import Stream
+from tests.data.test_tables import write
+
+ROWS = [{"a": str(n), "b": 'é\n,"x" [{' * n} for n in range(1, 8)]
+ENDINGS = [".jsonl", ".json", ".csv", ".parquet", ".arrow", "stream.arrow"]
+
+
+def left(stream: Stream) -> list[dict[str, Any]]:
+    return list(stream)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("chunk", [1 << 20, 7])
+def test_a_cursor_goes_on_at_every_row(
+    tmp_path: Path, ending: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(records, "CHUNK", chunk)  # rows of json that go on behind what was read
+    files = [
+        write(tmp_path / f"one{ending}", ROWS[:4]),
+        write(tmp_path / f"two{ending}", ROWS[4:]),
+    ]
+    assert left(Stream(files)) == ROWS
+    for count in range(len(ROWS) + 1):
+        stream = Stream(files)
+        for _ in range(count):
+            next(stream)
+        state = json.loads(json.dumps(stream.state()))
+        assert state["row"] == count
+        assert left(Stream(files, state)) == ROWS[count:]
+
+
+def test_a_cursor_in_a_parquet_file_passes_over_whole_row_groups(tmp_path: Path):
+    table = pyarrow.Table.from_pylist([{"n": n} for n in range(1000)])
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=300)
+    for at in (0, 1, 299, 300, 301, 555, 999, 1000):
+        found = [row["n"] for _, row in rows_in(tmp_path / "rows.parquet", at)]
+        assert found == list(range(at, 1000))
+
+
+def test_a_row_of_json_starts_where_the_cursor_says(tmp_path: Path):
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf [{"a": "\xc3\xa9"} ,\n {"a": 2}]\n')
+    places = list(records.JsonList(tmp_path / "a.json").places())
+    assert places == [(5, b'{"a": "\xc3\xa9"}'), (20, b'{"a": 2}')]
+
+
+def test_a_bad_row_stops_a_stream_which_goes_on_behind_it(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{oops\n[2]\n{"a": 4}\n')
+    stream = Stream([tmp_path / "a.jsonl"])
+    assert next(stream) == {"a": 1}
+    with pytest.raises(DataError, match="line 2 is not JSON"):
+        next(stream)
+    state = stream.state()
+    for one in (stream, Stream([tmp_path / "a.jsonl"], state)):
+        with pytest.raises(DataError, match="row 3 is list, not an object"):
+            next(one)
+        assert list(one) == [{"a": 4}]
+
+
+def test_a_cursor_into_a_file_that_has_changed_is_refused(tmp_path: Path):
+    file = write(tmp_path / "a.jsonl", ROWS)
+    stream = Stream([file])
+    next(stream)
+    write(file, ROWS[:2])
+    with pytest.raises(DataError, match=r"when row 1 was read .* start from the first row"):
+        Stream([file], stream.state())
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow", "stream.arrow", ".json"])
+def test_a_file_that_is_cut_off_says_so(tmp_path: Path, ending: str):
+    file = write(tmp_path / f"rows{ending}", [{"a": "x" * 50, "n": n} for n in range(200)])
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(DataError, match=f"rows{ending}.*may be cut off"):
+        list(read_rows(str(file)))
+
+
+def test_a_parquet_file_that_is_damaged_inside_says_from_which_row_on(tmp_path: Path):
+    file = tmp_path / "rows.parquet"
+    table = pyarrow.Table.from_pylist([{"n": f"{n:07}" * 50} for n in range(200)])
+    pyarrow.parquet.write_table(table, file, row_group_size=100, use_dictionary=False)
+    with pyarrow.parquet.ParquetFile(file) as opened:
+        second = opened.metadata.row_group(1).column(0).data_page_offset
+    text = bytearray(file.read_bytes())
+    text[second : second + 300] = b"\xff" * 300
+    file.write_bytes(text)
+    rows = rows_in(file)
+    assert [next(rows)[0] for _ in range(100)] == list(range(1, 101))
+    with pytest.raises(DataError, match=r"rows\.parquet cannot be read from row 101 on"):
+        next(rows)
+
+
+def test_text_of_a_parquet_file_that_is_not_utf8_is_a_bad_row(tmp_path: Path):
+    raw = pyarrow.array([b"fine", b"\xff\xfe", b"too"], pyarrow.binary())
+    table = pyarrow.table({"a": raw.view(pyarrow.string())})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    found = [row for _, row in rows_in(tmp_path / "a.parquet")]
+    assert (found[0], found[2]) == ({"a": "fine"}, {"a": "too"})
+    assert "row 2 holds text that is not UTF-8" in str(found[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}', "holds dict, not a list of rows"),
+        (b'[{"a": 1} {"a": 2}]', "after row 1 comes '{', where a comma or ] must stand"),
+        (b'[{"a": 1}, {"a": }]', "row 2 is not JSON in UTF-8"),
+        (b'[{"a": 1}, 2]', "row 2 is int, not an object"),
+        (b'[{"a": "\xff"}]', "is not JSON in UTF-8: .*a little after byte"),
+        (b"[" * 100_000, "is not JSON in UTF-8: maximum recursion"),
+        (b"", "is not JSON in UTF-8"),
+    ],
+)
+def test_a_json_file_that_is_no_list_of_rows_is_named(tmp_path: Path, content: bytes, message: str):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_rows(str(tmp_path / "a.json")))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"a,b\n1,2\n3\n",
+            "line 3 is no row of csv in UTF-8: it has 1 values, and the first line 2",
+        ),
+        (b"a,b\n1,\xff\n", "line 2 is no row of csv in UTF-8"),
+        (b'a,b\n1,2\n"3,4\n', "line 3: no row can be read from here on: .*a quote left open"),
+        (b"a,a\n1,2\n", "must name every column, each once; it holds 'a', 'a'"),
+    ],
+)
+def test_a_row_of_csv_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, message: str):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        list(read_rows(str(tmp_path / "a.csv")))
+
+
+def test_a_cell_may_hold_a_chat_and_an_empty_one_is_nothing(tmp_path: Path):
+    (tmp_path / "a.csv").write_text('m,x,y\n"[{""role"": ""user""}]",,[1]\n\n', encoding="utf-8")
+    assert list(read_rows(str(tmp_path / "a.csv"))) == [
+        {"m": [{"role": "user"}], "x": None, "y": "[1]"}
+    ]
+
+
+def test_a_line_longer_than_any_row_is_not_read_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(records, "MOST", 100)
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": "' + "x" * 200 + '"}\n')
+    with pytest.raises(DataError, match=r"line 2 is longer than .* is it one row per line"):
+        list(read_rows(str(tmp_path / "a.jsonl")))
+
+
+def test_an_ending_that_says_nothing_is_refused(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(DataError, match=r"ends in '\.txt'; readable are \.parquet"):
+        list(read_rows(str(tmp_path / "a.txt")))
+    with pytest.raises(DataError, match="no file"):
+        list(read_rows(str(tmp_path)))

@@ -1,0 +1,235 @@
+"""An engine behind HTTP: what it sends, how it deals with a server's moods, what it refuses."""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from graft.config import load_config
+from graft.engine import ENGINES, wire
+from graft.engine.errors import EngineError
+from graft.engine.openai import CONVERSATION, OpenAIEngine, messages_of
+from graft.engine.wire import Endpoint, EndpointError
+from graft.registry import resolve
+from graft.text.chat import Chat
+from graft.text.tokenizer import Tokenizer
+from graft.train.setup import assemble
+from graft.types import Completion, Finish, Sampling
+from tests.evaluate.endpoint_kit import Served, serving
+
+TOKENIZER = Tokenizer.bytes()
+
+
+@pytest.fixture
+def served(monkeypatch) -> Iterator[Served]:
+    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with serving() as found:
+        yield found
+
+
+def engine_of(served: Served, **options) -> OpenAIEngine:
+    options = {"model": "tiny", "tokenizer": TOKENIZER, "deadline": 20.0, **options}
+    return OpenAIEngine(served.url, **options)
+
+
+def sample(engine: OpenAIEngine, prompt: str, key: int = 1, **sampling) -> Completion:
+    context = engine.open(TOKENIZER.encode(prompt), key)
+    return asyncio.run(context.sample(Sampling(**sampling)))
+
+
+def test_a_completion_is_the_servers_text_and_the_end_of_the_turn(served):
+    served.reply = lambda content: f"{content['prompt']}é"
+    done = sample(engine_of(served), "2+3=", max_tokens=7, temperature=0.5)
+    assert TOKENIZER.decode(done.tokens) == "2+3=é<eos>" and done.finish is Finish.STOP
+    [asked] = served.asked
+    assert (asked["path"], asked["model"]) == ("/v1/completions", "tiny")
+    assert (asked["max_tokens"], asked["temperature"]) == (7, 0.5)
+    assert all(map(math.isnan, done.logprobs))  # nobody shall train on them
+    served.finish = "length"
+    done = sample(engine_of(served), "2+3=")
+    assert TOKENIZER.decode(done.tokens) == "2+3=é" and done.finish is Finish.LENGTH
+
+
+def test_a_context_grows_and_its_forks_have_draws_of_their_own(served):
+    engine = engine_of(served)
+
+    async def talk() -> list[str]:
+        context = engine.open(TOKENIZER.encode("a"), key=1)
+        twin = context.fork(key=2)
+        await context.sample(Sampling())
+        context.append(TOKENIZER.encode("b"))
+        await context.sample(Sampling())
+        await twin.sample(Sampling())
+        return [TOKENIZER.decode(context.tokens), TOKENIZER.decode(twin.tokens)]
+
+    assert asyncio.run(talk()) == ["a5<eos>b5<eos>", "a5<eos>"]
+    assert [asked["prompt"] for asked in served.asked] == ["a", "a5<eos>b", "a"]
+    seeds = [asked["seed"] for asked in served.asked]
+    assert len(set(seeds)) == 3 and all(0 <= seed < 2**31 for seed in seeds)
+    sample(engine, "a", key=1)
+    assert served.asked[-1]["seed"] == seeds[0]  # the same context draws the same again
+    sample(engine, "a", temperature=0.0)
+    assert "seed" not in served.asked[-1]
+
+
+def test_stop_strings_stay_in_the_text_and_only_servers_that_keep_them_hear_of_them(served):
+    served.reply = lambda content: "say <py>1</py> and <py>2</py>"
+    done = sample(engine_of(served), "p", stop=("</py>", "</nothing>"))
+    assert TOKENIZER.decode(done.tokens) == "say <py>1</py>" and done.finish is Finish.STOP
+    assert "stop" not in served.asked[-1]
+    served.owner, served.finish = "vllm", "length"
+    done = sample(engine_of(served), "p", stop=("</py>",))
+    assert TOKENIZER.decode(done.tokens) == "say <py>1</py>" and done.finish is Finish.STOP
+    assert served.asked[-1]["stop"] == ["</py>"]
+    assert served.asked[-1]["include_stop_str_in_output"] is True
+
+
+@pytest.mark.parametrize("fault", [429, 500, 503, 408, "garbage", "shape", "half", "nothing"])
+def test_a_passing_fault_is_asked_again_until_an_answer_comes(served, fault):
+    served.faults = [fault, fault]
+    assert sample(engine_of(served), "2+3=").finish is Finish.STOP
+    assert len(served.asked) == 3
+
+
+def test_silence_ends_with_an_attempts_own_time(served):
+    served.faults = ["silence"]
+    started = time.monotonic()
+    assert sample(engine_of(served, deadline=2.0), "p").finish is Finish.STOP  # 1 s an attempt
+    assert time.monotonic() - started < 1.9
+
+
+def test_what_goes_on_failing_says_how_often_and_with_what(served, monkeypatch):
+    monkeypatch.setattr(wire, "RETRIES", 2)
+    served.always = 500
+    with pytest.raises(EndpointError, match=r"answered 500: not now \(asked 3 times"):
+        sample(engine_of(served), "p")
+    served.always = "garbage"
+    with pytest.raises(EndpointError, match="no JSON: '<html>busy</html>'"):
+        sample(engine_of(served), "p")
+
+
+def test_a_busy_server_is_asked_until_the_deadline_and_as_late_as_it_wishes(served, monkeypatch):
+    monkeypatch.setattr(wire, "RETRIES", 1)
+    served.faults = [429] * 5
+    assert sample(engine_of(served), "p").finish is Finish.STOP  # more often than other faults
+    served.faults, served.retry_after = [429], "0.4"
+    started = time.monotonic()
+    sample(engine_of(served), "p")
+    assert 0.4 <= time.monotonic() - started < 3
+    served.faults, served.retry_after = [429], "60"
+    with pytest.raises(EndpointError, match="answered 429"):
+        sample(engine_of(served, deadline=1.0), "p")
+
+
+def test_a_request_that_will_never_do_is_not_repeated(served):
+    served.always, served.says = 401, "wrong key"
+    with pytest.raises(EndpointError, match="answered 401: wrong key"):
+        sample(engine_of(served), "p")
+    assert len(served.asked) == 1
+    served.always, served.says = 404, "no such path"
+    with pytest.raises(EndpointError, match="Does it speak --api completions"):
+        sample(engine_of(served), "p")
+
+
+def test_a_prompt_beyond_the_servers_window_has_no_room_for_an_answer(served):
+    served.always, served.says = 400, "This model's maximum context length is 8 tokens"
+    done = sample(engine_of(served), "a long prompt")
+    assert done.tokens == [] and done.finish is Finish.LENGTH
+
+
+def test_a_server_that_wants_the_limit_under_another_name_gets_it(served):
+    served.faults, served.says = [400], "use 'max_completion_tokens' instead of 'max_tokens'"
+    engine = engine_of(served)
+    assert sample(engine, "p", max_tokens=9).finish is Finish.STOP
+    assert served.asked[-1]["max_completion_tokens"] == 9 and "max_tokens" not in served.asked[-1]
+
+
+def test_the_key_of_the_environment_is_sent_and_no_other(served, monkeypatch):
+    sample(engine_of(served), "p")
+    assert "Authorization" not in served.headers[-1]
+    monkeypatch.setenv("OPENAI_API_KEY", "abc")
+    sample(engine_of(served), "p")
+    assert served.headers[-1]["Authorization"] == "Bearer abc"
+
+
+def test_the_model_is_the_one_that_is_served(served):
+    engine = engine_of(served, model="")
+    asyncio.run(engine.look())
+    assert engine.model == "tiny"
+    with pytest.raises(EngineError, match="does not serve 'tinny', but tiny"):
+        asyncio.run(engine_of(served, model="tinny").look())
+    served.models = ["a", "b"]
+    with pytest.raises(EngineError, match=r"needs a model's name.*a, b"):
+        asyncio.run(engine_of(served, model="").look())
+    served.models = None  # many servers do not say
+    asyncio.run(engine_of(served, model="x").look())
+
+
+def test_messages_are_read_back_from_the_context_whatever_is_said_in_them(served):
+    chat = Chat(TOKENIZER, CONVERSATION)
+    chat.check_append_only()
+    said = 'say "{<eos>}" \x1e\x1f\n"}'
+    first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": said}]
+    served.reply = lambda content: f"{len(content['messages'])}\x1e"
+    engine = engine_of(served, api="chat")
+
+    async def talk() -> None:
+        context = engine.open(chat.prompt(first), key=1)
+        done = await context.sample(Sampling(stop_tokens=tuple(chat.end_ids)))
+        assert chat.is_closed(done.tokens)
+        context.append(chat.extend([{"role": "user", "content": "again"}], closed=True))
+        await context.sample(Sampling(stop_tokens=tuple(chat.end_ids)))
+        assert context.sampled == 6  # as the server counts them
+
+    asyncio.run(talk())
+    assert served.asked[0]["messages"] == first
+    assert served.asked[1]["messages"] == [
+        *first,
+        {"role": "assistant", "content": "2 "},
+        {"role": "user", "content": "again"},
+    ]
+    assert served.asked[1]["path"] == "/v1/chat/completions"
+
+
+def test_what_an_endpoint_cannot_do_is_refused(served, tmp_path):
+    engine = engine_of(served, api="chat")
+    begun = Chat(TOKENIZER, CONVERSATION).prompt([{"role": "user", "content": "p"}])
+    context = engine.open([*begun, *TOKENIZER.encode("I think")])
+    with pytest.raises(EngineError, match="cannot go on in the middle of an answer"):
+        asyncio.run(context.sample(Sampling()))
+    with pytest.raises(EngineError, match="cannot apply a grammar"):
+        asyncio.run(engine.open(begun).sample(Sampling(), grammar=object()))
+    with pytest.raises(EngineError, match="cannot score"):
+        engine.score([[1]], [[1]], [[1]])
+    with pytest.raises(EngineError, match="has its own weights"):
+        engine.load(None, 1)
+    with pytest.raises(EngineError, match="not in OpenAI's API"):
+        sample(engine_of(served), "p", top_k=5)
+    with pytest.raises(EngineError, match="http://host:8000/v1"):
+        OpenAIEngine("localhost:8000", "m", tokenizer=TOKENIZER)
+    with pytest.raises(EngineError, match="in the middle"):
+        messages_of("plain text")
+
+
+def test_training_with_an_endpoint_is_refused_in_one_line():
+    assert resolve("openai", ENGINES, "engine") is OpenAIEngine
+    config = load_config("quickstart", ["engine.name=openai", "model.device=cpu"])
+    with pytest.raises(EngineError, match="engine 'openai' cannot train"):
+        assemble(config)
+
+
+def test_a_request_that_is_given_up_holds_nobody(served):
+    served.delay = 4.0
+
+    async def give_up() -> None:
+        asked = Endpoint(served.url, timeout=9, deadline=9).ask("/completions", {"a": 1}, str)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await asked
+
+    started = time.monotonic()
+    asyncio.run(give_up())
+    assert time.monotonic() - started < 3

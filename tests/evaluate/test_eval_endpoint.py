@@ -1,0 +1,216 @@
+"""`graft eval --endpoint`: from a server to a table, whatever the server does in between."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graft.config import ConfigError
+from graft.engine import wire
+from graft.engine.errors import EngineError
+from graft.train import bench
+from graft.train.checkpoint_table import evaluate_checkpoints
+from graft.train.run import train_recipe
+from tests.evaluate.endpoint_kit import Served, serving
+
+ROWS = [
+    {
+        "data_source": "sums" if a < 3 else "products",
+        "prompt": [{"role": "user", "content": f"{a}+{a}="}],
+        "reward_model": {"ground_truth": str(2 * a)},
+    }
+    for a in range(6)
+]
+RECIPE = """
+run: {{dir: "{folder}", name: run, eval_tasks: 0, trackers: []}}
+model:
+  shape: {{width: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ff: 32, max_positions: 96}}
+task: {{env: calculator, args: {{operands: [2, 2]}}, eval_args: {{split: test}}}}
+rollout: {{tasks: 2, samples: 4, max_tokens: 10, max_turns: 4, max_context: 64}}
+sft: {{steps: 1, batch: 4}}
+train: {{steps: 0}}
+"""
+
+
+@pytest.fixture
+def served(monkeypatch):
+    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(wire, "RETRIES", 2)
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def rows(tmp_path) -> Path:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return file
+
+
+def doubles(content: dict) -> str:
+    """Right up to 3+3, and then always 7."""
+    asked = content["messages"][-1]["content"] if "messages" in content else content["prompt"]
+    a = int(asked.partition("+")[0])
+    return f"<answer>{2 * a if a < 4 else 7}</answer>"
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def chat_eval(served: Served, rows: Path, tmp_path: Path, **changes):
+    asked = {
+        "on": "mine=prompts",
+        "args": [f"mine.data={rows}", "mine.split=null"],
+        "endpoint": served.url,
+        "model": "tiny",
+        "overrides": [f"run.dir={tmp_path}", "rollout.concurrency=4", "rollout.deadline=20"],
+        "k": "1,4",
+        "say": quiet,
+    }
+    return evaluate_checkpoints("", **{**asked, **changes})
+
+
+def test_a_chat_model_is_scored_by_source_without_any_file_of_it(served, rows, tmp_path):
+    served.reply, served.delay = doubles, 0.02
+    table, folder, _ = chat_eval(served, rows, tmp_path)
+    cell = table.rows["tiny"]["mine"]
+    assert cell.tasks == [f"prompts:test:{row}" for row in range(6)]  # each row once
+    assert cell.values("avg") == [1, 1, 1, 1, 0, 0] and cell.sources[2:4] == ["sums", "products"]
+    assert cell.values("maj@4") == cell.values("pass@1") == [1, 1, 1, 1, 0, 0]
+    assert table.problems == [] and cell.tokens == 3.0
+    assert "| tiny | mine | products | 3 | 0.333" in table.markdown()
+    assert len(served.asked) == 24 and served.most_at_a_time == 4
+    assert len({asked["seed"] for asked in served.asked}) == 24
+    assert folder == tmp_path / "tiny" / "evaluations"
+    served.asked.clear()
+    chat_eval(served, rows, tmp_path)
+    assert served.asked == []
+
+
+def test_a_moody_server_changes_no_score(served, rows, tmp_path, monkeypatch):
+    served.reply = doubles
+    served.faults = [429, 500, "garbage", "half", "nothing", "shape", 503, 408]
+    monkeypatch.setattr(wire, "RETRIES", 8)  # one request may meet them all
+    table, _, _ = chat_eval(served, rows, tmp_path, k="", samples=2)
+    assert table.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
+    assert table.problems == [] and len(served.asked) == 12 + 8
+
+
+def test_what_a_server_did_answer_is_kept_and_the_rest_is_made_later(served, rows, tmp_path):
+    served.reply = doubles
+    served.always = lambda content: 500 if len(served.asked) > 5 else None
+    table, folder, _ = chat_eval(served, rows, tmp_path)
+    [problem] = table.problems
+    cell = table.rows["tiny"]["mine"]
+    made = 24 - cell.missing
+    assert made == 5 and f"lacks {cell.missing} attempts" in problem
+    assert "attempts missing" in table.markdown() and cell.failed == 0.0
+    assert not (folder / "table.jsonl").exists()  # no cell of it counts as measured
+    served.always = None
+    served.asked.clear()
+    table, _, _ = chat_eval(served, rows, tmp_path)
+    assert len(served.asked) == cell.missing and table.problems == []
+    assert table.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
+
+
+def test_a_server_that_is_down_ends_the_evaluation_soon(served, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "DOWN_AFTER", 3)
+    served.always = 500
+    said: list[str] = []
+    table, _, _ = chat_eval(served, rows, tmp_path, say=said.append)
+    assert table.rows["tiny"]["mine"].missing == 24 and len(table.problems) == 1
+    assert len(served.asked) <= 3 * 7  # not 24 * 3
+    assert any("3 attempts in a row were lost" in line for line in said)
+    assert any("answered 500: not now" in line for line in said)
+
+
+def test_the_command_prints_what_there_is_and_exits_with_1(served, rows, tmp_path):
+    served.faults = [401] * 3
+    served.says, served.reply = "no such key", doubles
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "graft", "eval", "--endpoint", served.url, "--model", "tiny"),
+            *("--on", "mine=prompts", "--args", f"mine.data={rows}", "--args", "mine.split=null"),
+            *(f"run.dir={tmp_path}", "--greedy", "--json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+    )
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    [row] = told["rows"]
+    assert row["scores"]["mine"]["missing"] == 3 and row["scores"]["mine"]["tasks"] == 3
+    assert "no such key" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path):
+    (tmp_path / "tiny.yaml").write_text(RECIPE.format(folder=tmp_path))
+    train_recipe(str(tmp_path / "tiny.yaml"))
+
+    def agent(content: dict) -> str:
+        prompt = content["prompt"]
+        if "]" in prompt:
+            return prompt.rpartition("]")[2].strip(";")  # what the calculator said
+        return f"[{prompt.removesuffix('=')}]and more that nobody asked for"
+
+    served.reply = agent
+    table, _, _ = evaluate_checkpoints(
+        str(tmp_path / "run"), endpoint=served.url, model="tiny", tasks=3, say=quiet
+    )
+    cell = table.rows["tiny"]["calculator"]
+    assert cell.reward == 1.0 and cell.tool_calls == 1.0
+    assert [asked["path"] for asked in served.asked] == ["/v1/completions"] * 6
+    with pytest.raises(ConfigError, match="--api chat takes whole messages only"):
+        evaluate_checkpoints(
+            str(tmp_path / "run"), endpoint=served.url, model="tiny", api="chat", say=quiet
+        )
+    table, _, _ = evaluate_checkpoints(
+        str(tmp_path / "run"), endpoint=served.url, model="tiny", api="chat", tools=False, tasks=2,
+        name="bare", say=quiet,
+    )  # fmt: skip
+    assert table.rows["tiny"]["calculator"].tool_calls == 0.0
+    assert served.asked[-1]["messages"][0]["content"].endswith("=")
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"api": "completions"}, ConfigError, "takes the model's tokenizer"),
+        ({"api": "grpc"}, ConfigError, "must be completions or chat"),
+        ({"every_checkpoint": True}, ConfigError, "it serves one model"),
+        ({"endpoint": ""}, ConfigError, "belong to --endpoint"),
+        ({"endpoint": "", "model": ""}, ConfigError, "nothing to evaluate"),
+        ({"endpoint": "ftp://x"}, EngineError, "http://host:8000/v1"),
+        ({"model": "other"}, EngineError, "does not serve 'other', but tiny"),
+        ({"on": ""}, ConfigError, "give --recipe"),
+        ({"k": "0"}, ConfigError, "1 or more"),
+        ({"k": "8", "samples": 4}, ConfigError, "needs as many attempts"),
+        ({"against": "nowhere"}, ConfigError, "no such file or folder"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_asked(served, rows, tmp_path, asked, error, words):
+    with pytest.raises(error, match=words):
+        chat_eval(served, rows, tmp_path, **asked)
+    assert served.asked == []
+
+
+def test_a_set_without_tasks_is_an_error_that_names_it(served, tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(ConfigError, match=r"set 'mine'.*empty"):
+        chat_eval(served, empty, tmp_path)
+
+
+def test_prompts_that_the_server_finds_too_long_are_counted(served, rows, tmp_path):
+    served.always = lambda content: 400 if content["messages"][0]["content"] == "5+5=" else None
+    served.says, served.reply = "maximum context length is 3 tokens", doubles
+    table, _, _ = chat_eval(served, rows, tmp_path, k="1")
+    cell = table.rows["tiny"]["mine"]
+    assert cell.overlong == 1 and cell.values("avg") == [1, 1, 1, 1, 0, 0]
+    assert table.problems == []

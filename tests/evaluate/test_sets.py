@@ -1,0 +1,102 @@
+"""Sets by name: benchmarks, environments, the same without tools, and how many tasks there are."""
+
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+from graft.config import ConfigError, Tasks, load_config
+from graft.envs.tooled import ToolEnv
+from graft.evaluate.asked import Evaluation, read_k
+from graft.evaluate.sets import TaskSet, listed, read_sets
+from graft.text.tokenizer import Tokenizer
+from graft.train.bench import pose
+from graft.types import Task
+
+ROWS = [{"problem": f"{a}+1", "answer": str(a + 1)} for a in range(7)]
+TASK = Task("t", "e")
+
+
+@dataclass
+class Quiz:
+    """Stands for a benchmark."""
+
+    def task_set(self, data: str | None = None) -> TaskSet:
+        args = {"rows": ROWS} if data is None else {"data": data}
+        return TaskSet("quiz", "math:GSM8K", args, ["python_tool"], "math_answer")
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    only = SimpleNamespace(BENCHMARKS={"quiz": Quiz()})
+    monkeypatch.setitem(sys.modules, "graft.evaluate.benchmarks", only)
+
+
+def test_a_benchmark_says_itself_how_it_is_posed_and_graded():
+    recipe = Tasks(env="calculator", args={"operands": [2, 2]}, reward="f1", wrappers=["concat"])
+    quiz, mine, own = read_sets(
+        "quiz,mine=quiz,calculator", ["mine.data=x.jsonl", "mine.question_key=q"], recipe
+    )
+    assert quiz.args == {"rows": ROWS} and quiz.is_whole
+    assert (quiz.reward, quiz.wrappers) == ("math_answer", ["python_tool"])  # not the recipe's
+    assert (mine.label, mine.args) == ("mine", {"data": "x.jsonl", "question_key": "q"})
+    assert (own.reward, own.wrappers, own.is_whole) == ("f1", ["concat"], False)
+
+
+def asked(sets: list[TaskSet], tasks: int | None) -> Evaluation:
+    config = load_config("quickstart", ["run.eval_tasks=3", "model.alphabet=bytes"])
+    return Evaluation(config, sets, tasks, samples=1, temperature=0.0)
+
+
+@pytest.mark.parametrize(("tasks", "rows"), [(None, 7), (4, 4), (200, 7)])
+def test_no_row_of_a_benchmark_is_asked_twice(tasks, rows):
+    sets = read_sets("quiz,calculator", [], Tasks(), has_tools=False)
+    quiz, endless = pose(asked(sets, tasks), None)
+    assert [task.seed for task in quiz.list] == list(range(rows))
+    assert quiz.settings["tasks"] == rows
+    assert len(endless.list) == (tasks or 3)  # run.eval_tasks
+    assert endless.list[0].seed == 1 << 50
+
+
+def test_rows_of_an_environment_are_no_more_than_there_are():
+    mine = TaskSet("mine", "math:GSM8K", {"rows": ROWS})
+    [posed] = pose(asked([mine], None), None)
+    assert len(posed.list) == 3
+    [posed] = pose(asked([mine], 100), None)
+    assert len({task.seed for task in posed.list}) == 7 == len(posed.list)
+
+
+def test_without_tools_the_same_task_is_posed_bare():
+    tokenizer = Tokenizer.bytes()
+    given = [TaskSet("c", "calculator", {"split": "test"}), Quiz().task_set()]
+    for tasks in given:
+        bare = TaskSet(tasks.label, tasks.env, tasks.args, tasks.wrappers, has_tools=False)
+        with_tools, without = (one.factory(tokenizer)(TASK) for one in (tasks, bare))
+        assert isinstance(with_tools, ToolEnv) and not isinstance(without, ToolEnv)
+        assert without.stop == ()
+        first, second = with_tools.reset(3), without.reset(3)
+        assert first[1]["answer"] == second[1]["answer"]
+        assert bare.depends_on != tasks.depends_on
+        with_tools.close()
+    assert listed(["a, b", {"c": {}, "d": {"x": 1}}]) == ["a", "b", {"c": {}}, {"d": {"x": 1}}]
+
+
+def test_a_data_file_that_was_edited_is_another_set(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"problem": "1", "answer": "1"}\n')
+    tasks = TaskSet("q", "math:GSM8K", {"data": str(file)})
+    before = tasks.depends_on
+    assert before == tasks.depends_on
+    file.write_text('{"problem": "1", "answer": "2"} \n')
+    assert before != tasks.depends_on
+
+
+def test_k_says_how_many_attempts_are_made():
+    assert read_k("8", None) == ((8,), 8)
+    assert read_k("", None) == ((1,), 1)
+    assert read_k("", 4) == ((4,), 4)
+    assert read_k("8,1,8", 16) == ((1, 8), 16)
+    for wrong in ("0", "x", "-1", "1.5"):
+        with pytest.raises(ConfigError, match="whole numbers of 1 or more"):
+            read_k(wrong, None)

@@ -1,0 +1,650 @@
+"""Exports: whole or absent, opened by transformers, told truly by their card; GGUF and adapters."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
+
+from graft import cli
+from graft.commands.export import size_in_bytes
+from graft.models.card import read_origin
+from graft.models.decoder import Decoder
+from graft.models.export import ExportError, appear_at_once, open_source
+from graft.models.extra import ACTIONS, extend
+from graft.models.gguf_write import split_name
+from graft.models.load import load_model
+from graft.models.names import hf_names
+from graft.models.save import save_model, write_json
+from graft.models.shape import Shape, UnsupportedModel
+from graft.text.tokenizer import Tokenizer
+
+QWEN3 = Shape(
+    family="qwen3", width=32, layers=2, heads=4, kv_heads=2, head_dim=8, ff=64, max_positions=128
+)
+QWEN2 = replace(QWEN3, family="qwen2", qk_norm=False, qkv_bias=True, tied=False)
+LLAMA = replace(QWEN3, family="llama", qk_norm=False, tied=False, norm_eps=1e-5)
+QUICKSTART = replace(
+    QWEN3,
+    width=192,
+    layers=3,
+    heads=6,
+    kv_heads=6,
+    head_dim=32,
+    ff=384,
+    tied=False,
+    rope_theta=100.0,
+)
+RECIPE = "run: {name: quick}\nmodel: {path: '', chat_template: ''}\ntrain: {lr: 2.0e-4}\n"
+
+
+def random_decoder(shape: Shape, seed: int = 0, scale: float = 0.5) -> Decoder:
+    decoder = Decoder(shape)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.normal_(0.0, scale, generator=generator)
+    return decoder
+
+
+def digits() -> Tokenizer:
+    return Tokenizer.characters("0123456789+-*=[] ")
+
+
+def checkpoint(
+    root: Path,
+    shape: Shape = QWEN3,
+    tokenizer: Tokenizer | None = None,
+    name: str = "rl-000004",
+    recipe: str = RECIPE,
+) -> Path:
+    """A run with one checkpoint, as training leaves it."""
+    tokenizer = tokenizer or digits()
+    folder = root / "quick" / "checkpoints" / name
+    decoder = random_decoder(replace(shape, vocab_size=tokenizer.vocab_size))
+    ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    save_model(decoder, folder, special={k: v for k, v in ids.items() if v is not None})
+    tokenizer.save(folder)
+    write_json(folder / "state.json", {"phase": "rl", "step": int(name[-6:])})
+    (root / "quick" / "config.yaml").write_text(recipe)
+    return folder
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `graft export ...`."""
+    monkeypatch.setattr(sys, "argv", ["graft", "export", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+@pytest.fixture
+def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    return lambda *arguments: run(monkeypatch, capsys, *arguments)
+
+
+def done(export: Any, *arguments: object) -> dict[str, Any]:
+    code, said, complained = export(*arguments, "--json")
+    assert code == 0, complained
+    return json.loads(said.splitlines()[-1])
+
+
+def assert_same(one: Decoder, other: Decoder) -> None:
+    for name, tensor in hf_names(one).items():
+        assert torch.equal(hf_names(other)[name], tensor), name
+
+
+# the folder
+
+
+def test_a_run_becomes_a_folder_with_all_its_parts(tmp_path: Path, export: Any) -> None:
+    source = checkpoint(tmp_path)
+    out = tmp_path / "out"
+    told = done(export, tmp_path / "quick", "--out", out, "--shard-size", "20KB")
+    names = {file.name for file in out.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors.index.json"} <= names
+    assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md"} <= names
+    assert not names & {"trainer.pt", "state.json", "model.safetensors"}
+    shards = sorted(out.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    total = sum(t.numel() * 4 for shard in shards for t in load_file(shard).values())
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == total
+    assert sorted(told["files"]) == sorted(names) and told["dtype"] == "float32"
+    assert_same(load_model(out), load_model(source))
+    assert len({file.stat().st_mode for file in out.iterdir()}) == 1  # all as readable as the card
+
+
+def test_half_precision_is_a_rounding_and_nothing_else(tmp_path: Path, export: Any) -> None:
+    source = checkpoint(tmp_path)
+    done(export, source, "--out", tmp_path / "half", "--dtype", "bfloat16")
+    stored = load_file(tmp_path / "half" / "model.safetensors")
+    for name, tensor in hf_names(load_model(source)).items():
+        assert torch.equal(stored[name], tensor.bfloat16())
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert done(export, tmp_path / "half", "--out", tmp_path / "again")["dtype"] == "bfloat16"
+
+
+def chatml_tokenizer() -> Tokenizer:
+    """Bytes, with ChatML's tokens; the eos is not what ends a turn."""
+    characters = pre_tokenizers.ByteLevel.alphabet()
+    vocab = {character: index for index, character in enumerate(sorted(characters))}
+    merges = [("1", "2"), ("12", "3")]
+    vocab |= {"12": 256, "123": 257}
+    backend = Backend(models.BPE(vocab, merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(QWEN_SPLIT, "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])  # 258, 259, 260
+    from graft.text.template import CHATML
+
+    special = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
+    return Tokenizer(backend, special, {"default": CHATML})
+
+
+def _regex(text: str) -> Any:
+    from tokenizers import Regex
+
+    return Regex(text)
+
+
+QWEN_SPLIT = _regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+")
+
+
+def test_what_ends_a_turn_ends_generation_and_penalties_stay_behind(
+    tmp_path: Path, export: Any
+) -> None:
+    source = checkpoint(tmp_path, tokenizer=chatml_tokenizer())
+    write_json(
+        source / "generation_config.json",
+        {"eos_token_id": [258, 7], "temperature": 0.7, "repetition_penalty": 1.05},
+    )
+    told = done(export, source, "--out", tmp_path / "out")
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [258, 260, 7]
+    assert generation["pad_token_id"] == 258 and generation["temperature"] == 0.7
+    assert "repetition_penalty" not in generation
+    assert any("repetition_penalty=1.05" in note for note in told["notes"])
+    assert "repetition_penalty=1.05" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_template_the_run_was_trained_with_is_the_one_exported(
+    tmp_path: Path, export: Any
+) -> None:
+    tokenizer = chatml_tokenizer()
+    recipe = RECIPE.replace("chat_template: ''", "chat_template: plain")
+    source = checkpoint(tmp_path, tokenizer=tokenizer, recipe=recipe)
+    done(export, source, "--out", tmp_path / "out")
+    from graft.text.template import CHATML, PLAIN
+
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == PLAIN
+    done(export, source, "--out", tmp_path / "other", "--template", "chatml")
+    assert (tmp_path / "other" / "chat_template.jinja").read_text() == CHATML
+
+
+def test_actions_come_along_and_the_card_says_who_ignores_them(tmp_path: Path, export: Any) -> None:
+    source = checkpoint(tmp_path)
+    save_model(extend(load_model(source), [3, None]), source)
+    write_json(source / "actions.json", {"actions": ["add", "sub"]})
+    done(export, source, "--out", tmp_path / "out")
+    ours, theirs = load_file(tmp_path / "out" / ACTIONS), load_file(source / ACTIONS)
+    assert torch.equal(ours["rows"], theirs["rows"]) and ours["rows"].shape == (2, 32)
+    assert json.loads((tmp_path / "out" / "actions.json").read_text())["actions"] == ["add", "sub"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "2 actions beyond the vocabulary" in card and "transformers ignores them" in card
+    save_file({"rows": torch.zeros(2, 31)}, source / ACTIONS)
+    code, _, complained = export(source, "--out", tmp_path / "bad")
+    assert code == 1 and "of another model" in complained and not (tmp_path / "bad").exists()
+
+
+# the card
+
+
+def test_the_card_has_recipe_scores_versions_and_how_to_load(tmp_path: Path, export: Any) -> None:
+    source = checkpoint(tmp_path)
+    before, after = {"greedy": 0.25, "sampled": 0.125}, {"greedy": 0.875, "sampled": 0.75}
+    versions = {"graft": "0.0.9", "torch": "2.11.0", "python": "3.12.1"}
+    summary = {"before": before, "after": after, "checkpoint": str(source), "versions": versions}
+    write_json(tmp_path / "quick" / "summary.json", summary)
+    measured = {"pass@4": {"value": 0.5, "interval": [0.43, 0.57]}}
+    scores = {"gsm": {"tasks": 200, "samples": 4, "measures": measured}}
+    rows = [
+        {"checkpoint": "rl-000004", "scores": scores},
+        {"checkpoint": "rl-000002", "scores": {}},
+    ]
+    (tmp_path / "quick" / "evaluations").mkdir()
+    table = {"rows": rows, "caption": "Four attempts each."}
+    write_json(tmp_path / "quick" / "evaluations" / "table.json", table)
+    done(export, tmp_path / "quick", "--out", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "train: {lr: 2.0e-4}" in card and "checkpoint `rl-000004` of the run `quick`" in card
+    assert "| before RL | 0.25 | 0.125 |" in card and "| this checkpoint | 0.875 | 0.75 |" in card
+    assert "| table | gsm | 200 | 4 | 0.500 [0.430, 0.570] |" in card
+    assert "Four attempts each." in card and "| trained with | 0.0.9 | 2.11.0 | 3.12.1 |" in card
+    assert 'from_pretrained("out", dtype=torch.float32)' in card
+
+
+def test_scores_of_the_last_checkpoint_are_not_given_to_an_earlier_one(tmp_path: Path) -> None:
+    first, last = checkpoint(tmp_path, name="rl-000002"), checkpoint(tmp_path, name="rl-000004")
+    summary = {"before": {"greedy": 0.1}, "after": {"greedy": 0.9}, "checkpoint": str(last)}
+    write_json(tmp_path / "quick" / "summary.json", summary)
+    assert read_origin(last).scores == {"before": {"greedy": 0.1}, "after": {"greedy": 0.9}}
+    assert read_origin(first).scores == {"before": {"greedy": 0.1}}
+    write_json(first / "state.json", {"score": 0.4})
+    assert read_origin(first).scores["after"] == {"sampled": 0.4}
+    (tmp_path / "quick" / "summary.json").write_text("{broken")
+    assert read_origin(last).scores == {}
+
+
+# whole or absent
+
+
+def test_an_existing_folder_is_kept_unless_forced_and_only_a_models_is_replaced(
+    tmp_path: Path, export: Any
+) -> None:
+    source = checkpoint(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    done(export, source, "--out", out)  # an empty one is as good as none
+    (out / "mine.txt").write_text("x")
+    code, _, complained = export(source, "--out", out)
+    assert code == 1 and "exists and is not empty" in complained and (out / "mine.txt").exists()
+    done(export, source, "--out", out, "--force")
+    assert not (out / "mine.txt").exists() and (out / "README.md").exists()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "me.png").touch()
+    code, _, complained = export(source, "--out", tmp_path / "photos", "--force")
+    assert code == 1 and "not a model's folder" in complained
+    assert (tmp_path / "photos" / "me.png").exists()
+    code, _, complained = export(source, "--out", source, "--force")
+    assert code == 1 and "holds what is exported" in complained
+    assert (source / "model.safetensors").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_error_half_way_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
+    full = pytest.raises(ExportError, match=r"cannot write .*out' \(.*No space left.*MB are free")
+    with full, appear_at_once(tmp_path / "out", 10, force=False) as aside:
+        (aside / "half").touch()
+        raise OSError(28, "No space left on device")
+    assert not list(tmp_path.iterdir())
+    full = pytest.raises(ExportError, match=r"about 1,000,000,000,000 MB are needed")
+    with full, appear_at_once(tmp_path / "out", 10**18, force=False):
+        pytest.fail("there was no room")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path)
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+    for where in ("--out", "--gguf"):
+        ended = subprocess.run(
+            [sys.executable, "-m", "graft", "export", str(source), where, str(tmp_path / "out")],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+            preexec_fn=small_files,
+        )
+        if "pip install graft-rl[gguf]" in ended.stderr:
+            continue
+        assert ended.returncode == 1, ended.stderr
+        assert "cannot write" in ended.stderr and "Traceback" not in ended.stderr
+        assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["quick"]
+
+
+# what is refused
+
+
+def test_wrong_usage_is_told_in_one_line(tmp_path: Path, export: Any) -> None:
+    source = checkpoint(tmp_path)
+    out = tmp_path / "out"
+    cases: list[tuple[list[object], int, str]] = [
+        ([], 2, "give a checkpoint or run to export, or --from-verl"),
+        ([source], 2, "say where to: --out FOLDER, --gguf FILE"),
+        ([source, "--out", out, "--shard-size", "many"], 2, "'many' is no size"),
+        ([source, "--out", out, "--dtype", "int4"], 2, "'int4' is not written"),
+        ([source, "--out", out, "--adapter"], 1, "trained without adapters"),
+        ([source, "--gguf", out, "--adapter"], 2, "--gguf and --from-verl need --merge"),
+        ([tmp_path / "nowhere", "--out", out], 1, "there is no such folder or file"),
+        ([source, "--out", source / "config.json"], 1, "is a file; give --out"),
+    ]
+    for arguments, code, text in cases:
+        ended, _, complained = export(*arguments)
+        assert ended == code and text in complained, (arguments, complained)
+        assert "Traceback" not in complained and not out.exists()
+
+
+def test_broken_models_are_named_and_nothing_is_written(tmp_path: Path, export: Any) -> None:
+    source = checkpoint(tmp_path)
+    weights, config = source / "model.safetensors", source / "config.json"
+    good, text = weights.read_bytes(), config.read_text()
+    tensors = {name: tensor.clone() for name, tensor in load_file(weights).items()}  # not mapped
+
+    def fails(with_text: str) -> None:
+        code, _, complained = export(source, "--out", tmp_path / "out")
+        assert code == 1 and with_text in complained and "Traceback" not in complained, complained
+        assert not (tmp_path / "out").exists()
+
+    weights.write_bytes(good[: len(good) // 2])
+    fails("is not a whole safetensors file")
+    save_file({**tensors, "model.norm.weight": torch.ones(31)}, weights)
+    fails("model.norm.weight [31], config says [32]")
+    save_file({k: v for k, v in tensors.items() if "layers.1" not in k}, weights)
+    fails("missing: model.layers.1.")
+    weights.write_bytes(good)
+    config.write_text(json.dumps({**json.loads(text), "model_type": "mamba"}))
+    fails("model_type 'mamba' has no native decoder")
+    config.write_text(text)
+    big = Tokenizer.bytes()
+    big.save(source)
+    fails("the tokenizer has 258 tokens and the model only 20")
+    weights.unlink()
+    fails("has neither model.safetensors nor")
+
+
+def test_sizes_of_shards_are_read_as_people_write_them() -> None:
+    assert [size_in_bytes(text) for text in ("5GB", "1.5kib", "100", "2 MB")] == [
+        5_000_000_000,
+        1536,
+        100,
+        2_000_000,
+    ]
+
+
+# adapters
+
+
+def adapters(folder: Path, base: Path, rank: int = 2, alpha: int = 6) -> tuple[Tensor, Tensor]:
+    """A PEFT folder that changes one matrix of the base."""
+    generator = torch.Generator().manual_seed(4)
+    down, up = (torch.randn(size, generator=generator) for size in ((rank, 32), (64, rank)))
+    folder.mkdir(exist_ok=True)
+    prefix = "base_model.model.model.layers.1.mlp.up_proj.lora_"
+    tensors = {f"{prefix}A.weight": down, f"{prefix}B.weight": up}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none"}
+    config |= {"base_model_name_or_path": str(base), "target_modules": ["up_proj"]}
+    write_json(folder / "adapter_config.json", config)
+    return down, up
+
+
+def test_bare_adapters_are_merged_with_their_base(tmp_path: Path, export: Any) -> None:
+    base = checkpoint(tmp_path)
+    down, up = adapters(tmp_path / "lora", base)
+    done(export, tmp_path / "lora", "--out", tmp_path / "out", "--base", base)
+    name = "model.layers.1.mlp.up_proj.weight"
+    ours, before = hf_names(load_model(tmp_path / "out")), hf_names(load_model(base))
+    torch.testing.assert_close(ours[name], before[name] + 3.0 * up @ down, atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(ours[other], before[other]) for other in before if other != name)
+
+
+def test_adapters_that_cannot_be_merged_say_why(tmp_path: Path) -> None:
+    base = checkpoint(tmp_path)
+    folder = tmp_path / "lora"
+    adapters(folder, base)
+    config = json.loads((folder / "adapter_config.json").read_text())
+
+    def refused(**changes: Any) -> str:
+        write_json(folder / "adapter_config.json", {**config, **changes})
+        with pytest.raises(ValueError) as error, open_source(folder) as stored:
+            stored.check()
+        return str(error.value)
+
+    assert "use_dora=True is not merged" in refused(use_dora=True)
+    assert "lora_alpha=None" in refused(lora_alpha=None)
+    assert "the config says r=3" in refused(r=3)
+    assert "is not here; pass --base" in refused(base_model_name_or_path="gone/model")
+    write_json(folder / "adapter_config.json", config)
+    stored = load_file(folder / "adapter_model.safetensors")
+    tensors = {name: tensor.clone() for name, tensor in stored.items()}
+    save_file(
+        {k: v for k, v in tensors.items() if "lora_A" in k}, folder / "adapter_model.safetensors"
+    )
+    assert "only one of A and B" in refused()
+    wide = {k: v if "lora_B" in k else torch.ones(2, 33) for k, v in tensors.items()}
+    save_file(wide, folder / "adapter_model.safetensors")
+    assert "[64, 2] x [2, 33], and the base's weight is [64, 32]" in refused()
+
+
+def test_adapters_alone_are_a_folder_for_peft(tmp_path: Path, export: Any) -> None:
+    source = checkpoint(tmp_path)  # merged weights, adapters below them, as training leaves them
+    adapters(source / "adapter", tmp_path / "base")
+    done(export, source, "--out", tmp_path / "out", "--adapter")
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= names
+    assert not {"model.safetensors", "config.json"} & names
+    assert "PeftModelForCausalLM.from_pretrained" in (tmp_path / "out" / "README.md").read_text()
+    done(export, source, "--out", tmp_path / "merged")  # the weights hold them already
+    assert not list((tmp_path / "merged").rglob("adapter*"))  # or PEFT would add them once more
+    assert_same(load_model(tmp_path / "merged"), load_model(source))
+
+
+# verl
+
+
+def test_verl_shards_become_a_folder(tmp_path: Path, export: Any) -> None:
+    base = checkpoint(tmp_path)
+    shards = tmp_path / "global_step_10" / "actor"
+    shards.mkdir(parents=True)
+    tensors = hf_names(load_model(base))
+    for rank in range(2):
+        part = {name: t.tensor_split(2)[rank].clone() for name, t in tensors.items()}
+        torch.save(part, shards / f"model_world_size_2_rank_{rank}.pt")
+    out = tmp_path / "out"
+    done(export, "--from-verl", shards, "--base", base, "--out", out, "--dtype", "float32")
+    assert_same(load_model(out), load_model(base))
+    assert "verl's FSDP shards" in (out / "README.md").read_text()
+    code, _, complained = export(shards, "--out", tmp_path / "other")
+    assert code == 2 and "--from-verl" in complained
+
+
+# GGUF
+
+
+def test_gguf_without_its_package_names_the_pip_command(
+    tmp_path: Path, export: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = checkpoint(tmp_path)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    code, _, complained = export(source, "--gguf", tmp_path / "out.gguf")
+    assert code == 1 and "pip install graft-rl[gguf]" in complained
+    assert len(complained.strip().splitlines()) == 1
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+SHAPES = {
+    "llama": LLAMA,
+    "llama3": replace(LLAMA, rope_scaling=LLAMA3, rope_theta=500_000.0),
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3, yarn": replace(QWEN3, rope_scaling=YARN),
+    "biased": replace(LLAMA, qkv_bias=True, out_bias=True, mlp_bias=True),
+}
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", SHAPES)
+def test_gguf_in_f32_comes_back_to_the_bit(name: str, tmp_path: Path, export: Any) -> None:
+    pytest.importorskip("gguf")
+    source = checkpoint(tmp_path, SHAPES[name])
+    done(export, source, "--gguf", tmp_path / "out.gguf", "--gguf-type", "f32")
+    again = load_model(tmp_path / "out.gguf")
+    assert again.shape == load_model(source).shape
+    assert_same(again, load_model(source))
+    code, _, complained = export(source, "--gguf", tmp_path / "out.gguf")
+    assert code == 1 and "exists; give another --gguf" in complained
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
+def test_gguf_comes_back_within_its_precision(kind: str, tmp_path: Path, export: Any) -> None:
+    pytest.importorskip("gguf")
+    source = checkpoint(tmp_path)
+    done(export, source, "--gguf", tmp_path / "out.gguf", "--gguf-type", kind)
+    ours, theirs = hf_names(load_model(source)), hf_names(load_model(tmp_path / "out.gguf"))
+    for name, tensor in ours.items():
+        if tensor.ndim == 1:
+            wanted = torch.zeros_like(tensor)
+        elif kind == "q8_0":  # half a step of each block of 32, 1/127 of its largest; f16 scales
+            blocks = tensor.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True)
+            wanted = (blocks * (0.5 / 127 + 2**-10)).expand(*blocks.shape[:-1], 32).flatten(-2)
+        else:
+            wanted = tensor.abs() * (2**-11 if kind == "f16" else 2**-8) + 1e-7
+        assert ((theirs[name] - tensor).abs() <= wanted).all(), name
+    changed = sum(not torch.equal(theirs[name], tensor) for name, tensor in ours.items())
+    assert changed  # it was not f32 all along
+
+
+@pytest.mark.peer
+@pytest.mark.filterwarnings("ignore")  # transformers' own, while it reads GGUF
+@pytest.mark.parametrize("which", ["digits", "chatml", "bytes"])
+def test_gguf_keeps_the_tokenizer(which: str, tmp_path: Path, export: Any) -> None:
+    pytest.importorskip("gguf")
+    from graft.models.gguf import open_tokenizer
+
+    tokenizer = {"digits": digits, "chatml": chatml_tokenizer, "bytes": Tokenizer.bytes}[which]()
+    source = checkpoint(tmp_path, tokenizer=tokenizer)
+    done(export, source, "--gguf", tmp_path / "out.gguf")
+    again = open_tokenizer(tmp_path / "out.gguf")
+    texts = ["12+3= [4]", "0", "123*123 - 12"]
+    if which != "digits":
+        texts += [
+            "a  5 Ünï\n123 12\t",
+            "<|im_start|>user\nhi<|im_end|>" if which == "chatml" else "x",
+        ]
+    for text in texts:
+        assert again.encode(text) == tokenizer.encode(text), text
+        assert again.decode(again.encode(text)) == tokenizer.decode(tokenizer.encode(text))
+    assert (again.eos_id, again.pad_id) == (tokenizer.eos_id, tokenizer.pad_id)
+    assert again.chat_template == tokenizer.chat_template
+
+
+@pytest.mark.peer
+def test_ways_of_splitting_have_llama_cpps_names_or_are_refused() -> None:
+    """The regular expressions as transformers has them for the real models."""
+    mapping = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    known = mapping.GGUF_PRE_TOKENIZER_SPLITS
+
+    def named(*parts: dict[str, Any]) -> str:
+        pre = {"type": "Sequence", "pretokenizers": [*parts, {"type": "ByteLevel"}]}
+        return split_name({"model": {"type": "BPE"}, "pre_tokenizer": pre}, ["a b"])
+
+    def split(name: str) -> dict[str, Any]:
+        return {"type": "Split", "pattern": {"Regex": known[name]}}
+
+    assert named(split("qwen2")) == "qwen2"
+    assert named(split("llama-bpe")) == "llama-bpe"
+    assert named({"type": "Digits", "individual_digits": True}) == "smollm"
+    assert named() == "gpt-2"
+    for other in ("tekken", "gpt-4o", "qwen35"):
+        with pytest.raises(UnsupportedModel, match="a tokenizer that splits text by"):
+            named(split(other))
+
+
+@pytest.mark.peer
+def test_tokenizers_that_gguf_cannot_hold_are_named(tmp_path: Path, export: Any) -> None:
+    pytest.importorskip("gguf")
+    source = checkpoint(tmp_path, tokenizer=Tokenizer.characters("01é"))
+    code, _, complained = export(source, "--gguf", tmp_path / "out.gguf")
+    assert code == 1 and "'é', which is several bytes" in complained
+    assert not (tmp_path / "out.gguf").exists()
+
+
+# the same greedy tokens
+
+
+def greedy_by_graft(folder: Path, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    from graft.evaluate.generate import Generator
+    from graft.types import Sampling
+
+    generator = Generator(folder, device="cpu", dtype="float32")
+    drawn = generator(prompts, Sampling(temperature=0.0, max_tokens=max_tokens))
+    return [answers[0]["tokens"] for answers in drawn]
+
+
+def greedy_by_transformers(
+    folder: Path, prompts: Sequence[str], max_tokens: int
+) -> list[list[int]]:
+    """Prompts of one length at a time, so that nothing is padded."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ends = model.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends)
+    asked: dict[int, list[tuple[int, list[int]]]] = {}
+    for number, prompt in enumerate(prompts):
+        messages = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        asked.setdefault(len(ids), []).append((number, ids))
+    found: dict[int, list[int]] = {}
+    for length, group in asked.items():
+        tokens = torch.tensor([ids for _, ids in group])
+        with torch.no_grad():
+            written = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                do_sample=False,
+                max_new_tokens=max_tokens,
+            )
+        for (number, _), row in zip(group, written[:, length:].tolist(), strict=True):
+            end = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
+            found[number] = row[:end]
+    return [found[number] for number in range(len(prompts))]
+
+
+@pytest.mark.peer
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["quickstart", "qwen2", "qwen3", "llama"])
+def test_the_export_writes_the_same_greedy_tokens_in_transformers(
+    name: str, tmp_path: Path, export: Any
+) -> None:
+    shape = {"quickstart": QUICKSTART, "qwen2": QWEN2, "qwen3": QWEN3, "llama": LLAMA}[name]
+    tokenizer = digits() if name == "quickstart" else chatml_tokenizer()
+    source = checkpoint(tmp_path, shape, tokenizer)
+    done(export, source, "--out", tmp_path / "out", "--shard-size", "500KB")
+    prompts = [f"{a}+{b}=" for a in range(3, 23, 2) for b in range(7, 107, 10)]
+    assert len(set(prompts)) == 100
+    ours = greedy_by_graft(source, prompts, 16)
+    theirs = greedy_by_transformers(tmp_path / "out", prompts, 16)
+    assert ours == theirs
+    assert greedy_by_graft(tmp_path / "out", prompts[:10], 16) == ours[:10]
+    assert len({tuple(tokens) for tokens in ours}) > 20  # they are not all alike

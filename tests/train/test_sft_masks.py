@@ -1,0 +1,374 @@
+"""What is learned of a chat, token by token, in each template: the assistant's words and its ends."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from graft.actions.actions import load_actions
+from graft.data.schemas import ChatRow
+from graft.rollout.batching import rows_of, to_batch
+from graft.rollout.demonstrate import demonstration
+from graft.rollout.examples import conversation, example
+from graft.rollout.spelled import Speller
+from graft.text.chat import Chat, TemplateRewrites
+from graft.text.template import TEMPLATES
+from graft.text.tokenizer import Tokenizer
+from graft.types import Author, Task
+from tests.rollout.scripted import LETTERS, SORTING
+from tests.rollout.test_rollout_actions import TASK as SWAPPING
+from tests.rollout.test_rollout_actions import Taught
+from tests.text.text_templates import (
+    INSTRUCT,
+    LLAMA,
+    SEARCH,
+    THINKING,
+    calling,
+    small_bpe,
+)
+from tests.train.sft_kit import learned, say, trained
+
+TASK = Task("row:0", "")
+ASKED = [say("user", "Who is the user?"), say("assistant", "I think. "), say("user", "And?")]
+TALK = [*ASKED, say("assistant", "the answer is 5")]
+USED = [
+    say("user", "Who?"),
+    calling("<think>\nhm\n</think>\n\nLet me see.", '{"query": "x"}'),
+    say("tool", "the number"),
+    say("assistant", "the answer"),
+]
+CALL = '\n<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
+MARKS = ("<result>", "</result>")
+
+
+def head(role: str) -> str:
+    return f"<|start_header_id|>{role}<|end_header_id|>\n\n"
+
+
+WANTED = {
+    "chatml": (
+        "chatml",
+        TALK,
+        [
+            ("<|im_start|>user\nWho is the user?<|im_end|>\n<|im_start|>assistant\n", False),
+            ("I think. <|im_end|>", True),
+            ("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n", False),
+            ("the answer is 5<|im_end|>", True),
+            ("\n", False),
+        ],
+    ),
+    "plain": (
+        "plain",
+        TALK,
+        [
+            ("Who is the user?", False),
+            ("I think. <|endoftext|>", True),
+            ("And?", False),
+            ("the answer is 5<|endoftext|>", True),
+        ],
+    ),
+    "llama": (
+        LLAMA,
+        TALK,
+        [
+            (None, False),  # bos, a date, the question
+            ("I think.<|eot_id|>", True),  # it trims
+            (f"{head('user')}And?<|eot_id|>{head('assistant')}", False),
+            ("the answer is 5<|eot_id|>", True),
+        ],
+    ),
+    "instruct": (
+        INSTRUCT,
+        TALK,
+        [
+            ("<|begin|>[INST] Who is the user? [/INST]", False),
+            (" I think. <|endoftext|>", True),
+            ("[INST] And? [/INST]", False),
+            (" the answer is 5<|endoftext|>", True),
+        ],
+    ),
+    "thinking": (  # the block that opens an answer is not in the prompt: the policy has to write it
+        THINKING,
+        [say("user", "Who?"), say("assistant", "the answer")],
+        [
+            ("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n", False),
+            ("<think>\n\n</think>\n\nthe answer<|im_end|>", True),
+            ("\n", False),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_only_the_assistant_s_words_and_ends_are_learned(name):
+    template, messages, wanted = WANTED[name]
+    told = Chat(small_bpe(), template)
+    found = learned(conversation(TASK, messages, told), told.tokenizer)
+    assert [flag for _, flag in found] == [flag for _, flag in wanted]
+    for (text, _), (want, _) in zip(found, wanted, strict=True):
+        assert want is None or text == want
+    assert "".join(text for text, _ in found) == told.render(messages)
+
+
+def test_every_bundled_template_is_among_them():
+    assert set(TEMPLATES) <= set(WANTED)
+
+
+@pytest.mark.parametrize("template", ["chatml", THINKING])
+def test_calls_are_learned_and_tools_and_their_results_are_not(template):
+    told = Chat(small_bpe(), template)
+    found = learned(conversation(TASK, USED, told, [SEARCH]), told.tokenizer)
+    said = [text for text, is_trained in found if is_trained]
+    heard = [text for text, is_trained in found if not is_trained]
+    assert said[0] == f"<think>\nhm\n</think>\n\nLet me see.{CALL}<|im_end|>"
+    assert said[1].endswith("the answer<|im_end|>")
+    assert "Find <b>things</b>" in heard[0] and "the number" in heard[1]
+    assert "".join(text for text, _ in found) == told.render(USED, [SEARCH])
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools"),
+    [
+        (THINKING, TALK, None),  # an empty thought before the last answer only
+        (THINKING, [*ASKED[:1], say("assistant", "<think>\nhm\n</think>\n\n5"), *TALK[2:]], None),
+        (INSTRUCT, TALK, [SEARCH]),  # the tools wander to the last question
+    ],
+)
+def test_a_template_that_rewrites_what_was_said_is_refused(template, messages, tools):
+    with pytest.raises(
+        TemplateRewrites, match="rewrites this conversation of 4 messages as it grows"
+    ):
+        conversation(TASK, messages, Chat(small_bpe(), template), tools)
+
+
+ARPO = (
+    "<think>who?</think><search>the user</search> <result>\nthe number of é\n</result>\n\n"
+    "<python>1</python><result>5</result><answer>5</answer>"
+)
+
+
+@pytest.mark.parametrize("tokenizer", [Tokenizer.bytes(), small_bpe()], ids=["bytes", "bpe"])
+def test_results_inside_an_assistant_s_text_are_masked_without_encoding_it_otherwise(tokenizer):
+    told = Chat(tokenizer, "chatml")
+    messages = [say("system", "s"), say("user", "q"), say("assistant", ARPO)]
+    plain = conversation(TASK, messages, told)
+    masked = conversation(TASK, messages, told, marks=MARKS)
+    (row,), (other,) = masked.trajectories(), plain.trajectories()
+    assert row.tokens == other.tokens
+    assert trained(plain, tokenizer) == [ARPO + "<|im_end|>"]
+    found = [text for text, _ in learned(masked, tokenizer)]
+    assert found[1:] == [
+        "<think>who?</think><search>the user</search> ",
+        "<result>\nthe number of é\n</result>",
+        "\n\n<python>1</python>",
+        "<result>5</result>",
+        "<answer>5</answer><|im_end|>",
+        "\n",
+    ]
+    assert "é" not in "".join(trained(masked, tokenizer))
+
+
+GENERATION = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}
+    {%- else %}{{ message.content + '<|im_end|>' }}{% endif %}
+    {{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+
+
+@pytest.mark.peer
+def test_a_template_with_generation_marks_learns_the_same_tokens_as_in_transformers():
+    transformers = pytest.importorskip("transformers")
+    tokenizer = small_bpe(GENERATION)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer._backend)
+    wanted = theirs.apply_chat_template(
+        TALK,
+        chat_template=GENERATION,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    (row,) = conversation(TASK, TALK, Chat(tokenizer)).trajectories()
+    assert row.tokens == wanted["input_ids"]
+    mask = [flag for span in row.spans for flag in span.mask or [False] * len(span)]
+    assert mask == [bool(flag) for flag in wanted["assistant_masks"]]
+
+
+ROW = ChatRow(
+    [say("user", "S?")],
+    spans=[
+        {"author": "policy", "text": "So"},
+        {"author": "policy", "call": {"tool": "compare", "arguments": ["A", "B"]}},
+        {"author": "env", "text": "A > B"},
+        {"author": "policy", "call": {"tool": "swap", "arguments": ["A", "B"]}, "text": "swap!"},
+        {"author": "env", "text": "B, A"},
+        {"author": "policy", "text": "Done."},
+    ],
+)
+IN_WORDS = "So compare A and B: A > B\n swap A and B => B, A\nDone."
+
+
+def same(one, other) -> None:
+    (first,), (second,) = one.trajectories(), other.trajectories()
+    assert first.tokens == second.tokens
+    got, want = to_batch(rows_of([one])), to_batch(rows_of([other]))
+    for name in ("actions", "modes", "mask", "turns"):
+        assert getattr(got, name).tolist() == getattr(want, name).tolist(), name
+
+
+@pytest.mark.parametrize("prefill", ["", "So:\n"])
+def test_spans_are_the_very_episode_of_the_demonstration(prefill):
+    told = Chat(LETTERS)
+    shown = demonstration(SWAPPING, Taught(), told, 0, actions=SORTING, prefill=prefill)
+    speller = Speller(SORTING, LETTERS)
+    same(example(TASK, ROW, told, speller=speller, prefill=prefill), shown)
+
+
+def test_calls_in_words_are_the_same_decisions():
+    """A whole attempt in one assistant text, and span by span with calls as words."""
+    told, speller = Chat(LETTERS), Speller(SORTING, LETTERS)
+    shown = demonstration(SWAPPING, Taught(), told, 0, actions=SORTING)
+    row = ChatRow([say("user", "S?"), say("assistant", IN_WORDS)])
+    same(example(TASK, row, told, speller=speller), shown)
+    spans = [
+        {"author": "policy", "text": "So compare A and B"},
+        {"author": "env", "text": ": A > B\n"},
+        {"author": "policy", "text": " swap A and B"},
+        {"author": "env", "text": " => B, A\n"},
+        {"author": "policy", "text": "Done."},
+    ]
+    same(example(TASK, ChatRow([say("user", "S?")], spans=spans), told, speller=speller), shown)
+
+
+def test_words_that_only_speak_of_a_call_are_words():
+    speller = Speller(SORTING, LETTERS)
+    for text in ("So compare A and B.", " compare A", " swap A and A => A\n", " compare A and B"):
+        assert [(part.text, part.call) for part in speller.parts(text)] == [(text, None)]
+    found = speller.parts(" compare A and B", is_answered=True)
+    assert [(part.text, part.call is None) for part in found] == [(" compare A and B", False)]
+
+
+TAGGED = "So <compare> A, B </compare> <result> A > B </result> and<swap> A, B </swap>Done."
+
+
+def tagging() -> Tokenizer:
+    """A byte-level BPE in which each item is one token, as in a large model's."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=280,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=["<eos>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator([" A, B C D E <compare> </compare> <swap> </swap>"] * 9, trainer)
+    return Tokenizer(backend, {"eos_token": "<eos>"}, {"default": TEMPLATES["plain"]})
+
+
+def test_calls_in_tags_are_decisions_and_their_results_are_not():
+    tokenizer = tagging()
+    told, tags = Chat(tokenizer), load_actions("sorting-tags", tokenizer)
+    row = ChatRow([say("user", "S?"), say("assistant", TAGGED)])
+    made = example(TASK, row, told, MARKS, Speller(tags, tokenizer, MARKS))
+    (walk,) = made.trajectories()
+    assert tokenizer.decode(walk.tokens) == f"S?{TAGGED}<eos>"
+    assert [(str(span.author), span.text) for span in walk.spans[1:]] == [
+        ("policy", "So"),
+        ("policy", " <compare> A, B </compare>"),
+        ("env", " <result> A > B </result>"),
+        ("policy", " and"),
+        ("policy", "<swap> A, B </swap>"),
+        ("policy", "Done.<eos>"),
+    ]
+    for span, tool in ((walk.spans[2], "compare"), (walk.spans[5], "swap")):
+        want = tags.spell(tool, ("A", "B"))
+        inner = [t for t, m in zip(want.tokens, want.modes, strict=True) if not tags.is_free(m)]
+        assert (
+            span.tokens[-len(inner) :] == inner
+            and span.actions[-len(inner) :] == want.actions[-len(inner) :]
+        )
+    assert trained(made, tokenizer) == [  # " </" stands for the whole tag, "," for nobody's choice
+        "So <compare> A",
+        " B </",
+        " and<swap> A",
+        " B </",
+        "Done.<eos>",
+    ]
+    with pytest.raises(ValueError, match="contain a call, or part of one"):
+        half = ChatRow([say("user", "S?"), say("assistant", "So <compare> A")])
+        example(TASK, half, told, MARKS, Speller(tags, tokenizer, MARKS))
+
+
+@pytest.mark.parametrize(
+    ("spans", "complaint"),
+    [
+        ([], "not a list of"),
+        ("text", "not a list of"),
+        ([{"author": "env", "text": "x"}], "nothing to learn"),
+        ([{"author": "policy", "text": "x"}, 3], "span 2 is 3"),
+        (
+            [{"author": "policy", "text": "x"}, {"author": "tool", "text": ""}],
+            "author 'tool' is neither",
+        ),
+        ([{"author": "policy", "text": None}], "`text` holds None"),
+        (
+            [{"author": "policy", "text": "x"}, {"author": "env", "text": "", "role": "system"}],
+            "role 'system'",
+        ),
+        (
+            [{"author": "policy", "call": {"tool": "swap"}}],
+            "and the run has none; give actions.file",
+        ),
+    ],
+)
+def test_spans_that_cannot_be_read_say_which_and_why(spans, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        example(TASK, ChatRow([say("user", "S?")], spans=spans), Chat(LETTERS))
+
+
+def test_a_call_that_the_tools_do_not_allow_is_refused():
+    bad = [{"author": "policy", "call": {"tool": "swap", "arguments": ["A", "A"]}}]
+    with pytest.raises(ValueError, match=r"swap with \['A', 'A'\]"):
+        example(
+            TASK,
+            ChatRow([say("user", "S?")], spans=bad),
+            Chat(LETTERS),
+            speller=Speller(SORTING, LETTERS),
+        )
+    worse = [{"author": "policy", "call": ["swap", "A"]}]
+    with pytest.raises(ValueError, match=r"a call is \{tool, arguments"):
+        example(
+            TASK,
+            ChatRow([say("user", "S?")], spans=worse),
+            Chat(LETTERS),
+            speller=Speller(SORTING, LETTERS),
+        )
+
+
+def test_turns_end_where_a_message_or_nothing_follows():
+    told = Chat(small_bpe(), "chatml")
+    spans = [
+        {"author": "policy", "text": "a"},
+        {"author": "env", "text": "no", "role": "user"},
+        {"author": "policy", "text": "[b]"},
+        {"author": "env", "text": "5;"},
+        {"author": "policy", "text": "c"},
+    ]
+    made = example(TASK, ChatRow([say("user", "q")], spans=spans), told)
+    assert learned(made, told.tokenizer)[1:] == [
+        ("a<|im_end|>", True),
+        ("\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n", False),
+        ("[b]", True),
+        ("5;", False),
+        ("c<|im_end|>", True),
+    ]
+    cut = [*spans[:-1], {**spans[-1], "end": False}]
+    made = example(TASK, ChatRow([say("user", "q")], spans=cut), told)
+    assert learned(made, told.tokenizer)[-1] == ("c", True)
+    assert made.spans[0].author is Author.TASK
