@@ -240,6 +240,7 @@ def evaluate(
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")
     ] = None,
+    top_p: Annotated[float, typer.Option("--top-p", help="1 keeps every token.")] = 1.0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
     solved: Annotated[
         float, typer.Option(help="The reward from which on an attempt is right (pass@k).")
@@ -283,6 +284,7 @@ def evaluate(
         k=k,
         solved=solved,
         temperature=0.0 if greedy else temperature,
+        top_p=top_p,
         tools=not no_tools,
         endpoint=endpoint,
         model=model,

@@ -45,6 +45,7 @@ class Evaluation:
     """Per set, where there are as many; None: all of a benchmark, else what the recipe says."""
     samples: int
     temperature: float
+    top_p: float = 1.0
     k: Sequence[int] = (1,)
     solved: float = 1.0
     endpoint: Endpoint | None = None
@@ -54,6 +55,7 @@ class Evaluation:
         values = {
             **tasks.depends_on,
             "temperature": self.temperature,
+            **({"top_p": self.top_p} if self.top_p < 1 else {}),
             "seed": self.config.run.seed,
             "api": "" if self.endpoint is None else self.endpoint.api,
             **self.config.model_dump(mode="json", exclude=NOT_OF_A_SCORE),
@@ -71,6 +73,7 @@ class Evaluation:
     def caption(self) -> str:
         attempts = "one attempt" if self.samples == 1 else f"{self.samples} attempts"
         how = f"at temperature {self.temperature:g}" if self.temperature else "greedy"
+        how += f" and top-p {self.top_p:g}" if self.top_p < 1 else ""
         right = "" if self.samples == 1 else f"; right from reward {self.solved:g} on"
         tools = "" if all(one.has_tools for one in self.sets) else ", without tools"
         return (

@@ -128,20 +128,20 @@ def read_sets(
 
 
 def _set_of(label: str, env: str, given: dict[str, Any], recipe: Tasks) -> TaskSet:
-    try:
-        from graft.evaluate.benchmarks import BENCHMARKS
-    except ModuleNotFoundError:
-        BENCHMARKS = {}
+    from graft.evaluate.benchmarks import BENCHMARKS
 
+    given = dict(given)
     if env in BENCHMARKS:
-        tasks = BENCHMARKS[env].task_set(data=given.get("data"))
-        rest = {key: value for key, value in given.items() if key != "data"}
-        return replace(tasks, label=label, args={**tasks.args, **rest}, is_whole=True)
+        tasks = BENCHMARKS[env].task_set(data=given.pop("data", None))
+        reward = given.pop("reward", tasks.reward)
+        args = {**tasks.args, **given}
+        return replace(tasks, label=label, args=args, reward=reward, is_whole=True)
+    reward = given.pop("reward", recipe.reward)
     try:
         args = {**_arguments(env, recipe), **given}
     except UnknownName as error:
         raise UnknownName(f"{error}. Benchmarks: {', '.join(sorted(BENCHMARKS))}") from None
-    return TaskSet(label, env, args, recipe.wrappers, recipe.reward)
+    return TaskSet(label, env, args, recipe.wrappers, reward)
 
 
 def _arguments(env: str, recipe: Tasks) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class _ChunkedHead(torch.autograd.Function):
         hidden, weight, actions, modes, allowed, entropy, any_word = ctx.saved_tensors
         grad_word = others[0].masked_fill(actions >= ctx.num_words, 0.0) if others else None
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        is_frozen = not ctx.needs_input_grad[1]  # as under adapters
+        grad_weight = None if is_frozen else torch.zeros_like(weight, dtype=torch.float32)
         with_entropy = bool(grad_entropy.any())
         for start in range(0, len(actions), ctx.chunk):
             part = slice(start, start + ctx.chunk)
@@ -94,8 +95,10 @@ class _ChunkedHead(torch.autograd.Function):
             d_logits /= ctx.temperature
             d_logits = d_logits.to(hidden.dtype)
             grad_hidden[part] = d_logits @ weight
-            grad_weight += (d_logits.T @ hidden[part]).float()
-        return grad_hidden, grad_weight.to(weight.dtype), *[None] * 6
+            if grad_weight is not None:
+                grad_weight += (d_logits.T @ hidden[part]).float()
+        own = None if grad_weight is None else grad_weight.to(weight.dtype)
+        return grad_hidden, own, *[None] * 6
 
 
 def _entropy(log_p: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 The judge sits behind any server with OpenAI's chat completions (vLLM, SGLang, llama.cpp, a hosted
 model). One that fails is asked again, later and later, or as late as it wishes (Retry-After); one that
 goes on failing is replaced by the comparison of the texts, so a run outlives its judge, and
-`counts["failures"]` tells how often that was.
+`counts["failures"]` tells how often that was. An evaluation wants `strict`: no verdict, no score.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from graft.rewards.judge_agreement import Agreement, Item
 from graft.rewards.judge_pace import Pace, read_retry_after
 from graft.rewards.judge_prompt import JudgePrompt
 from graft.text.parse import last_boxed
+from graft.tools.errors import ToolError
 from graft.tools.search.cache import CacheBroken, SearchCache
 from graft.types import Task, Trajectory
 
@@ -42,8 +43,8 @@ MAX_PAUSE = 30.0
 MAX_REPLY = 2**20  # bytes; the verdict is one word
 
 
-class JudgeError(RuntimeError):
-    """The judge gave no verdict; the text says why."""
+class JudgeError(ToolError):
+    """The judge gave no verdict; the text says why. In a rollout it fails one attempt."""
 
 
 class Judge:
@@ -68,6 +69,7 @@ class Judge:
         concurrency: int = 8,
         rate: float | None = None,
         prompt: str | Path = "correct",
+        strict: bool = False,
     ) -> None:
         """
         url: the server's base, such as http://host:8001/v1; None takes $JUDGE_URL.
@@ -81,6 +83,8 @@ class Judge:
         concurrency: questions that are put at a time.
         rate: requests per second, over all threads; None: no limit.
         prompt: what is asked, a bundled name or a file: see `graft.rewards.judge_prompt`.
+        strict: without a verdict the attempt fails (JudgeError), and texts are not compared instead: a
+        score then never means that the judge was away.
         """
         if timeout <= 0 or deadline <= 0 or retries < 0 or concurrency < 1:
             raise ValueError(
@@ -91,7 +95,7 @@ class Judge:
         self.model = os.environ.get("JUDGE_MODEL", "") if model is None else model
         self.prompt = JudgePrompt(prompt)
         self.timeout, self.retries, self.deadline = timeout, retries, deadline
-        self.concurrency = concurrency
+        self.concurrency, self.strict = concurrency, strict
         self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
         """Verdicts that were asked for, taken from the cache, and never obtained."""
         self._key = os.environ.get(api_key_env, "").strip()
@@ -117,21 +121,21 @@ class Judge:
             with self._counting:
                 self._agreement.not_asked += 1
             return is_same
-        return self.verdict(item) or False  # without a verdict: as texts they differ
+        try:
+            return self._verdict(item)
+        except JudgeError as error:
+            if self.strict:
+                raise
+            self._warn("judge", f"{error}; answers are compared as texts wherever the judge fails")
+            return False  # as texts they differ
 
     def verdict(self, item: Item) -> bool | None:
         """What the judge says, whether the texts are the same or not; None if it says nothing."""
         try:
-            said = says_correct(self._reply(self.prompt.fill(*item[:3])))
+            return self._verdict(item)
         except JudgeError as error:
-            with self._counting:
-                self.counts["failures"] += 1
-                self._agreement.failures += 1
-            self._warn("judge", f"{error}; answers are compared as texts wherever the judge fails")
+            self._warn("judge", str(error))
             return None
-        with self._counting:
-            self._agreement.add(item, said)
-        return said
 
     def agreement(self) -> Agreement:
         """How far its verdicts so far agree with the comparison of texts.
@@ -144,6 +148,18 @@ class Judge:
     def close(self) -> None:
         if self._cache is not None:
             self._cache.close()
+
+    def _verdict(self, item: Item) -> bool:
+        try:
+            said = says_correct(self._reply(self.prompt.fill(*item[:3])))
+        except JudgeError:
+            with self._counting:
+                self.counts["failures"] += 1
+                self._agreement.failures += 1
+            raise
+        with self._counting:
+            self._agreement.add(item, said)
+        return said
 
     def _reply(self, prompt: str) -> str:
         who = f"judge:{self.model or self.url}"  # a verdict is the model's, wherever it is served

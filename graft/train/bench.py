@@ -67,6 +67,8 @@ def pose(asked: Evaluation, model: Candidate | None) -> list[Posed]:
 
 
 def _pose(asked: Evaluation, tasks: TaskSet, chat: Chat) -> Posed:
+    if tasks.reward:
+        make_reward(tasks.reward)  # a judge without an address says so now
     [first] = held_out_tasks(tasks.env, 1)
     turns = asked.config.rollout.max_turns
     rows = pose_one(tasks, first, chat, turns)
@@ -88,7 +90,8 @@ def _pose(asked: Evaluation, tasks: TaskSet, chat: Chat) -> Posed:
         listed = held_out_tasks(tasks.env, wanted)
     else:  # a seed is a row, and no row is asked twice
         seeds = range(min(wanted, rows))
-        listed = [Task(f"{tasks.env}:test:{seed}", tasks.env, seed=seed) for seed in seeds]
+        name = tasks.label if tasks.is_whole else tasks.env  # a benchmark is known by its own
+        listed = [Task(f"{name}:test:{seed}", tasks.env, seed=seed) for seed in seeds]
     return Posed(tasks, listed, asked.settings(tasks, len(listed)), asked.draws(tasks))
 
 
@@ -206,7 +209,7 @@ class Bench:
             setting,
             make_env=tasks.factory(setting.chat.tokenizer),
             reward=self._rewards.get(tasks.label),
-            sampling=replace(setting.sampling, temperature=asked.temperature),
+            sampling=replace(setting.sampling, temperature=asked.temperature, top_p=asked.top_p),
         )
         lost_in_a_row = 0
 

@@ -48,6 +48,7 @@ def evaluate_checkpoints(
     k: str = "",
     solved: float = 1.0,
     temperature: float | None = None,
+    top_p: float = 1.0,
     tools: bool = True,
     endpoint: str = "",
     model: str = "",
@@ -63,6 +64,7 @@ def evaluate_checkpoints(
     k            "1,8": pass@k and maj@k; `samples` attempts per task, or as many as the largest k
     solved       the reward from which on an attempt is right
     temperature  None: the recipe's; 0 is greedy
+    top_p        below 1: only the likeliest tokens that together have this probability
     tools        False: the same tasks without any tool
     endpoint     a server with OpenAI's API that serves `model`; `api` is completions or chat
     against      an earlier evaluation: its JSON file or a folder with one
@@ -82,6 +84,8 @@ def evaluate_checkpoints(
             f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, "
             "or one attempt"
         )
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"--top-p {top_p:g}: must lie in (0, 1]; 1 keeps every token")
     if not tools and config.actions.file:
         raise ConfigError(
             f"--no-tools, and actions.file={config.actions.file} makes calls; add actions.file="
@@ -92,6 +96,7 @@ def evaluate_checkpoints(
         tasks=tasks,
         samples=samples,
         temperature=temperature,
+        top_p=top_p,
         k=ks,
         solved=solved,
         endpoint=server,

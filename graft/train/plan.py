@@ -141,7 +141,8 @@ class Sizes:
             items.append(Item("critic's gradients", grads, when, "algo.name"))
         kept = activation_bytes(shape, dtype, tokens, work, room.fused, micro.recompute)
         head = most_head_bytes(shape, dtype, tokens, room)
-        if config.lora.rank and sums_in_place(dtype, room.fused):
+        trains_head = bool(shape.extra) or "lm_head" in config.lora.targets
+        if config.lora.rank and trains_head and sums_in_place(dtype, room.fused):
             # a head without a sum of its own gets its gradient in fp32, then as the weights are
             head += shape.head_rows * shape.width * (4 + dtype.itemsize)
         key = "train.tokens_per_micro"
@@ -306,7 +307,10 @@ def _changed(config: Config, keys: dict[str, object]) -> Config:
 
 
 def has_reference(config: Config) -> bool:
-    return bool(config.train.steps and _kl_coef(config))
+    """Whether a KL term, in the loss or in the rewards, holds the policy to where RL began."""
+    shaping = resolve_preset(config.algo.name).shaping
+    is_priced = any(part[0] == "kl_in_reward" for part in shaping)
+    return bool(config.train.steps and (_kl_coef(config) or is_priced))
 
 
 def _kl_coef(config: Config) -> float:

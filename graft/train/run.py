@@ -32,6 +32,7 @@ from graft.train.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.interrupt import Interrupt
 from graft.train.learner import Learner
 from graft.train.optimizer import NonFinite
+from graft.train.plan import has_reference
 from graft.train.rl import TaskStream, held_out_tasks, learn, roll_out
 from graft.train.setup import (
     Parts,
@@ -179,7 +180,10 @@ class Session:
 
     def _reinforce(self, resumed: Checkpoint | None) -> None:
         config = self.config
-        learner = make_learner(self.parts, self._reference(is_new=resumed is None))
+        reference = None
+        if has_reference(config) and not config.lora.rank:
+            reference = self._reference(is_new=resumed is None)
+        learner = make_learner(self.parts, reference)
         tasks = TaskStream(config.task.env, config.run.seed, self.state.get("cursor", 0))
         done = 0
         if resumed is None:
@@ -217,11 +221,8 @@ class Session:
             self._save("rl", done, learner)
             raise
 
-    def _reference(self, is_new: bool) -> Decoder | None:
+    def _reference(self, is_new: bool) -> Decoder:
         """The frozen policy of the KL term: the weights RL starts from, kept for every resumption."""
-        preset = self.parts.preset
-        if not (preset.kl_coef or any(part[0] == "kl_in_reward" for part in preset.shaping)):
-            return None
         path = self.folder.path / "reference"
         with out_of_disk(self.folder.path):
             if is_new:

@@ -41,7 +41,7 @@ from graft.train.checkpoint import ADAPTER_FOLDER, latest_model
 from graft.train.footprint import num_parameters
 from graft.train.learner import Learner, check_served
 from graft.train.optimizer import Optimizer, schedule
-from graft.train.plan import check_fits, choose_micro, kv_tokens_for
+from graft.train.plan import check_fits, choose_micro, has_reference, kv_tokens_for
 from graft.train.room import room_on
 from graft.types import Sampling, Task
 
@@ -294,7 +294,7 @@ def make_engine(
 def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
     """The learner of the RL phase. A critic starts from the policy as it is now.
 
-    With adapters the reference is not kept: those of this moment stand for it.
+    With adapters there is no reference model: the adapters of this moment stand for it.
     """
     config, preset, policy = parts.config, parts.preset, parts.policy
     train = config.train
@@ -325,9 +325,9 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
         critic=critic,
         critic_optimizer=optimizer(critic, config.algo.critic_lr or train.lr) if critic else None,
         value_clip=preset.value_clip,
-        reference=reference if lora is None else None,
+        reference=reference,
         lora=lora,
-        anchor=None if lora is None or reference is None else lora.snapshot(),
+        anchor=lora.snapshot() if lora is not None and has_reference(config) else None,
         epochs=train.epochs,
         minibatches=train.minibatches,
         seed=config.run.seed,

@@ -95,7 +95,8 @@ def test_beyond_max_uses_calls_are_refused_and_the_policy_may_still_answer():
     assert env.step("<echo>a</echo>").observation == "<result>a</result>"
     refused = env.step("<echo>b</echo>")
     assert refused.observation == tagged("echo").spent
-    assert refused.info == {"tool": "echo", "tool_ok": False, "tool_uses": 2}
+    told = {"tool": "echo", "tool_ok": False, "tool_uses": 2, "tool_refusals": 1}
+    assert refused.info == told
     assert env.step("so").observation == "And?"
 
 

@@ -25,6 +25,7 @@ from graft.rewards.judge import Judge, prediction_of, question_of, says_correct
 from graft.rewards.judge_agreement import Agreement, Item, agreement_on
 from graft.rewards.judge_pace import Pace, read_retry_after
 from graft.rewards.judge_prompt import BUNDLED, JudgePrompt
+from graft.tools.errors import ToolError
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 Answer = Callable[[BaseHTTPRequestHandler, int], None]
@@ -454,11 +455,11 @@ def test_the_wish_of_a_server_to_be_left_alone_is_kept_by_all_threads():
 
 def test_a_wish_beyond_the_deadline_ends_the_question_at_once(caplog: pytest.LogCaptureFixture):
     with serving(refusing(503, Retry_After="3600")) as server:
-        judge = Judge(server.url, deadline=1.0, retries=5)
+        judge = Judge(server.url, deadline=2.0, retries=5)
         start = time.monotonic()
-        assert judge(*PARAPHRASE) == 0.0 and time.monotonic() - start < 0.8
+        assert judge(*PARAPHRASE) == 0.0 and time.monotonic() - start < 1.5
         assert len(server.asked) == 1 and judge.counts["failures"] == 1
-        assert judge(*PARAPHRASE) == 0.0 and len(server.asked) < 3  # asked again after a second
+        assert judge(*PARAPHRASE) == 0.0 and len(server.asked) < 3  # asked again 2 s later
     assert "answered 503" in caplog.text
 
 
@@ -506,15 +507,15 @@ def test_the_rate_holds_over_all_threads():
     assert len(starts) == 21 and time.monotonic() - begin >= 1.0  # 20 gaps of 0.05 s
     starts.sort()
     busiest = max(sum(a <= b < a + 0.5 for b in starts) for a in starts)
-    assert busiest <= 12  # 10 in half a second, and what a busy machine delivers late
+    assert busiest <= 16  # 10 in half a second, and what a busy machine delivers late
 
 
 def test_attempts_count_for_the_rate_too_and_a_turn_that_comes_too_late_is_none():
     with serving(refusing(500)) as server:
-        judge = Judge(server.url, rate=2, retries=5, deadline=0.8)
+        judge = Judge(server.url, rate=1, retries=5, deadline=1.8)
         start = time.monotonic()
         assert judge(*PARAPHRASE) == 0.0
-        assert time.monotonic() - start < 1.0 and len(server.asked) == 2  # at 0 and at 0.5 s
+        assert time.monotonic() - start < 1.8 and len(server.asked) == 2  # at 0 and at 1 s
     pace = Pace(10)
     now = time.monotonic()
     assert pace.wait(now + 1) and not pace.wait(now + 0.05)
@@ -654,6 +655,15 @@ def test_only_so_many_disagreements_are_kept_and_none_is_long():
     assert found.judge_only == 1010 and len(found.disagreements) == 1000
     assert len(found.disagreements[0].item.prediction) == 4000
     assert "... and 990 more." in found.markdown()
+
+
+def test_a_strict_judge_gives_no_score_without_a_verdict():
+    with serving(refusing(500)) as server:
+        judge = Judge(server.url, retries=0, strict=True)
+        assert judge(*EXACT) == 1.0
+        with pytest.raises(ToolError, match="answered 500"):  # a rollout fails the one attempt
+            judge(*PARAPHRASE)
+        assert judge.counts["failures"] == judge.agreement().failures == 1
 
 
 def test_the_environment_may_name_the_model_too(monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from pathlib import Path
@@ -144,7 +143,9 @@ def test_the_optimizer_knows_the_adapters_alone(base, tmp_path):
     assert found["base"] == 4 * sum(t.base.numel() for t in parts.lora.targets)
     assert "reference" not in found and "fp32 masters" not in found
     # both phases train the same adapters; the reference is a snapshot of them, not a model
-    both = make_learner(parts, copy.deepcopy(parts.policy))
+    held = parts.config.algo.model_copy(update={"kl_coef": 0.1})
+    parts.config = parts.config.model_copy(update={"algo": held})
+    both = make_learner(parts, None)
     assert both.lora is learner.lora and both.reference is None
     assert sum(value.numel() for value in both.anchor.values()) == count
 

@@ -20,6 +20,8 @@ def tool(name: str, max_uses: int, **options: Any) -> dict[str, Any]:
 
 PYTHON = tool("python", 5, timeout=120)
 SEARCH = tool("search", 10, topk=10, max_chars=1000, timeout=60)
+JUDGE = {"judge": {"strict": True}}
+"""An answer that nobody judged is a failed attempt, not a wrong one."""
 
 SAMPLED = (
     "temperature 0.6, top-p 0.95, repetition penalty 1.1, 4,096 tokens between calls, at most 5 python "
@@ -130,7 +132,7 @@ ARPO: tuple[Benchmark, ...] = (
         split="main",
         question_key="question|Question",
         answer_key="answer|Answer",
-        reward="judge",
+        reward=JUDGE,
         rows=200,
         hub_rows=680,
         args={"source_key": "info.difficulty_level|Info.Difficulty_Level"},
@@ -145,14 +147,14 @@ ARPO: tuple[Benchmark, ...] = (
         split="validation",
         question_key="Question|question",
         answer_key="Final answer|answer",
-        reward="judge",
+        reward=JUDGE,
         rows=103,
         hub_rows=165,
         part="2023/validation/metadata.parquet",
         args={"source_key": "Level|level", "empty_key": "file_name"},
         wrappers=(PYTHON, SEARCH, SYSTEM),
         published=f"{DEEP_SEARCH}; questions that are text alone",
-        unconfirmed="which 103 of the rows without a file are asked",
+        unconfirmed="which 103 of the rows without a file are asked; rows of the hub's file",
     ),
     Benchmark(
         name="hle",
@@ -161,7 +163,7 @@ ARPO: tuple[Benchmark, ...] = (
         split="test",
         question_key="question|Question",
         answer_key="answer",
-        reward="judge",
+        reward=JUDGE,
         hub_rows=2500,
         args={"source_key": "category", "empty_key": "image"},
         wrappers=(PYTHON, SEARCH, SYSTEM),
@@ -175,7 +177,7 @@ ARPO: tuple[Benchmark, ...] = (
         split="train",
         question_key="prompt|question",
         answer_key="answer",
-        reward="judge",
+        reward=JUDGE,
         rows=100,
         args={"cipher_key": "canary"},
         wrappers=(PYTHON, SEARCH, SYSTEM),

@@ -29,7 +29,7 @@ class Benchmark:
     question_key: str
     """The column; names apart by | are tried in this order."""
     answer_key: str
-    reward: str
+    reward: str | dict[str, Any]
     """Who grades, as in task.reward; empty: the environment itself."""
     published: str
     """How the published numbers were measured."""
@@ -45,6 +45,11 @@ class Benchmark:
     wrappers: Sequence[str | dict[str, Any]] = ()
     unconfirmed: str = ""
     """What nobody has looked up in the dataset itself."""
+
+    @property
+    def scorer(self) -> str:
+        """The name of who grades."""
+        return self.reward if isinstance(self.reward, str) else next(iter(self.reward))
 
     @property
     def tools(self) -> tuple[str, ...]:

@@ -43,14 +43,14 @@ def benchmark(name: str, tool: str, rows: int | None, unconfirmed: str = "") -> 
 
 GEM: tuple[Benchmark, ...] = (
     *(
-        benchmark(name, "python_tool_no_int_reward", rows)
-        for name, rows in {
-            "AIME24": 30,
-            "AMC": 83,
-            "MATH500": 500,
-            "Minerva": 272,
-            "OlympiadBench": 675,
-        }.items()
+        benchmark(name, "python_tool_no_int_reward", rows, unconfirmed)
+        for name, rows, unconfirmed in (
+            ("AIME24", 30, ""),
+            ("AMC", 83, "the number of rows"),
+            ("MATH500", 500, ""),
+            ("Minerva", 272, "the number of rows"),
+            ("OlympiadBench", 675, "the number of rows"),
+        )
     ),
     *(
         benchmark(name, "search_tool_no_int_reward", rows, unconfirmed)

@@ -171,8 +171,8 @@ def askable(table: Table, keys: Keys, empty_key: str) -> array[int]:
 def deciphered(text: Any, secret: str, where: str, key: str) -> str:
     """base64 of the bytes, each xor the next byte of the secret: how xbench is published.
 
-    >>> deciphered("IhYMAg==", "puzzle", "row 1", "prompt")
-    'Rcvx'
+    >>> deciphered("Jx0VRQ==", "puzzle", "row 1", "prompt")
+    'Who?'
     """
     try:
         data = base64.b64decode(str(text), validate=True)

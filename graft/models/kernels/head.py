@@ -321,7 +321,7 @@ class _KernelHead(torch.autograd.Function):
         rows, num_actions = len(actions), len(weight)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = ctx.grad_sum
-        if grad_weight is None:
+        if grad_weight is None and ctx.needs_input_grad[1]:  # not under adapters
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         kept, ctx.logits = ctx.logits, None  # overwritten below: good for one backward
         logits = empty_logits(min(ctx.chunk, rows), num_actions, hidden) if kept is None else kept
@@ -347,8 +347,10 @@ class _KernelHead(torch.autograd.Function):
                 ctx.num_words,
             )
             torch.mm(d_logits, weight, out=grad_hidden[part])
-            add_product_(grad_weight, d_logits.T, hidden[part])
-        own = grad_weight.to(weight.dtype) if ctx.grad_sum is None else None
+            if grad_weight is not None:
+                add_product_(grad_weight, d_logits.T, hidden[part])
+        is_own = grad_weight is not None and ctx.grad_sum is None
+        own = grad_weight.to(weight.dtype) if is_own else None
         return grad_hidden, own, *[None] * 7
 
 

@@ -1,0 +1,57 @@
+"""Stored attempts before a judge: how far it agrees with the comparison of texts.
+
+    report = agreement_of("runs/qwen/evaluations/table.samples/last.gaia.0f3a91.jsonl",
+                          BENCHMARKS["gaia"].task_set("gaia.jsonl"), Judge(cache="verdicts.db"))
+    print(report.markdown())
+
+A sample has the answer and the seed of its task; the question and what is right are posed again from
+the set. With the cache of the evaluation itself only those answers are asked about that it did not ask
+about, since they were the very text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from graft.data.errors import DataError
+from graft.evaluate.samples import Sample, read_sample
+from graft.evaluate.sets import TaskSet
+from graft.rewards.answers import accepted_answers, in_words
+from graft.rewards.judge import Judge, question_of
+from graft.rewards.judge_agreement import Agreement, Item, agreement_on
+from graft.types import Status, Task
+
+
+def agreement_of(path: str | Path, tasks: TaskSet, judge: Judge) -> Agreement:
+    """The agreement on all attempts in a file of samples that came to their end."""
+    file = Path(path)
+    if not file.is_file():
+        raise DataError(f"no file of samples {str(path)!r}; `graft eval` writes them")
+    with file.open("rb") as lines:
+        found = agreement_on(items_of(filter(None, map(read_sample, lines)), tasks), judge)
+    if not found.count and not found.not_asked and not found.failures:
+        raise DataError(f"{file} has no attempt that came to its end")
+    return found
+
+
+def items_of(samples: Iterable[Sample], tasks: TaskSet) -> Iterator[Item]:
+    """What is to be judged of them; an attempt without an end has no answer."""
+    bare = replace(tasks, has_tools=False)  # they have been used already
+    posed: Any = bare.factory(None)(Task("", tasks.env))  # more than the protocol: it has task()
+    try:
+        for sample in samples:
+            if sample.status != Status.DONE:
+                continue
+            posed.reset(sample.seed)
+            task: Task = posed.task()
+            yield Item(
+                question_of(task),
+                accepted_answers(task.answer),
+                in_words(sample.answer),
+                f"{sample.task}#{sample.sample}",
+            )
+    finally:
+        posed.close()

@@ -1,0 +1,742 @@
+r"""Every benchmark from a file in its published columns to a score: scripted model, judge and search."""
+
+import base64
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graft.config import Tasks
+from graft.data.errors import DataError
+from graft.envs import make
+from graft.envs.wrappers.tools import _built
+from graft.evaluate.benchmarks import BENCHMARKS
+from graft.evaluate.benchmarks.arpo import ARPO
+from graft.evaluate.benchmarks.benchmark import QUESTIONS
+from graft.evaluate.benchmarks.gem import GEM
+from graft.evaluate.benchmarks.judged import agreement_of
+from graft.evaluate.benchmarks.prompt import FORM
+from graft.evaluate.benchmarks.questions import BenchmarkQuestions, deciphered
+from graft.evaluate.sets import read_sets
+from graft.models.save import save_model
+from graft.rewards import REWARDS
+from graft.rewards import judge as judging
+from graft.rewards.judge import Judge
+from graft.text.tokenizer import Tokenizer
+from graft.train.checkpoint_table import evaluate_checkpoints
+from graft.types import Task
+from tests.engine.engine_kit import tiny_decoder
+from tests.evaluate.endpoint_kit import serving
+
+Row = dict[str, Any]
+
+
+def enciphered(text: str, secret: str) -> str:
+    """As xbench is published."""
+    data = bytes(a ^ b for a, b in zip(text.encode(), cycle(secret.encode()), strict=False))
+    return base64.b64encode(data).decode()
+
+
+SECRET = "a canary"
+
+# name -> rows in the published columns, what the model answers to each, and what that earns
+MADE: dict[str, list[tuple[Row, str, float]]] = {
+    "aime24": [
+        (
+            {
+                "id": 60,
+                "problem": "Half of 8?",
+                "solution": "4",
+                "answer": "4",
+                "url": "",
+                "year": "2024",
+            },
+            "4.0",
+            1.0,
+        ),
+        (
+            {
+                "id": 61,
+                "problem": "Three times 5?",
+                "solution": "15",
+                "answer": "015",
+                "url": "",
+                "year": "2024",
+            },
+            "16",
+            0.0,
+        ),
+    ],
+    "aime25": [
+        ({"problem": "One more than 69?", "answer": "70", "id": "0"}, "70", 1.0),
+        ({"problem": "One less than 69?", "answer": "68", "id": "1"}, "67", 0.0),
+    ],
+    "math500": [
+        (
+            {
+                "problem": "1/4 + 1/4?",
+                "solution": "",
+                "answer": "\\frac{1}{2}",
+                "subject": "Algebra",
+                "level": 1,
+                "unique_id": "a",
+            },
+            "0.5",
+            1.0,
+        ),
+        (
+            {
+                "problem": "x(x+1)?",
+                "solution": "",
+                "answer": "x^2+x",
+                "subject": "Algebra",
+                "level": 5,
+                "unique_id": "b",
+            },
+            "x^2",
+            0.0,
+        ),
+    ],
+    "math": [
+        (
+            {
+                "problem": "Twice 21?",
+                "level": "Level 1",
+                "solution": "It is $\\boxed{42}$.",
+                "type": "Algebra",
+            },
+            "42",
+            1.0,
+        ),
+        (
+            {
+                "problem": "Twice 22?",
+                "level": "Level 2",
+                "solution": "It is $\\boxed{44}$.",
+                "type": "Algebra",
+            },
+            "42",
+            0.0,
+        ),
+    ],
+    "gsm8k": [
+        ({"question": "Ann has 3 and gets 4.", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}, "7", 1.0),
+        ({"question": "Bob has 1,000 and 200.", "answer": "So many.\n#### 1,200"}, "1000", 0.0),
+    ],
+    "hotpotqa": [
+        (
+            {"question": "Where is the Louvre?", "answer": ["Paris", "Paris, France"]},
+            "city of Paris",
+            0.5,
+        ),
+        ({"question": "Where is the Prado?", "answer": ["Madrid"]}, "Rome", 0.0),
+    ],
+    "2wiki": [
+        ({"question": "Was Ann older than Bob?", "answer": ["yes"]}, "yes", 1.0),
+        ({"question": "Who was Ann's aunt?", "answer": ["Eve Smith"]}, "Eve Jones", 0.5),
+    ],
+    "musique": [
+        (
+            {"question": "Who founded the town of Ann?", "answer": "Carl the Great"},
+            "the great Carl",
+            1.0,
+        ),
+        ({"question": "Who sold the town of Ann?", "answer": "Otto"}, "Ludwig", 0.0),
+    ],
+    "bamboogle": [
+        ({"question": "Who ruled when Ann was born?", "answer": ["Otto"]}, "otto.", 1.0),
+        ({"question": "Who ruled when Bob was born?", "answer": ["Otto"]}, "nobody", 0.0),
+    ],
+    "webwalker": [
+        (
+            {
+                "question": "When is the deadline?",
+                "answer": "March 21",
+                "root_url": "https://x.org",
+                "info": {"difficulty_level": "easy"},
+            },
+            "the 21st of March",
+            1.0,
+        ),
+        (
+            {
+                "question": "Where is the venue?",
+                "answer": "Vienna",
+                "root_url": "https://x.org",
+                "info": {"difficulty_level": "hard"},
+            },
+            "Graz",
+            0.0,
+        ),
+    ],
+    "gaia": [
+        (
+            {
+                "task_id": "1",
+                "Question": "How many wolves?",
+                "Level": "1",
+                "Final answer": "3",
+                "file_name": "",
+            },
+            "three",
+            1.0,
+        ),
+        (
+            {
+                "task_id": "2",
+                "Question": "What is in the picture?",
+                "Level": "2",
+                "Final answer": "dog",
+                "file_name": "2.png",
+            },
+            "dog",
+            1.0,
+        ),
+        (
+            {
+                "task_id": "3",
+                "Question": "How many bears?",
+                "Level": "2",
+                "Final answer": "5",
+                "file_name": "",
+            },
+            "4",
+            0.0,
+        ),
+    ],
+    "hle": [
+        (
+            {
+                "id": "1",
+                "question": "Which group?",
+                "image": "",
+                "answer": "A_5",
+                "answer_type": "exactMatch",
+                "category": "Math",
+            },
+            "A_5",
+            1.0,
+        ),
+        (
+            {
+                "id": "2",
+                "question": "What is shown?",
+                "image": "data:image/png;base64,AA",
+                "answer": "X",
+                "answer_type": "exactMatch",
+                "category": "Art",
+            },
+            "X",
+            1.0,
+        ),
+        (
+            {
+                "id": "3",
+                "question": "Which bone?",
+                "image": "",
+                "answer": "B",
+                "answer_type": "multipleChoice",
+                "category": "Biology",
+            },
+            "C",
+            0.0,
+        ),
+    ],
+    "xbench": [
+        (
+            {
+                "id": 1,
+                "prompt": enciphered("谁写了它？", SECRET),
+                "answer": enciphered("鲁迅", SECRET),
+                "reference_steps": "",
+                "canary": SECRET,
+            },
+            "鲁迅",
+            1.0,
+        ),
+        (
+            {
+                "id": 2,
+                "prompt": enciphered("在哪里？", SECRET),
+                "answer": enciphered("北京", SECRET),
+                "reference_steps": "",
+                "canary": SECRET,
+            },
+            "上海",
+            0.0,
+        ),
+    ],
+    **{
+        f"gem-{name}": [
+            ({"problem": f"{name}: 3/4 as a number?", "answer": ["0.75"]}, "\\frac{3}{4}", 1.0),
+            ({"problem": f"{name}: 7 squared?", "answer": ["49"]}, "47", 0.0),
+        ]
+        for name in ("aime24", "amc", "math500", "minerva", "olympiadbench")
+    },
+    **{
+        f"gem-{name}": [
+            ({"question": f"{name}: where is the Louvre?", "answer": ["Paris"]}, "the paris.", 1.0),
+            ({"question": f"{name}: where is the Prado?", "answer": ["Madrid"]}, "in Madrid", 0.0),
+        ]
+        for name in (
+            "naturalquestions",
+            "triviaqa",
+            "popqa",
+            "hotpotqa",
+            "2wiki",
+            "musique",
+            "bamboogle",
+            "qaopen",
+        )
+    },
+    "gem-codecontest": [
+        (
+            {
+                "problem": "Print the sum.",
+                "tests": {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]},
+            },
+            "print(sum(map(int, input().split())))",
+            1.0,
+        ),
+        (
+            {
+                "problem": "Print the product.",
+                "tests": json.dumps({"inputs": ["2 5\n"], "outputs": ["10\n"]}),
+            },
+            "print(7)",
+            0.0,
+        ),
+    ],
+}
+
+LEFT_OUT = {"gaia": 1, "hle": 1}
+"""The number of the row that comes with a file or an image."""
+
+
+def asked_of(name: str) -> list[tuple[Row, str, float]]:
+    return [one for number, one in enumerate(MADE[name]) if number != LEFT_OUT.get(name)]
+
+
+def question_in(name: str, row: Row) -> str:
+    key = next(key for key in ("problem", "question", "Question", "prompt") if key in row)
+    return deciphered(row[key], SECRET, "", key) if name == "xbench" else row[key]
+
+
+ANSWERS = {
+    question_in(name, row): answer for name in MADE for row, answer, _ in MADE[name]
+}  # what the scripted model says
+
+
+def told(text: str) -> str:
+    """The answer to the question in a prompt."""
+    return next(answer for question, answer in ANSWERS.items() if question in text)
+
+
+@pytest.fixture
+def files(tmp_path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, rows in MADE.items():
+        file = tmp_path / "rows" / f"{name}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        lines = [json.dumps(row, ensure_ascii=False) for row, _, _ in rows]
+        file.write_text("\n".join(lines), encoding="utf-8")
+        found[name] = str(file)
+    return found
+
+
+@contextmanager
+def answering(reply: Callable[[dict[str, Any]], Any]) -> Iterator[str]:
+    """A server of JSON."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.dumps(reply(content)).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+JUDGED: list[str] = []
+SEARCHED: list[str] = []
+
+
+def as_judge(content: dict[str, Any]) -> Any:
+    """Knows two paraphrases."""
+    asked = content["messages"][0]["content"]
+    JUDGED.append(asked)
+    is_right = "the 21st of March" in asked or "three" in asked
+    said = "Correct" if is_right else "Incorrect"
+    return {"choices": [{"message": {"role": "assistant", "content": said}}]}
+
+
+def as_search(content: dict[str, Any]) -> Any:
+    SEARCHED.extend(content["queries"])
+    document = {"id": "1", "contents": "A page\nIt says what is asked."}
+    return {"result": [[{"document": document, "score": 1.0}] for _ in content["queries"]]}
+
+
+@pytest.fixture(autouse=True)
+def services(monkeypatch) -> Iterator[None]:
+    JUDGED.clear()
+    SEARCHED.clear()
+    _built.cache_clear()  # tools are made once for all envs; here the next test has another service
+    monkeypatch.delenv("GRAFT_DATA", raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", os.devnull)
+    with answering(as_judge) as judge, answering(as_search) as search:
+        monkeypatch.setenv("JUDGE_URL", f"{judge}/v1")
+        monkeypatch.setenv("SEARCH_URL", search)
+        yield
+    _built.cache_clear()
+
+
+def tiny_model(folder: Path) -> str:
+    """Random weights, and bytes for tokens."""
+    tokenizer = Tokenizer.bytes()
+    save_model(tiny_decoder(vocab_size=tokenizer.vocab_size), folder / "model")
+    tokenizer.save(folder / "model")
+    return str(folder / "model")
+
+
+def given(files: dict[str, str], names: list[str]) -> dict[str, Any]:
+    return {"on": ",".join(names), "args": [f"{name}.data={files[name]}" for name in names]}
+
+
+def check(table: Any, names: list[str], calls: dict[str, float]) -> None:
+    assert table.problems == []
+    for name in names:
+        cell = table.rows["tiny"][name]
+        assert cell.values("avg") == [reward for _, _, reward in asked_of(name)], name
+        assert cell.tool_calls == calls.get(name, 0.0), name
+        assert cell.failed == 0.0
+
+
+def test_arpos_thirteen_from_file_to_score_with_tools_in_its_tags(files, tmp_path):
+    """The scripted model calls python, then search where there is one, and then answers in a box."""
+
+    def agent(content: dict[str, Any]) -> str:
+        prompt = content["prompt"]
+        written = prompt.rpartition("assistant")[2]
+        if "<python>" not in written:
+            return "<think>hm</think>\n<python>print(6 * 7)</python> and more"
+        assert "<result>\n42\n</result>" in written
+        if "<search>...</search>" in prompt and "<search>" not in written:
+            return "<search>what is asked</search>"
+        assert "It says what is asked" in written or "<search>" not in prompt
+        return f"<answer>It is \\boxed{{{told(prompt)}}}.</answer>"
+
+    names = [one.name for one in ARPO]
+    assert len(names) == 13 and set(names) <= set(MADE)
+    with serving() as served:
+        served.reply, served.owner = agent, "vllm"
+        table, folder, _ = evaluate_checkpoints(
+            tiny_model(tmp_path),
+            **given(files, names),
+            overrides=[f"run.dir={tmp_path}", "model.chat_template=chatml"],
+            endpoint=served.url,
+            model="tiny",
+            say=lambda text: None,
+        )
+    calls = {one.name: float(len(one.tools)) for one in ARPO}
+    check(table, names, calls)
+    with_search = sum(len(asked_of(one.name)) for one in ARPO if "search" in one.tools)
+    assert ["what is asked"] * with_search == SEARCHED
+    # webwalker 2, gaia 2, hle 1 and xbench 1: nobody is asked about the very text
+    assert len(JUDGED) == 6 and any("谁" not in asked and "在哪里" in asked for asked in JUDGED)
+    cells = table.rows["tiny"]
+    assert cells["gaia"].sources == ["1", "2"] and cells["webwalker"].sources == ["easy", "hard"]
+    assert cells["hle"].sources == ["Math", "Biology"]
+    assert "| tiny | gaia | 1 | 1 | 1.000" in table.markdown()
+    [samples] = (folder / "table.samples").glob("*gaia*")
+    report = agreement_of(samples, BENCHMARKS["gaia"].task_set(files["gaia"]), Judge())
+    assert (report.judge_only, report.both_no, report.count) == (1, 1, 2)
+    [(item, is_correct)] = report.disagreements
+    assert item[:3] == ("How many wolves?", ["3"], "three") and is_correct
+    assert item.id.endswith(":0#0") and report.share == 0.5
+
+
+def test_gems_sets_from_file_to_score_in_messages(files, tmp_path):
+    """One call of the tool, whose result comes back as a message, then the answer in GEM's form."""
+
+    def agent(content: dict[str, Any]) -> str:
+        first, *later = (message["content"] for message in content["messages"])
+        if "Print the" in first:
+            return f"```python\n{told(first)}\n```"
+        if not later:
+            return (
+                "<search>louvre</search>" if "<search>" in first else "<python>print(42)</python>"
+            )
+        is_math = "42" in later[-1]
+        assert is_math or "It says what is asked" in later[-1]
+        return f"\\boxed{{{told(first)}}}" if is_math else f"<answer>{told(first)}</answer>"
+
+    names = [one.name for one in GEM]
+    assert len(names) == 14 and set(names) <= set(MADE)
+    with serving() as served:
+        served.reply = agent
+        table, _, _ = evaluate_checkpoints(
+            "",
+            **given(files, names),
+            overrides=[f"run.dir={tmp_path}"],
+            endpoint=served.url,
+            model="tiny",
+            say=lambda text: None,
+        )
+    check(table, names, {one.name: float(len(one.tools)) for one in GEM})
+    assert JUDGED == [] and len(SEARCHED) == 16
+
+
+def test_without_tools_the_prompt_says_nothing_of_them(files, tmp_path):
+    def agent(content: dict[str, Any]) -> str:
+        system, user = content["messages"]
+        assert (system["role"], system["content"]) == ("system", FORM)
+        assert user["content"] in ANSWERS
+        return f"<answer>\\boxed{{{told(user['content'])}}}</answer>"
+
+    names = ["math500", "hotpotqa", "xbench"]
+    with serving() as served:
+        served.reply = agent
+        table, _, _ = evaluate_checkpoints(
+            "",
+            **given(files, names),
+            overrides=[f"run.dir={tmp_path}"],
+            endpoint=served.url,
+            model="tiny",
+            tools=False,
+            say=lambda text: None,
+        )
+    check(table, names, {})
+
+
+def test_a_real_model_goes_the_same_way(files, tmp_path):
+    """Random weights on the native engine: it says nothing right, and every attempt is counted."""
+    names = ["math500", "gaia", "gem-2wiki"]
+    table, _, _ = evaluate_checkpoints(
+        tiny_model(tmp_path),
+        **given(files, names),
+        overrides=[f"run.dir={tmp_path}", "model.chat_template=chatml", "rollout.max_tokens=8"],
+        samples=2,
+        k="1,2",
+        say=lambda text: None,
+    )
+    for name in names:
+        [cell] = (row[name] for row in table.rows.values())
+        assert cell.values("pass@2") == [0.0, 0.0] and cell.failed == 0.0 and cell.tokens <= 8
+
+
+def test_a_judge_that_is_away_fails_attempts_and_makes_none_wrong(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setattr(judging, "FIRST_PAUSE", 0.01)
+    with serving() as served:
+        served.reply = lambda content: f"\\boxed{{{told(content['messages'][-1]['content'])}}}"
+        table, folder, _ = evaluate_checkpoints(
+            "",
+            **given(files, ["xbench"]),
+            overrides=[f"run.dir={tmp_path}"],
+            endpoint=served.url,
+            model="tiny",
+            tools=False,
+            say=lambda text: None,
+        )
+    cell = table.rows["tiny"]["xbench"]
+    assert cell.values("avg") == [1.0, 0.0] and cell.failed == 0.5  # the very text needs no judge
+    assert "50% failed" in table.markdown()
+    [samples] = (folder / "table.samples").glob("*xbench*")
+    assert "cannot be reached" in samples.read_text(encoding="utf-8")
+
+
+def posed(name: str, files: dict[str, str]) -> Any:
+    [tasks] = read_sets(name, [f"{name}.data={files[name]}"], Tasks())
+    return tasks.factory(None)(Task("", tasks.env))
+
+
+def test_the_system_prompt_has_arpos_tags_and_the_limit_of_each_tool(files):
+    env = posed("hotpotqa", files)
+    (system, user), info = env.reset(0)
+    assert system["role"] == "system" and user == {
+        "role": "user",
+        "content": "Where is the Louvre?",
+    }
+    for tag in ("think", "python", "search", "result", "answer"):
+        assert f"<{tag}>" in system["content"] and f"</{tag}>" in system["content"]
+    assert "\\boxed{}" in system["content"]
+    python, search = system["content"].splitlines()[-2:]
+    assert python.startswith("- <python>...</python>: ") and python.endswith("At most 5 times.")
+    assert search.startswith("- <search>...</search>: ") and search.endswith("At most 10 times.")
+    assert info["meta"] == {"idx": 0, "question": "Where is the Louvre?"}
+    assert env.task().prompt == (system, user) and env.task().answer == ["Paris", "Paris, France"]
+    assert set(env.stop) == {"</python>", "</search>"} and env.observe_as == "inline"
+    twin = env.fork()
+    assert "42" in env.step("<python>print(42)</python>").observation
+    assert "It says" in twin.step("<search>louvre</search>").observation
+    twin.set_state(env.get_state())
+    assert env.step("<answer>Paris</answer>").reward == 1.0
+    assert twin.task().prompt == (system, user)
+
+
+def test_each_tool_has_its_own_limit(files):
+    env = posed("hotpotqa", files)
+    env.reset(0)
+    for _ in range(5):
+        assert "42" in env.step("<python>print(42)</python>").observation
+    assert "No calls are left" in env.step("<python>print(42)</python>").observation
+    assert "It says" in env.step("<search>louvre</search>").observation
+    assert env.step("<answer>\\boxed{Paris}</answer>").terminated
+
+
+@pytest.mark.parametrize("one", BENCHMARKS.values(), ids=lambda one: one.name)
+def test_a_definition_is_complete(one):
+    assert BENCHMARKS[one.name] is one and one.title and one.hub.count("/") == 1 and one.split
+    assert "temperature 0.6" in one.published
+    assert one.scorer in REWARDS or (one.env.startswith("eval:") and not one.scorer)
+    assert set(one.tools) <= {"python", "search"}
+    assert one.rows or one.unconfirmed  # a number that is not known is said to be
+    tasks = one.task_set()
+    assert (tasks.label, tasks.is_whole, tasks.reward) == (one.name, True, one.reward)
+    json.dumps(tasks.depends_on)
+    if one.env == QUESTIONS:
+        assert tasks.args["hub"] == one.hub and tasks.args["hub_split"] == one.split
+
+
+def test_the_page_has_every_benchmark_with_its_dataset_columns_scorer_and_rows():
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for one in BENCHMARKS.values():
+        [line] = [line for line in page.splitlines() if line.startswith(f"| `{one.name}` |")]
+        for part in (one.hub, one.split, *one.tools, one.scorer or "own"):
+            assert part in line, (one.name, part)
+        for part in (*one.question_key.split("|"), *one.answer_key.split("|")):
+            assert f"`{part}`" in line, (one.name, part)
+        for number in (one.rows, one.hub_rows):
+            assert number is None or f"{number:,}" in line, (one.name, number)
+        assert ("unconfirmed" in line) == bool(one.unconfirmed), one.name
+
+
+def test_a_copy_of_the_whole_dataset_will_do(tmp_path, monkeypatch):
+    """Of gsm8k the folder main is meant, and its test split; the other folder has the same files."""
+    for folder, answer in (("main", "#### 7"), ("socratic", "#### 8")):
+        for split in ("train", "test"):
+            file = tmp_path / "openai" / "gsm8k" / folder / f"{split}-00000-of-00001.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"question": split, "answer": f"{folder} {answer}"}))
+    whole = str(tmp_path / "openai" / "gsm8k")
+    monkeypatch.setenv("GRAFT_DATA", str(tmp_path))
+    for data in (None, whole, f"{whole}/main"):
+        tasks = BENCHMARKS["gsm8k"].task_set(data)
+        env = make(tasks.env, **tasks.args)
+        assert env.reset(0)[0] == [{"role": "user", "content": "test"}]
+        assert env.answer == "main #### 7" and len(env.numbers) == 1
+
+
+def test_columns_of_ones_own_are_named_by_args(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"q": "Where?", "a": "Bern"}\n')
+    arguments = [f"gaia.data={file}", "gaia.question_key=q", "gaia.answer_key=a"]
+    [tasks] = read_sets("gaia", arguments, Tasks())
+    env = make(tasks.env, **tasks.args)
+    assert env.reset(0)[0][0]["content"] == "Where?" and env.step("bern").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("aime24", [], "is empty"),
+        (
+            "aime24",
+            [{"Problem": "x", "answer": "1"}],
+            r"no column 'problem or question' \(found: Problem, answer\); say which .*question_key=",
+        ),
+        ("aime24", [{"problem": "x", "gold": "1"}], "no column 'answer'.*answer_key="),
+        (
+            "aime24",
+            [{"problem": "x", "answer": "1"}, {"problem": " ", "answer": "1"}],
+            "row 2: 'problem' holds ' ', not a question",
+        ),
+        (
+            "aime24",
+            [{"problem": "x", "answer": "1"}, {"problem": "y", "answer": None}],
+            "row 2: 'answer' holds nothing; an answer is",
+        ),
+        ("aime24", [{"problem": "x", "answer": {"a": 1}}], "row 1: 'answer' holds"),
+        ("hotpotqa", [{"question": "x", "answer": []}], r"row 1: 'answer' holds \[\]"),
+        (
+            "gaia",
+            [{"Question": "x", "Final answer": "1", "file_name": "a.png"}],
+            "every row has something in 'file_name'",
+        ),
+        (
+            "xbench",
+            [{"prompt": "not base64", "answer": "x", "canary": "k"}],
+            "row 1: 'prompt' is not enciphered as its row says",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_asked_say_where_and_why(tmp_path, name, rows, message):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    tasks = BENCHMARKS[name].task_set(str(file))
+    with pytest.raises(DataError, match=message):
+        make(tasks.env, **tasks.args)
+
+
+def test_a_broken_line_is_told_before_anything_is_asked(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"problem": "x", "answer": "1"}\n{"problem": \n')
+    with pytest.raises(DataError, match="line 2"):
+        BenchmarkQuestions(data=str(file), question_key="problem")
+
+
+def test_a_deciphered_file_is_read_as_it_is():
+    rows = [
+        {"prompt": "Who?", "answer": "Lem"},
+        {"prompt": "Where?", "answer": "Lviv", "canary": ""},
+    ]
+    env = BenchmarkQuestions(rows=rows, question_key="prompt|question", cipher_key="canary")
+    assert [env.reset(row)[0][0]["content"] for row in (0, 1)] == ["Who?", "Where?"]  # type: ignore[index]
+
+
+def test_data_that_is_nowhere_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://nowhere.invalid")
+    [tasks] = read_sets("hle", [], Tasks())
+    with pytest.raises(DataError, match="hf download --repo-type dataset cais/hle"):
+        make(tasks.env, **tasks.args)
+
+
+def test_a_benchmark_whose_search_has_no_service_says_so(files, monkeypatch):
+    monkeypatch.delenv("SEARCH_URL")
+    with pytest.raises(ValueError, match="SEARCH_URL"):
+        posed("gaia", files)
+
+
+def test_an_unknown_name_lists_the_benchmarks():
+    with pytest.raises(ValueError, match="aime24"):
+        read_sets("aime26", [], Tasks())
+
+
+def test_samples_that_are_not_there_are_an_error(files, tmp_path):
+    tasks = BENCHMARKS["gaia"].task_set(files["gaia"])
+    with pytest.raises(DataError, match="no file of samples"):
+        agreement_of(tmp_path / "none.jsonl", tasks, Judge())
+    (tmp_path / "empty.jsonl").write_text('{"of": {}}\n')
+    with pytest.raises(DataError, match="no attempt that came to its end"):
+        agreement_of(tmp_path / "empty.jsonl", tasks, Judge())
