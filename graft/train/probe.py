@@ -26,10 +26,12 @@ from graft.config import Config
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
 from graft.models.grid import Forest
+from graft.models.lora import Lora, num_trained, target_sizes
 from graft.models.shape import Shape
 from graft.rollout.batching import rows_of, to_batch
 from graft.train.footprint import (
     activation_bytes,
+    adapter_gradient_bytes,
     gradient_bytes,
     head_bytes,
     num_parameters,
@@ -78,7 +80,7 @@ def probe(config: Config, shape: Shape, dtype: torch.dtype, room: Room, memory: 
     policy.recompute = memory.recompute
     work = training_work(config, shape, room, memory.tokens_per_micro)
     learn, optimizer, peak = time_training(config, policy, work, room.device)
-    predicted = training_peak(shape, dtype, work, room, memory.recompute)
+    predicted = training_peak(config, shape, dtype, work, room, memory.recompute)
     batch = decode_work(config, shape, room, memory.kv_tokens)
     prefill, step = time_decoding(config, policy, batch, room)
     prompts = forward_flops(shape, batch.groups * batch.prompt, batch.prompt / 2)
@@ -94,12 +96,19 @@ def probe(config: Config, shape: Shape, dtype: torch.dtype, room: Room, memory: 
 
 
 def training_peak(
-    shape: Shape, dtype: torch.dtype, work: Workload, room: Room, recompute: bool
+    config: Config, shape: Shape, dtype: torch.dtype, work: Workload, room: Room, recompute: bool
 ) -> int:
     """Bytes at the worst moment of learning `work` at once; no engine, no runtime."""
-    params = num_parameters(shape)
-    state = params * dtype.itemsize + optimizer_state_bytes(params, dtype)
-    state += gradient_bytes(params, dtype, room.fused)
+    params, lora = num_parameters(shape), config.lora
+    state = params * dtype.itemsize
+    if lora.rank:
+        state += 12 * num_trained(shape, lora.rank, lora.targets)  # themselves, two moments
+        state += adapter_gradient_bytes(shape, dtype, lora.rank, lora.targets)
+        if room.device.type == "cpu":
+            sizes = target_sizes(shape, lora.targets)
+            state += sum(out * into for out, into in sizes) * dtype.itemsize
+    else:
+        state += optimizer_state_bytes(params, dtype) + gradient_bytes(params, dtype, room.fused)
     kept = activation_bytes(shape, dtype, work.unique, work, room.fused, recompute)
     return state + kept + head_bytes(shape, dtype, work.rows * work.sampled, room)
 
@@ -188,14 +197,26 @@ def time_training(
     batch = batch.replace(
         advantages=ones, returns=ones, values=batch.zeros(), ref_logprobs=batch.logprobs
     )
-    optimizer = Optimizer([policy], lr=1e-6, schedule=schedule("constant", 0, 1, 0.0))
+    lora = None
+    if config.lora.rank:
+        section = config.lora
+        lora = Lora(policy, rank=section.rank, alpha=section.alpha, targets=section.targets)
+    optimizer = Optimizer([lora or policy], lr=1e-6, schedule=schedule("constant", 0, 1, 0.0))
     held = sum(p.numel() * p.element_size() for p in policy.parameters())
-    held += sum(m.numel() * 4 for m in optimizer.masters if m.dtype != policy.dtype)
+    held += sum(m.numel() * 4 for m in optimizer.masters if lora or m.dtype != policy.dtype)
+    if lora is not None and device.type == "cpu":
+        held += sum(t.base.numel() * t.base.element_size() for t in lora.targets)
+
+    def update_weights() -> None:
+        optimizer.step()
+        if lora is not None:
+            lora.merge()
+
     read_peak = watch_memory(device, held)
     learn = update = math.inf
     for _ in range(2):  # the first compiles kernels and makes the optimizer's state
         learn = timed(device, lambda: _learn(config, policy, rows, batch, loss, optimizer))
-        update = timed(device, optimizer.step)
+        update = timed(device, update_weights)
     return learn, update, read_peak()
 
 
