@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
+from benchmarks.picture import Line, draw_lines
+
 
 class Point(NamedTuple):
     calls: float
@@ -85,25 +87,7 @@ def _spread(values: list[float]) -> str:
 
 
 def draw(outcomes: list[Outcome], title: str, file: Path) -> None:
-    """One line per run, one colour per method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    methods = list(dict.fromkeys(outcome.method for outcome in outcomes))
-    for outcome in outcomes:
-        is_first = outcome is next(o for o in outcomes if o.method == outcome.method)
-        axes.plot(
-            [point.calls for point in outcome.points],
-            [point.score for point in outcome.points],
-            color=f"C{methods.index(outcome.method)}",
-            marker=".",
-            label=outcome.method if is_first else None,
-        )
-    axes.set(title=title, xlabel="tool calls made", ylabel="held-out reward, sampled", ylim=(0, 1))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
+    lines = [
+        Line(o.method, [p.calls for p in o.points], [p.score for p in o.points]) for o in outcomes
+    ]
+    draw_lines(lines, title, "tool calls made", "held-out reward, sampled", file)

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
+from benchmarks.picture import Line, draw_lines
+
 
 class Point(NamedTuple):
     tokens: int
@@ -79,28 +81,7 @@ def _spread(values: list[float]) -> str:
 
 
 def draw(curves: list[Curve], title: str, file: Path) -> None:
-    """One line per run, one colour per method."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    methods = list(dict.fromkeys(curve.method for curve in curves))
-    for curve in curves:
-        number = methods.index(curve.method)
-        is_first = curve is next(c for c in curves if c.method == curve.method)
-        axes.plot(
-            [point.tokens for point in curve.points],
-            [point.sampled for point in curve.points],
-            color=f"C{number}",
-            marker=".",
-            linewidth=1.5,
-            label=curve.method if is_first else None,
-        )
-    axes.set(title=title, xlabel="sampled tokens", ylabel="held-out reward, sampled")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
+    lines = [
+        Line(c.method, [p.tokens for p in c.points], [p.sampled for p in c.points]) for c in curves
+    ]
+    draw_lines(lines, title, "sampled tokens", "held-out reward, sampled", file)
