@@ -114,7 +114,7 @@ class Rollout(Section):
 
 class EngineSection(Section):
     name: str = "native"
-    """native; others come with their extras."""
+    """native; a run trains what it samples from. `graft eval --endpoint` asks a server instead."""
     kv_tokens: int = Field(default=0, ge=0)
     """Tokens the KV pool holds; 0 chooses by memory."""
     page_size: int = Field(default=0, ge=0)
@@ -151,7 +151,7 @@ class Algo(Section):
 
 class Train(Section):
     steps: int = Field(default=100, ge=0)
-    """Optimizer rounds: one batch of rollouts each (sft: one batch of examples)."""
+    """RL steps: one batch of rollouts each."""
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     warmup: int = Field(default=0, ge=0)
@@ -405,7 +405,7 @@ def keys() -> dict[str, str]:
     documented: dict[str, str] = {}
     for section, info in Config.model_fields.items():
         for name, field in type(info.default).model_fields.items():
-            documented[f"{section}.{name}"] = field.description or ""
+            documented[f"{section}.{name}"] = " ".join((field.description or "").split())
     return documented
 
 

@@ -185,7 +185,9 @@ def refusal(source: str, verdict: Verdict, size: int) -> str:
     if len(verdict.bad) == size:
         return f"{first} (and so are all {size:,} rows bad)" if size > 1 else first
     if len(verdict.bad) == 1:
-        return f"{first} (the other {size - 1:,} rows are fine; skip_bad=true leaves this one out)"
+        return (
+            f"{first} ({size - 1:,} of {size:,} rows are fine; skip_bad=true leaves this one out)"
+        )
     return (
         f"{first} ({len(verdict.bad):,} of {size:,} rows are bad; `graft data show` lists them, "
         "skip_bad=true leaves them out)"

@@ -8,6 +8,7 @@ and the run that was not have the same metrics, to the bit on a CPU.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import shutil
 import time
@@ -135,7 +136,7 @@ class Session:
                         metrics = sft_step(learner, batch)
                         done = step
                         if course.passes:
-                            metrics["epoch"] = step * course.passes
+                            metrics["epoch"] = min(step * course.passes, sft.epochs or math.inf)
                         metrics |= self._look(learner, course, step)
                         self._log(step, metrics, "sft")
                         is_followed = metrics.get("accuracy", -1.0) >= sft.stop_at > 0

@@ -295,7 +295,7 @@ def test_a_bad_chat_stops_and_can_be_skipped(
     with pytest.raises(DataError, match=r"a\.jsonl, (row|line) 2") as caught:
         open_chats(str(file))
     assert message in str(caught.value)
-    assert "the other 2 rows are fine; skip_bad=true leaves this one out" in str(caught.value)
+    assert "2 of 3 rows are fine; skip_bad=true leaves this one out" in str(caught.value)
     for _ in range(2):
         chats = open_chats(str(file), skip_bad=True)
     assert (len(chats), chats.bad, chats.where(1)) == (2, 1, f"{file}, row 3")
