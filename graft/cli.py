@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -269,6 +270,8 @@ def evaluate(
 
     if greedy and temperature:
         raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
+    if not math.isfinite(solved):
+        raise ConfigError(f"--solved {solved:g}: give the reward from which on an attempt is right")
     changes = overrides or []
     if endpoint and "=" in source and not Path(source).exists():  # there is no model, only changes
         source, changes = "", [source, *changes]

@@ -273,7 +273,8 @@ class Config(Section):
         _check_sft(self.sft, self.task.env)
         if self.algo.overlong and len(self.algo.overlong) != 2:
             raise ValueError(f"algo.overlong={self.algo.overlong}: give [length, buffer]")
-        if self.rollout.max_tokens >= self.rollout.max_context:
+        samples = self.train.steps or (self.task.env and self.run.eval_tasks)
+        if samples and self.rollout.max_tokens >= self.rollout.max_context:
             raise ValueError(
                 f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "
                 f"rollout.max_context={self.rollout.max_context}"

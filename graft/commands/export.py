@@ -39,7 +39,10 @@ def export(
     ] = "auto",
     shard_size: Annotated[str, typer.Option(help="Largest weight file: 5GB, 500MB.")] = "5GB",
     adapter: Annotated[
-        bool, typer.Option("--adapter/--merge", help="Only the adapters of a LoRA checkpoint.")
+        bool, typer.Option("--adapter", help="Only the adapters of a LoRA checkpoint.")
+    ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="The merged weights, which is the default.")
     ] = False,
     from_verl: Annotated[
         str, typer.Option(help="Instead of a checkpoint: verl's folder of FSDP shards.")
@@ -65,6 +68,12 @@ def export(
         )
     if not out and not gguf:
         raise ConfigError("say where to: --out FOLDER, --gguf FILE, or both")
+    if adapter and merge:
+        raise ConfigError(
+            "--adapter writes the adapters alone, --merge weights that they are part of: give one"
+        )
+    if out and gguf and Path(out).resolve() == Path(gguf).resolve():
+        raise ConfigError(f"--out is a folder and --gguf a file; '{out}' cannot be both")
     if adapter and (gguf or from_verl):
         raise ConfigError(
             "--adapter writes a folder of adapters; --gguf and --from-verl need --merge"
@@ -74,6 +83,8 @@ def export(
     notes: list[str] = []
     with _open(source, from_verl, base, template) as subject:
         title = name or Path(out or gguf).stem
+        if gguf:  # before the folder is written, which may take a while
+            _refuse_to_write_gguf(Path(gguf), subject.model, force)
         if out:
             written = _to_folder(subject, Path(out), title, adapter, kind, shard_bytes, force)
             notes += written.notes
@@ -84,7 +95,7 @@ def export(
                 "dtype": None if written.dtype is None else str(written.dtype).partition(".")[2],
             }
         if gguf:
-            notes += _to_gguf(subject, Path(gguf), title, gguf_type, force)
+            notes += _to_gguf(subject, Path(gguf), title, gguf_type)
             done |= {"gguf": gguf, "gguf_bytes": Path(gguf).stat().st_size}
     if as_json:
         typer.echo(json.dumps({**done, "notes": notes}))
@@ -187,16 +198,25 @@ def _to_folder(
     )
 
 
-def _to_gguf(subject: _Subject, file: Path, title: str, kind: str, force: bool) -> list[str]:
-    """Write it; what there is to say about it comes back."""
+def _refuse_to_write_gguf(file: Path, model: Path, force: bool) -> None:
     from graft.models.export import ExportError
-    from graft.models.extra import ACTIONS
-    from graft.models.gguf_write import write_gguf
 
-    if file.exists() and file.resolve() == subject.model.resolve():
+    if file.is_dir():
+        raise ExportError(
+            f"'{file}' is a folder, and GGUF is one file; give --gguf its name, such as "
+            f"{file / 'model.gguf'}"
+        )
+    if file.exists() and file.resolve() == model.resolve():
         raise ExportError(f"'{file}' is what is exported; give another --gguf")
     if file.exists() and not force:
         raise ExportError(f"'{file}' exists; give another --gguf, or --force to replace it")
+
+
+def _to_gguf(subject: _Subject, file: Path, title: str, kind: str) -> list[str]:
+    """Write it; what there is to say about it comes back."""
+    from graft.models.extra import ACTIONS
+    from graft.models.gguf_write import write_gguf
+
     write_gguf(subject.stored, subject.tokenizer, file, kind, title)
     if not (subject.model / ACTIONS).exists():
         return []

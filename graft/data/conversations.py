@@ -5,8 +5,9 @@
     {"instruction": "Add.", "input": "2+3=", "output": "5"}
 
 The first is OpenAI's form, the others are ShareGPT's and Alpaca's, as LLaMA-Factory reads them; these
-two may have a `system` beside them. What cannot be read is a ValueError that names the entry and the
-field; whoever knows the file and the row puts them before it.
+two may have a `system` beside them. A content in parts, [{"type": "text", "text": "5"}], is the text of
+its parts. What cannot be read is a ValueError that names the entry and the field; whoever knows the file
+and the row puts them before it.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def from_alpaca(row: Mapping[str, Any]) -> list[Message]:
 
 
 def read_messages(value: Any) -> list[Message]:
-    """A list of {role, content} as it is, but for the keys that a parquet file fills with None.
+    """A list of {role, content}: contents are texts, and keys that parquet fills with None are gone.
 
     What comes first is something to answer; only thoughts or calls may stand without a content.
     """
@@ -106,17 +107,56 @@ def read_messages(value: Any) -> list[Message]:
 def _message(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise ValueError(f"{where} is {shown(message)}; a message is {{role, content}}")
-    role, content = message.get("role"), message.get("content")
+    role, content = message.get("role"), listed(message.get("content"))
     if role not in ROLES:
         raise ValueError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
-    is_parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
+    if isinstance(content, list):
+        content = _joined(content, f"{where}: `content`: ")
     says_else = message.get("tool_calls") or message.get("reasoning_content")
-    if not (isinstance(content, str) or is_parts or (content is None and says_else)):
+    if not (isinstance(content, str) or (content is None and says_else)):
         raise ValueError(
             f"{where}: `content` holds {shown(content)}, not text; write it, or leave the message out"
         )
     # parquet fills every struct with every key: absent ones come as None
-    return {key: value for key, value in message.items() if value is not None}
+    said = {key: value for key, value in message.items() if value is not None and key != "content"}
+    made = said if content is None else {**said, "role": role, "content": content}
+    for key, value in made.items():
+        refuse_half_characters(value, f"{where}: `{key}`: ")
+    return made
+
+
+def _joined(parts: list[Any], where: str) -> str:
+    """[{"type": "text", "text": "2+"}, {"type": "text", "text": "3="}] says "2+3="."""
+    texts: list[str] = []
+    for number, part in enumerate(parts, 1):
+        kind = part.get("type") or "text" if isinstance(part, Mapping) else shown(part)
+        if kind != "text":
+            raise ValueError(f"{where}part {number} is {kind}; only text is read")
+        texts.append(_text(part, "text", f"{where}part {number}: "))
+    return "".join(texts)
+
+
+def refuse_half_characters(value: Any, where: str) -> None:
+    """ValueError if a text in `value` holds a lone surrogate, which no tokenizer and no file takes.
+
+    JSON writes a character beyond 65,535 as two halves, "\\ud83d\\ude00"; a text that was cut between
+    them has one.
+    """
+    value = listed(value)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(value[error.start]):04x}"
+            raise ValueError(
+                f"{where}character {error.start + 1} is {half}, half of a character (a lone "
+                "surrogate); write the whole character, or leave it out"
+            ) from error
+    elif isinstance(value, Mapping):
+        refuse_half_characters([*value, *value.values()], where)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            refuse_half_characters(one, where)
 
 
 def _entry(entry: Any, where: str) -> Message:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-from graft.data.conversations import listed, read_messages, shown
+from graft.data.conversations import listed, read_messages, refuse_half_characters, shown
 from graft.data.errors import BadField
 from graft.types import Message
 
@@ -56,6 +56,14 @@ def read_prompt(row: Row, key: str) -> list[Message]:
     return messages
 
 
+def whole_characters(value: Any, field: str) -> None:
+    """BadField if a text in it holds half of a character."""
+    try:
+        refuse_half_characters(value, f"{field!r}: ")
+    except ValueError as error:
+        raise BadField(field, str(error)) from error
+
+
 def read_golds(row: Row, path: str) -> Any:
     """A text, a number or a list of them; numbers and target as `countdown` wants them.
 
@@ -75,6 +83,7 @@ def read_golds(row: Row, path: str) -> Any:
             "{target: one of these}. Take the row out, or say where its answer stands: answer_key=",
         )
     golds = [plain(one) for one in several]
+    whole_characters(golds, path)
     return golds if isinstance(value, list) else golds[0]
 
 
@@ -126,6 +135,7 @@ def _tool(schema: Any, number: int) -> dict[str, Any]:
             f"'tools': tool {number} is {shown(schema)}; a schema is {{type: function, function: "
             "{name, description, parameters}}",
         )
+    whole_characters(function, "tools")
     return {"type": "function", "function": function}
 
 
@@ -161,6 +171,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
                 raise ValueError(
                     f"{where}: `arguments` of the call to {function['name']!r} are not JSON: {error}"
                 ) from error
+        refuse_half_characters(arguments, f"{where}: `arguments`: ")
         function = {**function, "arguments": arguments}
         kept = {key: one for key, one in call.items() if key == "id"}
         made.append({**kept, "type": "function", "function": function})

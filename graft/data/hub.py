@@ -47,7 +47,8 @@ def how_to_get(hub_id: str, why: str) -> str:
     return (
         f"the dataset {hub_id} is not on this machine ({why}). Either download it and say where:\n"
         f"    hf download --repo-type dataset {hub_id} --local-dir {folder}\n"
-        f'    make(..., data="{folder}")      # or put it under $GRAFT_DATA/{hub_id}\n'
+        f'    data="{folder}"      # of the environment; in graft eval: --args LABEL.data={folder}\n'
+        f"    (LABEL as in --on; under $GRAFT_DATA/{hub_id} it is found without being named)\n"
         "or let the hub library fetch it, with a network:\n"
         '    pip install "graft-rl[hub]"'
     )

@@ -29,6 +29,7 @@ from graft.data.fields import (
     read_golds,
     read_prompt,
     read_tools,
+    whole_characters,
     with_opened_calls,
 )
 from graft.types import Message
@@ -91,8 +92,9 @@ def filled(*names: str) -> Callable[[Row], bool]:
 
 
 def source_of(row: Row) -> str:
-    found = row.get("data_source") or found_at(row, "extra_info.data_source")
-    return str(found or "")
+    found = str(row.get("data_source") or found_at(row, "extra_info.data_source") or "")
+    whole_characters(found, "data_source")
+    return found
 
 
 def meta_of(row: Row) -> dict[str, Any]:
@@ -184,6 +186,7 @@ def spanned(row: Row) -> ChatRow:
                 f"'spans': span {number} is {shown(one)}; a span is {{author: policy or env, text}}, "
                 "or {author: policy, call: {tool, arguments}}",
             )
+        whole_characters(one, "spans")
         spans.append(one)
     if not any(span["author"] == "policy" for span in spans):
         raise BadField("spans", "'spans': none is the policy's, so there is nothing to learn")
@@ -225,6 +228,7 @@ def plain_chat(row: Row) -> ChatRow:
     messages = read_prompt(row, asked)
     if not isinstance(row.get(said), str) or not row[said].strip():
         raise BadField(said, f"{said!r} holds {shown(row.get(said))}, not text to imitate")
+    whole_characters(row[said], said)
     answer = {"role": "assistant", "content": row[said]}
     return ChatRow(with_turns([*messages, answer]), read_tools(row))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import random
 import ssl
@@ -71,6 +72,7 @@ class Endpoint:
         self._port = parts.port or (443 if self._is_safe else 80)
         self._name = parts.netloc.rpartition("@")[2]
         self._key, self.timeout, self.deadline = key, timeout, deadline
+        self._has_told = False
 
     async def ask(
         self,
@@ -98,6 +100,11 @@ class Endpoint:
                     f"endpoint {self.url} {fault} (asked {times} in up to {deadline:g} s)",
                     fault.code,
                 )
+            if not self._has_told:
+                self._has_told = True
+                logging.getLogger("graft").warning(
+                    "endpoint %s %s; it is asked again, for up to %g s", self.url, fault, deadline
+                )
             await asyncio.sleep(pause)
 
     async def _attempt(self, path: str, content: Mapping[str, Any] | None, end: float) -> Any:
@@ -116,7 +123,8 @@ class Endpoint:
             raise _Passing(f"answered {code}: {said}", code, _seconds(head.get("retry-after", "")))
         if not 200 <= code < 300:
             where = f" (it points to {head['location']})" if "location" in head else ""
-            raise EndpointError(f"endpoint {self.url} answered {code}{where}: {said}", code)
+            key = ". The key is read from $OPENAI_API_KEY" if code in (401, 403) else ""
+            raise EndpointError(f"endpoint {self.url} answered {code}{where}: {said}{key}", code)
         try:
             return json.loads(body)
         except (ValueError, RecursionError):

@@ -260,7 +260,8 @@ def check_split(split: str) -> str:
 
 def check_range(name: str, bounds: Sequence[int], least: int) -> tuple[int, int]:
     """`bounds` as (low, high), or a ValueError that says what a right one looks like."""
-    if len(bounds) != 2 or not least <= bounds[0] <= bounds[1]:
+    is_pair = isinstance(bounds, Sequence) and len(bounds) == 2
+    if not is_pair or not least <= bounds[0] <= bounds[1]:
         raise ValueError(
             f"{name}={bounds!r}: must be two numbers (low, high) with {least} <= low <= high"
         )

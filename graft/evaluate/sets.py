@@ -138,7 +138,10 @@ def _set_of(label: str, env: str, given: dict[str, Any], recipe: Tasks) -> TaskS
         return replace(tasks, label=label, args=args, reward=reward, is_whole=True)
     reward = given.pop("reward", recipe.reward)
     try:
-        args = {**_arguments(env, recipe), **given}
+        found = _arguments(env, recipe)
+        if "data" in given and "split" not in recipe.eval_args:
+            found.pop("split", None)  # whoever names a file means all of it
+        args = {**found, **given}
     except UnknownName as error:
         raise UnknownName(f"{error}. Benchmarks: {', '.join(sorted(BENCHMARKS))}") from None
     return TaskSet(label, env, args, recipe.wrappers, reward)

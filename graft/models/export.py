@@ -5,7 +5,8 @@
                                                      tokenizer.json  chat_template.jinja  README.md
 
 Weights pass through one shard at a time. The folder is written aside, as `.quick-hf.partial`, and
-renamed when it is whole: under its own name it is complete or absent.
+renamed when it is whole: under its own name it is complete or absent. The card ends with a mark that
+nobody sees rendered. Only a folder with the mark, and without a file of anybody else's, is ever replaced.
 
 Adapters trained by LoRA lie below weights that they are already part of, and those are exported. A
 folder with adapters alone is merged with its base on the way: W0 + (alpha / r) B A.
@@ -14,6 +15,7 @@ folder with adapters alone is merged with its base on the way: W0 + (alpha / r) 
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +47,14 @@ from graft.text.template import TemplateError
 from graft.text.tokenizer import Tokenizer
 
 CARD = "README.md"
+MARK = "<!-- written by graft export -->"
+"""The last line of the card: such a folder can be made again, and so it may be replaced."""
+WRITTEN = re.compile(
+    r"(model|model-\d+-of-\d+|actions|adapter_model)\.safetensors|model\.safetensors\.index\.json"
+    r"|(config|generation_config|tokenizer|tokenizer_config|actions|adapter_config)\.json"
+    r"|chat_template\.jinja|additional_chat_templates(/.+\.jinja)?|README\.md"
+)
+"""Names in an exported folder; one that is not among them was put there by somebody."""
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
 """What of a base model's generation config is kept beside the ids. Penalties would change even greedy
 text, and a policy that was trained without them is not itself with them."""
@@ -253,7 +263,7 @@ def export_adapter(
 
 def _write_card(folder: Path, text: str) -> None:
     card = folder / CARD
-    card.write_text(text, encoding="utf-8")
+    card.write_text(f"{text.rstrip()}\n\n{MARK}\n", encoding="utf-8")
     for file in folder.glob("*.safetensors"):  # written for their owner alone; this is for others
         file.chmod(card.stat().st_mode)
 
@@ -392,11 +402,31 @@ def _refuse_to_overwrite(folder: Path, force: bool, keep: Path | None) -> None:
         )
     if keep is not None and keep.resolve().is_relative_to(folder):
         raise ExportError(f"'{folder}' holds what is exported; give another --out")
-    if not any((folder / name).exists() for name in ("config.json", ADAPTER_CONFIG)):
+    if reason := _not_ours(folder):
         raise ExportError(
-            f"'{folder}' is not a model's folder, so --force does not replace it; remove it "
-            f"yourself, or give another --out"
+            f"'{folder}' {reason}, so --force does not replace it; remove it yourself, or give "
+            f"another --out"
         )
+
+
+def _not_ours(folder: Path) -> str:
+    """Why a folder is more than an export that can be made again; empty if it is no more."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    if others := [name for name in names if not WRITTEN.fullmatch(name)]:
+        return f"holds {_listed(others)}, which no export writes"
+    card = folder / CARD
+    if not card.is_file() or MARK not in card.read_text(encoding="utf-8", errors="replace"):
+        return f"holds {_listed(names)}, and no {CARD} with the mark of an export ({MARK})"
+    return ""
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    """
+    >>> _listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _refuse_without_room(folder: Path, num_bytes: int) -> None:

@@ -114,6 +114,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The folder's parsed config.json."""
     file = folder / "config.json"
     if not file.exists():
+        if (folder / "adapter_config.json").exists():
+            raise ModelFileError(
+                f"'{folder}' has no config.json: it holds adapters only; graft export {folder} --out "
+                f"FOLDER merges them with their base into a model, or give the base model"
+            )
         ggufs = sorted(found.name for found in folder.glob("*.gguf"))
         hint = f"; to load a GGUF file pass it itself: {folder / ggufs[0]}" if ggufs else ""
         raise ModelFileError(f"'{folder}' has no config.json, so it is not a model folder{hint}")

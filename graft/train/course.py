@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from hashlib import blake2b
 
 from graft.config import Sft
 from graft.data.chats import Chats, open_chats
@@ -52,6 +53,8 @@ class Course:
     """Passes over the rows that one step makes; 0 where there are no rows."""
     notes: list[str] = field(default_factory=list[str])
     counts: dict[str, int] = field(default_factory=dict[str, int])
+    fingerprint: str = ""
+    """Of the tokens of all rows; who goes on with others would not see what it would have seen."""
 
 
 def make_course(parts: Parts) -> Course:
@@ -74,6 +77,7 @@ def make_course(parts: Parts) -> Course:
         sft.batch / len(learned),
         [*rows.notes, *(looked_at.notes if sft.eval_data else [])],
         counts,
+        rows.fingerprint + (looked_at.fingerprint if sft.eval_data else ""),
     )
 
 
@@ -110,6 +114,7 @@ class Rows:
     numbers: Sequence[int]
     counts: dict[str, int] = field(default_factory=dict[str, int])
     notes: list[str] = field(default_factory=list[str])
+    fingerprint: str = ""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -153,11 +158,14 @@ def recorded(parts: Parts, path: str) -> Rows:
         return example(task, row, parts.chat, marks, speller, config.task.prefill)
 
     numbers, counts = array("q"), {"bad": chats.bad, "cut": 0, "overlong": 0}
-    first = ""
+    first, seen = "", blake2b(digest_size=8)
     for number in range(len(chats)):
         where = chats.where(number)
         try:
-            length = _length(build(number, chats[number]), limit, where, sft)
+            built = build(number, chats[number])
+            for span in built.spans:
+                seen.update(array("q", (-1, *span.tokens)).tobytes())
+            length = _length(built, limit, where, sft)
         except TemplateRewrites as error:  # not the row's fault: others would fail like it
             raise TemplateRewrites(f"{where}: {error}") from error
         except Overlong:
@@ -182,7 +190,7 @@ def recorded(parts: Parts, path: str) -> Rows:
     new = {**counts, "bad": counts["bad"] - chats.bad}  # the others have been told of
     why = f"; the first: {first}" if first else ""
     notes = [f"rows of {source}: {_told(new, limit)}{why}"] if any(new.values()) else []
-    return Rows(chats, build, limit, numbers, counts, notes)
+    return Rows(chats, build, limit, numbers, counts, notes, seen.hexdigest())
 
 
 class Overlong(DataError):
@@ -199,6 +207,11 @@ def _length(episode: Episode, limit: int, where: str, sft: Sft) -> int:
         )
     kept = shortened(episode, limit) if sft.overlong == "cut" else episode
     if not any(any(span.mask) for span in kept.spans):
+        if any(any(span.mask) for span in episode.spans):
+            raise ValueError(
+                f"what comes before the assistant's words fills all {limit} tokens of "
+                "rollout.max_context, so nothing is left of them to learn"
+            )
         raise ValueError("none of its tokens is the assistant's, so there is nothing to learn")
     return length
 

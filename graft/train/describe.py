@@ -40,6 +40,7 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
         "completions/clipped_ratio": _share(leaf.status == "truncated" for leaf in leaves),
         "rollout/turns": sum(turns) / len(turns),
         "rollout/failed": 1.0 - len(ended) / len(leaves),
+        "rollout/no_room": _share(_had_no_room(leaf) for leaf in leaves),
         "tools/rate": float((calls > 0).float().mean()),
         "tools/call_frequency": float(calls.mean()),
         "tools/failure_frequency": failures / max(float(calls.sum()), 1.0),
@@ -74,6 +75,11 @@ def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
         "branch/entropy_change": sum(info["entropy_change"] for info in decided) / len(decided),
         "branch/shared_tokens": 1.0 - said / max(in_rows, 1),
     }
+
+
+def _had_no_room(leaf: Leaf) -> bool:
+    """Whether its prompt filled the context, so that it never spoke."""
+    return leaf.status is Status.TRUNCATED and not leaf.metrics.get("turns", 0.0)
 
 
 def _has_reward(leaf: Leaf) -> bool:

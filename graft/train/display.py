@@ -98,7 +98,9 @@ class Display:
         self._print(visible(text))
 
     def table(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """Held-out scores before and after, and what changed."""
+        """Held-out scores before and after, and what changed; nothing where nothing was scored."""
+        if not before and not after:
+            return
         grid = Table(box=SIMPLE)
         grid.add_column("held out")
         for title in ("before", "after", "change"):

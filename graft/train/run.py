@@ -63,6 +63,7 @@ class Session:
         """Carried from checkpoint to checkpoint: scores before training, seconds per phase, cursor."""
         self.episodes: list[Episode] = []
         """Of the latest held-out evaluation: something to show."""
+        self._has_told_of_room = False
 
     def train(self) -> dict[str, Any]:
         """Warm-up if the recipe has one, evaluation, RL, evaluation; returns the summary."""
@@ -120,6 +121,12 @@ class Session:
         course = make_course(self.parts)
         for note in course.notes:
             self.display.note(note)
+        before = self.state.setdefault("sft_rows", course.fingerprint)
+        if before != course.fingerprint:
+            raise RunStopped(
+                f"the rows of {sft.data} are not those that this run began with, so it cannot go on "
+                "with them; put the file back, or give this run another run.name"
+            )
         learner = sft_learner(self.parts, course.steps)
         start = 0
         if resumed is not None:
@@ -212,6 +219,7 @@ class Session:
                         scores = self._evaluate(f"step {step}")
                         metrics |= {f"eval/{k}": v for k, v in scores.items()}
                         self.state["score"] = scores["sampled"]
+                    self._tell_of_full_contexts(metrics)
                     self._log(step, metrics, "rl")
                     self._log_episodes(step, rollouts.episodes)
                     clock()
@@ -221,6 +229,17 @@ class Session:
             # the step that was cut is done again: its tasks come from the cursor of the last one
             self._save("rl", done, learner)
             raise
+
+    def _tell_of_full_contexts(self, metrics: dict[str, float]) -> None:
+        """Once: prompts that leave no room are attempts that say nothing and earn nothing."""
+        share = metrics.get("rollout/no_room", 0.0)
+        if share and not self._has_told_of_room:
+            self._has_told_of_room = True
+            self.display.note(
+                f"{share:.0%} of the attempts of this step could not say a word: their prompts fill "
+                f"rollout.max_context={self.config.rollout.max_context}; raise it, or leave such "
+                "tasks out"
+            )
 
     def _reference(self, is_new: bool) -> Decoder:
         """The frozen policy of the KL term: the weights RL starts from, kept for every resumption."""

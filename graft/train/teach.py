@@ -32,7 +32,7 @@ from typing import Any
 from graft.config import ConfigError
 from graft.data.rows import DataError
 from graft.envs import find
-from graft.envs.base import as_messages, check_split
+from graft.envs.base import Wrapper, as_messages, check_split
 from graft.envs.catalogue import family_of
 from graft.registry import load
 from graft.rollout.episode import draw_key
@@ -191,11 +191,14 @@ class Poser:
     def _task_row(
         self, messages: list[Any], answer: Any, info: Mapping[str, Any], seed: int
     ) -> Row:
-        if answer is None:
+        inner = self.env
+        while isinstance(inner, Wrapper):
+            inner = inner.env
+        if answer is None or getattr(inner, "max_turns", 1) != 1:
             raise ConfigError(
-                f"{self.env_id} has no answer to compare a text with, so its tasks cannot be rows of a "
-                "file: name the environment in the recipe (task.env), or write its teacher's games "
-                "with --form chats"
+                f"{self.env_id} is no question with an answer to compare a text with, so its tasks "
+                "cannot be rows of a file: name the environment in the recipe (task.env), or write its "
+                "teacher's games with --form chats"
             )
         family = family_of(self.env_id)
         return {

@@ -257,7 +257,11 @@ def test_a_killed_command_leaves_no_file_under_the_name(tmp_path):
         (["calculator", "wings=2", "--out", "r.jsonl"], 2, "unexpected keyword argument 'wings'"),
         (["calculator", "demo_args.wings=2", "--out", "r.jsonl"], 2, "it takes tool_rate"),
         (["game:Mintsweeper-v0", "--out", "r.jsonl"], 2, "did you mean"),
-        (["game:Minesweeper-v0", "--form", "tasks", "--out", "r.jsonl"], 2, "no answer to compare"),
+        (
+            ["game:Minesweeper-v0", "--form", "tasks", "--out", "r.jsonl"],
+            2,
+            "no question with an answer",
+        ),
         (
             ["game:TowerofHanoi-v0", "--wrappers", "concat", "--out", "r.jsonl"],
             2,

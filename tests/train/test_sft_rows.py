@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 
 import pytest
 import torch
 
-from graft.config import ConfigError
+from graft.config import ConfigError, check
 from graft.data.errors import DataError
 from graft.text.chat import TemplateRewrites
 from graft.train.course import Ahead, make_course
+from graft.train.display import Display
+from graft.train.folder import RunStopped
+from graft.train.run import Session
 from graft.train.setup import assemble, sft_learner
 from graft.train.sft import held_out_scores, sft_step
 from tests.engine.engine_kit import dense_logits
@@ -127,7 +131,7 @@ def test_rows_longer_than_the_context_are_refused_cut_or_left_out(tmp_path):
     course, _ = course_of(tmp_path, rows, epochs=1, overlong="skip")
     assert course.counts == {"rows": 1, "held_out": 0, "bad": 0, "cut": 0, "overlong": 2}
     # of the third nothing of the assistant's would be left
-    with pytest.raises(DataError, match="row 3: none of its tokens is the assistant's"):
+    with pytest.raises(DataError, match="row 3: what comes before the assistant's words fills all"):
         course_of(tmp_path, rows, epochs=1, overlong="cut")
     course, parts = course_of(tmp_path, rows, epochs=1, overlong="cut", skip_bad=True)
     assert course.counts["cut"] == 1 and course.counts["bad"] == 1
@@ -220,3 +224,50 @@ def vars_of(function):
     cells = [cell.cell_contents for cell in function.__closure__]
     rows = next(cell for cell in cells if type(cell).__name__ == "Rows")
     return [rows.numbers, rows.chats]
+
+
+def test_a_run_does_not_go_on_with_other_rows(tmp_path):
+    def row(n: int) -> str:
+        said = [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}]
+        return json.dumps({"messages": said}) + "\n"
+
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(map(row, range(8))))
+    recipe = {
+        "run": {
+            "dir": str(tmp_path),
+            "name": "r",
+            "save_every": 1,
+            "eval_tasks": 0,
+            "trackers": [],
+        },
+        "model": {
+            "alphabet": "bytes",
+            "shape": {"width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16},
+        },
+        "sft": {"data": str(file), "epochs": 2, "batch": 4, "eval_share": 0, "eval_every": 0},
+        "train": {"steps": 0},
+    }
+
+    class Killed(Exception):
+        pass
+
+    def after_two(session):
+        whole = session._save
+
+        def save(phase, step, learner):
+            whole(phase, step, learner)
+            if step == 2:
+                raise Killed
+
+        session._save = save
+        return session
+
+    with pytest.raises(Killed):
+        after_two(Session(check(recipe), Display(0))).train()
+    before = file.read_text()
+    file.write_text("".join(map(row, range(1, 9))))
+    with pytest.raises(RunStopped, match="are not those that this run began with"):
+        Session(check(recipe), Display(0)).train()
+    file.write_text(before)
+    assert Session(check(recipe), Display(0)).train()["sft"]["rows"] == 8
