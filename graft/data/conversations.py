@@ -118,11 +118,12 @@ def _message(message: Any, where: str) -> Message:
             f"{where}: `content` holds {shown(content)}, not text; write it, or leave the message out"
         )
     # parquet fills every struct with every key: absent ones come as None
-    said = {key: value for key, value in message.items() if value is not None and key != "content"}
-    made = said if content is None else {**said, "role": role, "content": content}
-    for key, value in made.items():
+    said = {
+        key: value for key, value in {**message, "content": content}.items() if value is not None
+    }
+    for key, value in said.items():
         refuse_half_characters(value, f"{where}: `{key}`: ")
-    return made
+    return said
 
 
 def _joined(parts: list[Any], where: str) -> str:

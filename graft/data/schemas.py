@@ -92,9 +92,9 @@ def filled(*names: str) -> Callable[[Row], bool]:
 
 
 def source_of(row: Row) -> str:
-    found = str(row.get("data_source") or found_at(row, "extra_info.data_source") or "")
-    whole_characters(found, "data_source")
-    return found
+    found = row.get("data_source") or found_at(row, "extra_info.data_source")
+    # a label, which nobody trains: half of a character in it becomes "?"
+    return str(found or "").encode(errors="replace").decode()
 
 
 def meta_of(row: Row) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a run would see in a file of rows: read once from front to back, whatever its size.
+"""What a run would see in a file of rows: read from front to back, whatever its size.
 
 chats.jsonl: 1,204 rows, read as sharegpt
     conversations of {from, value}; system, tools (ARPO's supervised data too)
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from graft.data.check import Repeats, Verdict, fault_of, id_of
+from graft.data.check import Repeats, Verdict, fault_of, id_of, same_id
 from graft.data.errors import DataError
 from graft.data.place import local_files, open_place
 from graft.data.rows import rows_in
@@ -180,7 +180,10 @@ def inspect(
     rows: int = 3,
     count_tokens: Callable[[str], int] | None = None,
 ) -> Report:
-    """Read all rows of a file, folder, SPLIT@PATH or dataset of the hub; nothing of them is kept."""
+    """Read all rows of a file, folder, SPLIT@PATH or dataset of the hub; nothing of them is kept.
+
+    Where ids repeat they are read twice: the second time without those rows, which a run leaves out too.
+    """
     where, found = scan(source)
     first = list(islice(found, LOOKED_AT))
     if not first:
@@ -191,17 +194,28 @@ def inspect(
     chosen = recognise(sample, where, layout, purpose)
     columns = [key for row in sample for key, value in row.items() if value is not None]
     named = list(dict.fromkeys(map(str, columns)))
-    report = Report(where, chosen, named, main_purpose(sample, chosen, purpose))
-    ids, prompts = Repeats(), Repeats()
-    try:
-        for row in chain(first, found):
-            report.rows += 1
-            _take(report, row, rows, ids, prompts, count_tokens)
-    except DataError as error:  # a broken file: what was read until there is still told
-        report.broken = str(error)
-    report.verdict.add_repeated(ids)
-    del ids
-    report.same_prompt = prompts.repeated()
+    use = main_purpose(sample, chosen, purpose)
+
+    def told(found: Iterator[Any], repeated: Mapping[int, int]) -> tuple[Report, Repeats]:
+        report = Report(where, chosen, named, use)
+        ids, prompts = Repeats(), Repeats()
+        try:
+            for row in found:
+                report.rows += 1
+                if report.rows in repeated:
+                    report.verdict.add(same_id(report.rows, repeated[report.rows]))
+                else:
+                    _take(report, row, rows, ids, prompts, count_tokens)
+        except DataError as error:  # a broken file: what was read until there is still told
+            report.broken = str(error)
+        report.same_prompt = prompts.repeated()
+        return report, ids
+
+    report, ids = told(chain(first, found), {})
+    if repeated := dict(ids.repeated()):
+        # known only now, since a set of all ids would not fit: read again, without those rows
+        del ids
+        report, _ = told(scan(source)[1], repeated)
     return report
 
 
@@ -286,12 +300,9 @@ def parted(found: TaskRow | ChatRow) -> tuple[list[Message], str]:
 
 def text_of(message: Message) -> str:
     """A message's words: thoughts, content, calls."""
-    content = message.get("content") or ""
-    parts = (
-        [content] if isinstance(content, str) else [str(p.get("text", "[...]")) for p in content]
-    )
     calls = [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or []]
-    return "".join([str(message.get("reasoning_content") or ""), *parts, *calls])
+    said = (message.get("reasoning_content") or "", message.get("content") or "")
+    return "".join([*map(str, said), *calls])
 
 
 def written(found: TaskRow | ChatRow) -> list[tuple[str, str]]:

@@ -100,6 +100,23 @@ def test_keys_that_parquet_fills_with_none_are_left_out_and_arrays_are_lists():
     assert "content" not in read_messages([CHAT[0], call])[1]
 
 
+def part(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **more}
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
+def test_a_content_in_parts_is_the_text_of_its_parts(tmp_path: Path, ending: str):
+    asked = {"role": "user", "content": [part("2+", image_url=None), part("3=")]}
+    row = {"messages": [asked, {"role": "assistant", "content": [part("5")]}]}
+    assert read_chats(write(tmp_path / f"chats{ending}", [row])) == [CHAT]
+    parts = numpy.array([part("2+"), part("3=")], dtype=object)  # as pandas has them
+    assert read_messages([{"role": "user", "content": parts}]) == CHAT[:1]
+
+
+def saying(content: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [CHAT[0], {"role": "assistant", "content": content, **more}]}
+
+
 def said(*speakers: Any, value: Any = "x") -> dict[str, Any]:
     return {"conversations": [{"from": speaker, "value": value} for speaker in speakers]}
 
@@ -121,6 +138,25 @@ def said(*speakers: Any, value: Any = "x") -> dict[str, Any]:
         (
             {"messages": [*CHAT, CHAT[1]]},
             "messages 2 and 3 are both from the assistant; join them into one",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, CHAT[1]]},
+            "message 1: `content`: part 1 is image_url; only text is read",
+        ),
+        (saying([part("5"), "6"]), "message 2: `content`: part 2 is str '6'; only text is read"),
+        (
+            saying([{"type": "text"}]),
+            "message 2: `content`: part 1: `text` holds nothing, not text",
+        ),
+        (saying("a\ud800"), "message 2: `content`: character 2 is \\ud800, half of a character"),
+        (
+            saying([part("ab"), part("\udc00")]),
+            "message 2: `content`: character 3 is \\udc00, half",
+        ),
+        (saying("5", reasoning_content="\ud800"), "message 2: `reasoning_content`: character 1 is"),
+        (
+            said("human", "gpt", value="b\ud83d"),
+            "message 1: `content`: character 2 is \\ud83d, half",
         ),
         ({"conversations": "Hi"}, "`conversations` holds str 'Hi', not a list of {from, value}"),
         ({"conversations": []}, "the list of messages is empty"),

@@ -273,6 +273,40 @@ BAD = {
     ),
     "output": ({"instruction": "?", "output": 3}, "output", "`output` holds int '3', not text"),
     "answer": ({"question": "?", "answer": 3}, "answer", "'answer' holds int '3', not text"),
+    "part": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, SAY]},
+        "messages",
+        "message 1: `content`: part 1 is image_url; only text is read",
+    ),
+    "half": (
+        {"messages": [ASK, {**SAY, "content": "a\ud800"}]},
+        "messages",
+        "character 2 is \\ud800",
+    ),
+    "half argument": (
+        {
+            "messages": [
+                ASK,
+                {
+                    **CALLED,
+                    "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}],
+                },
+            ]
+        },
+        "messages",
+        "message 2: `arguments`: character 1 is \\ud800",
+    ),
+    "half tool": (
+        {"messages": [ASK, SAY], "tools": [{"name": "f", "description": "ab\ud800"}]},
+        "tools",
+        "'tools': character 3 is \\ud800",
+    ),
+    "half span": (
+        {"messages": [ASK], "spans": [{"author": "policy", "text": "\ud800"}]},
+        "spans",
+        "'spans': character 1 is \\ud800",
+    ),
+    "half answer": ({"question": "?", "answer": "a\ud800"}, "answer", "'answer': character 2 is"),
     "utf8": (b'{"messages": "\xff"}', "", "line 2 is not JSON in UTF-8"),
 }
 
@@ -286,6 +320,7 @@ def test_a_bad_chat_stops_and_can_be_skipped(
     bad, field, message = BAD[case]
     names = {"completion": "trl-completion", "blank": "trl-completion", "span": "spans"}
     names |= {"silent": "spans", "output": "alpaca", "answer": "plain"}
+    names |= {"half span": "spans", "half answer": "plain"}
     good = EXAMPLES[names.get(case, "openai")]
     lines = [
         row if isinstance(row, bytes) else json.dumps(row).encode() for row in (good, bad, good)

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from graft.cli import app
+from graft.data.chats import open_chats
 from graft.data.check import Repeats
 from graft.data.errors import DataError
 from graft.data.show import Lengths, inspect, shortened
@@ -81,6 +82,31 @@ def test_bad_rows_are_told_with_their_fields_and_end_with_1(tmp_path: Path):
     assert (code, found["rows"], found["bad"], len(found["faults"])) == (1, 14, 13, 10)
     assert found["faults"][0]["row"] == 2
     assert found["lengths"]["prompt, characters"]["max"] == 4
+
+
+def test_a_row_with_a_repeated_id_is_in_no_example_length_or_source(tmp_path: Path):
+    long = {**ROW, "prompt": "2+3=" * 10, "data_source": "left out"}
+    rows = [{**ROW, "id": 1}, {**long, "id": 1}, {**ROW, "id": 2}, {"id": 3}, {**long, "id": 1}]
+    file = write(tmp_path / "a.jsonl", rows)
+    code, text = show(file, "--json", "--rows", "5")
+    found = json.loads(text.splitlines()[-1])
+    assert (code, found["rows"], found["bad"]) == (1, 5, 3)
+    assert [fault["row"] for fault in found["faults"]] == [2, 4, 5]
+    assert found["faults"][2]["why"].startswith("'id' is that of row 1 already")
+    assert [one["row"] for one in found["examples"]] == [1, 3]
+    assert found["lengths"]["prompt, characters"]["max"] == 4
+    assert found["data_sources"] == {"sums": 2}
+    assert found["same_prompt"] == 1  # row 3, which stays
+    one = json.loads(show(file, "--json", "--rows", "2")[1].splitlines()[-1])
+    assert [one["row"] for one in one["examples"]] == [1, 3]  # as many as were wanted
+
+
+def test_parts_are_shown_as_they_are_trained(tmp_path: Path):
+    parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "3="}]
+    say = {"role": "assistant", "content": [{"type": "text", "text": "5"}]}
+    file = write(tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": parts}, say]}])
+    assert inspect(file).examples == [(1, [("user", "2+3="), ("assistant", "5")])]
+    assert [one["content"] for one in open_chats(file)[0].messages] == ["2+3=", "5"]
 
 
 def test_two_layouts_are_an_error_until_one_is_named(tmp_path: Path):

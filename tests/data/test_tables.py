@@ -230,6 +230,7 @@ def test_an_absent_dataset_says_how_to_get_it(tmp_path: Path, monkeypatch: pytes
         "hf download --repo-type dataset axon-rl/no-such-set --local-dir data/no-such-set" in text
     )
     assert 'data="data/no-such-set"' in text
+    assert "--args LABEL.data=data/no-such-set" in text
     assert "$GRAFT_DATA/axon-rl/no-such-set" in text
     assert 'pip install "graft-rl[hub]"' in text
 

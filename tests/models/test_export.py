@@ -26,7 +26,7 @@ from graft.models.decoder import Decoder
 from graft.models.export import ExportError, appear_at_once, open_source
 from graft.models.extra import ACTIONS, extend
 from graft.models.gguf_write import split_name
-from graft.models.load import load_model
+from graft.models.load import ModelFileError, load_model
 from graft.models.names import hf_names
 from graft.models.save import save_model, write_json
 from graft.models.shape import Shape, UnsupportedModel
@@ -258,27 +258,69 @@ def test_scores_of_the_last_checkpoint_are_not_given_to_an_earlier_one(tmp_path:
 # whole or absent
 
 
-def test_an_existing_folder_is_kept_unless_forced_and_only_a_models_is_replaced(
-    tmp_path: Path, export: Any
-) -> None:
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_an_existing_folder_is_kept_unless_forced(tmp_path: Path, export: Any) -> None:
     source = checkpoint(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
     done(export, source, "--out", out)  # an empty one is as good as none
-    (out / "mine.txt").write_text("x")
-    code, _, complained = export(source, "--out", out)
-    assert code == 1 and "exists and is not empty" in complained and (out / "mine.txt").exists()
-    done(export, source, "--out", out, "--force")
-    assert not (out / "mine.txt").exists() and (out / "README.md").exists()
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "me.png").touch()
-    code, _, complained = export(source, "--out", tmp_path / "photos", "--force")
-    assert code == 1 and "not a model's folder" in complained
-    assert (tmp_path / "photos" / "me.png").exists()
+    before = contents(out)
+    code, _, complained = export(source, "--out", out, "--dtype", "bfloat16")
+    assert code == 1 and "exists and is not empty" in complained and contents(out) == before
+    done(export, source, "--out", out, "--dtype", "bfloat16", "--shard-size", "20KB", "--force")
+    assert "model.safetensors" in before and "model.safetensors" not in contents(out)
+    done(export, source, "--out", out, "--force")  # shards too are what an export writes
+    assert contents(out) == before
     code, _, complained = export(source, "--out", source, "--force")
     assert code == 1 and "holds what is exported" in complained
     assert (source / "model.safetensors").exists()
     assert not list(tmp_path.glob(".*"))
+
+
+def test_every_kind_of_export_is_replaced_by_force(tmp_path: Path, export: Any) -> None:
+    source = checkpoint(tmp_path, tokenizer=chatml_tokenizer())
+    adapters(source / "adapter", tmp_path / "base")
+    save_model(extend(load_model(source), [3, None]), source)
+    write_json(source / "actions.json", {"actions": ["add", "sub"]})
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "brief.jinja").write_text("{{ messages }}")
+    for arguments in ([], ["--adapter"]):
+        done(export, source, "--out", tmp_path / "out", "--force", *arguments)
+        before = contents(tmp_path / "out")
+        assert {"actions.json", "additional_chat_templates/brief.jinja"} <= {*before}
+        done(export, source, "--out", tmp_path / "out", "--force", *arguments)
+        assert contents(tmp_path / "out") == before
+
+
+def test_force_spares_what_is_no_export_or_more_than_one(tmp_path: Path, export: Any) -> None:
+    source = checkpoint(tmp_path / "one")
+    other = checkpoint(tmp_path / "two")  # another run's checkpoint
+    (other / "trainer.pt").write_bytes(b"moments")
+    model = tmp_path / "model"  # a model of somebody's, with a card of its own
+    save_model(load_model(source), model)
+    digits().save(model)
+    (model / "README.md").write_text("# mine\n")
+    mixed = tmp_path / "mixed"
+    done(export, source, "--out", mixed)
+    (mixed / "notes").mkdir()
+    (mixed / "notes" / "mine.txt").write_text("x")
+    (photos := tmp_path / "photos").mkdir()
+    for number in range(6):
+        (photos / f"{number}.png").touch()
+    for folder, why in (
+        (other, "holds state.json, trainer.pt, which no export writes"),
+        (model, "and no README.md with the mark of an export"),
+        (mixed, "holds notes, notes/mine.txt, which no export writes"),
+        (photos, "holds 0.png, 1.png, 2.png, 3.png and 2 more, which no export writes"),
+    ):
+        before = contents(folder)
+        code, _, complained = export(source, "--out", folder, "--force")
+        assert code == 1 and why in complained, complained
+        assert "remove it yourself, or give another --out" in complained
+        assert contents(folder) == before
 
 
 def test_an_error_half_way_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
@@ -327,6 +369,19 @@ def test_wrong_usage_is_told_in_one_line(tmp_path: Path, export: Any) -> None:
         ([source], 2, "say where to: --out FOLDER, --gguf FILE"),
         ([source, "--out", out, "--shard-size", "many"], 2, "'many' is no size"),
         ([source, "--out", out, "--dtype", "int4"], 2, "'int4' is not written"),
+        (
+            [source, "--out", out, "--adapter", "--merge"],
+            2,
+            "--merge weights that they are part of",
+        ),
+        (
+            [source, "--out", out, "--merge", "--adapter"],
+            2,
+            "--merge weights that they are part of",
+        ),
+        ([source, "--out", out, "--gguf", source], 1, "is a folder, and GGUF is one file"),
+        ([source, "--gguf", source, "--force"], 1, "is a folder, and GGUF is one file"),
+        ([source, "--out", out, "--gguf", out], 2, "cannot be both"),
         ([source, "--out", out, "--adapter"], 1, "trained without adapters"),
         ([source, "--gguf", out, "--adapter"], 2, "--gguf and --from-verl need --merge"),
         ([tmp_path / "nowhere", "--out", out], 1, "there is no such folder or file"),
@@ -438,7 +493,11 @@ def test_adapters_alone_are_a_folder_for_peft(tmp_path: Path, export: Any) -> No
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= names
     assert not {"model.safetensors", "config.json"} & names
     assert "PeftModelForCausalLM.from_pretrained" in (tmp_path / "out" / "README.md").read_text()
-    done(export, source, "--out", tmp_path / "merged")  # the weights hold them already
+    with pytest.raises(
+        ModelFileError, match=r"adapters only; graft export .*out --out FOLDER merges"
+    ):
+        load_model(tmp_path / "out")
+    done(export, source, "--out", tmp_path / "merged", "--merge")  # the weights hold them already
     assert not list((tmp_path / "merged").rglob("adapter*"))  # or PEFT would add them once more
     assert_same(load_model(tmp_path / "merged"), load_model(source))
 
