@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from graft.registry import nearest
 
@@ -219,6 +226,13 @@ class Sft(Section):
     @property
     def has_held_out(self) -> bool:
         return bool(self.eval_data or self.eval_share)
+
+    @field_validator("mask_results", mode="before")
+    @classmethod
+    def _opens_and_closes(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, list | tuple) and len(value) == 2):
+            raise ValueError("give the text that opens a result and the text that closes it")
+        return value
 
 
 class Lora(Section):
