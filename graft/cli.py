@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import traceback
@@ -13,7 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from graft.commands.data import data
+from graft.commands.evaluate import evaluate
 from graft.commands.export import export
+from graft.commands.options import AsJson, Overrides
 
 app = typer.Typer(
     name="graft",
@@ -25,8 +26,6 @@ app = typer.Typer(
 )
 
 Recipe = Annotated[str, typer.Argument(help="A YAML file, or the name of a bundled recipe.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in train.lr=1e-4")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -212,104 +211,6 @@ def generate(
             typer.echo(completion["text"])
 
 
-@app.command("eval")
-def evaluate(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL_OR_RUN", help="A run, a checkpoint of one, or a model; none: --endpoint."
-        ),
-    ] = "",
-    overrides: Overrides = None,
-    on: Annotated[
-        str,
-        typer.Option(
-            help="Sets: benchmarks, env ids, or LABEL=ID, with commas. Default: the run's own."
-        ),
-    ] = "",
-    args: Annotated[
-        list[str] | None, typer.Option("--args", help="LABEL.key=value: arguments of one set.")
-    ] = None,
-    k: Annotated[str, typer.Option("--k", help="pass@k and maj@k: 8, or 1,4,8.")] = "",
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Attempts per task. Default: the largest k.")
-    ] = None,
-    tasks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Per set. Default: a whole benchmark, else run.eval_tasks."),
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")
-    ] = None,
-    top_p: Annotated[float, typer.Option("--top-p", help="1 keeps every token.")] = 1.0,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
-    solved: Annotated[
-        float, typer.Option(help="The reward from which on an attempt is right (pass@k).")
-    ] = 1.0,
-    no_tools: Annotated[bool, typer.Option("--no-tools", help="The same tasks without.")] = False,
-    all_checkpoints: Annotated[
-        bool, typer.Option("--all-checkpoints", help="Not the newest alone.")
-    ] = False,
-    recipe: Annotated[str, typer.Option(help="Settings, where no run gives them.")] = "",
-    endpoint: Annotated[
-        str, typer.Option(help="A server with OpenAI's API: http://host:8000/v1.")
-    ] = "",
-    model: Annotated[str, typer.Option(help="The name that the endpoint serves.")] = "",
-    api: Annotated[
-        str, typer.Option(help="completions (raw prompts; needs a tokenizer) or chat.")
-    ] = "",
-    against: Annotated[
-        str, typer.Option(help="An earlier evaluation to compare with: its JSON file or folder.")
-    ] = "",
-    name: Annotated[str, typer.Option(help="Of the files under RUN/evaluations.")] = "table",
-    as_json: AsJson = False,
-) -> None:
-    """Score models on held-out tasks, as one table. Run it again to make what is missing."""
-    from graft.config import ConfigError
-    from graft.train.checkpoint_table import evaluate_checkpoints
-
-    if greedy and temperature:
-        raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
-    if not math.isfinite(solved):
-        raise ConfigError(f"--solved {solved:g}: give the reward from which on an attempt is right")
-    changes = overrides or []
-    if endpoint and "=" in source and not Path(source).exists():  # there is no model, only changes
-        source, changes = "", [source, *changes]
-    table, folder, compared = evaluate_checkpoints(
-        source,
-        on=on,
-        args=args or [],
-        recipe=recipe,
-        overrides=changes,
-        every_checkpoint=all_checkpoints,
-        tasks=tasks,
-        samples=samples,
-        k=k,
-        solved=solved,
-        temperature=0.0 if greedy else temperature,
-        top_p=top_p,
-        tools=not no_tools,
-        endpoint=endpoint,
-        model=model,
-        api=api,
-        against=against,
-        name=name,
-        say=lambda text: typer.echo(text, err=True),  # stdout is the table's
-    )
-    if as_json:
-        more = {} if compared is None else {"comparison": compared.to_json()}
-        told = {"folder": str(folder), **table.to_json(with_tasks=False), **more}
-        typer.echo(json.dumps(told))
-    else:
-        typer.echo(table.markdown(), nl=False)
-        if compared is not None:
-            typer.echo(f"\n{compared.markdown()}", nl=False)
-    for problem in table.problems:
-        typer.echo(f"graft: {problem}", err=True)
-    if table.problems:
-        raise typer.Exit(1)
-
-
 @app.command()
 def envs(
     pattern: Annotated[str, typer.Argument(help="Only ids that contain this text.")] = "",
@@ -369,6 +270,7 @@ def serve_search(
 
 
 app.add_typer(data, name="data")
+app.command("eval")(evaluate)
 app.command("export")(export)
 
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-data = typer.Typer(help="Look at rows, and make them.", no_args_is_help=True)
+from graft.commands.options import AsJson
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+data = typer.Typer(help="Look at rows, and make them.", no_args_is_help=True)
 
 
 @data.command()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graft.commands.options import AsJson
+
 if TYPE_CHECKING:
     import torch
 
@@ -55,9 +57,7 @@ def export(
     ] = "",
     name: Annotated[str, typer.Option(help="In the model card. Default: that of --out.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace an older export.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint for others: a Hugging Face folder (--out), a GGUF file (--gguf), or both."""
     from graft.config import ConfigError

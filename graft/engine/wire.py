@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from graft.engine.errors import EngineError
+from graft.rewards.judge_pace import read_retry_after
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
@@ -120,7 +121,9 @@ class Endpoint:
             raise _Passing(f"cannot be reached: {error or type(error).__name__}") from None
         said = body[:SHOWN].decode("utf-8", "replace").strip()
         if code in (408, 429) or code >= 500:
-            raise _Passing(f"answered {code}: {said}", code, _seconds(head.get("retry-after", "")))
+            raise _Passing(
+                f"answered {code}: {said}", code, read_retry_after(head.get("retry-after"))
+            )
         if not 200 <= code < 300:
             where = f" (it points to {head['location']})" if "location" in head else ""
             key = ". The key is read from $OPENAI_API_KEY" if code in (401, 403) else ""
@@ -194,11 +197,3 @@ def _add(body: bytearray, part: bytes) -> None:
     body += part
     if len(body) > MAX_BODY:
         raise ValueError(f"more than {MAX_BODY} bytes")
-
-
-def _seconds(text: str) -> float | None:
-    """Retry-After in seconds; its other form, a date, is not worth reading clocks for."""
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        return None

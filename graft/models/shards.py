@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graft.models.adapter import Adapter, make_adapter
 from graft.models.decoder import Decoder
-from graft.models.export import Adapter, make_adapter
 from graft.models.fill import ModelFileError
 from graft.models.load import EMBEDDING, Stored, read_config, read_json, shape_of
 from graft.models.lora import ADAPTER_CONFIG, PREFIX

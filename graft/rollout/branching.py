@@ -22,6 +22,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from graft.rollout.branch import Branch
 from graft.rollout.episode import Growth
@@ -250,18 +251,7 @@ def arpo(
     `faithful` is the published program instead, faults included (see `published`); it knows no
     `rule`, `threshold` or `order`.
     """
-    how = Branching(
-        samples=samples,
-        initial_rollouts=max(samples // 2, 1) if initial_rollouts is None else initial_rollouts,
-        beam_size=beam_size,
-        branch_probability=branch_probability,
-        entropy_weight=entropy_weight,
-        tokens=tokens,
-        rule=rule,
-        threshold=threshold,
-        order=order,
-    )
-    return _published(how) if _is_true(faithful) else how
+    return _make(is_aepo=False, **locals())
 
 
 def aepo(
@@ -282,31 +272,20 @@ def aepo(
 ) -> Branch:
     """`arpo` with a number of roots that the first attempt decides (`dynamic`), and a price on branching
     again and again."""
-    how = Branching(
-        samples=samples,
-        initial_rollouts=max(samples // 2, 1) if initial_rollouts is None else initial_rollouts,
-        beam_size=beam_size,
-        branch_probability=branch_probability,
-        entropy_weight=entropy_weight,
-        tokens=tokens,
-        rule=rule,
-        threshold=threshold,
-        order=order,
-        dynamic=dynamic,
-        sensitivity=sensitivity,
-        penalty=penalty,
-        penalty_over=penalty_over,
-    )
-    return _published(how, is_aepo=True) if _is_true(faithful) else how
+    return _make(is_aepo=True, **locals())
 
 
-def _is_true(faithful: bool) -> bool:
+def _make(
+    is_aepo: bool, faithful: bool, samples: int, initial_rollouts: int | None, **how: Any
+) -> Branch:
     if not isinstance(faithful, bool):
         raise ValueError(f"faithful={faithful!r}: must be true or false")
-    return faithful
+    roots = max(samples // 2, 1) if initial_rollouts is None else initial_rollouts
+    checked = Branching(samples=samples, initial_rollouts=roots, **how)
+    return _published(checked, is_aepo) if faithful else checked
 
 
-def _published(how: Branching, is_aepo: bool = False) -> Published:
+def _published(how: Branching, is_aepo: bool) -> Published:
     return Published(
         samples=how.samples,
         initial_rollouts=how.initial_rollouts,

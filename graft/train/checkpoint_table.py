@@ -241,6 +241,13 @@ def to_table(
                 rows.setdefault(cell.checkpoint, {}).setdefault(cell.set, cell)
     for cell in unfinished:
         rows.setdefault(cell.checkpoint, {})[cell.set] = cell
+    cramped = [
+        f"{cell.checkpoint} on {cell.set}: {cell.overlong} prompts leave no room for an answer and "
+        "count as 0; raise rollout.max_context"
+        for cells in rows.values()
+        for cell in cells.values()
+        if cell.overlong
+    ]
     return Table(
         sets=[one.tasks.label for one in posed],
         rows={name: rows[name] for name in sorted(rows, key=place)},
@@ -248,7 +255,7 @@ def to_table(
         samples=asked.samples,
         k=asked.k,
         solved=asked.solved,
-        problems=list(problems),
+        problems=[*problems, *cramped],
     )
 
 
