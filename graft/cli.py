@@ -56,11 +56,27 @@ def sft(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) ->
 
 
 def _run(config: Any, as_json: bool) -> None:
+    from graft.models.device import choose_device
+    from graft.train.processes import Processes
+
+    if config.cluster.address:
+        from graft.train.cluster import train_on_cluster
+
+        summary = train_on_cluster(config, say=lambda line: typer.echo(line, err=as_json))
+        if as_json:
+            typer.echo(json.dumps(summary))
+        return
+    device = choose_device(config.model.device)
+    with Processes.start(config.parallel.deadline, device) as processes, processes.guarded(_told):
+        _train(config, as_json, processes)
+
+
+def _train(config: Any, as_json: bool, processes: Any) -> None:
     from graft.train.display import Display
     from graft.train.run import Session
 
-    display = Display(config.train.steps, json=as_json)
-    session = Session(config, display)
+    display = Display(config.train.steps, json=as_json, quiet=not processes.is_first)
+    session = Session(config, display, processes)
     try:
         with display:
             summary = session.train()
@@ -71,6 +87,8 @@ def _run(config: Any, as_json: bool) -> None:
         else:
             display.note("interrupted before the first checkpoint; nothing was saved")
         raise
+    if not processes.is_first:
+        return
     _show(display, session, summary)
     if as_json:
         typer.echo(json.dumps(summary))
@@ -326,6 +344,13 @@ def _complain(error: Exception) -> int:
     usage = (ConfigError, UnknownName, ActionsError)
     is_usage = isinstance(error, usage) or type(error) is ValueError
     return 2 if is_usage else 1
+
+
+def _told(error: BaseException) -> str:
+    """What the others of a group of processes are told of an error of one of them."""
+    if isinstance(error, Exception) and _is_for_the_user(error):
+        return str(error)
+    return "".join(traceback.format_exception(error))
 
 
 def _is_for_the_user(error: Exception) -> bool:

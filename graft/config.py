@@ -44,6 +44,8 @@ class Run(Section):
     """Go on from the newest checkpoint of the folder; false refuses a folder that has one."""
     save_every: int = Field(default=25, ge=0)
     """Steps between checkpoints; 0 saves at the end only."""
+    save_later: bool = False
+    """Copy what a checkpoint holds at once and write it while training goes on."""
     keep_last: int = Field(default=2, ge=1)
     """Checkpoints kept besides the best one."""
     eval_every: int = Field(default=0, ge=0)
@@ -117,11 +119,25 @@ class Rollout(Section):
     """Tasks that grow at a time."""
     deadline: float = Field(default=600.0, gt=0)
     """Seconds any single wait may take: a completion, a tool, an environment."""
+    staleness: int = Field(default=0, ge=0)
+    """Steps that sampling may run ahead of learning: no token is trained that is older than so many
+    versions of the weights. 0 takes turns."""
+    unfinished: Literal["continue", "discard"] = "continue"
+    """Attempts under way when new weights come: go on with them, or begin anew."""
 
 
 class EngineSection(Section):
     name: str = "native"
-    """native; a run trains what it samples from. `graft eval --endpoint` asks a server instead."""
+    """native; vllm, in this process or (engine.url) a server; sglang, a server. `graft eval --endpoint`
+    asks any OpenAI-compatible server."""
+    url: list[str] = []
+    """Servers that sample, such as [http://host:8000]; empty: in this process."""
+    sync: Literal["auto", "memory", "file"] = "auto"
+    """How new weights reach it: through memory where the backend can, or by files."""
+    exchange: str = ""
+    """Folder of these files, which the servers must see too; empty: in the run's folder."""
+    args: dict[str, Any] = {}
+    """Arguments of the backend itself, such as {gpu_memory_utilization: 0.5}."""
     kv_tokens: int = Field(default=0, ge=0)
     """Tokens the KV pool holds; 0 chooses by memory."""
     page_size: int = Field(default=0, ge=0)
@@ -251,6 +267,35 @@ class Lora(Section):
     """Matrices that get one, in every layer; also lm_head, where it is not the embedding."""
 
 
+class Parallel(Section):
+    tp: int = Field(default=1, ge=1)
+    """Of torchrun's processes, so many split every layer among them (tensor parallel); groups of them
+    share out the batch."""
+    shard: bool = True
+    """These groups also split weights, gradients and optimizer state (FSDP2); false: each holds all."""
+    offload: bool = False
+    """Keep what is split in the host's memory, and bring a layer at a time to the device."""
+    deadline: float = Field(default=600.0, gt=0)
+    """Seconds a process waits for the others before the run stops and says who waits for what."""
+
+
+class Cluster(Section):
+    address: str = ""
+    """A Ray cluster: auto, local, or host:port; empty: this machine alone, without Ray."""
+    learners: int = Field(default=1, ge=1)
+    """Processes that learn."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that sample: an engine and its environments each. `graft scale RUN N` changes it."""
+    sync: Literal["store", "broadcast"] = "store"
+    """How weights reach them: Ray's object store, or a broadcast from the first learner."""
+    cpus: float = Field(default=1.0, ge=0)
+    """CPUs that each process asks of the cluster."""
+    gpus: float = Field(default=0.0, ge=0)
+    """GPUs, likewise."""
+    restarts: int = Field(default=3, ge=0)
+    """Times that learners begin again from the last checkpoint before the run is given up."""
+
+
 class Config(Section):
     """Everything a run depends on."""
 
@@ -264,6 +309,8 @@ class Config(Section):
     train: Train = Train()
     sft: Sft = Sft()
     lora: Lora = Lora()
+    parallel: Parallel = Parallel()
+    cluster: Cluster = Cluster()
 
     @model_validator(mode="after")
     def _can_work(self) -> Config:

@@ -77,6 +77,9 @@ class Context(Protocol):
 class Engine(Protocol):
     """Samples from one model. `version` counts the weights it was given.
 
+    `load` takes weights by Hugging Face name, read once and in order (None: changed in place).
+    `pause` ends every sample that is running with `Finish.PAUSE` and what it has said so far.
+
     `score` gives, for each text, log-probs [i][j][k]: of action k of continuations[j] right after
     text[: at[i]], in the distribution of `mode` at `temperature`; `at` has a list of places for each
     text. Only the last action of a continuation may lie beyond the vocabulary, for it is never fed
@@ -96,6 +99,7 @@ class Engine(Protocol):
     ) -> list[list[list[list[float]]]]: ...
     def open(self, tokens: Sequence[int], key: int | None = None) -> Context: ...
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None: ...
+    def pause(self) -> None: ...
     def close(self) -> None: ...
 
 

@@ -68,6 +68,8 @@ class Finish(StrEnum):
     """A grammar left its environment and wants an answer from outside."""
     ABORT = "abort"
     """The context was closed while it was sampling."""
+    PAUSE = "pause"
+    """New weights are coming: the engine gave back what it had. Ask again, and it goes on."""
 
 
 class _Turn(NamedTuple):

@@ -41,7 +41,11 @@ def evaluate(
 ) -> Score:
     """Attempt each task `samples` times; temperature 0 is greedy."""
     setting = replace(setting, sampling=replace(setting.sampling, temperature=temperature))
-    episodes = collect(tasks, setting, independent(samples), concurrency=concurrency)
+    return score_of(collect(tasks, setting, independent(samples), concurrency=concurrency))
+
+
+def score_of(episodes: list[Episode]) -> Score:
+    """The means of attempts that somebody has made."""
     leaves = [leaf for episode in episodes for leaf in episode.leaves]
     called = [leaf for leaf in leaves if leaf.metrics.get("tool_calls", 0.0) > 0]
     count = max(len(leaves), 1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +27,18 @@ from graft.models.functions import (
     add_linear,
     add_norm,
     embed,
+    gather_rows,
     linear,
     norm_linear,
     qk_place,
     qk_rotate,
 )
+from graft.models.logprobs import likeliest, score_actions
 from graft.models.place import Place
 from graft.models.shape import Shape, rope_frequencies
+
+if TYPE_CHECKING:
+    from graft.models.grid import Forest
 
 Attend = Callable[[int, Tensor, Any, Any], Tensor]
 """(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they have a `Place`."""
@@ -165,6 +170,14 @@ class Decoder(nn.Module):
         """[V, D]: a row for each token, then those of actions beyond the vocabulary."""
         return self.embed.weight if self.head is None else self.head.weight
 
+    is_whole = True
+    """Whether all of it is in this process; see `sharded`."""
+
+    @property
+    def own_heads(self) -> tuple[int, int]:
+        """Query and KV heads that are computed here."""
+        return self.shape.heads, self.shape.kv_heads
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, V] of hidden states [T, D]."""
         return linear(hidden, self.head_weight)
@@ -185,20 +198,86 @@ class Decoder(nn.Module):
         return cos.to(self.dtype), sin.to(self.dtype)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, place: Place | None = None
-    ) -> Tensor:
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        place: Place | None = None,
+        then: Callable[[Tensor], Any] | None = None,
+    ) -> Any:
         """Hidden states after the last norm, [T, D], of tokens [T] at positions [T].
 
-        With a place keys and values are stored there, and `attend` looks for them itself.
+        With a place keys and values are stored there, and `attend` looks for them itself. What
+        `then` makes of the hidden states is returned in their stead: a head belongs in here, for a
+        model that is split over processes has its weights together only as long as it runs.
         """
-        x, delta = embed(tokens, self.embed.weight), None
+        x, delta = self._embed(tokens), None
         cos, sin = self.rope(positions)
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
                 x, delta = checkpoint(block, x, delta, cos, sin, attend, use_reentrant=False)
             else:
                 x, delta = block(x, delta, cos, sin, attend, place)
-        return self.norm(x, delta)[1]
+        hidden = self.norm(x, delta)[1]
+        return hidden if then is None else then(hidden)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return embed(tokens, self.embed.weight)
+
+    def choices(
+        self,
+        forest: Forest,
+        temperature: float = 1.0,
+        allowed: Tensor | None = None,
+        num_words: int | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Log-prob [U] of each trained action of a forest and entropy [U] of its distribution.
+
+        With `num_words` also the log-prob [U] of choosing any of the first so many (see `logprobs`).
+        """
+        return self(
+            forest.tokens,
+            forest.positions,
+            forest.attention(self),
+            then=lambda hidden: self._score(
+                gather_rows(hidden, forest.before),
+                forest.actions,
+                forest.modes,
+                allowed,
+                temperature,
+                num_words,
+            ),
+        )
+
+    @torch.no_grad()
+    def followed(self, forest: Forest, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-prob [U] of each trained action, and whether it is the likeliest one."""
+        return self(
+            forest.tokens,
+            forest.positions,
+            forest.attention(self),
+            then=lambda hidden: self._likeliest(
+                gather_rows(hidden, forest.before), forest.actions, forest.modes, allowed
+            ),
+        )
+
+    def _score(
+        self,
+        hidden: Tensor,
+        actions: Tensor,
+        modes: Tensor,
+        allowed: Tensor | None,
+        temperature: float,
+        num_words: int | None,
+    ) -> tuple[Tensor, ...]:
+        return score_actions(
+            hidden, self.head_weight, actions, modes, allowed, temperature, num_words
+        )
+
+    def _likeliest(
+        self, hidden: Tensor, actions: Tensor, modes: Tensor, allowed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return likeliest(hidden, self.head_weight, actions, modes=modes, allowed=allowed)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> Decoder:

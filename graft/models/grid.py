@@ -15,7 +15,6 @@ from torch import Tensor
 from graft.models.critic import Critic
 from graft.models.decoder import Attend, Decoder
 from graft.models.functions import gather_rows
-from graft.models.logprobs import action_logprobs, likeliest, word_logprobs
 from graft.models.packing import count_before, is_read, pack, shorten
 from graft.models.tree_attention import attention_over
 from graft.transfer import transfer
@@ -62,8 +61,9 @@ class Forest:
         self.ends = new_row[packed.ends[kept]]  # [K], and it stays on the CPU
         self._attentions: dict[tuple[int, int], Attend] = {}
 
-    def _attention(self, model: Decoder) -> Attend:
-        heads = model.shape.heads, model.shape.kv_heads
+    def attention(self, model: Decoder) -> Attend:
+        """Who sees whom among these tokens, for a model of this many heads."""
+        heads = model.own_heads
         if heads not in self._attentions:
             self._attentions[heads] = attention_over(
                 self.runs, self.ends, *heads, self.tokens.device
@@ -78,43 +78,23 @@ class Forest:
         self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-prob of each chosen action and entropy of its distribution, both [N, T]."""
-        logp, entropy = action_logprobs(
-            self._hidden(model),
-            model.head_weight,
-            self.actions,
-            modes=self.modes,
-            allowed=allowed,
-            temperature=temperature,
-        )
+        logp, entropy = model.choices(self, temperature, allowed)
         return self._grid(logp), self._grid(entropy)
 
     def word_logprobs(
         self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same and, where a token was chosen, the log-prob of choosing any token, all [N, T]."""
-        logp, entropy, any_word = word_logprobs(
-            self._hidden(model),
-            model.head_weight,
-            self.actions,
-            model.shape.vocab_size,
-            modes=self.modes,
-            allowed=allowed,
-            temperature=temperature,
+        logp, entropy, any_word = model.choices(
+            self, temperature, allowed, model.shape.vocab_size
         )
         return self._grid(logp), self._grid(entropy), self._grid(any_word)
 
-    @torch.no_grad()
     def followed(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-prob of each trained action, and whether it is the likeliest one, both [U]."""
-        return likeliest(
-            self._hidden(model), model.head_weight, self.actions, modes=self.modes, allowed=allowed
-        )
-
-    def _hidden(self, model: Decoder) -> Tensor:
-        """[U, D] what the model knew before each trained token."""
-        return gather_rows(model(self.tokens, self.positions, self._attention(model)), self.before)
+        return model.followed(self, allowed)
 
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state each decision was taken in, [N, T]."""
-        values = critic(self.tokens, self.positions, self._attention(critic.body))
+        values = critic(self.tokens, self.positions, self.attention(critic.body))
         return self._grid(gather_rows(values, self.before))

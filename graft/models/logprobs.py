@@ -119,7 +119,7 @@ def action_logprobs(
 
     `allowed[modes]` are the actions that could be drawn: the very rows the sampler used.
     """
-    logp, entropy = _run_head(hidden, weight, actions, modes, allowed, temperature, None)
+    logp, entropy = score_actions(hidden, weight, actions, modes, allowed, temperature, None)
     return logp, entropy
 
 
@@ -134,13 +134,13 @@ def word_logprobs(
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same and, where a token was chosen, the log-prob [U] of choosing any; 0 elsewhere."""
-    logp, entropy, any_word = _run_head(
+    logp, entropy, any_word = score_actions(
         hidden, weight, actions, modes, allowed, temperature, num_words
     )
     return logp, entropy, any_word
 
 
-def _run_head(
+def score_actions(
     hidden: Tensor,
     weight: Tensor,
     actions: Tensor,
@@ -149,6 +149,7 @@ def _run_head(
     temperature: float,
     num_words: int | None,
 ) -> tuple[Tensor, ...]:
+    """Log-prob and entropy of each action, [U] each; with `num_words` that of any token, too."""
     if not len(actions):  # keep the graph connected: a micro-batch may have nothing to train
         nothing = (hidden.sum() * 0.0 + weight.sum() * 0.0).expand(0)
         return (nothing,) * (2 if num_words is None else 3)

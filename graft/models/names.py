@@ -73,6 +73,21 @@ def hf_views(shape: Shape, parameters: Mapping[str, Tensor]) -> dict[str, Tensor
     }
 
 
+def whole_views(shape: Shape, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same with every row of embedding and head: what a trainer's state is kept by.
+
+    Parameters that are not there are left out, with all that is of them.
+    """
+    ends = ("embed.weight", "head.weight")
+    return {
+        name: parameters[where.parameter].detach()[
+            slice(None) if where.parameter in ends else slice(where.start, where.stop)
+        ]
+        for name, where in hf_rows(shape).items()
+        if where.parameter in parameters
+    }
+
+
 def hf_names(decoder: Decoder) -> dict[str, Tensor]:
     """Hugging Face names -> views of the decoder's own memory; writing to one changes the model.
 

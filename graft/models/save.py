@@ -53,15 +53,16 @@ def save_model(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = dtype or decoder.dtype
-    _save_actions(decoder, folder, dtype)
+    save_rows(extra_rows(decoder) if decoder.shape.extra else None, folder, dtype)
     save_weights(hf_names(decoder), folder, dtype=dtype, shard_bytes=shard_bytes)
     save_configs(decoder.shape, folder, dtype, special or {}, generation_config, source)
 
 
-def _save_actions(decoder: Decoder, folder: Path, dtype: torch.dtype) -> None:
-    if decoder.shape.extra:
-        rows = {ROWS: extra_rows(decoder).to("cpu", dtype).contiguous()}
-        write_whole(folder / ACTIONS, lambda to: _save_file(rows, to))
+def save_rows(rows: Tensor | None, folder: Path, dtype: torch.dtype) -> None:
+    """Rows [extra, D] of actions beyond the vocabulary, in their own file."""
+    if rows is not None:
+        stored = {ROWS: rows.to("cpu", dtype).contiguous()}
+        write_whole(folder / ACTIONS, lambda to: _save_file(stored, to))
     else:  # left from an earlier save they would be read as those of this model
         (folder / ACTIONS).unlink(missing_ok=True)
 

@@ -181,8 +181,7 @@ class _Tree:
 
     def _entropy_of(self, path: Path) -> float:
         """Of what it has begun to say, or has just said."""
-        assert path.spoken is not None
-        return mean_entropy(first_decisions([path.spoken], self.how.tokens), self.vocab_size)
+        return mean_entropy(first_decisions(path.turn_spans, self.how.tokens), self.vocab_size)
 
     async def _fork_from(self, paths: Sequence[Path]) -> list[Path]:
         """Forks of those that are unsure, as many as there is budget for."""

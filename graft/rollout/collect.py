@@ -33,8 +33,13 @@ def collect(
     *,
     concurrency: int = 256,
     on_episode: Callable[[Episode], None] | None = None,
+    places: Sequence[int] | None = None,
 ) -> list[Episode]:
-    """Episodes of all tasks, in the order of the tasks; at most `concurrency` grow at a time."""
+    """Episodes of all tasks, in the order of the tasks; at most `concurrency` grow at a time.
+
+    `places` are the tasks' numbers among their neighbours, where these are not all of them.
+    """
+    places = range(len(tasks)) if places is None else places
 
     async def one(place: int, task: Task, gate: asyncio.Semaphore) -> Episode:
         async with gate:
@@ -47,7 +52,10 @@ def collect(
         gate = asyncio.Semaphore(concurrency)
         try:
             async with asyncio.TaskGroup() as group:
-                jobs = [group.create_task(one(i, task, gate)) for i, task in enumerate(tasks)]
+                jobs = [
+                    group.create_task(one(place, task, gate))
+                    for place, task in zip(places, tasks, strict=True)
+                ]
         except* Exception as broken:  # the first cause is the one worth reading
             raise broken.exceptions[0] from None
         return [job.result() for job in jobs]

@@ -23,6 +23,7 @@ from graft.rollout.threads import in_thread
 from graft.types import (
     Author,
     Called,
+    Completion,
     Episode,
     Finish,
     Leaf,
@@ -52,7 +53,9 @@ class Path:
         self.twin_of: Path | None = None
         """The path that this one is the counterfactual of."""
         self.begun: Span | None = None
-        """What it has said of a turn that is not over."""
+        """The last it has said of a turn that is not over."""
+        self.turn_spans: list[Span] = []
+        """What it has sampled in its latest turn: two or more where new weights came in the middle."""
         self.spoken: Span | None = None
         """The last span that it has sampled itself."""
         self._mode: int | None = None  # of the context, before what is begun
@@ -108,7 +111,7 @@ class Path:
         if finish in (Finish.LENGTH, Finish.ABORT):
             return await self.end(Status.TRUNCATED if finish is Finish.LENGTH else Status.ABORTED)
 
-        is_closed = setting.chat.is_closed(span.tokens)
+        is_closed = setting.chat.is_closed(self._turn_tokens())
         said = self._said(is_closed, is_call=finish is Finish.EXIT)
         self._is_acting = True
         async with boundary(f"env {self.growth.episode.task.env} step", setting.deadline):
@@ -131,28 +134,48 @@ class Path:
             self._observe(turn, said, is_closed)
 
     async def _speak(self, most: int | None = None) -> None:
-        """Sample the turn, or `most` tokens of it, after what of it is there already."""
-        setting, span = self.growth.setting, self.begun
-        sampling = self._sampling(most)
-        if sampling is None:
-            return await self.end(Status.TRUNCATED)
+        """Sample the turn, or `most` tokens of it, after what of it is there already.
+
+        Where new weights come in the middle, it goes on with them in a span of its own.
+        """
+        setting = self.growth.setting
+        while True:
+            sampling = self._sampling(most)
+            if sampling is None:
+                return await self.end(Status.TRUNCATED)
+            if self.begun is None:
+                self._mode = self.context.mode
+            async with boundary(f"completion of {self.growth.episode.task.id}", setting.deadline):
+                grammar = None if setting.actions is None else setting.actions.grammar
+                completion = await self.context.sample(sampling, grammar)
+            if completion.tokens or completion.finish is not Finish.PAUSE:
+                self._write(completion)
+            if completion.finish is not Finish.PAUSE:
+                break
+            if most is not None:
+                most -= len(completion.tokens)
+        is_part = completion.finish is Finish.LENGTH and len(completion.tokens) == most
+        self._finish = None if is_part and self.has_room else completion.finish
+
+    def _write(self, completion: Completion) -> None:
+        """Add what was sampled: to the span it goes on with, where both are of the same weights."""
+        chat, span = self.growth.setting.chat, self.begun
         if span is None:
-            self._mode = self.context.mode
-        async with boundary(f"completion of {self.growth.episode.task.id}", setting.deadline):
-            grammar = None if setting.actions is None else setting.actions.grammar
-            completion = await self.context.sample(sampling, grammar)
+            self.turn_spans = []
         if span is not None and span.version == completion.version:
             tokens = span.tokens + completion.tokens
-            span.go_on(completion, self._words(tokens, setting.chat.is_closed(tokens)))
+            span.go_on(completion, self._words(tokens, chat.is_closed(tokens)))
         else:
-            is_closed = setting.chat.is_closed(completion.tokens)
+            is_closed = chat.is_closed(completion.tokens)
             self.begun = Span.sampled(
                 self.tip, completion, self._words(completion.tokens, is_closed)
             )
             self.tip = self.growth.episode.append(self.begun)
+            self.turn_spans.append(self.begun)
         self.spoken = self.begun
-        is_part = completion.finish is Finish.LENGTH and len(completion.tokens) == most
-        self._finish = None if is_part and self.has_room else completion.finish
+
+    def _turn_tokens(self) -> list[int]:
+        return [token for span in self.turn_spans for token in span.tokens]
 
     def _sampling(self, most: int | None) -> Sampling | None:
         """The setting's sampling, cut to the room that is left and stopped where a turn ends.
@@ -247,15 +270,16 @@ class Path:
 
         Of a turn that is begun it has nothing: it goes on behind the last observation.
         """
-        growth, begun = self.growth, self.begun
+        growth = self.growth
         env = await fork_env(self.env, growth.setting, growth.episode.task, self.actions)
         key, tip = growth.key(len(growth.paths)), self.tip
-        if begun is None:
+        if self.begun is None:
             context = self.context.fork(key)
         else:
-            assert begun.parent is not None
-            context = self.context.fork(key, at=len(self.context.tokens) - len(begun))
-            context.mode, tip = self._mode, begun.parent
+            first, said = self.turn_spans[0], len(self._turn_tokens())
+            assert first.parent is not None
+            context = self.context.fork(key, at=len(self.context.tokens) - said)
+            context.mode, tip = self._mode, first.parent
         twin = growth.add(context, env, tip)
         twin.past = [*self.past]
         twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward

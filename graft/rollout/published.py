@@ -75,7 +75,7 @@ class Published:
     def _change(self, path: Path, growth: Growth) -> float:
         """Of the entropy of a segment since the first one in this slot."""
         assert path.spoken is not None
-        entropy = self._entropy(first_decisions([path.spoken], self.tokens), growth)
+        entropy = self._entropy(first_decisions(path.turn_spans, self.tokens), growth)
         return entropy - self.first_entropies.setdefault((growth.place, path.number), entropy)
 
     async def _fork_from(

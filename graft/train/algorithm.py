@@ -13,6 +13,9 @@ from graft.registry import resolve
 from graft.rollout.branch import BRANCHES, Branch
 from graft.rollout.counterfactual import Counterfactual
 
+STALE_CAP = 2.0
+"""Of the importance weight of tokens that older weights drew, where the preset has none."""
+
 
 def preset_of(config: Config) -> Preset:
     """The preset with the recipe's changes; a name nobody knows is an error here.
@@ -54,6 +57,8 @@ def preset_of(config: Config) -> Preset:
         changes["entropy_coef"] = algo.entropy_coef
     if algo.importance_cap is not None:
         changes["importance_cap"] = algo.importance_cap
+    elif config.rollout.staleness and preset.importance_cap is None:
+        changes["importance_cap"] = STALE_CAP
     return replace(preset, **changes)
 
 

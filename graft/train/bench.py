@@ -34,8 +34,9 @@ from graft.text.tokenizer import Tokenizer
 from graft.train.acting import with_actions
 from graft.train.candidates import Candidate, is_gone
 from graft.train.folder import RunStopped, out_of_disk
+from graft.train.model import load_policy, load_tokenizer
 from graft.train.rl import held_out_tasks
-from graft.train.setup import Parts, assemble, load_policy, load_tokenizer, make_setting
+from graft.train.setup import Parts, assemble, make_setting
 from graft.types import Status, Task
 
 DEFAULT_TASKS = 200

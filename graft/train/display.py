@@ -8,8 +8,14 @@ It receives plain dicts and episodes and knows nothing of the loop that sends th
         ...
         display.phase("rl", 60)
         display.update(12, {"reward": 0.5, "tools/rate": 0.93})
+        display.alarm("entropy fell to 0.02 of its start ...")
 
-writes, where nobody watches, `rl 12/60  reward 0.500  tools 93%  left 0:48`.
+writes, where nobody watches, `rl 12/60  reward 0.500  tools 93%  left 0:48`, and in a terminal keeps
+a table of what matters under the progress bar:
+
+              now   last 10     first
+    reward  0.500     0.431     0.008   ▁▂▄▅▇
+    tools     93%       88%       42%   ▁▃▅▇█
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import io
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -34,7 +41,68 @@ from rich.text import Text
 from graft.train.words import clip, clock_face, score, sparkline, summary, visible
 from graft.types import Author, Episode
 
+ALARM_STYLES = {"warning": "yellow", "alarm": "bold red"}
+
+WATCHED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("reward", "reward", "{:.3f}".format),
+    ("accuracy", "accuracy", "{:.3f}".format),
+    ("loss", "loss", "{:.3f}".format),
+    ("reward_std", "spread", "{:.3f}".format),
+    ("entropy", "entropy", "{:.3f}".format),
+    ("completions/mean_length", "length", "{:,.0f}".format),
+    ("tools/rate", "tools", "{:.0%}".format),
+    ("sampling/sampling_logp_difference/mean", "gap", "{:.1e}".format),
+    ("clip_ratio/region_mean", "clipped", "{:.1%}".format),
+    ("tokens_per_second", "tokens/s", "{:,.0f}".format),
+)
+"""What a person watches: metric, the word for it, its form. `spread` is of the rewards of one task,
+`gap` the distance of the engine's log-probs from the learner's. Where there is a reward the loss is
+left out: a policy-gradient loss near 0 is normal and says nothing about progress."""
+
+RECENT = 10
+"""Steps of the middle column of the live table."""
+MOST_POINTS = 512
+"""Values kept of one metric for its row of bars; more are averaged."""
+
 STYLES = {Author.TASK: "dim", Author.POLICY: "green", Author.ENV: "cyan"}
+
+
+class Trend:
+    """One metric over a phase, in bounded memory: each kept value is the mean of `per` steps.
+
+    at most 4 values: 1 2 3 4, then a 5 -> (1+2)/2 (3+4)/2 and, per = 2, the 5 waits for its partner
+    """
+
+    def __init__(self, first: float, most: int = MOST_POINTS) -> None:
+        self.first = first
+        self._recent = deque([first], maxlen=RECENT)
+        self._kept, self._waiting = [first], list[float]()
+        self._per, self._most = 1, most
+
+    def add(self, value: float) -> None:
+        self._recent.append(value)
+        waiting = [*self._waiting, value]
+        if len(waiting) == self._per and len(self._kept) >= self._most:
+            pairs = zip(self._kept[::2], self._kept[1::2], strict=True)
+            self._kept = [a / 2 + b / 2 for a, b in pairs]
+            self._per *= 2
+        if len(waiting) == self._per:
+            self._kept.append(_mean(waiting))
+            waiting = []
+        self._waiting = waiting
+
+    @property
+    def last(self) -> float:
+        return self._recent[-1]
+
+    @property
+    def lately(self) -> float:
+        return _mean(list(self._recent))
+
+    @property
+    def values(self) -> list[float]:
+        waiting = self._waiting  # the panel is drawn by a thread of its own
+        return [*self._kept, _mean(waiting)] if waiting else self._kept
 
 
 class Display:
@@ -59,12 +127,14 @@ class Display:
         self._clock = clock
         self._live: Live | None = None
         self._spinner = Spinner("dots")
+        self._alarms = 0
+        self._last_alarm = ""
         self._begin("train", total_steps)
 
     def _begin(self, name: str, steps: int) -> None:
         self._name, self._total, self._step = name, steps, 0
         self._metrics: Mapping[str, float] = {}
-        self._rewards: list[float] = []
+        self._trends: dict[str, Trend] = {}
         self._started = self._clock()
         self._first: int | None = None  # a resumed phase does not begin at step 1
 
@@ -80,11 +150,15 @@ class Display:
         if self._first is None:
             self._first = step
         self._step, self._metrics = step, dict(metrics)
-        if "reward" in metrics:
-            self._rewards.append(metrics["reward"])
+        for name, _, _ in watched(metrics):
+            if name in self._trends:
+                self._trends[name].add(metrics[name])
+            else:
+                self._trends[name] = Trend(metrics[name])
         if not self.is_live:
             left = f"  left {clock_face(self.seconds_left())}" if step < self._total else ""
-            self._print(f"{self._name} {step}/{self._total}  {summary(metrics)}{left}")
+            said = "  ".join(f"{word} {form(metrics[n])}" for n, word, form in watched(metrics))
+            self._print(f"{self._name} {step}/{self._total}  {said}{left}")
 
     def seconds_left(self) -> float:
         """Of this phase, at the pace it has had so far."""
@@ -96,6 +170,17 @@ class Display:
     def note(self, text: str) -> None:
         """One remark, above the live panel if there is one."""
         self._print(visible(text))
+
+    def alarm(self, text: str, level: str = "alarm", step: int | None = None) -> None:
+        """A number looks sick (`level` "warn": a little), at the present step if none is given.
+
+        Said once, and counted under the live table.
+        """
+        word = "warning" if level == "warn" else "alarm"
+        at = self._step if step is None else step
+        self._alarms += 1
+        self._last_alarm = f"step {at}: {visible(text)}"
+        self.console.print(Text(f"{word} at {self._last_alarm}", style=ALARM_STYLES[word]))
 
     def table(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         """Held-out scores before and after, and what changed; nothing where nothing was scored."""
@@ -166,22 +251,56 @@ class Display:
         """The line that stays of a phase when its panel goes; plain output has its own already."""
         if self.is_live and self._step:
             took = clock_face(self._clock() - self._started)
-            trend = f"  {sparkline(self._rewards, 24)}" if self._rewards else ""
+            reward = self._trends.get("reward")
+            trend = f"  {sparkline(reward.values, 24)}" if reward else ""
             counted = f"{self._name} {self._step}/{self._total} in {took}"
             self._print(f"{counted}  {summary(self._metrics)}{trend}")
             self._step = 0
 
     def _panel(self) -> Group:
-        """Two lines: how far, and how well."""
+        """How far, how well, and what is wrong; one line for how well where the window is low."""
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=max(1, self._total), completed=self._step, width=28)
         left = f"{clock_face(self.seconds_left())} left" if self._step else "starting"
         name = Text(self._name, style="bold")
         head.add_row(self._spinner, name, bar, f"{self._step}/{self._total}", left)
-        body = Text(f"  {summary(self._metrics)}")
-        if self._rewards:
-            body.append(f"  {sparkline(self._rewards, 24)}", style="green")
-        return Group(head, body)
+        fits = self.console.height >= len(self._trends) + 6
+        body = self._live_table() if fits else Text(f"  {summary(self._metrics)}")
+        parts = [head, *([body] if self._trends else [])]
+        if self._alarms:
+            count = "1 alarm" if self._alarms == 1 else f"{self._alarms} alarms"
+            text = f"  {count}, the last at {self._last_alarm}".replace("\n", " ")
+            style = ALARM_STYLES["alarm"]
+            parts.append(Text(text, style=style, no_wrap=True, overflow="ellipsis"))
+        return Group(*parts)
+
+    def _live_table(self) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        for side in ("left", "right", "right", "right", "left"):
+            grid.add_column(justify=side, no_wrap=True)
+        titles = ("", "now", f"last {RECENT}", "first", "")
+        grid.add_row(*(Text(title, style="dim") for title in titles))
+        for name, word, form in WATCHED:
+            if (trend := self._trends.get(name)) is None:
+                continue
+            # a metric of some steps only (accuracy) keeps its last value in view
+            values = (trend.last, trend.lately, trend.first)
+            bars = Text(sparkline(trend.values, 24), style="green")
+            grid.add_row(Text(f"  {word}"), *(Text(form(value)) for value in values), bars)
+        return grid
 
     def _print(self, text: str) -> None:
         self.console.print(Text(text))
+
+
+def watched(metrics: Mapping[str, float]) -> list[tuple[str, str, Callable[[float], str]]]:
+    """The rows of `WATCHED` that these metrics have."""
+    return [
+        row
+        for row in WATCHED
+        if row[0] in metrics and not (row[0] == "loss" and "reward" in metrics)
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)  # not fsum, which raises where inf and -inf meet

@@ -16,11 +16,11 @@ from graft.config import Config
 from graft.models.device import choose_device, choose_dtype
 from graft.models.shape import Shape
 from graft.train.footprint import gigabytes, num_parameters
+from graft.train.model import recipe_shape
 from graft.train.pace import Pace, Rates, known_rates, pace
 from graft.train.plan import Item, Memory, plan_memory, remedy
 from graft.train.probe import Measured, probe
 from graft.train.room import Room, room_on
-from graft.train.setup import recipe_shape
 from graft.train.words import clock_face
 
 PROBED = "found by the probe"

@@ -39,9 +39,10 @@ from graft.train.attempt_log import AttemptLog
 from graft.train.candidates import check_readable, fingerprint, run_behind
 from graft.train.checkpoint import latest_model
 from graft.train.folder import RunStopped
+from graft.train.model import load_tokenizer
 from graft.train.rl import TRAIN_SEEDS, TaskStream
 from graft.train.row_file import check_place, new_rows
-from graft.train.setup import Parts, assemble, env_factory, load_tokenizer
+from graft.train.setup import Parts, assemble, env_factory
 from graft.types import Author, Episode, Status, Task
 
 ENOUGH_FAILURES = 64

@@ -18,9 +18,22 @@ class Interrupt:
     the person means it, and the last checkpoint on disk is whole in any case.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool = False) -> None:
+        """`waits`: nothing is ever cut short, somebody looks at `is_pending` when it suits. Processes
+        that work together must stop together."""
+        self.waits = waits
         self._previous: Any = None
+        self._own: Any = None
         self._is_pending = False
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether somebody wants to stop."""
+        return self._is_pending
+
+    def ask(self) -> None:
+        """As a signal does, from within."""
+        self._is_pending = True
 
     @property
     def _is_ours(self) -> bool:  # only the main thread may set handlers
@@ -29,11 +42,15 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         if self._is_ours:
             self._previous = signal.signal(signal.SIGTERM, self._end)
+            if self.waits:
+                self._own = signal.signal(signal.SIGINT, self._wait)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._is_ours:
             signal.signal(signal.SIGTERM, self._previous)
+            if self.waits:
+                signal.signal(signal.SIGINT, self._own)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with & by a script
@@ -48,7 +65,7 @@ class Interrupt:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Nothing interrupts the block; a signal that came meanwhile is raised after it."""
-        if not self._is_ours:
+        if not self._is_ours or self.waits:
             yield
             return
         self._is_pending = False

@@ -13,6 +13,9 @@ the host prepares the next; what there is to report is read once, before the opt
 A policy may have actions beyond the vocabulary; its reference has none. So the two are compared where
 a token was chosen and nowhere else, and by the logits of tokens alone (see `algos.losses.with_kl`).
 
+With several processes each learns from its share of the rows (`train.shares`), and all of them have the
+same numbers to report. Processes of one tensor-parallel group have the same share.
+
 With adapters (`models.lora`) the optimizer knows nothing but them, and the policy is merged anew after
 its step. The reference is then the policy itself, holding the adapters that RL started with.
 """
@@ -33,15 +36,19 @@ from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.grid import Forest
 from graft.models.lora import Lora
-from graft.models.packing import split_rows
 from graft.protocols import Engine
 from graft.train.folder import RunStopped
 from graft.train.optimizer import NonFinite, Optimizer
+from graft.train.processes import ALONE, Processes
+from graft.train.shares import share_out
 from graft.transfer import transfer
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 SAMPLING_GAP = "sampling/sampling_logp_difference"
 """Metrics of |log-prob of the learner - log-prob of the engine| over trained tokens: mean, max, p999."""
+
+IMPORTANCE = "sampling/importance_sampling_ratio"
+"""Metrics of the weights between engine and learner: mean, and ess, the share of tokens that count."""
 
 CHECKED = 48
 """Tokens that engine and learner score before training begins."""
@@ -71,6 +78,10 @@ class Learner:
     epochs: int = 1
     minibatches: int = 1
     seed: int = 0
+    processes: Processes = ALONE
+    keeps_logprobs: bool = False
+    """Whether `logprobs` is filled: the learner's own of the last batch, before any update, [N, T]."""
+    logprobs: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = self.policy.shape
@@ -132,26 +143,58 @@ class Learner:
     def _over_micros(
         self, rows: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
     ) -> Tensor:
+        """What `compute` makes of each micro-batch, in the rows it belongs to."""
         grid = batch.zeros()
-        parts = split_rows(rows, self.tokens_per_micro)
+        parts = self._micro_batches(rows)
         found: list[Tensor] = []
-        for part in parts:
+        for part, _ in parts:
             mask = batch.mask[torch.tensor(part)]
             found.append(compute(Forest([rows[i] for i in part], mask, self.policy.device)))
-        if parts:
-            grid[torch.tensor([i for part in parts for i in part])] = torch.cat(found).to(grid)
+        for (part, is_real), values in zip(parts, found, strict=True):
+            if is_real:
+                grid[torch.tensor(part)] = values.to(grid)
+        self._complete(grid)
         return grid
+
+    def _micro_batches(self, rows: Sequence[Trajectory]) -> list[tuple[list[int], bool]]:
+        """The row numbers of each of this process's micro-batches, and whether they are its share.
+
+        Where weights are split, computing is a joint affair: whoever has fewer micro-batches than
+        others goes along with a row of somebody else's, which counts for nothing.
+        """
+        processes = self.processes
+        shares = share_out(rows, self.tokens_per_micro, processes.dp_size)
+        own = [(part, True) for part in shares[processes.dp_rank]]
+        if processes.world > 1 and rows:
+            most = max(map(len, shares))
+            own += [([0], False)] * (most - len(own))
+        return own
+
+    def _complete(self, grid: Tensor) -> None:
+        """Add the rows of the other processes to a grid that has this one's."""
+        if self.processes.world > 1:
+            if self.processes.tp_rank:
+                grid.zero_()  # a neighbour with the same rows gives them
+            self.processes.add([grid], "the log-probs of the other processes' rows")
 
     def update(self, rows: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
         """All optimizer steps this batch is good for; averages over them."""
         totals: dict[str, float] = {}
         steps = list(self._minibatches(batch))
-        for index in steps:
+        seen = batch.zeros() if self.keeps_logprobs else None
+        for number, index in enumerate(steps):
             # numbers ascend: where they are all there is, the batch need not be copied
             some = batch if len(index) == batch.num_rows else batch.rows(index)
-            for name, value in self._step([rows[i] for i in index.tolist()], some).items():
+            own = seen if number < len(steps) // self.epochs else None  # of the first pass
+            step = self._step([rows[i] for i in index.tolist()], some, own, index)
+            for name, value in step.items():
                 totals[name] = totals.get(name, 0.0) + value
+        if seen is not None:
+            self._complete(seen)
+            self.logprobs = seen
         metrics = {name: value / max(len(steps), 1) for name, value in totals.items()}
+        if (square := metrics.pop(f"{IMPORTANCE}/mean_square", 0.0)) > 0:
+            metrics[f"{IMPORTANCE}/ess"] = metrics[f"{IMPORTANCE}/mean"] ** 2 / square
         return {**metrics, "optimizer_steps": float(len(steps))}
 
     def _minibatches(self, batch: Batch) -> Iterator[Tensor]:
@@ -171,35 +214,33 @@ class Learner:
                 if len(index):
                     yield index
 
-    def _step(self, rows: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
+    def _step(
+        self, rows: Sequence[Trajectory], batch: Batch, seen: Tensor | None, index: Tensor
+    ) -> dict[str, float]:
+        """One optimizer step; the log-probs found on the way go to rows `index` of `seen`."""
         weights = self.reduction(batch)
-        count = max(batch.num_tokens, 1)
         reports: list[dict[str, Tensor]] = []
         gaps: list[Tensor] = []
-        for part in split_rows(rows, self.tokens_per_micro):
-            index = torch.tensor(part)
-            micro, device = batch.rows(index), self.policy.device
+        for part, is_real in self._micro_batches(rows):
+            number = torch.tensor(part)
+            micro, device = batch.rows(number), self.policy.device
             forest = Forest([rows[i] for i in part], micro.mask, device)
-            weight = transfer({"weights": weights[index]}, device)["weights"]
-            report, gap_NT = self._backward(forest, micro.to(device), weight)
-            reports.append(report)
-            gaps.append(gap_NT.flatten())
+            share = weights[number] if is_real else torch.zeros_like(weights[number])
+            weight = transfer({"weights": share}, device)["weights"]
+            report, logp_NT, gap_NT = self._backward(forest, micro.to(device), weight)
+            if is_real:
+                reports.append(report)
+                gaps.append(gap_NT.flatten())
+                if seen is not None:
+                    seen[index[number]] = logp_NT.to(seen)
             self.optimizer.collect()
             if self.critic_optimizer is not None:
                 self.critic_optimizer.collect()
-        totals: dict[str, float] = {}
-        for report in _read(reports):
-            for name, value in report.items():
-                if name.endswith("/max"):
-                    totals[name] = max(totals.get(name, 0.0), value)
-                else:  # the loss is weighted already; the rest are sums over trained tokens
-                    share = value if name == "loss" else value / count
-                    totals[name] = totals.get(name, 0.0) + share
+        totals = self._totals(reports, gaps, batch)
         bad = [name for name, value in totals.items() if not math.isfinite(value)]
         if bad:
             self.discard()
             raise NonFinite(f"{', '.join(bad)} is not a finite number; no step was taken")
-        totals[f"{SAMPLING_GAP}/p999"] = _high(gaps, batch.num_tokens)
         totals |= self.optimizer.step()
         if self.lora is not None:
             self.lora.merge()
@@ -208,12 +249,34 @@ class Learner:
             totals |= {f"critic/{name}": value for name, value in stepped.items()}
         return totals
 
+    def _totals(
+        self, reports: list[dict[str, Tensor]], gaps: list[Tensor], batch: Batch
+    ) -> dict[str, float]:
+        """What micro-batches reported, added up over all processes."""
+        read = _read(reports)
+        processes, count = self.processes, batch.num_tokens
+        if processes.world > 1:
+            mine = (read, [gap.cpu() for gap in gaps]) if not processes.tp_rank else ([], [])
+            everyone = processes.gather(mine, "the numbers of the step")
+            read = [report for own, _ in everyone for report in own]
+            gaps = [gap for _, own in everyone for gap in own]
+        totals: dict[str, float] = {}
+        for report in read:
+            for name, value in report.items():
+                if name.endswith("/max"):
+                    totals[name] = max(totals.get(name, 0.0), value)
+                else:  # the loss is weighted already; the rest are sums over trained tokens
+                    share = value if name == "loss" else value / max(count, 1)
+                    totals[name] = totals.get(name, 0.0) + share
+        totals[f"{SAMPLING_GAP}/p999"] = _high(gaps, count)
+        return totals
+
     def _backward(
         self, forest: Forest, micro: Batch, weights_NT: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Gradients of one micro-batch; sums over its trained tokens, to be divided by the count.
 
-        And how far the engine's log-probs are from the learner's, [N, T], -1 where nothing is trained.
+        And the log-probs [N, T], and how far the engine's are from them, -1 where nothing is trained.
         """
         how = self.policy, self.temperature, self.allowed
         if self.policy.shape.extra and self.has_reference:
@@ -235,7 +298,7 @@ class Learner:
         trained_NT = torch.where(micro.mask, gap_NT, 0.0)
         totals[f"{SAMPLING_GAP}/mean"] = trained_NT.sum()
         totals[f"{SAMPLING_GAP}/max"] = trained_NT.max() if gap_NT.numel() else trained_NT.sum()
-        return totals, torch.where(micro.mask, gap_NT, -1.0)
+        return totals, logp.detach(), torch.where(micro.mask, gap_NT, -1.0)
 
     def discard(self) -> None:
         """Forget gradients of a step that is not taken."""

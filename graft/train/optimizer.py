@@ -3,19 +3,24 @@
 A model in fp32 is its own master. A model in bf16 gets fp32 copies that collect the gradients of all
 micro-batches and take the step; the bf16 weights are then rewritten in place, so the engine, which
 holds the same tensors, has the new weights at once.
+
+With several processes there are two ways. Where each holds all weights, their gradients are added up
+before the step. Where weights are split (`models.sharded`), gradients arrive added up and split alike;
+each process then steps its own part, for AdamW knows no neighbours, and only the norm is common.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from graft.models.device import has_kernels
 from graft.models.functions import GRAD_SUM
+from graft.models.parts import copies, is_split, local
+from graft.train.processes import ALONE, Processes
 
 Schedule = Callable[[int], float]
 """(step, counted from 0) -> factor on the learning rate"""
@@ -39,6 +44,15 @@ def schedule(kind: str, warmup: int, total: int, floor: float) -> Schedule:
     return factor
 
 
+def _master(weight: Tensor) -> Tensor:
+    """What AdamW steps: the fp32 weight itself, this process's part of it, or an fp32 copy."""
+    if is_split(weight):
+        return local(weight)  # the same memory
+    if weight.dtype == torch.float32:
+        return weight
+    return weight.detach().float().requires_grad_()
+
+
 class NonFinite(RuntimeError):
     """A loss or gradient that is not a number; the weights were not touched."""
 
@@ -55,17 +69,20 @@ class Optimizer:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         max_grad_norm: float = 1.0,
+        processes: Processes = ALONE,
     ) -> None:
-        named = {id(p): p for m in modules for p in m.parameters() if p.requires_grad}
-        self.weights = list(named.values())
-        self.masters = [
-            p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
-            for p in self.weights
+        named = {
+            id(p): (name, p) for m in modules for name, p in m.named_parameters() if p.requires_grad
+        }
+        self.names = [name for name, _ in named.values()]
+        self.weights = [weight for _, weight in named.values()]
+        self.processes = processes
+        self.masters = [_master(weight) for weight in self.weights]
+        pairs = list(zip(self.weights, self.masters, strict=True))
+        self._split = [(w, m) for w, m in pairs if is_split(w)]  # a master is this process's part
+        self._copied = [  # weights with a master of their own
+            (w, m) for w, m in pairs if m is not w and not is_split(w)
         ]
-        pairs = zip(self.weights, self.masters, strict=True)
-        self._copied = [
-            (w, m) for w, m in pairs if m is not w
-        ]  # weights with a master of their own
         for weight, master in self._copied:
             if weight.ndim == 2 and has_kernels(weight.device):
                 # products of ours add a matrix's gradients up right here, in fp32
@@ -97,6 +114,10 @@ class Optimizer:
 
     def step(self) -> dict[str, float]:
         """One update; gradients are clipped to a global norm and cleared."""
+        for weight, master in self._split:
+            master.grad = None if weight.grad is None else local(weight.grad)
+        if self.processes.world > 1 and not self._split:
+            self._add_up()
         norm = self._clip()
         if not math.isfinite(norm):
             raise NonFinite(f"the gradient's norm is {norm}; no step was taken")
@@ -106,11 +127,15 @@ class Optimizer:
         self.adam.step()
         self.clear()
         self.steps += 1
+        self._publish()
+        return {"grad_norm": norm, "learning_rate": self.lr * factor}
+
+    def _publish(self) -> None:
+        """Round the masters to the weights that are computed with."""
         if self._copied:
             weights, masters = zip(*self._copied, strict=True)
             with torch.no_grad():
                 torch._foreach_copy_(weights, masters)  # pyright: ignore[reportPrivateImportUsage]
-        return {"grad_norm": norm, "learning_rate": self.lr * factor}
 
     def clear(self) -> None:
         """Forget all gradients; the sums that products write to stay where they are."""
@@ -120,22 +145,56 @@ class Optimizer:
             if (total := getattr(weight, GRAD_SUM, None)) is not None:
                 master.grad = total.zero_()
 
+    def _add_up(self) -> None:
+        """The gradients of all processes; who had no row for a weight adds nothing to it."""
+        for master in self.masters:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        grads = [master.grad for master in self.masters if master.grad is not None]
+        self.processes.add(grads, "the gradients of the other processes")
+
     def _clip(self) -> float:
         grads = [m.grad for m in self.masters if m.grad is not None]
-        if not grads:
+        if not grads and not self._split:
             return 0.0
-        norm = torch.nn.utils.get_total_norm(grads)
+        norm = self._norm(grads)
         if self.max_grad_norm > 0:
             torch.nn.utils.clip_grads_with_norm_(self.masters, self.max_grad_norm, norm)
         return float(norm)
 
-    def state_dict(self) -> dict[str, Any]:
-        masters: list[Tensor] = [master.detach() for _, master in self._copied]
-        return {"adam": self.adam.state_dict(), "masters": masters, "steps": self.steps}
+    def _norm(self, grads: list[Tensor]) -> Tensor:
+        if not self._split:
+            return torch.nn.utils.get_total_norm(grads)
+        # a part that several processes hold is counted once
+        shares = [
+            m.grad.float().square().sum() / copies(w) for w, m in self._split if m.grad is not None
+        ]
+        device = self.masters[0].device
+        square = torch.stack(shares).sum() if shares else torch.zeros((), device=device)
+        self.processes.add([square], "the norm of the gradients")
+        return square.sqrt()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.adam.load_state_dict(state["adam"])
-        self.steps = state["steps"]
-        with torch.no_grad():
-            for (_, mine), saved in zip(self._copied, state["masters"], strict=True):
-                mine.copy_(saved)
+    def moments(self) -> dict[str, dict[str, Tensor]]:
+        """By parameter name: AdamW's two averages, made if there are none yet, and fp32 masters.
+
+        What is given is what is used: to load a checkpoint is to write into it. A part of a split
+        parameter is given as such.
+        """
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, weight, master in zip(self.names, self.weights, self.masters, strict=True):
+            state = self.adam.state[master]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+                state["exp_avg"] = torch.zeros_like(master, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(master, memory_format=torch.preserve_format)
+            found[name] = {"exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+            if master is not weight:
+                found[name]["master"] = master.detach()
+        return found
+
+    def resume(self, steps: int) -> None:
+        """Moments and masters have been written to: go on behind so many steps."""
+        self.steps = steps
+        for master in self.masters:
+            self.adam.state[master]["step"].fill_(steps)
+        self._publish()

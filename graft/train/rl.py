@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
+from graft.algos.batch import Batch
 from graft.protocols import Stateful
 from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.collect import collect, collect_informative
+from graft.rollout.collect import collect_informative
+from graft.rollout.crew import Crew, Job, Window
 from graft.train.describe import describe, is_dead, why_it_died
 from graft.train.folder import RunStopped
 from graft.train.learner import Learner
 from graft.train.setup import Parts
-from graft.types import Author, Episode, Task
+from graft.types import Author, Episode, Task, Trajectory
 
 DYNAMIC_ROUNDS = 4
 """Draws per step of a preset that replaces flat groups (DAPO), where the recipe gives no number."""
@@ -52,10 +54,24 @@ class Rollouts:
     episodes: list[Episode]
     set_aside: int
     seconds: float
+    """Until they were there."""
+    cursor: int
+    """Of the task stream behind them."""
+    numbers: dict[str, float] = field(default_factory=dict[str, float])
+    """What the crew has to tell."""
 
 
-def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> dict[str, float]:
-    """Batch, credit, update; the engine holds the learner's own tensors, so its weights are new too."""
+@dataclass(slots=True)
+class Learned:
+    """What a step has learned, row by row; `batch` has the advantages."""
+
+    metrics: dict[str, float]
+    rows: list[Trajectory]
+    batch: Batch
+
+
+def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> Learned:
+    """Batch, credit, update."""
     started = time.perf_counter()
     episodes = rollouts.episodes
     rows = rows_of(episodes)
@@ -72,45 +88,76 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> dict
     returns = None if parts.returns is None else parts.returns(batch.zeros(), batch)
     batch = batch.replace(advantages=advantages, returns=returns)
     updated = learner.update(rows, batch)
-    parts.engine.load(None, version=step)
     if isinstance(parts.branch, Stateful):
         parts.branch.settle(episodes)
     seconds = time.perf_counter() - started
     sampled = sum(len(s) for e in episodes for s in e.spans if s.author is Author.POLICY)
     learnt = {id(span): span for row in rows for span in row.spans}.values()  # shared ones once
-    return {
+    age = (step - 1 - batch.versions[batch.mask]).float()
+    metrics = {
         **describe(episodes),
+        **rollouts.numbers,
         "advantages/std": float(advantages[batch.mask].std(correction=0))
         if batch.num_tokens
         else 0.0,
         "rollout/set_aside": float(rollouts.set_aside),
+        "staleness/mean": float(age.mean()) if len(age) else 0.0,
+        "staleness/max": float(age.max()) if len(age) else 0.0,
         **updated,
         "num_tokens": float(sampled),
         "num_trained_tokens": float(sum(sum(span.mask) for span in learnt)),
         "num_forward_tokens": float(sum(map(len, learnt))),
-        "tokens_per_second": sampled / rollouts.seconds,
+        "tokens_per_second": sampled / (rollouts.seconds + (seconds if parts.is_ahead else 0.0)),
         "step_time": rollouts.seconds + seconds,
         "time/rollout": rollouts.seconds,
         "time/learn": seconds,
     }
+    return Learned(metrics, rows, batch)
 
 
-def roll_out(parts: Parts, tasks: TaskStream, step: int) -> Rollouts:
-    """The step's episodes; step 1 is the first."""
-    started = time.perf_counter()
-    config = parts.config
-    if isinstance(parts.branch, Stateful):
-        parts.branch.begin(step)
-    salt = config.run.seed * TRAIN_SEEDS + step
-    setting = replace(parts.setting, salt=salt)
+class Source:
+    """Where the loop's episodes come from: a stream of tasks, and a crew that attempts them.
 
-    def some(wanted: Sequence[Task]) -> list[Episode]:
-        return collect(wanted, setting, parts.branch, concurrency=config.rollout.concurrency)
+    With `rollout.staleness` the crew works ahead of the learner, and stops when it is so many steps
+    ahead; the learner waits where there is nothing to learn from. So neither side can run away.
+    """
 
-    rounds = config.rollout.dynamic_rounds
-    rounds = rounds or (DYNAMIC_ROUNDS if parts.preset.dynamic_sampling else 1)
-    if rounds == 1:
-        episodes, flat = some([next(tasks) for _ in range(config.rollout.tasks)]), []
-    else:
-        episodes, flat = collect_informative(tasks, config.rollout.tasks, some, rounds)
-    return Rollouts(episodes, len(flat), time.perf_counter() - started)
+    def __init__(self, parts: Parts, crew: Crew, tasks: TaskStream) -> None:
+        self.parts, self.crew, self.tasks = parts, crew, tasks
+        config = parts.config
+        rounds = config.rollout.dynamic_rounds
+        self.rounds = rounds or (DYNAMIC_ROUNDS if parts.preset.dynamic_sampling else 1)
+        self.ahead = config.rollout.staleness
+        self.window = Window(crew, self._job, self.ahead, config.train.steps)
+        self._cursors: dict[int, int] = {}
+
+    def take(self, step: int) -> Rollouts:
+        """The step's episodes; step 1 is the first."""
+        started = time.perf_counter()
+        waiting = float(self.window.num_done)
+        if self.rounds == 1:
+            episodes, flat = self.window.take(step), []
+            cursor = self._cursors.pop(step)
+        else:
+            wanted = self.parts.config.rollout.tasks
+            episodes, flat = collect_informative(
+                self.tasks,
+                wanted,
+                lambda some: self.crew.submit(self._of(step, some)).result(),
+                self.rounds,
+            )
+            cursor = self.tasks.cursor
+        seconds = time.perf_counter() - started
+        numbers = self.crew.counts()
+        if self.ahead:
+            numbers |= {"rollout/steps_waiting": waiting}
+        return Rollouts(episodes, len(flat), seconds, cursor, numbers)
+
+    def _job(self, step: int) -> Job:
+        some = [next(self.tasks) for _ in range(self.parts.config.rollout.tasks)]
+        self._cursors[step] = self.tasks.cursor
+        return self._of(step, some)
+
+    def _of(self, step: int, tasks: Sequence[Task]) -> Job:
+        salt = self.parts.config.run.seed * TRAIN_SEEDS + step
+        return Job(tasks, f"the episodes of step {step}", step=step, salt=salt)

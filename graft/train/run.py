@@ -12,7 +12,7 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -20,30 +20,29 @@ import torch
 
 from graft import __version__
 from graft.config import Config, load_config
-from graft.evaluate.run import Score, evaluate
-from graft.models.decoder import Decoder
-from graft.models.load import load_model
-from graft.models.save import save_model
+from graft.evaluate.run import Score, score_of
+from graft.models.policies import save_policy
 from graft.protocols import Stateful
-from graft.train.checkpoint import Checkpoint, checkpoints, latest_model, save_checkpoint
+from graft.rollout.crew import Crew, Job
+from graft.train.alarms import Alarms
+from graft.train.checkpoint import Checkpoint, checkpoints, latest_model
 from graft.train.course import Ahead, Course, make_course
 from graft.train.describe import commonest_failure
 from graft.train.display import Display
 from graft.train.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.interrupt import Interrupt
+from graft.train.learned import write_learned
 from graft.train.learner import Learner
+from graft.train.model import load_reference, refuse_what_cannot_fit
 from graft.train.optimizer import NonFinite
 from graft.train.plan import has_reference
-from graft.train.rl import TaskStream, held_out_tasks, learn, roll_out
-from graft.train.setup import (
-    Parts,
-    assemble,
-    make_learner,
-    refuse_what_cannot_fit,
-    sft_learner,
-)
+from graft.train.processes import ALONE, Processes
+from graft.train.rl import Learned, Source, TaskStream, held_out_tasks, learn
+from graft.train.sampling import make_crew
+from graft.train.saver import Saver
+from graft.train.setup import Parts, assemble, make_learner, sft_learner
 from graft.train.sft import held_out_scores, sft_step
-from graft.train.tracking import Track
+from graft.train.tracking import NoTrack, Track
 from graft.types import Episode, Task
 
 SFT_CHECK_EVERY = 25
@@ -54,11 +53,21 @@ SFT_CHECK_TASKS = 128
 class Session:
     """One process's part of a run; it owns the folder while it lasts."""
 
-    def __init__(self, config: Config, display: Display) -> None:
-        self.config, self.display = config, display
+    def __init__(
+        self,
+        config: Config,
+        display: Display,
+        processes: Processes = ALONE,
+        make_crew: Callable[[Parts], Crew] | None = None,
+        waits: bool = False,
+    ) -> None:
+        """`make_crew` says who attempts the tasks; None: this process, or all that there are. With
+        `waits` it is stopped by `interrupt.ask` alone, at the end of a step."""
+        self.config, self.display, self.processes = config, display, processes
+        self.make_crew = make_crew
         self.folder = RunFolder(config)
         self.started = time.perf_counter()
-        self.interrupt = Interrupt()
+        self.interrupt = Interrupt(waits=waits or processes.world > 1)
         self.state: dict[str, Any] = {"seconds": {}}
         """Carried from checkpoint to checkpoint: scores before training, seconds per phase, cursor."""
         self.episodes: list[Episode] = []
@@ -67,18 +76,26 @@ class Session:
 
     def train(self) -> dict[str, Any]:
         """Warm-up if the recipe has one, evaluation, RL, evaluation; returns the summary."""
+        is_first = self.processes.is_first
         try:
-            self.folder.claim()
+            if is_first:
+                self.folder.claim()
+            self.processes.barrier("the run's folder")
             with self.interrupt, self._track() as self.track:
                 resumed = self._open()
-                if resumed is None or resumed.phase == "sft":
-                    self._warm_up(resumed)
-                    resumed = None
-                if self.config.train.steps:
-                    self._reinforce(resumed)
-                return self._summarise()
+                try:
+                    if resumed is None or resumed.phase == "sft":
+                        self._warm_up(resumed)
+                        resumed = None
+                    if self.config.train.steps:
+                        self._reinforce(resumed)
+                    self.saver.finish()
+                    return self._summarise()
+                finally:
+                    self.crew.close()
         finally:
-            self.folder.release()
+            if is_first:
+                self.folder.release()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -86,7 +103,9 @@ class Session:
         task = self.config.task
         return self.parts.held_out.make_env(Task("probe", task.env)).stop if task.env else ()
 
-    def _track(self) -> Track:
+    def _track(self) -> Track | NoTrack:
+        if not self.processes.is_first:
+            return NoTrack()
         with out_of_disk(self.folder.path):
             return Track(
                 self.folder.path, self.config.run.trackers, self.config.model_dump(mode="json")
@@ -96,11 +115,25 @@ class Session:
         """Load the newest checkpoint, or start anew; either way drop what lies behind it."""
         existing = checkpoints(self.folder.checkpoints)
         newest = existing[-1] if existing else None
-        for leftover in self.folder.checkpoints.glob(".*.partial"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        if self.processes.is_first:
+            for leftover in self.folder.checkpoints.glob(".*.partial"):
+                shutil.rmtree(leftover, ignore_errors=True)
         weights = None if newest is None else newest.path
-        refuse_what_cannot_fit(self.config, weights)
-        self.parts: Parts = assemble(self.config, weights)
+        if self.processes.world == 1:
+            refuse_what_cannot_fit(self.config, weights)
+        self.parts: Parts = assemble(
+            self.config, weights, self.processes, samples=self.make_crew is None
+        )
+        self.crew = (self.make_crew or self._crew_here)(self.parts)
+        self.saver = Saver(
+            self.folder.checkpoints,
+            self.parts.tokenizer,
+            keep_last=self.config.run.keep_last,
+            processes=self.processes,
+            later=self.config.run.save_later,
+            source=self.config.model.path and str(latest_model(self.config.model.path)),
+            names=() if self.parts.actions is None else self.parts.actions.names,
+        )
         for note in self.parts.notes:
             self.display.note(note)
         with out_of_disk(self.folder.path):
@@ -112,7 +145,27 @@ class Session:
                 self.display.note(
                     f"resuming {self.folder.path} after {newest.phase} step {newest.step}"
                 )
+        self.alarms = Alarms.from_json(
+            self.state.get("alarms", {}),
+            dtype=str(self.parts.policy.dtype),
+            staleness=self.config.rollout.staleness,
+            max_grad_norm=self.config.train.max_grad_norm,
+        )
         return newest
+
+    def _crew_here(self, parts: Parts) -> Crew:
+        return make_crew(parts, self.processes)
+
+    def _publish(self, version: int) -> None:
+        """Whoever samples has the learner's weights from now on."""
+        self.crew.load(self.parts.published(), version)
+
+    def _stop_together(self) -> None:
+        """Processes that work together end at the same step."""
+        if self.interrupt.waits and self.processes.any(
+            self.interrupt.is_pending, "whether anybody wants to stop"
+        ):
+            raise KeyboardInterrupt
 
     def _warm_up(self, resumed: Checkpoint | None) -> None:
         sft = self.config.sft
@@ -151,10 +204,12 @@ class Session:
                         clock()
                         if self._is_due(step) or self.state["sft_done"]:
                             self._save("sft", step, learner)
+                    self._stop_together()
                     if self.state["sft_done"]:
                         break
         except KeyboardInterrupt:
             self._save("sft", done, learner)
+            self.saver.finish()
             raise
 
     def _look(self, learner: Learner, course: Course, step: int) -> dict[str, float]:
@@ -170,7 +225,7 @@ class Session:
                 f"held-out rows, step {step}: loss {loss:.3f}, tokens right {share:.1%}"
             )
         if env and (is_due or may_stop):
-            self.parts.engine.load(None, version=step)  # what it kept is of older weights
+            self._publish(step)
         if env and is_due:
             scores = self._evaluate(f"warm-up step {step}")
             found |= {f"eval/{name}": value for name, value in scores.items()}
@@ -183,8 +238,14 @@ class Session:
     def _followed(self) -> float:
         """Reward of held-out attempts that call a tool (of all, where there is none to call)."""
         tasks = held_out_tasks(self.config.task.env, SFT_CHECK_TASKS)
-        score = evaluate(tasks, self.parts.held_out, temperature=1.0)
+        score = self._attempt(tasks, 1.0)
         return score.reward_with_tool if score.tool_rate else score.reward
+
+    def _attempt(self, tasks: Sequence[Task], temperature: float) -> Score:
+        """Held-out tasks, once each."""
+        name = f"{len(tasks)} held-out episodes"
+        job = Job(tasks, name, held_out=True, temperature=temperature)
+        return score_of(self.crew.submit(job).result())
 
     def _reinforce(self, resumed: Checkpoint | None) -> None:
         config = self.config
@@ -195,6 +256,7 @@ class Session:
         tasks = TaskStream(config.task.env, config.run.seed, self.state.get("cursor", 0))
         done = 0
         if resumed is None:
+            self._publish(0)
             self.state["before"] = self._evaluate("before")
             self._save("rl", 0, learner)
         else:
@@ -202,16 +264,24 @@ class Session:
             done = resumed.step
             if isinstance(self.parts.branch, Stateful) and "branch" in self.state:
                 self.parts.branch.restore(self.state["branch"])
-        self.parts.engine.load(None, version=done)
+        self._publish(done)
+        source = Source(self.parts, self.crew, tasks)
         self.display.phase("reinforce", config.train.steps)
         clock = self._clock("rl")
         try:
             for step in range(done + 1, config.train.steps + 1):
-                rollouts = roll_out(self.parts, tasks, step)
+                self.processes.doing(f"samples for step {step}")
+                rollouts = source.take(step)
+                self.processes.doing(f"learns step {step}")
                 with self.interrupt.held(), self._evidence(step, rollouts.episodes):
-                    metrics = learn(self.parts, learner, rollouts, step)
+                    learner.keeps_logprobs = self._logs_episodes(step)
+                    learned = learn(self.parts, learner, rollouts, step)
+                    metrics = learned.metrics
                     done = step
-                    self.state["cursor"] = tasks.cursor
+                    started = time.perf_counter()
+                    self._publish(step)
+                    metrics["time/sync"] = time.perf_counter() - started
+                    self.state["cursor"] = rollouts.cursor
                     if isinstance(self.parts.branch, Stateful):
                         self.state["branch"] = self.parts.branch.state
                     self.state.pop("score", None)  # it belongs to the weights it was measured on
@@ -221,13 +291,15 @@ class Session:
                         self.state["score"] = scores["sampled"]
                     self._tell_of_full_contexts(metrics)
                     self._log(step, metrics, "rl")
-                    self._log_episodes(step, rollouts.episodes)
+                    self._log_episodes(step, rollouts.episodes, learned, learner)
                     clock()
                     if self._is_due(step) or step == config.train.steps:
                         self._save("rl", step, learner)
+                self._stop_together()
         except KeyboardInterrupt:
             # the step that was cut is done again: its tasks come from the cursor of the last one
             self._save("rl", done, learner)
+            self.saver.finish()
             raise
 
     def _tell_of_full_contexts(self, metrics: dict[str, float]) -> None:
@@ -241,19 +313,23 @@ class Session:
                 "tasks out"
             )
 
-    def _reference(self, is_new: bool) -> Decoder:
+    def _reference(self, is_new: bool) -> Any:
         """The frozen policy of the KL term: the weights RL starts from, kept for every resumption."""
         path = self.folder.path / "reference"
+        policy, is_first = self.parts.policy, self.processes.is_first
         with out_of_disk(self.folder.path):
             if is_new:
                 aside = path.with_name(".reference.partial")
-                shutil.rmtree(aside, ignore_errors=True)
-                save_model(self.parts.policy, aside)
-                shutil.rmtree(path, ignore_errors=True)
-                aside.rename(path)
-        policy = self.parts.policy
-        reference = load_model(path, dtype=policy.dtype, device=policy.device)
-        return reference.requires_grad_(False)
+                if is_first:
+                    shutil.rmtree(aside, ignore_errors=True)
+                    aside.mkdir(parents=True)
+                source = self.saver.source or None
+                save_policy(policy, aside if is_first else None, special={}, source=source)
+                if is_first:
+                    shutil.rmtree(path, ignore_errors=True)
+                    aside.rename(path)
+                self.processes.barrier("the reference model")
+        return load_reference(path, policy)
 
     @contextmanager
     def _evidence(self, step: int, episodes: list[Episode]) -> Iterator[None]:
@@ -262,11 +338,12 @@ class Session:
             yield
         except NonFinite as error:
             where = self.folder.path / "failed" / f"step_{step:06d}.jsonl"
-            with out_of_disk(self.folder.path):
-                where.parent.mkdir(exist_ok=True)
-                # not Episode.dumps: what went wrong may be a NaN, and it must be seen
-                lines = [json.dumps(episode.to_json()) + "\n" for episode in episodes]
-                where.write_text("".join(lines), encoding="utf-8")
+            if self.processes.is_first:
+                with out_of_disk(self.folder.path):
+                    where.parent.mkdir(exist_ok=True)
+                    # not Episode.dumps: what went wrong may be a NaN, and it must be seen
+                    lines = [json.dumps(episode.to_json()) + "\n" for episode in episodes]
+                    where.write_text("".join(lines), encoding="utf-8")
             raise RunStopped(
                 f"step {step}: {error}. The batch is in {where}; the last good checkpoint is intact. "
                 "Lower train.lr or train.max_grad_norm, or look at the batch for extreme log-probs"
@@ -282,12 +359,7 @@ class Session:
         scores: dict[str, Score] = {}
         clock = self._clock("eval")
         for name, temperature in (("sampled", config.rollout.temperature), ("greedy", 0.0)):
-            scores[name] = evaluate(
-                tasks,
-                self.parts.held_out,
-                temperature=temperature,
-                concurrency=config.rollout.concurrency,
-            )
+            scores[name] = self._attempt(tasks, temperature)
         clock()
         self.episodes = scores["sampled"].episodes
         if failed := scores["sampled"].failed:
@@ -306,28 +378,41 @@ class Session:
     def _save(self, phase: str, step: int, learner: Learner) -> None:
         if any(c.phase == phase and c.step == step for c in checkpoints(self.folder.checkpoints)):
             return
-        save_checkpoint(
-            self.folder.checkpoints,
-            phase,
-            step,
-            learner,
-            self.parts.tokenizer,
-            self.state,
-            keep_last=self.config.run.keep_last,
-            names=() if self.parts.actions is None else self.parts.actions.names,
-            source=self.config.model.path and str(latest_model(self.config.model.path)),
-        )
+        self.state["alarms"] = self.alarms.to_json()
+        self.saver.save(phase, step, learner, self.state)
 
     def _log(self, step: int, metrics: dict[str, float], phase: Any) -> None:
         with out_of_disk(self.folder.path):
             self.track.log(step, metrics, phase)
         self.display.update(step, metrics)
+        if phase == "rl" and self.processes.is_first:
+            for alarm in self.alarms.look(step, metrics):
+                with out_of_disk(self.folder.path):
+                    self.track.alarm(alarm.to_json() | {"phase": phase})
+                self.display.note(f"{alarm.level}: {alarm.text}")
 
-    def _log_episodes(self, step: int, episodes: list[Episode]) -> None:
+    def _logs_episodes(self, step: int) -> bool:
         every = self.config.run.log_episodes
-        if every and step % every == 0:
-            with out_of_disk(self.folder.path):
-                self.track.episodes(step, episodes)
+        return bool(every) and step % every == 0
+
+    def _log_episodes(
+        self, step: int, episodes: list[Episode], learned: Learned, learner: Learner
+    ) -> None:
+        if not self._logs_episodes(step) or not self.processes.is_first:
+            return
+        batch = learned.batch
+        assert learner.logprobs is not None and batch.advantages is not None
+        with out_of_disk(self.folder.path):
+            self.track.episodes(step, episodes)
+            write_learned(
+                self.folder.path,
+                step,
+                episodes,
+                learned.rows,
+                batch.advantages,
+                learner.logprobs,
+                batch.mask,
+            )
 
     def _clock(self, phase: str) -> Any:
         """Adds the seconds since the last call to the phase's account."""
@@ -353,11 +438,13 @@ class Session:
             "seconds": round(time.perf_counter() - self.started, 1),
             "seconds_per_phase": {name: round(value, 1) for name, value in seconds.items()},
             "parameters": sum(p.numel() for p in self.parts.policy.parameters()),
+            "processes": self.processes.world,
             "checkpoint": str(checkpoints(self.folder.checkpoints)[-1].path),
             "versions": versions(),
             "machine": machine(self.parts.policy.device),
         }
-        self.folder.summary(values)
+        if self.processes.is_first:
+            self.folder.summary(values)
         return values
 
 

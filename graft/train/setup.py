@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from graft.actions.actions import Actions
 from graft.algos.credit import CREDITS, Credit
@@ -16,34 +17,44 @@ from graft.algos.presets import Preset, build, make
 from graft.algos.reductions import REDUCTIONS
 from graft.algos.shaping import Shaping
 from graft.config import Config, ConfigError
-from graft.engine import ENGINES
 from graft.envs import make as make_env
 from graft.envs.base import Wrapper
 from graft.envs.tooled import ToolEnv
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, has_kernels
-from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
-from graft.models.load import load_model, read_config, shape_of
 from graft.models.lora import Lora, base_of, num_trained
+from graft.models.policies import weights_of
 from graft.models.shape import Shape
 from graft.models.tree_attention import why_no_kernel
 from graft.protocols import Engine, Env
-from graft.registry import resolve
 from graft.rewards.choose import make_reward
 from graft.rollout.branch import Branch
 from graft.rollout.episode import Setting
 from graft.text.chat import Chat
 from graft.text.tokenizer import Tokenizer
-from graft.train.acting import actions_of, allowed_table, check_calls, with_actions
+from graft.train.acting import allowed_table, check_calls
 from graft.train.algorithm import branch_of, preset_of
 from graft.train.checkpoint import ADAPTER_FOLDER, latest_model
 from graft.train.footprint import num_parameters
 from graft.train.learner import Learner, check_served
+from graft.train.model import load_base, load_tokenizer, open_policy, source_of
 from graft.train.optimizer import Optimizer, schedule
-from graft.train.plan import check_fits, choose_micro, has_reference, kv_tokens_for
+from graft.train.plan import choose_micro, has_reference
+from graft.train.processes import ALONE, Processes
 from graft.train.room import room_on
+from graft.train.sampling import (
+    NoEngine,
+    is_external,
+    make_engine,
+    make_external,
+    refuse_working_ahead,
+    shares_weights,
+)
 from graft.types import Sampling, Task
+
+FOREIGN_MICRO = 2048
+"""Tokens of a micro-batch of a model that is not ours, where the recipe does not say."""
 
 
 @dataclass(slots=True)
@@ -53,7 +64,8 @@ class Parts:
     config: Config
     tokenizer: Tokenizer
     chat: Chat
-    policy: Decoder
+    policy: Any
+    """What is trained: a decoder, one that is split over processes, or a model of transformers'."""
     actions: Actions | None
     engine: Engine
     preset: Preset
@@ -68,32 +80,60 @@ class Parts:
     """The checkpoint that the run goes on from."""
     lora: Lora | None = None
     """Made when training begins: whoever only samples needs the merged weights alone."""
+    shares_weights: bool = True
+    """Whether the engine samples from the learner's own tensors."""
+    processes: Processes = ALONE
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether episodes are sampled while others are learned from."""
+        return self.config.rollout.staleness > 0
+
+    def published(self) -> Mapping[str, Tensor] | None:
+        """The weights that whoever samples needs; None: it has them."""
+        return None if self.shares_weights else weights_of(self.policy)
 
 
-def assemble(config: Config, weights: Path | None = None) -> Parts:
-    """Build a run; `weights` is the checkpoint to go on from, instead of the recipe's model."""
+def assemble(
+    config: Config,
+    weights: Path | None = None,
+    processes: Processes = ALONE,
+    samples: bool = True,
+) -> Parts:
+    """Build a run; `weights` is the checkpoint to go on from, instead of the recipe's model.
+
+    Without `samples` there is no engine in this process: others attempt the tasks.
+    """
     device = choose_device(config.model.device)
     dtype, note = choose_dtype(config.model.dtype, device)
     preset = preset_of(config)
     refuse_critic(config, preset)
-    source = weights or (latest_model(config.model.path) if config.model.path else None)
+    source = source_of(config, weights)
     tokenizer = load_tokenizer(config, source)
     env = env_factory(config, config.task.args, tokenizer)
     held_out = env_factory(config, {**config.task.args, **config.task.eval_args}, tokenizer)
     chat = Chat(tokenizer, config.model.chat_template or None)
     if is_chatty(config, env):
         chat.check_append_only()
-    policy = load_policy(config, source, tokenizer)
-    actions = actions_of(config, tokenizer, policy.shape.vocab_size)
-    if actions is not None:
-        policy = with_actions(policy, actions, source, config.actions.init_from_base)
-    policy = policy.to(device=device, dtype=dtype)
-    policy.recompute = choose_micro(config, policy.shape, dtype, room_on(device)).recompute
+    is_shared = shares_weights(config, processes)
+    policy, sampled, actions = open_policy(
+        config, source, tokenizer, device, dtype, processes, is_shared, samples
+    )
     check_calls(config, actions, env)
     branch = branch_of(config, preset, actions)
-    engine = make_engine(config, policy, tokenizer, actions)
+    is_dynamic = (config.rollout.dynamic_rounds or 2) > 1 and (
+        preset.dynamic_sampling or config.rollout.dynamic_rounds > 1
+    )
+    refuse_working_ahead(config, branch, is_dynamic)
+    if not samples:
+        engine: Engine = NoEngine(policy.shape.vocab_size)
+    elif is_external(config):
+        engine = make_external(config, policy, tokenizer, source, actions, processes)
+    else:
+        engine = make_engine(config, sampled, tokenizer, actions)
     shape, credit, _, _ = build(preset)
     setting = make_setting(config, engine, chat, env, actions)
+    notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     return Parts(
         config=config,
         tokenizer=tokenizer,
@@ -108,9 +148,19 @@ def assemble(config: Config, weights: Path | None = None) -> Parts:
         returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
         setting=setting,
         held_out=replace(setting, make_env=held_out),
-        notes=[text for text in (note, *kernel_notes(policy), tool_note(config, env)) if text]
-        + lora_notes(config, policy.shape),
+        notes=[text for text in notes if text] + lora_notes(config, policy.shape),
         weights=weights,
+        shares_weights=is_shared,
+        processes=processes,
+    )
+
+
+def stale_note(config: Config, preset: Preset) -> str:
+    if not config.rollout.staleness or config.algo.importance_cap is not None:
+        return ""
+    return (
+        f"tokens may be up to {config.rollout.staleness} versions old, so each is weighed by how likely "
+        f"it is now, at most {preset.importance_cap:g} times (algo.importance_cap)"
     )
 
 
@@ -155,25 +205,10 @@ def make_lora(parts: Parts) -> Lora | None:
     return parts.lora
 
 
-def load_base(folder: Path, origin: str, policy: Decoder) -> Decoder:
-    """What the merged weights of a checkpoint were merged from, read from its own place."""
-    if not Path(origin).exists():
-        raise ConfigError(
-            f"the adapters in '{folder}' belong on '{origin}', and nothing is there; put that model "
-            "back, for they cannot be trained any further without it (the checkpoint itself is a "
-            "whole model: a new run may start from it)"
-        )
-    base = load_model(origin, dtype=policy.dtype)
-    if [p.shape for p in base.blocks.parameters()] != [p.shape for p in policy.blocks.parameters()]:
-        raise ConfigError(
-            f"the adapters in '{folder}' belong on '{origin}', and the model there has other sizes "
-            "by now; give them back the model they were trained on"
-        )
-    return base
-
-
-def kernel_notes(policy: Decoder) -> list[str]:
-    """What runs slower than it could on a GPU, and why."""
+def policy_notes(policy: Any) -> list[str]:
+    """What runs slower than it could on a GPU, or with another model, and why."""
+    if not isinstance(policy, Decoder):
+        return policy.notes
     if policy.device.type != "cuda":
         return []
     if not has_kernels(policy.device):
@@ -214,83 +249,6 @@ def env_factory(
     return lambda task: make_env(env_id, wrappers=wrappers, tokenizer=tokenizer, **args)
 
 
-def load_tokenizer(config: Config, source: Path | None) -> Tokenizer:
-    if source is not None:
-        return open_tokenizer(source)
-    alphabet = config.model.alphabet
-    if alphabet == "bytes":
-        return Tokenizer.bytes()
-    if not alphabet and config.task.env:
-        alphabet = getattr(make_env(config.task.env, **config.task.args), "alphabet", "")
-    if not alphabet:
-        raise ConfigError(
-            f"model.alphabet is empty and environment {config.task.env!r} names no alphabet; "
-            "give the characters, or model.alphabet=bytes"
-        )
-    return Tokenizer.characters(alphabet)
-
-
-def load_policy(config: Config, source: Path | None, tokenizer: Tokenizer) -> Decoder:
-    if source is not None:
-        return load_model(source)
-    return Decoder(new_shape(config, tokenizer)).initialise(config.run.seed)
-
-
-def new_shape(config: Config, tokenizer: Tokenizer) -> Shape:
-    """The shape of a model from scratch; its vocabulary is the tokenizer's."""
-    given = dict(config.model.shape)
-    known = {name for name in Shape.__dataclass_fields__ if name not in ("vocab_size", "extra")}
-    if unknown := sorted(set(given) - known):
-        raise ConfigError(
-            f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-        )
-    return Shape(**given, vocab_size=tokenizer.vocab_size)
-
-
-def recipe_shape(config: Config, weights: Path | None = None) -> Shape:
-    """The shape of the model `assemble` would build, without reading a weight."""
-    shape = _plain_shape(config, weights)
-    if not config.actions.file:
-        return shape
-    source = weights or (latest_model(config.model.path) if config.model.path else None)
-    actions = actions_of(config, load_tokenizer(config, source), shape.vocab_size)
-    return replace(shape, extra=0 if actions is None else actions.space.extra)
-
-
-def _plain_shape(config: Config, weights: Path | None) -> Shape:
-    source = weights or (latest_model(config.model.path) if config.model.path else None)
-    if source is None:
-        return new_shape(config, load_tokenizer(config, None))
-    if not source.exists():
-        load_tokenizer(config, source)  # says what is missing, and how to get it
-    if source.suffix == ".gguf":
-        return gguf_shape(open_gguf(source), source)
-    return shape_of(read_config(source), source / "config.json")
-
-
-def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:
-    """Before anything large is allocated."""
-    device = choose_device(config.model.device)
-    dtype, _ = choose_dtype(config.model.dtype, device)
-    check_fits(config, recipe_shape(config, weights), dtype, room_on(device))
-
-
-def make_engine(
-    config: Config, policy: Decoder, tokenizer: Tokenizer, actions: Actions | None = None
-) -> Engine:
-    section = config.engine
-    return resolve(section.name, ENGINES, "engine")(
-        policy,
-        tokenizer=tokenizer,
-        eos_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
-        kv_tokens=section.kv_tokens
-        or kv_tokens_for(config, policy.shape, policy.dtype, room_on(policy.device)),
-        page_size=section.page_size or None,
-        seed=config.run.seed,
-        space=None if actions is None else actions.space,
-    )
-
-
 def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
     """The learner of the RL phase. A critic starts from the policy as it is now.
 
@@ -310,10 +268,11 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
             weight_decay=train.weight_decay,
             betas=train.betas,
             max_grad_norm=train.max_grad_norm,
+            processes=parts.processes,
         )
 
     lora = make_lora(parts)
-    critic = Critic(policy) if preset.needs_critic else None
+    critic = make_critic(policy) if preset.needs_critic else None
     learner = Learner(
         policy=policy,
         optimizer=optimizer(lora or policy, train.lr),
@@ -331,9 +290,23 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
         epochs=train.epochs,
         minibatches=train.minibatches,
         seed=config.run.seed,
+        processes=parts.processes,
     )
     check_served(learner, parts.engine)
     return learner
+
+
+def make_critic(policy: Any) -> Any:
+    if not isinstance(policy, Decoder):
+        raise ConfigError(
+            f"a critic needs one of our own decoders, and this model ({policy.shape.family}) trains as "
+            "transformers computes it; take an algorithm without a critic, such as grpo"
+        )
+    if policy.is_whole:
+        return Critic(policy)
+    from graft.models.sharded import sharded_critic
+
+    return sharded_critic(policy)  # type: ignore[arg-type]
 
 
 def sft_learner(parts: Parts, steps: int) -> Learner:
@@ -348,6 +321,7 @@ def sft_learner(parts: Parts, steps: int) -> Learner:
         weight_decay=config.train.weight_decay,
         betas=config.train.betas,
         max_grad_norm=config.train.max_grad_norm,
+        processes=parts.processes,
     )
     loss, reduction = make("sft", LOSSES, "loss"), make("token", REDUCTIONS, "reduction")
     learner = Learner(
@@ -358,13 +332,16 @@ def sft_learner(parts: Parts, steps: int) -> Learner:
         micro_budget(config, policy),
         allowed=allowed_table(parts.actions, policy),
         lora=lora,
+        processes=parts.processes,
     )
     check_served(learner, parts.engine)
     return learner
 
 
-def micro_budget(config: Config, policy: Decoder) -> int:
+def micro_budget(config: Config, policy: Any) -> int:
     """The recipe's, or what fits beside everything else."""
+    if not isinstance(policy, Decoder):  # nobody has counted what it keeps
+        return config.train.tokens_per_micro or FOREIGN_MICRO
     return choose_micro(config, policy.shape, policy.dtype, room_on(policy.device)).tokens
 
 

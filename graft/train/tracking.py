@@ -77,6 +77,11 @@ class Track:
         _replace(path, map(_episode_line, episodes))
         return path
 
+    def alarm(self, alarm: Mapping[str, Any]) -> None:
+        """Append one line to `alarms.jsonl`."""
+        with (self.folder / "alarms.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(alarm))
+
     def truncate_after(self, phase: str, step: int) -> None:
         """Forget what came after `step` of `phase`: a run resumes there and will do it again.
 
@@ -88,10 +93,14 @@ class Track:
         self._file.close()
         _replace(self.path, map(_line, kept))
         self._file = self.path.open("ab")
-        for path in (self.folder / "episodes").glob("step_*.jsonl*"):
+        for path in (*self.folder.glob("episodes/step_*"), *self.folder.glob("learned/step_*")):
             done = path.name.removeprefix("step_").partition(".")[0]
             if path.suffix == ".tmp" or _order("rl", int(done)) > last:
                 path.unlink()
+        alarms = self.folder / "alarms.jsonl"
+        if alarms.exists():
+            told = [r for r in read_metrics(alarms) if _order(r["phase"], r["step"]) <= last]
+            _replace(alarms, map(_line, told))
         self._tell(lambda tracker: tracker.truncate_after(named, step))
 
     def close(self) -> None:
@@ -124,6 +133,22 @@ class Track:
             RuntimeWarning,
             stacklevel=4,
         )
+
+
+class NoTrack(Track):
+    """The record of a process that leaves it to another."""
+
+    def __init__(self) -> None:
+        """Nothing is opened."""
+
+    def log(self, step: int, metrics: Mapping[str, float], phase: str = "rl") -> None:
+        """The first process does."""
+
+    def truncate_after(self, phase: str, step: int) -> None:
+        """The first process does."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def record(step: int, metrics: Mapping[str, float], phase: Phase) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from graft.config import Config, ConfigError, check
 from graft.train.acting import actions_of, with_actions
 from graft.train.checkpoint import action_names
 from graft.train.run import train_recipe
-from graft.train.setup import assemble, load_tokenizer
+from graft.train.model import load_tokenizer
+from graft.train.setup import assemble
 
 TINY = {
     "width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16,

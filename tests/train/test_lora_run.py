@@ -26,7 +26,8 @@ from graft.train.learner import check_served
 from graft.train.plan import plan_memory
 from graft.train.room import Room
 from graft.train.run import train_recipe
-from graft.train.setup import assemble, load_tokenizer, make_learner, new_shape, sft_learner
+from graft.train.model import load_tokenizer, new_shape
+from graft.train.setup import assemble, make_learner, sft_learner
 from graft.types import Task, Trajectory
 from tests.trees import random_tree
 

@@ -32,7 +32,7 @@ from graft.train.pace import (
 from graft.train.plan import Micro, check_fits, choose_micro, kv_tokens_for, plan_memory
 from graft.train.probe import Measured, probe, random_rows, training_peak, training_work
 from graft.train.room import Room, available_ram, room_on
-from graft.train.setup import recipe_shape, refuse_what_cannot_fit
+from graft.train.model import recipe_shape, refuse_what_cannot_fit
 from graft.train.workload import Workload, page_size, smallest_pool, wanted_pool, workload_of
 from tests.test_cli import TINY, graft
 

@@ -94,6 +94,11 @@ class Driver:
             self._stale.discard(sequence)
             self.tree.drop(sequence)
 
+    def pause(self) -> None:
+        """End every completion with what it has."""
+        for request in self.scheduler.requests:
+            self._finish(request, Finish.PAUSE)
+
     def fail_all(self, error: BaseException) -> None:
         for request in self.scheduler.requests:
             request.fail(error)

@@ -163,14 +163,15 @@ class NativeEngine:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Take over new weights: None if they were changed in place, else by Hugging Face name.
+        """Take over new weights: None if they were changed in place, else by Hugging Face name (and
+        rows of actions beyond the vocabulary as `graft.models.policies` names them).
 
         Cached keys and values are forgotten. A completion in flight goes on from its own past.
         """
         if weights is not None:
-            from graft.models.names import hf_names
+            from graft.models.policies import weights_of
 
-            views = hf_names(self.decoder)
+            views = weights_of(self.decoder)
             unknown = sorted(set(weights) - set(views))
             missing = sorted(set(views) - set(weights))
             if unknown or missing:
@@ -178,10 +179,14 @@ class NativeEngine:
                     f"these weights are not the model's: missing {missing[:4]}, "
                     f"unknown {unknown[:4]} (of {len(missing)} and {len(unknown)})"
                 )
-            for name, view in views.items():
-                view.copy_(weights[name])
+            for name in weights:  # in their own order: those of a split model are gathered as read
+                views[name].copy_(weights[name])
         self.version = version
         self._driver.forget()
+
+    def pause(self) -> None:
+        """End every sample that is running with what it has, finish "pause"."""
+        self._driver.pause()
 
     def close(self) -> None:
         """End every sample with an error and give the pool back."""

@@ -1,0 +1,296 @@
+"""A crew turns tasks into episodes. Where and when it does so is nobody else's business.
+
+    Here         in this thread, when the episodes are asked for: sampling and learning take turns
+    Background   on a thread of its own, so that tools are waited for while something is learned
+
+Others share the work out: among the processes of torchrun (`train.processes`) or the workers of a
+cluster (`train.cluster`). All are asked the same way:
+
+    pending = crew.submit(Job(tasks, salt=12))      # may begin at once
+    episodes = pending.result()                     # in the order of the tasks
+    crew.load(weights, version=12)                  # whoever samples from now on has these
+
+In the background, samples that are under way when weights come are paused between two tokens and go
+on with the new ones: each span says which version wrote it. Whoever wants no mixture discards these
+attempts instead, and they begin anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from graft.protocols import Stateful
+from graft.rollout.branch import Branch, independent
+from graft.rollout.collect import collect, grow
+from graft.rollout.episode import Setting
+from graft.types import Episode, Task
+from graft.waits import waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Tasks to attempt together, and how."""
+
+    tasks: Sequence[Task]
+    name: str
+    """As messages name it: "the episodes of step 12"."""
+    step: int = 0
+    salt: int = 0
+    """Makes its draws differ from those of other jobs."""
+    held_out: bool = False
+    """Attempt them where tasks are held out, so many times each and without branching."""
+    samples: int = 1
+    temperature: float | None = None
+    """None: the run's own."""
+    places: Sequence[int] | None = None
+    """The number of each task among its neighbours, where this is only a part of a job."""
+
+    def part(self, numbers: Sequence[int]) -> Job:
+        """The job of some of its tasks."""
+        places = range(len(self.tasks)) if self.places is None else self.places
+        return replace(
+            self,
+            tasks=[self.tasks[i] for i in numbers],
+            places=[places[i] for i in numbers],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where jobs take place: the run's setting, the held-out one, and where its attempts fork."""
+
+    setting: Setting
+    held_out: Setting
+    branch: Branch
+    concurrency: int = 256
+
+    def of(self, job: Job) -> tuple[Setting, Branch]:
+        setting = replace(self.held_out if job.held_out else self.setting, salt=job.salt)
+        if job.temperature is not None:
+            sampling = replace(setting.sampling, temperature=job.temperature)
+            setting = replace(setting, sampling=sampling)
+        return setting, independent(job.samples) if job.held_out else self.branch
+
+    def begin(self, job: Job) -> None:
+        """A branch that learns from step to step hears which one this is."""
+        if not job.held_out and isinstance(self.branch, Stateful):
+            self.branch.begin(job.step)
+
+
+class Pending(Protocol):
+    """Episodes on their way."""
+
+    def result(self) -> list[Episode]: ...
+    def is_done(self) -> bool: ...
+
+
+class Crew(Protocol):
+    """Whoever attempts tasks. `counts` are numbers since they were last read, for the metrics."""
+
+    def submit(self, job: Job) -> Pending: ...
+    def load(self, weights: Mapping[str, Any] | None, version: int) -> None: ...
+    def counts(self) -> dict[str, float]: ...
+    def close(self) -> None: ...
+
+
+class Here:
+    """This thread attempts them, when somebody asks for the episodes."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+
+    def submit(self, job: Job) -> Pending:
+        return _Later(self.ground, job)
+
+    def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        self.ground.setting.engine.load(weights, version)
+
+    def counts(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        self.ground.setting.engine.close()
+
+
+class _Later:
+    def __init__(self, ground: Ground, job: Job) -> None:
+        self.ground, self.job = ground, job
+
+    def result(self) -> list[Episode]:
+        self.ground.begin(self.job)
+        setting, branch = self.ground.of(self.job)
+        return collect(
+            self.job.tasks,
+            setting,
+            branch,
+            concurrency=self.ground.concurrency,
+            places=self.job.places,
+        )
+
+    def is_done(self) -> bool:
+        return False
+
+
+class Grower:
+    """Attempts tasks on the event loop that asks: in the order they come, so many at a time.
+
+    Weights change on that loop too, between two of the engine's steps: nothing is computed with half
+    of them. The engine needs a copy of its own, since the learner goes on changing the others.
+    """
+
+    def __init__(self, ground: Ground, *, discards: bool = False) -> None:
+        self.ground, self.discards = ground, discards
+        self.discarded = 0
+        self._gate = asyncio.Semaphore(ground.concurrency)
+        self._growing: set[asyncio.Task[Episode]] = set()
+        self._thrown: set[asyncio.Task[Episode]] = set()
+
+    async def attempt(self, task: Task, job: Job, place: int) -> Episode:
+        """One episode; one that is discarded on the way begins anew."""
+        async with self._gate:
+            while True:
+                setting, branch = self.ground.of(job)
+                growing = asyncio.create_task(grow(task, setting, branch, place))
+                if not job.held_out:
+                    self._growing.add(growing)
+                try:
+                    return await growing
+                except asyncio.CancelledError:
+                    if growing not in self._thrown:  # it is us who are cancelled
+                        raise
+                    self.discarded += 1
+                finally:
+                    self._growing.discard(growing)
+                    self._thrown.discard(growing)
+
+    def renew(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """New weights, now: samples under way pause and go on with them, or are thrown away."""
+        engine = self.ground.setting.engine
+        if self.discards:
+            self._thrown |= {one for one in self._growing if not one.done()}
+            for one in self._thrown:
+                one.cancel()
+        engine.pause()
+        engine.load(weights, version)
+
+
+class Background:
+    """A thread attempts them, while this one does something else."""
+
+    def __init__(self, ground: Ground, *, discards: bool = False, deadline: float = 3600.0) -> None:
+        self.ground, self.deadline = ground, deadline
+        self._grower = Grower(ground, discards=discards)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="graft-rollouts", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def submit(self, job: Job) -> Pending:
+        return Arriving(asyncio.run_coroutine_threadsafe(self._attempt(job), self._loop), job.name)
+
+    async def _attempt(self, job: Job) -> list[Episode]:
+        self.ground.begin(job)
+        places = range(len(job.tasks)) if job.places is None else job.places
+        try:
+            async with asyncio.TaskGroup() as group:
+                growing = [
+                    group.create_task(self._grower.attempt(task, job, place))
+                    for task, place in zip(job.tasks, places, strict=True)
+                ]
+        except* Exception as broken:  # the first cause is the one worth reading
+            raise broken.exceptions[0] from None
+        return [one.result() for one in growing]
+
+    def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """New weights, between two steps of the engine."""
+        renewed: Future[None] = Future()
+
+        def renew() -> None:
+            try:
+                self._grower.renew(weights, version)
+            except BaseException as error:
+                renewed.set_exception(error)
+            else:
+                renewed.set_result(None)
+
+        with waiting(f"the engine to take version {version} of the weights", self.deadline):
+            self._loop.call_soon_threadsafe(renew)
+            renewed.result(self.deadline)
+
+    def counts(self) -> dict[str, float]:
+        discarded, self._grower.discarded = self._grower.discarded, 0
+        return {"rollout/discarded": float(discarded)}
+
+    def close(self) -> None:
+        """Give up what is under way and end the thread."""
+        if not self._thread.is_alive():
+            return
+
+        async def end() -> None:
+            others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        ended = asyncio.run_coroutine_threadsafe(end(), self._loop)
+        try:
+            with waiting("rollouts under way to be given up", 30.0):
+                ended.result(30.0)
+        except TimeoutError:
+            pass  # the thread is a daemon: the process does not wait for it
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+        self.ground.setting.engine.close()
+
+
+class Arriving:
+    """Episodes that somebody else works on."""
+
+    def __init__(self, future: Future[list[Episode]], name: str) -> None:
+        self._future, self._name = future, name
+
+    def result(self) -> list[Episode]:
+        with waiting(self._name):
+            return self._future.result()  # its parts have deadlines: every completion, every tool
+
+    def is_done(self) -> bool:
+        return self._future.done()
+
+
+class Window:
+    """The steps under way: that which is learned next, and `ahead` more behind it.
+
+    `make` gives the job of a step. Step j is submitted when step j - ahead is asked for, that is,
+    with the weights of version j - ahead - 1 or later: no token is older than that when j learns.
+    With 0 a step begins when its turn has come, and the two sides take turns.
+
+        ahead=1    take(1): submits 1, 2; waits for 1      take(2): submits 3; waits for 2
+    """
+
+    def __init__(self, crew: Crew, make: Callable[[int], Job], ahead: int, last: int) -> None:
+        self.crew, self.make, self.ahead, self.last = crew, make, ahead, last
+        self._pending: dict[int, Pending] = {}
+        self._next: int | None = None
+
+    def take(self, step: int) -> list[Episode]:
+        """The episodes of a step; steps are taken in order."""
+        first = step if self._next is None else self._next
+        self._next = min(step + self.ahead, self.last) + 1
+        for number in range(first, self._next):
+            self._pending[number] = self.crew.submit(self.make(number))
+        return self._pending.pop(step).result()
+
+    @property
+    def num_done(self) -> int:
+        """Steps that are complete and wait for the learner."""
+        return sum(pending.is_done() for pending in self._pending.values())

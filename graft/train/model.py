@@ -1,0 +1,217 @@
+"""The model of a run and its tokenizer: where they come from, and whether they fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graft.actions.actions import Actions
+from graft.config import Config, ConfigError
+from graft.envs import make as make_env
+from graft.models.decoder import Decoder
+from graft.models.device import choose_device, choose_dtype
+from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
+from graft.models.load import load_model, open_model, read_config, shape_of
+from graft.models.policies import host_copy, weights_of
+from graft.models.shape import ARCHITECTURES, Shape
+from graft.text.tokenizer import Tokenizer
+from graft.train.acting import actions_of, with_actions
+from graft.train.checkpoint import latest_model
+from graft.train.plan import check_fits, choose_micro
+from graft.train.processes import Processes
+from graft.train.room import room_on
+from graft.train.sampling import is_external
+
+
+def source_of(config: Config, weights: Path | None = None) -> Path | None:
+    """Where the model is read from: a checkpoint, the recipe's model, or nowhere."""
+    return weights or (latest_model(config.model.path) if config.model.path else None)
+
+
+def open_policy(
+    config: Config,
+    source: Path | None,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    dtype: torch.dtype,
+    processes: Processes,
+    is_shared: bool,
+    samples: bool,
+) -> tuple[Any, Decoder, Actions | None]:
+    """What is trained, the decoder that an engine of ours samples from, and actions.
+
+    The two are one where they may share their weights. A family that has no decoder of ours trains as
+    transformers computes it; an external engine samples then.
+    """
+    if config.parallel.tp > processes.world:
+        raise ConfigError(
+            f"parallel.tp={config.parallel.tp} splits layers over as many processes, and there "
+            f"{'is' if processes.world == 1 else 'are'} {processes.world}: torchrun --nproc-per-node "
+            f"{config.parallel.tp} -m graft train RECIPE parallel.tp={config.parallel.tp}"
+        )
+    if is_foreign(config, source):
+        assert source is not None
+        return open_foreign(config, source, device, dtype, processes), None, None  # type: ignore[return-value]
+    plain = load_policy(config, source, tokenizer)
+    actions = actions_of(config, tokenizer, plain.shape.vocab_size)
+    if actions is not None:
+        plain = with_actions(plain, actions, source, config.actions.init_from_base)
+    recompute = choose_micro(config, plain.shape, dtype, room_on(device)).recompute
+    if processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1):
+        from graft.models.sharded import shard
+
+        policy: Decoder = shard(
+            plain.shape,
+            processes.mesh(config.parallel.tp),
+            weights_of(plain).get,
+            dtype=dtype,
+            offload=config.parallel.offload,
+            recompute=recompute,
+        )
+        wanted = samples and not is_external(config)
+        return policy, plain.to(device=device, dtype=dtype) if wanted else plain, actions
+    policy = plain.to(device=device, dtype=dtype)
+    policy.recompute = recompute
+    if is_shared or not samples or is_external(config):
+        return policy, policy, actions
+    return policy, host_copy(policy, keep=True).to(device), actions
+
+
+def load_reference(path: Path, policy: Any) -> Any:
+    """A frozen model as the policy is, with the weights at `path`."""
+    if not isinstance(policy, Decoder):
+        reference = type(policy).load(path, dtype=policy.dtype, device=policy.device)
+    elif policy.is_whole:
+        reference = load_model(path, dtype=policy.dtype, device=policy.device)
+    else:
+        from graft.models.sharded import ShardedDecoder, shard
+
+        assert isinstance(policy, ShardedDecoder)
+        with open_model(path) as stored:
+            reference = shard(
+                stored.shape,
+                policy.mesh,
+                stored.read,
+                dtype=policy.dtype,
+                offload=policy.offload,
+            )
+    return reference.requires_grad_(False)
+
+
+def is_foreign(config: Config, source: Path | None) -> bool:
+    """Whether the model is of a family that only transformers computes."""
+    if source is None or not source.is_dir():
+        return False
+    family = read_config(source).get("model_type", "")
+    return is_external(config) and family not in ARCHITECTURES
+
+
+def open_foreign(
+    config: Config, source: Path, device: torch.device, dtype: torch.dtype, processes: Processes
+) -> Any:
+    """A model of transformers' own, in the learner."""
+    from graft.models.foreign import Foreign
+
+    refused = {
+        "actions.file": config.actions.file,
+        "lora.rank": config.lora.rank,
+        "parallel.tp": config.parallel.tp if config.parallel.tp > 1 else 0,
+    }
+    for key, value in refused.items():
+        if value:
+            raise ConfigError(
+                f"{key}={value} needs one of our own decoders ({', '.join(ARCHITECTURES)}), and "
+                f"'{source}' is another family, which trains as transformers computes it; leave it out"
+            )
+    policy = Foreign.load(source, dtype=dtype, device=device)
+    policy.recompute = bool(config.train.recompute)
+    if processes.world > 1 and config.parallel.shard:
+        from graft.models.sharded import shard_module
+
+        shard_module(
+            policy, policy.block_classes(), processes.mesh(1), dtype, config.parallel.offload
+        )
+    return policy
+
+
+def load_tokenizer(config: Config, source: Path | None) -> Tokenizer:
+    if source is not None:
+        return open_tokenizer(source)
+    alphabet = config.model.alphabet
+    if alphabet == "bytes":
+        return Tokenizer.bytes()
+    if not alphabet and config.task.env:
+        alphabet = getattr(make_env(config.task.env, **config.task.args), "alphabet", "")
+    if not alphabet:
+        raise ConfigError(
+            f"model.alphabet is empty and environment {config.task.env!r} names no alphabet; "
+            "give the characters, or model.alphabet=bytes"
+        )
+    return Tokenizer.characters(alphabet)
+
+
+def load_policy(config: Config, source: Path | None, tokenizer: Tokenizer) -> Decoder:
+    if source is not None:
+        return load_model(source)
+    return Decoder(new_shape(config, tokenizer)).initialise(config.run.seed)
+
+
+def new_shape(config: Config, tokenizer: Tokenizer) -> Shape:
+    """The shape of a model from scratch; its vocabulary is the tokenizer's."""
+    given = dict(config.model.shape)
+    known = {name for name in Shape.__dataclass_fields__ if name not in ("vocab_size", "extra")}
+    if unknown := sorted(set(given) - known):
+        raise ConfigError(
+            f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+        )
+    return Shape(**given, vocab_size=tokenizer.vocab_size)
+
+
+def recipe_shape(config: Config, weights: Path | None = None) -> Shape:
+    """The shape of the model `assemble` would build, without reading a weight."""
+    shape = _plain_shape(config, weights)
+    if not config.actions.file:
+        return shape
+    source = source_of(config, weights)
+    actions = actions_of(config, load_tokenizer(config, source), shape.vocab_size)
+    return replace(shape, extra=0 if actions is None else actions.space.extra)
+
+
+def _plain_shape(config: Config, weights: Path | None) -> Shape:
+    source = source_of(config, weights)
+    if source is None:
+        return new_shape(config, load_tokenizer(config, None))
+    if not source.exists():
+        load_tokenizer(config, source)  # says what is missing, and how to get it
+    if source.suffix == ".gguf":
+        return gguf_shape(open_gguf(source), source)
+    return shape_of(read_config(source), source / "config.json")
+
+
+def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:
+    """Before anything large is allocated."""
+    if is_foreign(config, source_of(config, weights)):
+        return  # its memory is not counted: we do not know its parts
+    device = choose_device(config.model.device)
+    dtype, _ = choose_dtype(config.model.dtype, device)
+    check_fits(config, recipe_shape(config, weights), dtype, room_on(device))
+
+
+def load_base(folder: Path, origin: str, policy: Decoder) -> Decoder:
+    """What the merged weights of a checkpoint were merged from, read from its own place."""
+    if not Path(origin).exists():
+        raise ConfigError(
+            f"the adapters in '{folder}' belong on '{origin}', and nothing is there; put that model "
+            "back, for they cannot be trained any further without it (the checkpoint itself is a "
+            "whole model: a new run may start from it)"
+        )
+    base = load_model(origin, dtype=policy.dtype)
+    if [p.shape for p in base.blocks.parameters()] != [p.shape for p in policy.blocks.parameters()]:
+        raise ConfigError(
+            f"the adapters in '{folder}' belong on '{origin}', and the model there has other sizes "
+            "by now; give them back the model they were trained on"
+        )
+    return base

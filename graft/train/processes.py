@@ -1,0 +1,964 @@
+"""The processes of one run, as torchrun starts them: who we are, what we do together, who failed.
+
+    torchrun --nproc-per-node 2 -m graft train RECIPE
+
+    rank 0   processes.gather(3, "the lengths of step 12")  -> [3, 5]
+    rank 1   processes.gather(5, "the lengths of step 12")  -> [3, 5]
+
+Whatever they do together has a name and a deadline. Every few seconds each process writes what it is
+about to the store that connects them, and whoever waits for long can therefore say
+
+    rank 0 waits for the lengths of step 12 since 0:31, in graft/train/rl.py:80
+    rank 1 is sampling, step 12, since 0:42
+
+An error is printed by the rank that has it, then put in the store, then its process ends. The others,
+whose connections break by that, find it there and end with one line: the cause is what is read first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.device_mesh import DeviceMesh
+
+from graft.waits import Wait, Watchdog, clock, current, pass_over, waiting
+
+pass_over(__file__)
+
+BUCKET = 256 * 2**20
+"""Bytes that are summed in one go: large enough for a link, small beside a model."""
+GRACE = 10.0
+"""Seconds that a process has to end by itself when another has failed."""
+GLANCE = 0.3
+"""Seconds between two looks whether somebody has failed."""
+NCCL_MARGIN = 60.0
+"""Seconds that NCCL waits beyond our deadline: it ends a process without a word of who waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the run ends, as one process tells the others."""
+
+    rank: int
+    kind: str
+    """failed, gone or interrupted."""
+    text: str
+    at: float
+    """Seconds since 1970."""
+
+    def __str__(self) -> str:
+        if self.kind == "interrupted":
+            return f"rank {self.rank} was interrupted"
+        return f"rank {self.rank} {'is gone' if self.kind == 'gone' else 'failed'}: {self.text}"
+
+
+class ProcessesLost(RuntimeError):
+    """Something could not be done together; the text says who did not come and what they did."""
+
+    def __init__(self, text: str, cause: Failure | None = None) -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+def describe(error: BaseException) -> str:
+    """The text of an error of ours; of any other also its traceback."""
+    text = f"{error}" if str(error) else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parent.parent)
+    is_plain = isinstance(error, ValueError | ImportError | OSError)
+    if type(error).__module__.startswith("graft.") or (
+        is_plain and frames and frames[-1].filename.startswith(ours)
+    ):
+        return text
+    told = "".join(traceback.format_exception(error)).rstrip()
+    return f"{type(error).__name__}: {text}\n{told}"
+
+
+def to_stderr(text: str) -> None:
+    sys.stderr.write(f"graft: {text}\n".replace("\n", "\n       ").rstrip(" "))
+    sys.stderr.flush()
+
+
+class Processes:
+    """This process among those of its run. Alone it has no process group, and all is trivial."""
+
+    def __init__(self, deadline: float, device: torch.device) -> None:
+        self.rank = 0
+        self.world = 1
+        self.local_rank = 0
+        self.deadline = deadline
+        self.device = device
+        self._tp = 1
+        self._board: _Board | None = None
+        self._watchdog: Watchdog | None = None
+        self._owns_group = False
+        self._is_guarded = False
+        self._is_ending = False
+        self._known: Failure | None = None
+        """A failure of somebody else, once we have heard of it."""
+
+    @classmethod
+    def start(
+        cls,
+        deadline: float,
+        device: torch.device | str,
+        say: Callable[[str], None] = to_stderr,
+    ) -> Processes:
+        """Meet the other processes, if torchrun has started any; `say` is told of long waits."""
+        found = cls(deadline, torch.device(device))
+        under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        if "RANK" not in os.environ or (_number("WORLD_SIZE") == 1 and not under_torchrun):
+            return found
+        found.rank, found.world = _number("RANK"), _number("WORLD_SIZE")
+        found.local_rank = _number("LOCAL_RANK")
+        if found.device.type == "cuda":
+            found.device = _own_gpu(found.local_rank)
+        try:
+            found._meet_the_others(say)
+        except BaseException:
+            found._let_go()
+            raise
+        return found
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def dp_rank(self) -> int:
+        """Which group of the batch's: rank 5 of 8 with tp=2 is (dp 2, tp 1)."""
+        return self.rank // self._tp
+
+    @property
+    def dp_size(self) -> int:
+        return self.world // self._tp
+
+    @property
+    def tp_rank(self) -> int:
+        return self.rank % self._tp
+
+    @property
+    def tp_size(self) -> int:
+        return self._tp
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why others have ended, if we have heard that they did: nothing can be done together."""
+        return self._known
+
+    def doing(self, phase: str) -> None:
+        """What this process is about, such as "sampling, step 12": others are told, if they wait."""
+        if self._board is not None:
+            self._board.tell(phase)
+
+    # what they do together
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """Everybody's value, by rank. Any object that can be pickled."""
+        if self._board is None:
+            return [value]
+        with self.together(what):
+            payload = pickle.dumps(value)
+            longest = int(self._agree(what, len(payload)))
+            sent = torch.zeros(8 + longest, dtype=torch.uint8)
+            sent[:8] = torch.frombuffer(
+                bytearray(len(payload).to_bytes(8, "little")), dtype=torch.uint8
+            )
+            sent[8 : 8 + len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+            parts = [torch.empty_like(sent) for _ in range(self.world)]
+            self._finish(dist.all_gather(parts, sent, async_op=True))
+            texts = [part.numpy().tobytes() for part in parts]
+            return [
+                pickle.loads(text[8 : 8 + int.from_bytes(text[:8], "little")]) for text in texts
+            ]
+
+    def share(self, value: Any, what: str) -> Any:
+        """Rank 0's value, for all."""
+        if self._board is None:
+            return value
+        with self.together(what):
+            payload = pickle.dumps(value) if self.is_first else b""
+            size = int(self._agree(what, len(payload)))
+            sent = torch.empty(size, dtype=torch.uint8)
+            if self.is_first:
+                sent.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+            self._finish(dist.broadcast(sent, src=0, async_op=True))
+            return value if self.is_first else pickle.loads(sent.numpy().tobytes())
+
+    def add(self, tensors: Iterable[Tensor], what: str) -> None:
+        """Sum over all ranks, in place; everybody gives tensors of the same shapes."""
+        tensors = list(tensors)
+        if self._board is None or not tensors:
+            return
+        shapes = str([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+        with self.together(what), torch.no_grad():
+            self._agree(what, 0.0, shapes)
+            for bucket in _buckets(tensors):
+                flat = (
+                    bucket[0].view(-1)
+                    if _is_flat(bucket)
+                    else torch.cat([t.reshape(-1) for t in bucket])
+                )
+                self._finish(dist.all_reduce(flat, async_op=True))
+                if not _is_flat(bucket):
+                    sizes = [tensor.numel() for tensor in bucket]
+                    for tensor, part in zip(bucket, flat.split(sizes), strict=True):
+                        tensor.copy_(part.view(tensor.shape))
+
+    def most(self, number: float, what: str) -> float:
+        """The largest of everybody's numbers."""
+        if self._board is None:
+            return number
+        with self.together(what):
+            return self._agree(what, number)
+
+    def any(self, flag: bool, what: str) -> bool:
+        """Whether it is so for anybody."""
+        return self.most(float(flag), what) > 0
+
+    def barrier(self, what: str) -> None:
+        """Go on when everybody has come here."""
+        self.most(0.0, what)
+
+    def mesh(self, tp: int) -> DeviceMesh:
+        """The ranks as a table with the dimensions "dp" and "tp": with tp=2 [[0, 1], [2, 3], ...]."""
+        if self.world % tp:
+            fit = ", ".join(str(n) for n in range(1, self.world + 1) if self.world % n == 0)
+            raise ValueError(
+                f"parallel.tp={tp} does not divide the {self.world} processes of this run; "
+                f"possible here: {fit}"
+            )
+        if self._board is None and not dist.is_initialized():
+            # a mesh is made of process groups, so one of a single process, which nobody can join
+            dist.init_process_group(self._backend, store=HashStore(), rank=0, world_size=1)
+            self._owns_group = True
+        self._tp = tp
+        table = torch.arange(self.world).view(-1, tp)
+        with self.together("the groups of the device mesh"):
+            # made by hand: those that a mesh makes for itself would wait for half an hour
+            groups = []
+            for rows in (table.T.tolist(), table.tolist()):
+                group, _ = dist.new_subgroups_by_enumeration(rows, timeout=self._group_timeout)
+                groups.append(group)
+        return DeviceMesh.from_group(groups, self.device.type, table, mesh_dim_names=("dp", "tp"))
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Name what is waited for in the block; if connections break or time runs out, say why.
+
+        For what torch does together by itself: `with processes.together("the gradients of step 12"):
+        loss.backward()`. An error in it that is not of that kind goes through as it is.
+        """
+        board = self._board
+        if board is None:
+            yield
+            return
+        if self._known is not None:
+            raise ProcessesLost(f"{what} cannot be: {self._known}", self._known)
+        with waiting(what, self.deadline) as wait:
+            outer, board.block = board.block, wait
+            try:
+                yield
+            except ProcessesLost:
+                raise
+            except RuntimeError as error:
+                if not _is_broken_link(error):
+                    raise
+                raise self._explain(error, what) from error
+            finally:
+                board.block = outer
+
+    # how they end
+
+    @contextmanager
+    def guarded(self, describe: Callable[[BaseException], str] = describe) -> Iterator[None]:
+        """Around a whole run, outside of what draws on the screen: no failure goes unheard.
+
+        An exception ends this process here, with exit code 1, after `describe` of it has been printed
+        and the others told. What is inside must not wait for the others while it cleans up. An
+        interruption is no failure, and goes through.
+        """
+        if self._board is None:
+            yield
+            return
+        self._is_guarded = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            failure = self._posted(patience=0.5)
+            if failure is None:
+                self._board.post(Failure(self.rank, "interrupted", "", time.time()))
+            elif failure.kind != "interrupted":
+                self._stop_because(failure)
+            raise
+        except Exception as error:
+            self._fail(error, describe)
+        finally:
+            self._is_guarded = False
+
+    def close(self) -> None:
+        """The run is over for everybody: leave together."""
+        if self._board is not None:
+            self.barrier("the end of the run")
+            self._board.stop()
+            self._board.leave()
+        self._let_go()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close() if kind is None else self._let_go()
+
+    def _let_go(self) -> None:
+        atexit.unregister(self._let_go)
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        if self._board is not None:
+            self._board.stop()
+            self._owns_group = True
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._board, self._watchdog, self._owns_group = None, None, False
+
+    # underneath
+
+    @property
+    def _backend(self) -> str:
+        return "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+
+    @property
+    def _group_timeout(self) -> timedelta:
+        margin = NCCL_MARGIN if self.device.type == "cuda" else 0.0
+        return timedelta(seconds=self.deadline + margin)
+
+    def _meet_the_others(self, say: Callable[[str], None]) -> None:
+        board = _Board(self.rank, self.world, self.deadline)
+        patience = min(30.0, self.deadline / 4)
+        self._watchdog = Watchdog(
+            say,
+            after=patience,
+            every=patience,
+            name=f"rank {self.rank}",
+            peers=lambda: board.table(without=self.rank),
+            told_elsewhere=board.is_told_by_a_lower_rank,
+        )
+        self._watchdog.start()
+        atexit.register(self._let_go)
+        with waiting("the other processes to start", self.deadline):
+            board.meet()
+        self._board = board
+        board.on_failure = self._hear
+        board.on_late = self._enforce if self.device.type == "cuda" else None
+        with self.together("the connections between the processes"):
+            dist.init_process_group(
+                self._backend,
+                store=PrefixStore("torch", board.connect()),
+                rank=self.rank,
+                world_size=self.world,
+                timeout=self._group_timeout,
+            )
+        board.start()
+
+    def _agree(self, what: str, number: float, detail: str = "") -> float:
+        """The largest of everybody's numbers, once it is sure that all mean the same `what`."""
+        key = float(zlib.crc32((what + detail).encode()))
+        sent = torch.tensor([number, key, -key], dtype=torch.float64)
+        self._finish(dist.all_reduce(sent, dist.ReduceOp.MAX, async_op=True))
+        if sent[1] == -sent[2]:
+            return sent[0].item()
+        mine = (what + " " + detail if detail else what).encode()[:400].ljust(400)
+        parts = [torch.empty(400, dtype=torch.uint8) for _ in range(self.world)]
+        own = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        self._finish(dist.all_gather(parts, own, async_op=True))
+        said = [part.numpy().tobytes().decode(errors="replace").strip() for part in parts]
+        listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(said))
+        raise RuntimeError(f"the processes are not at the same place of the run: {listed}")
+
+    def _finish(self, work: Any) -> None:
+        """Wait by looking, not inside the library, where neither Ctrl-C nor our deadline reaches."""
+        begin, pause = time.monotonic(), 20e-6
+        while not work.is_completed():
+            if self._known is not None:
+                raise ProcessesLost(f"{self._known}", self._known)
+            # gloo keeps the deadline by itself; NCCL is given longer
+            if time.monotonic() - begin > self.deadline + 1.0:
+                raise RuntimeError("Timed out waiting for the other processes (gloo or NCCL)")
+            time.sleep(pause)
+            pause = min(2 * pause, 5e-3)
+        work.wait()
+
+    def _explain(self, error: BaseException, what: str) -> ProcessesLost:
+        """Who is to blame that something broke: one that failed, one that is gone, one that is late."""
+        assert self._board is not None
+        is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        failure = self._posted(0.5 if is_late else self._board.patience, or_gone=True)
+        if failure is not None:
+            return ProcessesLost(f"{what} cannot be: {failure}", failure)
+        self._board.refresh()
+        states = self._board.states()
+        came = {rank for rank, state in states.items() if state.waits_for == what}
+        missing = [rank for rank in states if rank not in came | {self.rank}]
+        told = "".join(f"\n{who} {does}" for who, does in self._board.table().items())
+        if not is_late:
+            seen = str(error).partition("\n")[0]
+            return ProcessesLost(f"the connections broke at {what} ({seen}).{told}")
+        if missing:
+            who = f"{_ranks(missing)} did not come"
+        else:
+            who = "although all say that they wait for it: the network between them may be at fault"
+        return ProcessesLost(
+            f"waited {self.deadline:g} s for {what}, and {who}. If that was honest work, raise "
+            f"parallel.deadline.{told}"
+        )
+
+    def _posted(self, patience: float, or_gone: bool = False) -> Failure | None:
+        """What somebody else has put in the store; or who is gone without having put anything."""
+        assert self._board is not None
+        end = time.monotonic() + patience
+        while True:
+            found = self._known or self._board.posted()
+            if found is None and or_gone and (gone := self._board.gone()) is not None:
+                found = self._board.posted() or gone  # it may have told us just before
+            if found is not None or time.monotonic() > end:
+                return found
+            time.sleep(0.05)
+
+    def _fail(self, error: BaseException, describe: Callable[[BaseException], str]) -> NoReturn:
+        self._begin_to_end()
+        board = self._board
+        assert board is not None
+        if _is_broken_link(error):
+            error = self._explain(error, "what the processes do together")
+        is_lost = isinstance(error, ProcessesLost)
+        cause = error.cause if isinstance(error, ProcessesLost) else None
+        if cause is not None and cause.kind != "gone":
+            self._stop_because(cause)
+        text = describe(error)
+        mine = cause or Failure(self.rank, "failed", text.partition("\n")[0], time.time())
+        before = None if board.claim() else self._posted(patience=2.0)
+        if before is None:
+            host = board.peers[mine.rank].host
+            what = f"is gone: {mine.text}" if mine.kind == "gone" else f"failed: {text}"
+            to_stderr(f"rank {mine.rank} of {self.world} on {host} {what}")
+            board.post(mine)
+            _write_error_file(text, mine.at)
+            self._leave()
+        if not is_lost and mine.text != before.text:
+            to_stderr(f"rank {self.rank} failed too: {mine.text}")
+        self._stop_because(before)
+
+    def _stop_because(self, failure: Failure) -> NoReturn:
+        self._begin_to_end()
+        text = f"rank {self.rank} stops, because {failure}"
+        to_stderr(text)
+        # torchrun takes the earliest for the cause, to the second
+        _write_error_file(text, max(time.time(), failure.at + 1))
+        self._leave()
+
+    def _begin_to_end(self) -> None:
+        self._is_ending = True
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it takes seconds, and has to be finished
+
+    def _leave(self) -> NoReturn:
+        """End now: threads and connections that hang are no reason to stay."""
+        assert self._board is not None
+        self._board.linger()
+        atexit.unregister(self._let_go)
+        with suppress(TimeoutError, Exception):
+            _within(3.0, atexit._run_exitfuncs)  # sandboxes and workers have to be closed
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(1)
+
+    def _hear(self, failure: Failure) -> None:
+        """By the thread that reads the store: somebody has failed while we are busy."""
+        self._known = failure
+        if self._is_ending or not self._is_guarded:
+            return
+        if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.SIG_DFL, None):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        end = time.monotonic() + GRACE
+        while self._is_guarded and not self._is_ending and time.monotonic() < end:
+            time.sleep(0.05)
+        if self._is_guarded and not self._is_ending:  # it sits where no signal reaches
+            self._stop_because(failure)
+
+    def _enforce(self, wait: Wait) -> None:
+        """By the same thread: NCCL hangs past the deadline, where no exception can be raised."""
+        if self._is_guarded and not self._is_ending:
+            self._fail(self._explain(TimeoutError("timed out"), wait.what), describe)
+
+
+@dataclass(slots=True)
+class _State:
+    """What one rank does, in words that can be put together for several."""
+
+    one: str
+    many: str
+    rest: str
+    age: float | None = None
+    waits_for: str = ""
+    order: int = 3
+    """Who others wait for is told first."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """What is known of one rank."""
+
+    host: str = ""
+    pid: int = 0
+    born: str = ""
+    space: str = ""
+    """Where its pid is valid."""
+    report: dict[str, Any] = field(default_factory=dict)
+    heard: float = 0.0
+    """When its report last changed, by our clock: theirs may show another time."""
+
+
+class _Board:
+    """The notice board in the store: who is there, what each does, who has failed.
+
+    One key for each rank, rewritten every few seconds by a thread that also reads those of the
+    others. The store may itself be gone or stopped, with rank 0 or torchrun, so that whoever else
+    asks it does so for a limited time.
+    """
+
+    def __init__(self, rank: int, world: int, deadline: float) -> None:
+        self.rank, self.world, self.deadline = rank, world, deadline
+        self.beat = min(5.0, deadline / 10)
+        self.peers = {rank: _Peer() for rank in range(world)}
+        self.phase: tuple[str, float] = ("starting", time.monotonic())
+        self.block: Wait | None = None
+        """What this process does together with the others just now."""
+        self.on_failure: Callable[[Failure], None] | None = None
+        self.on_late: Callable[[Wait], None] | None = None
+        self.is_ours = False
+        """Whether rank 0 holds the store, and takes it along when it ends; else torchrun does."""
+        self._store: Store | None = None
+        self._is_lost = False
+        self._is_deaf = False
+        self._read_at = 0.0
+        """When the store has last answered; 0: not asked yet."""
+        self._count = 0
+        self._is_done = threading.Event()
+        self._has_news = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="processes", daemon=True)
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which silence means something."""
+        return max(2.0, 3.5 * self.beat)
+
+    @property
+    def _is_mute(self) -> bool:
+        """Whether the store has stopped answering."""
+        return bool(self._read_at) and time.monotonic() - self._read_at > self.patience
+
+    def meet(self) -> None:
+        """Write our name on the board and wait until all names are there."""
+        self._server = self._serve_or_join()
+        self._store = self.connect()
+        me = _Peer(socket.gethostname(), os.getpid(), _born(os.getpid()), _space())
+        self._write()
+        self._store.set(f"name/{self.rank}", json.dumps([me.host, me.pid, me.born, me.space]))
+        end, pause = time.monotonic() + self.deadline, 0.02
+        while not self._store.check([f"name/{rank}" for rank in range(self.world)]):
+            if time.monotonic() > end:
+                missing = [rank for rank in self.peers if not self._has_come(rank)]
+                raise ProcessesLost(
+                    f"waited {self.deadline:g} s for the {self.world} processes of this run to start, "
+                    f"and {_ranks(missing)} did not come to {_address()}"
+                )
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.5)
+        for rank in self.peers:
+            self._has_come(rank)
+
+    def _has_come(self, rank: int) -> bool:
+        """Also learn its name, if so."""
+        store = self._store
+        if store is not None and not self.peers[rank].host and store.check([f"name/{rank}"]):
+            found = json.loads(store.get(f"name/{rank}"))
+            self.peers[rank] = _Peer(*found, heard=time.monotonic())
+        return bool(self.peers[rank].host)
+
+    def connect(self) -> Store:
+        """A connection of its own: on one that is shared, whoever waits holds up the others."""
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return PrefixStore(f"graft/{restart}", self._tcp(is_master=False))
+
+    def _serve_or_join(self) -> Store:
+        by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+        self.is_ours = not by_torchrun
+        return self._tcp(is_master=self.rank == 0 and not by_torchrun)
+
+    def _tcp(self, is_master: bool) -> Store:
+        if "MASTER_ADDR" not in os.environ:
+            raise ValueError(
+                "RANK is set, but not MASTER_ADDR, where the processes are to meet; start them with "
+                "torchrun, which sets both, or unset RANK to run alone"
+            )
+        try:
+            return TCPStore(
+                os.environ["MASTER_ADDR"],
+                _number("MASTER_PORT"),
+                is_master=is_master,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=self.deadline),
+            )
+        except RuntimeError as error:
+            seen = str(error).partition("\n")[0]
+            does = "cannot listen" if is_master else "finds nobody listening"
+            raise ProcessesLost(
+                f"rank {self.rank} {does} at {_address()} ({seen}); check MASTER_ADDR, MASTER_PORT "
+                "and what lies between the machines"
+            ) from error
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def tell(self, phase: str) -> None:
+        self.phase = phase, time.monotonic()
+        self._has_news.set()
+
+    def stop(self) -> None:
+        self._is_done.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=1.0)
+
+    def leave(self) -> None:
+        """The run is over. Whoever holds the store goes last: others may still read from it."""
+        self._ask(lambda store: store.set(f"left/{self.rank}", ""))
+        self._stay_for("left", 5.0)
+
+    def linger(self) -> None:
+        """Something has failed. Whoever holds the store stays until the others have read it."""
+        self._stay_for("heard", 2.0 + 2 * GLANCE)
+
+    def _stay_for(self, key: str, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self.rank == 0 and self.is_ours and time.monotonic() < end:
+            others = [r for r, p in self.peers.items() if r and _life(p) in ("alive", "unknown")]
+            if self._ask(lambda store, others=others: store.check([f"{key}/{r}" for r in others])):
+                return
+            time.sleep(0.02)
+
+    def claim(self) -> bool:
+        """Whether we are the first to fail, or nobody can say: then ours is what is printed."""
+        found = self._ask(lambda store: store.compare_set("claim", "", str(self.rank)))
+        return found is None or found.decode() == str(self.rank)
+
+    def post(self, failure: Failure) -> None:
+        self._ask(lambda store: store.set("failure", json.dumps(asdict(failure))))
+
+    def posted(self) -> Failure | None:
+        def read(store: Store) -> Failure | None:
+            if not store.check(["failure"]):
+                return None
+            store.set(f"heard/{self.rank}", "")
+            return Failure(**json.loads(store.get("failure")))
+
+        return self._ask(read)
+
+    def refresh(self) -> None:
+        """Read it now, if it answers."""
+        self._ask(lambda store: self.read())
+
+    def gone(self) -> Failure | None:
+        """A rank whose process has ended, as far as can be seen from here."""
+        self.refresh()
+        for rank, state in self.states().items():
+            if state.order == 0 or (rank == 0 and self._is_lost and self.is_ours):
+                text = (
+                    "its process ended without a word, as after kill -9 or when a machine has no "
+                    f"memory left; it was last {self._last(self.peers[rank])}"
+                )
+                return Failure(rank, "gone", text, time.time())
+        return None
+
+    def states(self) -> dict[int, _State]:
+        return {rank: self._state(rank) for rank in self.peers}
+
+    def table(self, without: int = -1) -> dict[str, str]:
+        """Who does what, for people; ranks that do the same are in one line.
+
+        {"rank 1": "is sampling, step 12, since 0:42", "ranks 0, 2-3": "wait for ... since 0:31"}
+        """
+        groups: dict[tuple[str, str], list[tuple[int, _State]]] = {}
+        for rank, state in sorted(self.states().items(), key=lambda item: item[1].order):
+            if rank != without:
+                groups.setdefault((state.one, state.rest), []).append((rank, state))
+        told: dict[str, str] = {}
+        if self._is_mute:
+            told["the store"] = f"at {_address()} does not answer: what follows may be old"
+        for (one, rest), members in groups.items():
+            verb = one if len(members) == 1 else members[0][1].many
+            ages = [state.age for _, state in members if state.age is not None]
+            since = f" since {clock(max(ages))}" if ages else ""
+            told[_ranks([rank for rank, _ in members])] = f"{verb} {rest}{since}".strip()
+        return told
+
+    def is_told_by_a_lower_rank(self, wait: Wait) -> bool:
+        """Of those who wait for the same thing the first speaks, if it still can."""
+        states = [self._state(rank) for rank in range(self.rank)]
+        return not self._is_mute and any(state.waits_for == wait.what for state in states)
+
+    def _state(self, rank: int) -> _State:
+        peer = self.peers[rank]
+        if not peer.host and not self._has_come(rank):
+            return _State("has", "have", "not come yet", order=1)
+        if rank == self.rank:
+            return self._as_told(self._own_report(), 0.0)
+        life = _life(peer)
+        # as far as we could hear it: the store may be the one that is silent
+        silent = (self._read_at or time.monotonic()) - peer.heard
+        place = f"(pid {peer.pid} on {peer.host})"
+        last = f"; it was last {self._last(peer)}"
+        if life == "gone":
+            return _State("is", "are", f"gone {place}{last}", order=0)
+        if life == "stopped":
+            return _State("is", "are", f"stopped by a signal {place}{last}", order=1)
+        if silent > self.patience:
+            return _State("has", "have", f"not reported {place}{last},", silent, order=1)
+        return self._as_told(peer.report, time.monotonic() - peer.heard)
+
+    def _as_told(self, report: dict[str, Any], age: float) -> _State:
+        if report.get("waits_for"):
+            what = report["waits_for"]
+            return _State("waits", "wait", f"for {what}", report["waits"] + age, what, order=3)
+        return _State(
+            "is",
+            "are",
+            report.get("phase", "starting") + ",",
+            report.get("for", 0.0) + age,
+            order=2,
+        )
+
+    def _last(self, peer: _Peer) -> str:
+        report = peer.report
+        if report.get("waits_for"):
+            return f"waiting for {report['waits_for']}"
+        return report.get("phase", "starting")
+
+    def _own_report(self) -> dict[str, Any]:
+        phase, since = self.phase
+        waits = current()
+        report = {"phase": phase, "for": time.monotonic() - since}
+        if waits:
+            # what is done together says more to the others than a tool that is slow
+            wait = self.block if self.block is not None else waits[0]
+            report |= {"waits_for": wait.what, "waits": wait.age}
+        return report
+
+    def _keep(self) -> None:
+        """Write and read the board until the end; whether somebody has failed is asked more often."""
+        next_beat = 0.0
+        while not self._is_done.wait(min(GLANCE, self.beat)):
+            if not self._is_lost:
+                try:
+                    if self._has_news.is_set() or time.monotonic() > next_beat:
+                        self._has_news.clear()
+                        next_beat = time.monotonic() + self.beat
+                        self._write()
+                        self.read()
+                    self._look_for_failure()
+                except RuntimeError:
+                    self._is_lost = True  # rank 0 or torchrun is gone; who needs them will notice
+            block = self.block
+            if self.on_late and block is not None and block.age > self.deadline + self.beat:
+                self.on_late(block)
+
+    def _write(self) -> None:
+        assert self._store is not None
+        self._count += 1
+        report = {"count": self._count, **self._own_report()}
+        self._store.set(f"report/{self.rank}", json.dumps(report))
+
+    def read(self) -> None:
+        """What the others have written."""
+        store = self._store
+        assert store is not None
+        texts = store.multi_get([f"report/{rank}" for rank in self.peers])
+        for peer, text in zip(self.peers.values(), texts, strict=True):
+            report = json.loads(text)
+            if report["count"] != peer.report.get("count"):
+                peer.report, peer.heard = report, time.monotonic()
+        self._read_at = time.monotonic()
+
+    def _look_for_failure(self) -> None:
+        assert self._store is not None
+        if self.on_failure is not None and self._store.check(["failure"]):
+            tell, self.on_failure = self.on_failure, None
+            self._store.set(f"heard/{self.rank}", "")
+            tell(Failure(**json.loads(self._store.get("failure"))))
+
+    def _ask(self, question: Callable[[Store], Any]) -> Any:
+        """The store's answer; None if it does not answer, and then it is not asked again."""
+        store = self._store
+        if store is None or self._is_lost or self._is_deaf:
+            return None
+        try:
+            return _within(2.0, lambda: question(store))
+        except TimeoutError:
+            self._is_deaf = True
+        except RuntimeError:
+            self._is_lost = True
+        return None
+
+
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """The call's result; TimeoutError if it takes longer, while a thread goes on waiting for it."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "")
+    if not text.isdigit():
+        raise ValueError(
+            f"RANK is set, but {name} is {text!r}; start the processes with torchrun, which sets all "
+            "of them, or unset RANK to run alone"
+        )
+    return int(text)
+
+
+def _address() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _own_gpu(local_rank: int) -> torch.device:
+    seen = torch.cuda.device_count()
+    if local_rank >= seen:
+        raise ValueError(
+            f"process {local_rank + 1} of this machine has no GPU of its own: torch sees {seen}; start "
+            f"torchrun with --nproc-per-node {seen}, or use model.device=cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """[1] -> rank 1; [0, 1, 2, 5] -> ranks 0-2, 5."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    told = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    return f"rank {told}" if len(ranks) == 1 else f"ranks {told}"
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one type and device, so many that a bucket is not much larger than BUCKET."""
+    open_ones: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    sizes: dict[tuple[torch.dtype, torch.device], int] = {}
+    for tensor in tensors:
+        kind = tensor.dtype, tensor.device
+        open_ones.setdefault(kind, []).append(tensor)
+        sizes[kind] = sizes.get(kind, 0) + tensor.numel() * tensor.element_size()
+        if sizes[kind] >= BUCKET:
+            yield open_ones.pop(kind)
+            del sizes[kind]
+    yield from open_ones.values()
+
+
+def _is_flat(bucket: Sequence[Tensor]) -> bool:
+    """One tensor in one piece of memory needs no copy."""
+    return len(bucket) == 1 and bucket[0].is_contiguous()
+
+
+LINK_ERRORS = ("gloo", "nccl", "connection closed by peer", "connection reset", "broken pipe")
+
+
+def _is_broken_link(error: BaseException) -> bool:
+    """torch has a class of its own for some of them only."""
+    if isinstance(error, ProcessesLost) or not isinstance(error, RuntimeError):
+        return False
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(part in text for part in LINK_ERRORS)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of Linux's /proc/PID/stat behind the name, which may hold anything."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _born(pid: int) -> str:
+    fields = _stat(pid)
+    return fields[19] if fields else ""
+
+
+def _space() -> str:
+    """Two processes with the same text see each other's pids; empty: nobody can say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def _life(peer: _Peer) -> str:
+    """gone, stopped, alive; or unknown, on another machine."""
+    if not peer.born or peer.space != _space():
+        return "unknown"
+    fields = _stat(peer.pid)
+    if not fields or fields[0] in "ZX" or fields[19] != peer.born:
+        return "gone"
+    return "stopped" if fields[0] == "T" else "alive"
+
+
+def _write_error_file(text: str, at: float) -> None:
+    """In the form in which torchrun lists the failures of its processes."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        extra = {"py_callstack": text, "timestamp": str(int(at))}
+        with suppress(OSError):
+            content = {"message": {"message": text.partition("\n")[0], "extraInfo": extra}}
+            Path(path).write_text(json.dumps(content), encoding="utf-8")
+
+
+ALONE = Processes(600.0, torch.device("cpu"))
+"""A run of one process: nothing to meet, nothing to wait for."""

@@ -1,0 +1,182 @@
+"""Who samples for a run: its engine, and the crew that attempts tasks with it.
+
+engine            whose weights it has
+native            the learner's own tensors, where the two take turns in one process; else a copy
+vllm, sglang      their own, sent to them after every step
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graft.actions.actions import Actions
+from graft.config import Config, ConfigError
+from graft.engine import ENGINES
+from graft.engine.errors import EngineError
+from graft.models.decoder import Decoder
+from graft.models.policies import save_policy
+from graft.protocols import Engine, Stateful
+from graft.registry import resolve
+from graft.rollout.crew import Background, Crew, Ground, Here
+from graft.text.tokenizer import Tokenizer
+from graft.train.plan import kv_tokens_for
+from graft.train.processes import ALONE, Processes
+from graft.train.room import room_on
+from graft.train.spread import Spread
+
+if TYPE_CHECKING:
+    from graft.train.setup import Parts
+
+EXTERNAL = ("vllm", "sglang")
+"""Engines with weights of their own."""
+
+
+def is_external(config: Config) -> bool:
+    return config.engine.name in EXTERNAL
+
+
+def shares_weights(config: Config, processes: Processes) -> bool:
+    """Whether the engine samples from the learner's own tensors."""
+    is_split = processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1)
+    takes_turns = not config.rollout.staleness and not config.cluster.address
+    return takes_turns and not is_split and not is_external(config)
+
+
+def make_engine(
+    config: Config,
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    actions: Actions | None = None,
+) -> Engine:
+    """The engine of this process, over a decoder."""
+    section = config.engine
+    return resolve(section.name, ENGINES, "engine")(
+        decoder,
+        tokenizer=tokenizer,
+        eos_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
+        kv_tokens=section.kv_tokens
+        or kv_tokens_for(config, decoder.shape, decoder.dtype, room_on(decoder.device)),
+        page_size=section.page_size or None,
+        seed=config.run.seed,
+        space=None if actions is None else actions.space,
+    )
+
+
+def make_external(
+    config: Config,
+    policy: Any,
+    tokenizer: Tokenizer,
+    source: Path | None,
+    actions: Actions | None,
+    processes: Processes = ALONE,
+) -> Engine:
+    """vLLM in this process, or servers; what they cannot do is refused before anything starts."""
+    section = config.engine
+    if actions is not None:
+        raise ConfigError(
+            f"engine.name={section.name} knows the model's own vocabulary and no grammar, so it can "
+            f"have no actions (actions.file={config.actions.file}); use engine.name=native"
+        )
+    if section.name == "sglang" and not section.url:
+        raise ConfigError(
+            "engine.name=sglang asks a server: start one (python -m sglang.launch_server "
+            "--model-path MODEL --port 30000) and give its address, engine.url=[http://host:30000]"
+        )
+    if not section.url and processes.world > 1:
+        raise ConfigError(
+            "engine.name=vllm in the processes of torchrun would start one vLLM in each of them; "
+            "start a server instead (vllm serve MODEL) and give engine.url=[http://host:8000]"
+        )
+    exchange = Path(section.exchange or Path(config.run.dir) / config.run.name / "exchange")
+    folder = _folder_for(policy, tokenizer, source, exchange, processes)
+    common: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "eos_ids": () if tokenizer.eos_id is None else (tokenizer.eos_id,),
+        "seed": config.run.seed,
+        "deadline": config.rollout.deadline,
+    }
+    if section.url:
+        if section.args:
+            raise ConfigError(
+                f"engine.args={section.args} are arguments of an engine that is started here, and "
+                f"engine.url names servers that run already; give them to the servers"
+            )
+        server = resolve(f"{section.name}_server", ENGINES, "engine")
+        return server(section.url, folder, exchange=exchange, sync=section.sync, **common)
+    return resolve(section.name, ENGINES, "engine")(
+        folder,
+        max_context=config.rollout.max_context,
+        args=section.args,
+        dtype=str(policy.dtype).removeprefix("torch."),
+        **common,
+    )
+
+
+def _folder_for(
+    policy: Any, tokenizer: Tokenizer, source: Path | None, exchange: Path, processes: Processes
+) -> Path:
+    """A Hugging Face folder of the model: its own, or one that is written for the engine."""
+    if source is not None and source.is_dir():
+        return source
+    folder = exchange / "start"
+    if processes.is_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(folder)
+    ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    special = {name: value for name, value in ids.items() if value is not None}
+    save_policy(policy, folder if processes.is_first else None, special=special, source=None)
+    processes.barrier("the model that the engine starts from")
+    return folder
+
+
+def make_crew(parts: Parts, processes: Processes = ALONE) -> Crew:
+    """Whoever attempts this run's tasks."""
+    config = parts.config
+    ground = Ground(parts.setting, parts.held_out, parts.branch, config.rollout.concurrency)
+    crew: Crew = Here(ground)
+    if config.rollout.staleness:
+        crew = Background(ground, discards=config.rollout.unfinished == "discard")
+    return crew if processes.world == 1 else Spread(crew, processes, parts.engine)
+
+
+def refuse_working_ahead(config: Config, branch: Any, is_dynamic: bool) -> None:
+    """What needs a step to be over before the next begins cannot be sampled ahead or elsewhere."""
+    where = {
+        f"rollout.staleness={config.rollout.staleness}": bool(config.rollout.staleness),
+        f"cluster.address={config.cluster.address}": bool(config.cluster.address),
+    }
+    asked = next((key for key, is_asked in where.items() if is_asked), None)
+    if asked is None:
+        return
+    if isinstance(branch, Stateful):
+        raise ConfigError(
+            f"{asked}: this run's branch ({type(branch).__name__}) learns from each step where to fork "
+            "in the next, in this process; take rollout.staleness=0 without a cluster, or another branch"
+        )
+    if is_dynamic and config.rollout.staleness:
+        raise ConfigError(
+            f"{asked}: which tasks a step draws again (rollout.dynamic_rounds, or the preset's) is known "
+            "when it is over; take rollout.dynamic_rounds=1, or rollout.staleness=0"
+        )
+
+
+class NoEngine:
+    """Where somebody else attempts the tasks."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.version, self.vocab_size = 0, vocab_size
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise EngineError("there is no engine in this process: workers of the cluster sample")
+
+    score = open = _refuse
+
+    def load(self, weights: Any, version: int) -> None:
+        self.version = version
+
+    def pause(self) -> None:
+        """Nothing is sampled here."""
+
+    def close(self) -> None:
+        """Nothing to give back."""

@@ -1,0 +1,281 @@
+"""What this process waits for and since when, so that nothing hangs in silence.
+
+    with waiting("the gradients of step 12", deadline=600):
+        ...
+
+While the block lasts anybody may ask `current()`. A `Watchdog` does, and whoever sits before the
+terminal reads
+
+    rank 1 waits for the gradients of step 12 since 0:30, in graft/train/learner.py:120
+
+and again after 1, 2, 4 minutes. The deadline is kept by whoever waits; here it is only told of. Threads
+and tasks of asyncio each have waits of their own. Where one lies within another the inner one is told.
+"""
+
+from __future__ import annotations
+
+import site
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+
+LATE = 1.0
+"""Seconds that whoever keeps a deadline may take to do so before it is told of."""
+MAX_TOLD = 5
+"""Waits that one message lists; of a thousand rollouts that hang the first few say enough."""
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """One wait. `what` is a phrase that fits behind "rank 1 waits for"."""
+
+    what: str
+    since: float
+    """By time.monotonic."""
+    deadline: float | None
+    """Seconds that it may last; None: nobody said."""
+    thread: int
+    """The thread's ident."""
+    outer: Wait | None
+    code: CodeType
+    """The function that waits, and the line at which it began to."""
+    line: int
+
+    @property
+    def age(self) -> float:
+        return time.monotonic() - self.since
+
+    @property
+    def is_late(self) -> bool:
+        return self.deadline is not None and self.age > self.deadline + LATE
+
+
+_live: dict[int, Wait] = {}
+_innermost: ContextVar[Wait | None] = ContextVar("_innermost", default=None)
+_between = {__file__}
+
+
+def pass_over(file: str) -> None:
+    """Functions of this file wait in the name of their callers: those are shown instead."""
+    _between.add(file)
+
+
+class waiting:
+    """`with waiting("an answer of the judge", deadline=60): ...` costs about a microsecond."""
+
+    __slots__ = ("_deadline", "_wait", "_what")
+
+    def __init__(self, what: str, deadline: float | None = None) -> None:
+        self._what = what
+        self._deadline = deadline
+
+    def __enter__(self) -> Wait:
+        frame = _outside(sys._getframe(1))
+        self._wait = wait = Wait(
+            self._what,
+            time.monotonic(),
+            self._deadline,
+            threading.get_ident(),
+            _innermost.get(),
+            frame.f_code,
+            frame.f_lineno,
+        )
+        _innermost.set(wait)
+        _live[id(wait)] = wait
+        return wait
+
+    def __exit__(self, *_: object) -> None:
+        del _live[id(self._wait)]
+        _innermost.set(self._wait.outer)
+
+
+def current() -> list[Wait]:
+    """The waits of all threads and tasks, the longest first; of nested ones the innermost."""
+    return _inner(tuple(_live.values()))
+
+
+def overdue(after: float | None = None) -> list[Wait]:
+    """Those that last longer than `after` seconds, or without it than their own deadlines.
+
+    An outer wait that is overdue is not hidden by short ones within it, as when somebody asks again
+    and again.
+    """
+    live = tuple(_live.values())
+    return _inner([wait for wait in live if (wait.is_late if after is None else wait.age > after)])
+
+
+def _inner(waits: list[Wait] | tuple[Wait, ...]) -> list[Wait]:
+    hidden: set[int] = set()
+    for wait in waits:
+        outer = wait.outer
+        while outer is not None and id(outer) not in hidden:
+            hidden.add(id(outer))
+            outer = outer.outer
+    return sorted((w for w in waits if id(w) not in hidden), key=lambda wait: wait.since)
+
+
+def clock(seconds: float) -> str:
+    """0:31, 12:05, 1:02:03."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def where(wait: Wait) -> str:
+    """File and line of the deepest function, ours or the user's, that a wait has got to.
+
+    A task of asyncio that waits is on no stack: then the line at which it began to.
+    """
+    file, line = wait.code.co_filename, wait.line
+    deepest: tuple[str, int] | None = None
+    frame = sys._current_frames().get(wait.thread)
+    while frame is not None:
+        if deepest is None and _is_ours(frame.f_code.co_filename):
+            deepest = frame.f_code.co_filename, frame.f_lineno
+        if deepest is not None and frame.f_code is wait.code:
+            file, line = deepest
+            break
+        frame = frame.f_back
+    return f"{_short(file)}:{line}"
+
+
+def _outside(frame: FrameType) -> FrameType:
+    """The first caller that waits for itself."""
+    start, seen = frame, frame
+    while seen.f_back is not None and not _is_ours(seen.f_code.co_filename):
+        seen = seen.f_back
+    return seen if _is_ours(seen.f_code.co_filename) else start
+
+
+def _is_ours(file: str) -> bool:
+    return file not in _between and _is_no_library(file)
+
+
+@cache
+def _is_no_library(file: str) -> bool:
+    if file.startswith("<frozen"):
+        return False
+    return file.startswith(_PACKAGE) or not file.startswith(_LIBRARIES)
+
+
+_PACKAGE = str(Path(__file__).parent) + "/"  # which may itself be installed among the libraries
+_LIBRARIES = tuple(
+    str(folder) + "/"
+    for folder in {
+        *(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    }
+)
+
+
+def _short(file: str) -> str:
+    path = Path(file)
+    for base in (Path(_PACKAGE).parent, Path.cwd()):
+        if path.is_relative_to(base):
+            return path.relative_to(base).as_posix()
+    return Path(*path.parts[-2:]).as_posix()
+
+
+class Watchdog:
+    """Tells of waits that last: after `after` seconds, then each time twice as long after.
+
+    after=30, every=30: at 0:30, 1:00, 2:00, 4:00, ... and once when a deadline passes.
+
+    `peers` tells what the other processes report, such as {"rank 1": "is sampling, since 0:42"};
+    `told_elsewhere` whether one of them speaks of this wait already.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        *,
+        after: float = 30.0,
+        every: float = 30.0,
+        name: str = "",
+        peers: Callable[[], Mapping[str, str]] | None = None,
+        told_elsewhere: Callable[[Wait], bool] | None = None,
+    ) -> None:
+        self.say = say
+        self.after = after
+        self.every = every
+        self.name = name
+        self.peers = peers
+        self.told_elsewhere = told_elsewhere
+        self._told: dict[Wait, tuple[float, bool]] = {}
+        self._is_done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_done.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=1.0)
+
+    def __enter__(self) -> Watchdog:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _watch(self) -> None:
+        # often enough that it speaks at most a tenth too late
+        while not self._is_done.wait(min(1.0, self.after / 10)):
+            self.look()
+
+    def look(self) -> None:
+        """Say what is due now."""
+        waits = overdue(self.after) + [wait for wait in overdue() if wait.age <= self.after]
+        self._told = {wait: self._told[wait] for wait in waits if wait in self._told}
+        due = [wait for wait in waits if self._is_due(wait)]
+        due = [wait for wait in due if not self._is_told_elsewhere(wait)]
+        if not due:
+            return
+        for wait in due:
+            self._told[wait] = self._next(wait.age), wait.is_late
+        lines = [self._line(wait) for wait in due[:MAX_TOLD]]
+        if len(due) > MAX_TOLD:
+            lines.append(f"and {len(due) - MAX_TOLD} waits more")
+        with suppress(OSError, ValueError):  # nobody reads any more: no reason to fail
+            self.say("\n".join(lines + self._others()))
+
+    def _is_due(self, wait: Wait) -> bool:
+        next_age, knows_late = self._told.get(wait, (self.after, False))
+        return wait.age > next_age or (wait.is_late and not knows_late)
+
+    def _is_told_elsewhere(self, wait: Wait) -> bool:
+        try:
+            return self.told_elsewhere is not None and self.told_elsewhere(wait)
+        except Exception:  # nobody knows: twice is better than never
+            return False
+
+    def _next(self, age: float) -> float:
+        """The ages are after + every x (0, 1, 3, 7, ...)."""
+        step = self.every
+        while self.after + step <= age:
+            step = 2 * step + self.every
+        return self.after + step
+
+    def _line(self, wait: Wait) -> str:
+        begin = f"{self.name} waits" if self.name else "waiting"
+        late = f", past its deadline of {clock(wait.deadline or 0)}" if wait.is_late else ""
+        return f"{begin} for {wait.what} since {clock(wait.age)}{late}, in {where(wait)}"
+
+    def _others(self) -> list[str]:
+        if self.peers is None:
+            return []
+        try:
+            return [f"{name} {does}" for name, does in self.peers().items()]
+        except Exception as error:  # whatever it is, what we know ourselves must be said
+            return [f"the other processes cannot be asked: {error}"]
