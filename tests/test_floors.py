@@ -1,6 +1,6 @@
 """The house rules about imports: files look downhill, heavy libraries wait until they are needed.
 
-Floors, from the ground: 0 types, protocols, registry, config; 1a text, actions, data, tools,
+Floors, from the ground: 0 types, protocols, registry, config, waits; 1a text, actions, data, tools,
 rewards, envs; 1b algos; 2 models, engine; 3 rollout; 4 train, evaluate; 5 the rest (cli, doctor, ...).
 """
 
@@ -23,7 +23,7 @@ LOOKS_AT: dict[str, set[str]] = {}
 """Room -> the rooms it may import from. A room is a file or folder directly under graft/."""
 
 VERSION = "graft.__version__"  # a constant: anybody may ask for it
-GROUND = {"types", "protocols", "registry", "config", "__version__"}
+GROUND = {"types", "protocols", "registry", "config", "waits", "__version__"}
 for room in GROUND:
     LOOKS_AT[room] = GROUND
 below = set(GROUND)
@@ -69,10 +69,18 @@ HEAVY = {
     "gem",
 }
 MORE_THAN_ONE_FILE: dict[str, set[str]] = {
-    # old tokenizer files on floor 1a, which may not see models/; GGUF vocabularies in models/
-    "transformers": {"graft/models/gguf.py", "graft/text/tokenizer.py"},
+    # old tokenizer files on floor 1a, which may not see models/; GGUF vocabularies in models/; models
+    # of families that have no decoder of ours
+    "transformers": {
+        "graft/models/foreign/files.py",
+        "graft/models/gguf.py",
+        "graft/text/tokenizer.py",
+    },
     # one reads such files, the other writes them
     "gguf": {"graft/models/gguf.py", "graft/models/gguf_write.py"},
+    # two servers that have nothing in common: documents for rollouts, pages for people
+    "starlette": {"graft/tools/search/server.py", "graft/viewer/server.py"},
+    "uvicorn": {"graft/tools/search/server.py", "graft/viewer/server.py"},
     "pyarrow": {"graft/data/arrow.py", "graft/train/row_file.py"},
 }
 """Heavy library -> the files that share it, where one is truly not enough; each with its reason."""

@@ -141,6 +141,7 @@ def with_importance(loss: Loss, cap: float | None) -> Loss:
         return loss_NT, metrics | {
             "loss/policy": loss_NT.detach(),
             "sampling/importance_sampling_ratio/mean": weight_NT,
+            "sampling/importance_sampling_ratio/mean_square": weight_NT.square(),
         }
 
     return weighted

@@ -24,12 +24,12 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from graft.engine.errors import EngineError
+from graft.engine.remembered import Remembered, seed_of
 from graft.engine.wire import Endpoint, EndpointError
-from graft.protocols import Grammar, Tokenizer
+from graft.protocols import Tokenizer
 from graft.types import Completion, Finish, Message, Sampling
 
 CONVERSATION = (
@@ -127,10 +127,8 @@ class OpenAIEngine:
         self._own_words = OWN_WORDS.get(owner, {})
 
     def open(self, tokens: Sequence[int], key: int | None = None) -> Conversation:
-        if not tokens:
-            raise ValueError("cannot open a context without tokens: there is nothing to continue")
         self._opened += 1
-        return Conversation(self, list(tokens), self._opened if key is None else key)
+        return Conversation(self, tokens, self._opened if key is None else key)
 
     def score(
         self,
@@ -150,8 +148,34 @@ class OpenAIEngine:
             "use engine.name=native"
         )
 
+    def pause(self) -> None:
+        raise EngineError(
+            f"{self.where} cannot be paused: it takes no weights, so nothing has to wait for them"
+        )
+
     def close(self) -> None:
         """Nothing to give back: every request has a connection of its own."""
+
+    @property
+    def where(self) -> str:
+        return f"endpoint {self.endpoint.url}"
+
+    async def say(self, context: Conversation, sampling: Sampling) -> Completion:
+        seed = seed_of(context.key, len(context.tokens))
+        reply = await self.complete(context.tokens, sampling, seed)
+        tokens = self._tokens_of(reply, sampling)
+        if context.sampled is not None:
+            context.sampled = None if reply.tokens is None else context.sampled + reply.tokens
+        unknown = [math.nan] * len(tokens)  # nobody told us, and nobody shall train on it
+        return Completion(
+            tokens=tokens,
+            actions=list(tokens),
+            logprobs=unknown,
+            entropies=unknown,
+            modes=[0] * len(tokens),
+            finish=reply.finish,
+            version=0,
+        )
 
     async def complete(self, tokens: Sequence[int], sampling: Sampling, seed: int) -> Reply:
         """What the server says after `tokens`; a prompt that it finds too long is out of room."""
@@ -218,56 +242,9 @@ class OpenAIEngine:
         tokens = counted if isinstance(counted, int) and counted >= 0 else None
         return Reply(text, Finish.LENGTH if finish == "length" else Finish.STOP, tokens)
 
-
-class Conversation:
-    """A context of an endpoint: tokens here, nothing there."""
-
-    def __init__(self, engine: OpenAIEngine, tokens: list[int], key: int) -> None:
-        self.engine, self.tokens, self.key = engine, tokens, key
-        self.mode: int | None = None
-        self.sampled: int | None = 0
-        """Tokens of all its samples as the server counts them; None once it did not say."""
-        self._forks = 0
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self.tokens.extend(tokens)
-
-    def fork(self, key: int | None = None, at: int | None = None) -> Conversation:
-        self._forks += 1
-        own = _seed(self.key, self._forks) if key is None else key
-        twin = Conversation(self.engine, self.tokens[:at], own)
-        twin.sampled = self.sampled
-        return twin
-
-    async def sample(self, sampling: Sampling, grammar: Grammar | None = None) -> Completion:
-        if grammar is not None:
-            raise EngineError(
-                f"endpoint {self.engine.endpoint.url} cannot apply a grammar, so it has no actions; "
-                "leave actions.file out, or evaluate the model itself (engine native)"
-            )
-        seed = _seed(self.key, len(self.tokens))
-        reply = await self.engine.complete(self.tokens, sampling, seed)
-        tokens = self._tokens_of(reply, sampling)
-        self.tokens += tokens
-        if self.sampled is not None:
-            self.sampled = None if reply.tokens is None else self.sampled + reply.tokens
-        unknown = [math.nan] * len(tokens)  # nobody told us, and nobody shall train on it
-        return Completion(
-            tokens=tokens,
-            actions=list(tokens),
-            logprobs=unknown,
-            entropies=unknown,
-            modes=[0] * len(tokens),
-            finish=reply.finish,
-            version=0,
-        )
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
     def _tokens_of(self, reply: Reply, sampling: Sampling) -> list[int]:
         """Its tokens, and the end of the turn that servers leave out of the text."""
-        tokenizer: Any = self.engine.tokenizer
+        tokenizer: Any = self.tokenizer
         plain = reply.text.replace("\x1e", " ").replace("\x1f", " ")
         tokens: list[int] = tokenizer.encode_plain(plain)
         is_stopped = any(reply.text.endswith(stop) for stop in sampling.stop)
@@ -275,6 +252,19 @@ class Conversation:
         if reply.finish is Finish.STOP and not is_stopped and ends:
             tokens.append(ends[0])
         return tokens
+
+
+class Conversation(Remembered):
+    """A context of an endpoint that counts what the server says it sampled."""
+
+    engine: OpenAIEngine
+    sampled: int | None = 0
+    """Tokens of all its samples as the server counts them; None once it did not say."""
+
+    def _twin(self, tokens: list[int], key: int) -> Conversation:
+        twin = Conversation(self.engine, tokens, key)
+        twin.sampled = self.sampled
+        return twin
 
 
 def messages_of(text: str, url: str = "") -> list[Message]:
@@ -314,9 +304,3 @@ def _models(answer: Any) -> list[tuple[str, str]]:
         return [(str(one["id"]), str(one.get("owned_by", ""))) for one in answer["data"]]
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"no list of models: {str(answer)[:200]!r}") from None
-
-
-def _seed(key: int, number: int) -> int:
-    """31 bits: what servers take."""
-    digest = blake2b(f"{key}/{number}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") >> 1

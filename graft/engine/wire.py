@@ -29,7 +29,7 @@ from graft.rewards.judge_pace import read_retry_after
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 RETRIES = 6
-"""After the first attempt, of faults other than 429."""
+"""Unless the caller wants another number."""
 MAX_HEAD = 2**16
 MAX_BODY = 2**26
 SHOWN = 300
@@ -81,8 +81,13 @@ class Endpoint:
         content: Mapping[str, Any] | None,
         read: Callable[[Any], Any],
         deadline: float = math.inf,
+        retries: int | None = None,
     ) -> Any:
-        """POST `content` (None: GET); what `read` makes of the JSON. Its ValueError is garbage too."""
+        """POST `content` (None: GET); what `read` makes of the JSON. Its ValueError is garbage too.
+
+        An answer without a body is None. `retries` after the first attempt, of faults other than 429.
+        """
+        retries = RETRIES if retries is None else retries
         deadline = min(deadline, self.deadline)
         end = time.monotonic() + deadline
         attempt = 0
@@ -94,7 +99,7 @@ class Endpoint:
             pause = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE) * random.uniform(0.75, 1.25)
             pause = max(pause, fault.pause or 0.0)
             attempt += 1
-            is_last = attempt > RETRIES and fault.code != 429
+            is_last = attempt > retries and fault.code != 429
             if is_last or time.monotonic() + pause >= end:
                 times = "once" if attempt == 1 else f"{attempt} times"
                 raise EndpointError(
@@ -128,6 +133,8 @@ class Endpoint:
             where = f" (it points to {head['location']})" if "location" in head else ""
             key = ". The key is read from $OPENAI_API_KEY" if code in (401, 403) else ""
             raise EndpointError(f"endpoint {self.url} answered {code}{where}: {said}{key}", code)
+        if not body:
+            return None
         try:
             return json.loads(body)
         except (ValueError, RecursionError):

@@ -28,6 +28,8 @@ from graft.models.load import ModelFileError, open_tensors, read_tensor
 ACTIONS = "actions.safetensors"
 """The file of a model's extra rows: one tensor, ROWS [extra, width]."""
 ROWS = "rows"
+ACTION_ROWS = "actions.rows"
+"""What these rows are called among weights that travel; no checkpoint of others has the name."""
 SEED = 0
 """Of rows that start from no token: the same in every run, whatever else a run draws."""
 

@@ -85,9 +85,7 @@ class Forest:
         self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same and, where a token was chosen, the log-prob of choosing any token, all [N, T]."""
-        logp, entropy, any_word = model.choices(
-            self, temperature, allowed, model.shape.vocab_size
-        )
+        logp, entropy, any_word = model.choices(self, temperature, allowed, model.shape.vocab_size)
         return self._grid(logp), self._grid(entropy), self._grid(any_word)
 
     def followed(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:

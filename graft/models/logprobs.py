@@ -27,7 +27,7 @@ CHUNK_ELEMENTS = 1 << 22
 stay near the cache. A GPU takes far larger ones."""
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float, allowed: Tensor | None) -> Tensor:
+def logits_of(hidden: Tensor, weight: Tensor, temperature: float, allowed: Tensor | None) -> Tensor:
     """[u, V] in fp32, as the sampler sees them: scaled, forbidden actions at -inf."""
     logits = F.linear(hidden, weight).float()
     if temperature != 1.0:
@@ -56,7 +56,7 @@ class _ChunkedHead(torch.autograd.Function):
         for start in range(0, len(actions), chunk):
             part = slice(start, start + chunk)
             rows = None if allowed is None else allowed[modes[part]]
-            log_p = _logits(hidden[part], weight, temperature, rows).log_softmax(-1)
+            log_p = logits_of(hidden[part], weight, temperature, rows).log_softmax(-1)
             logp[part] = log_p.gather(1, actions[part, None])[:, 0]
             entropy[part] = _entropy(log_p)
             if any_word is not None and num_words is not None:
@@ -79,7 +79,7 @@ class _ChunkedHead(torch.autograd.Function):
         for start in range(0, len(actions), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             rows = None if allowed is None else allowed[modes[part]]
-            log_p = _logits(hidden[part], weight, ctx.temperature, rows).log_softmax(-1)
+            log_p = logits_of(hidden[part], weight, ctx.temperature, rows).log_softmax(-1)
             p = log_p.exp()
             # d logp / dz = onehot - p;   d H / dz = -p (log p + H)
             d_logits = p * -grad_logp[part, None]
@@ -162,11 +162,11 @@ def score_actions(
             hidden, weight, actions, modes, allowed, temperature, num_words=num_words
         )
     return _ChunkedHead.apply(
-        hidden, weight, actions, modes, allowed, temperature, _chunk(hidden, weight), num_words
+        hidden, weight, actions, modes, allowed, temperature, chunk_of(hidden, weight), num_words
     )
 
 
-def _chunk(hidden: Tensor, weight: Tensor) -> int:
+def chunk_of(hidden: Tensor, weight: Tensor) -> int:
     """Positions whose logits are held at a time."""
     budget = CHUNK_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS * 64
     return max(1, budget // len(weight))
@@ -184,11 +184,11 @@ def likeliest(
     """Log-prob [U] of each action, and whether no other is likelier: what greedy decoding does."""
     logp = torch.empty(len(actions), device=hidden.device)
     is_best = torch.empty(len(actions), device=hidden.device, dtype=torch.bool)
-    chunk = _chunk(hidden, weight)
+    chunk = chunk_of(hidden, weight)
     for start in range(0, len(actions), chunk):
         part = slice(start, start + chunk)
         rows = None if allowed is None else allowed[modes[part]]
-        logits = _logits(hidden[part], weight, 1.0, rows)
+        logits = logits_of(hidden[part], weight, 1.0, rows)
         chosen = logits.gather(1, actions[part, None])[:, 0]
         logp[part] = chosen - logits.logsumexp(-1)
         is_best[part] = logits.argmax(-1) == actions[part]

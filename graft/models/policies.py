@@ -19,19 +19,17 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.extra import extra_rows
+from graft.models.extra import ACTION_ROWS, extra_rows
 from graft.models.names import hf_names
+from graft.models.parts import is_split
 from graft.models.save import TokenIds, save_configs, save_model, save_rows, write_weights
 from graft.models.shape import Shape
-
-ACTION_ROWS = "actions.rows"
-"""What rows of actions beyond the vocabulary are called among weights; no checkpoint has the name."""
 
 
 def weights_of(policy: Any) -> Mapping[str, Tensor]:
     """Whole tensors by Hugging Face name; rows of actions beyond the vocabulary come last."""
     if not isinstance(policy, Decoder):
-        return policy.hf_weights()
+        return policy.hf_weights(whole_state(policy))
     if not policy.is_whole:
         return _Gathered(policy)
     rows = {ACTION_ROWS: extra_rows(policy)} if policy.shape.extra else {}
@@ -64,7 +62,9 @@ def save_policy(
 ) -> None:
     """Write config and weights into the folder; None: come along while another process writes."""
     if not isinstance(policy, Decoder):
-        policy.save(folder, source=source)
+        state = whole_state(policy)
+        if folder is not None:
+            policy.save(folder, source=source, state=state)
     elif policy.is_whole:
         if folder is not None:
             save_model(policy, folder, special=special, source=source)
@@ -80,6 +80,28 @@ def save_policy(
         save_configs(policy.shape, folder, policy.dtype, special, None, source)
 
 
+def whole_state(policy: Any) -> dict[str, Tensor]:
+    """The state dict of a model of transformers', brought together where it is split."""
+    return {
+        name: tensor.full_tensor() if is_split(tensor) else tensor
+        for name, tensor in policy.state_dict().items()
+    }
+
+
+class _Kept:
+    """A model of transformers' as it was, to be saved."""
+
+    def __init__(self, policy: Any, state: Mapping[str, Tensor]) -> None:
+        self.policy = policy
+        self.state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        return self.state
+
+    def save(self, folder: Path, **how: Any) -> None:
+        self.policy.save(folder, **how)
+
+
 def whole_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Of each tensor of a Hugging Face checkpoint of this shape."""
     with torch.device("meta"):
@@ -90,7 +112,8 @@ def whole_sizes(shape: Shape) -> dict[str, tuple[int, ...]]:
 def host_copy(policy: Any, *, keep: bool) -> Any:
     """A policy to be saved, in the host's memory; None where it is not kept."""
     if not isinstance(policy, Decoder):
-        return policy.host_copy(keep)
+        state = whole_state(policy)
+        return _Kept(policy, state) if keep else None
     weights = weights_of(policy)
     with torch.device("meta"):
         copy = Decoder(policy.shape)

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -41,20 +40,18 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from graft.models.decoder import Attend, Decoder, Norm
-from graft.models.extra import SEED, extra_rows
+from graft.models.extra import ACTION_ROWS, SEED, extra_rows
 from graft.models.fill import ModelFileError
 from graft.models.functions import add_linear, add_norm, embed, linear, norm_linear, qk_rotate
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.names import hf_names, hf_rows
+from graft.models.parts import bounds, device_of, gather, local, part
 from graft.models.place import Place
 from graft.models.regions import enter, leave
 from graft.models.shape import Shape, UnsupportedModel
 from graft.models.vocabulary import embed_rows, likeliest_shared, score_nothing, score_shared
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-ACTION_ROWS = "actions.rows"
-"""What `shard` asks `read` for to get the rows [extra, D] of actions beyond the vocabulary."""
-
 BY_ROWS = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
 BY_COLUMNS = ("o_proj", "down_proj")
 OUR_NAMES = {
@@ -70,106 +67,6 @@ Read = Callable[[str], Tensor | None]
 """A whole tensor by its Hugging Face name. Of ACTION_ROWS alone there may be None: they are drawn."""
 
 
-def part(size: int, parts: int, index: int) -> tuple[int, int]:
-    """From where to where the index-th of so many parts goes; the last ones may be smaller or empty.
-
-    >>> [part(7, 3, index) for index in range(3)]
-    [(0, 3), (3, 6), (6, 7)]
-    """
-    each = -(-size // parts)
-    return min(index * each, size), min((index + 1) * each, size)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that is in this process: its own memory, without autograd."""
-    if not isinstance(tensor, DTensor):
-        return tensor.detach()
-    with torch.no_grad():
-        return tensor.to_local()
-
-
-def copies(tensor: Tensor) -> int:
-    """How many processes of the grid hold the same numbers of it.
-
-    The square of a norm over all parameters is the sum over all processes of |local|^2 / copies.
-    """
-    if not isinstance(tensor, DTensor):
-        return dist.get_world_size() if dist.is_initialized() else 1
-    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    return math.prod(size for size, placement in sizes if placement.is_replicate())
-
-
-def bounds(tensor: DTensor) -> tuple[slice, ...]:
-    """Which rows and columns of the whole tensor are in this process."""
-    found = [(0, size) for size in tensor.shape]
-    for dim, count, index in _splits(tensor).values():
-        first, last = found[dim]
-        start, stop = part(last - first, count, index)
-        found[dim] = first + start, first + stop
-    return tuple(slice(*ends) for ends in found)
-
-
-@torch.no_grad()
-def gather(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The whole tensor, in every process, on the device that the grid computes on; collective.
-
-    By hand: DTensor's own way back is wrong where neither tp nor dp divides the rows evenly.
-    """
-    dtype = dtype or tensor.dtype
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().to(dtype)
-    mesh, splits = tensor.device_mesh, _splits(tensor)
-    whole = local(tensor).to(device_of(mesh), dtype)
-    for name in ("dp", "tp"):  # the other way round than they were split
-        if name in splits:
-            dim, count, _ = splits[name]
-            size = tensor.shape[dim]
-            if name == "dp" and "tp" in splits and splits["tp"][0] == dim:
-                start, stop = part(size, *splits["tp"][1:])
-                size = stop - start
-            whole = _join(whole, dim, size, count, mesh.get_group(name))
-    return whole
-
-
-def _splits(tensor: DTensor) -> dict[str, tuple[int, int, int]]:
-    """Axis of the grid -> the tensor's dimension, in how many parts, which of them is here.
-
-    tp comes first: dp divides what it left.
-    """
-    mesh, found = tensor.device_mesh, dict[str, tuple[int, int, int]]()
-    for name in ("tp", "dp"):
-        axis = (mesh.mesh_dim_names or ()).index(name)
-        placement = tensor.placements[axis]
-        if not placement.is_replicate():
-            found[name] = cast(Shard, placement).dim, mesh.size(axis), mesh.get_local_rank(name)
-    return found
-
-
-def _join(own: Tensor, dim: int, size: int, count: int, group: ProcessGroup) -> Tensor:
-    """Parts of a dimension of `size`, one in each process of the group, side by side."""
-    if count == 1:
-        return own
-    ends = [part(size, count, index) for index in range(count)]
-    padded_size = list(own.shape)
-    padded_size[dim] = ends[0][1]
-    padded = own.new_zeros(padded_size)
-    padded.narrow(dim, 0, own.shape[dim]).copy_(own)
-    parts = [torch.empty_like(padded) for _ in ends]
-    dist.all_gather(parts, padded, group=group)
-    lengths = [stop - start for start, stop in ends]
-    return torch.cat([p.narrow(dim, 0, n) for p, n in zip(parts, lengths, strict=True)], dim)
-
-
-def device_of(mesh: DeviceMesh) -> torch.device:
-    """Where this process of the grid computes."""
-    if mesh.device_type == "cpu":
-        return torch.device("cpu")
-    return torch.device(mesh.device_type, torch.accelerator.current_device_index())
-
-
-# the model
-
-
 @dataclass(frozen=True, slots=True)
 class Team:
     """The processes that compute one forest together, and which of them this one is."""
@@ -183,7 +80,7 @@ class ShardedNorm(Norm):
     """The weight of a norm, the same in every process of a team."""
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        return add_norm(x, delta, _own(self.weight), self.eps)
+        return add_norm(x, delta, own(self.weight), self.eps)
 
 
 class ShardedBlock(nn.Module):
@@ -228,10 +125,10 @@ class ShardedBlock(nn.Module):
         self, x: Tensor, delta: Tensor | None, norm: Norm, *linears: nn.Linear
     ) -> tuple[Tensor, Tensor]:
         """The stream with delta added to it, and the products of its norm, side by side."""
-        scale = _own(norm.weight)
-        weight = torch.cat([_own(each.weight) for each in linears])
+        scale = own(norm.weight)
+        weight = torch.cat([own(each.weight) for each in linears])
         has_bias = linears[0].bias is not None
-        bias = torch.cat([_own(each.bias) for each in linears]) if has_bias else None
+        bias = torch.cat([own(each.bias) for each in linears]) if has_bias else None
         if self.team.size == 1:
             return norm_linear(x, delta, scale, norm.eps, weight, bias)
         # apart: the norm is everybody's, and its gradient must be whole when it gets there
@@ -241,7 +138,7 @@ class ShardedBlock(nn.Module):
     def _out(
         self, x: Tensor, y: Tensor, to: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        weight, bias = _own(to.weight), None if to.bias is None else _own(to.bias)
+        weight, bias = own(to.weight), None if to.bias is None else own(to.bias)
         if self.team.size == 1:
             return add_linear(x, y, weight, bias, gate)
         delta = leave(linear(y, weight, None, gate), self.team.group)
@@ -257,11 +154,11 @@ class ShardedBlock(nn.Module):
 
     def _head_norm(self, norm: Norm | None) -> Tensor | None:
         if norm is None or self.team.size == 1:
-            return None if norm is None else _own(norm.weight)
-        return enter(_own(norm.weight), self.team.group)  # each sees the gradient of its heads
+            return None if norm is None else own(norm.weight)
+        return enter(own(norm.weight), self.team.group)  # each sees the gradient of its heads
 
 
-def _own(parameter: Tensor) -> Tensor:
+def own(parameter: Tensor) -> Tensor:
     """What this process computes with, once FSDP has brought a parameter together; with autograd."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
@@ -282,7 +179,7 @@ class ShardedDecoder(Decoder):
         # while it computes, FSDP puts what it brought together in the place of parameters
         self.held: dict[str, nn.Parameter] = {}
         for name, parameter in self.hf_parameters().items():
-            _set(self, _our_name(name), _over_tp(parameter, mesh, _placement(name)))
+            _set(self, _our_name(name), over_tp(parameter, mesh, _placement(name)))
 
     @property
     def own_heads(self) -> tuple[int, int]:
@@ -301,8 +198,8 @@ class ShardedDecoder(Decoder):
     def _embed(self, tokens: Tensor) -> Tensor:
         weight = self.embed.weight
         if self.team.size == 1:
-            return embed(tokens, _own(weight))
-        return embed_rows(tokens, _own(weight), self._first_row(weight), self.team.group)
+            return embed(tokens, own(weight))
+        return embed_rows(tokens, own(weight), self._first_row(weight), self.team.group)
 
     def _score(
         self,
@@ -313,7 +210,7 @@ class ShardedDecoder(Decoder):
         temperature: float,
         num_words: int | None,
     ) -> tuple[Tensor, ...]:
-        weight, group = _own(self.head_weight), self.team.group
+        weight, group = own(self.head_weight), self.team.group
         how = actions, modes, allowed, temperature, num_words
         if not len(actions):
             return score_nothing(hidden, weight, num_words)
@@ -325,7 +222,7 @@ class ShardedDecoder(Decoder):
     def _likeliest(
         self, hidden: Tensor, actions: Tensor, modes: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        weight, group = _own(self.head_weight), self.team.group
+        weight, group = own(self.head_weight), self.team.group
         if self.team.size == 1:
             return likeliest(hidden, weight, actions, modes=modes, allowed=allowed)
         first = self._first_row(self.head_weight)
@@ -367,7 +264,8 @@ class ShardedDecoder(Decoder):
     def extra_rows(self, dtype: torch.dtype | None = None) -> Tensor:
         """[extra, D]: the head's rows of actions beyond the vocabulary; collective."""
         vocab_size, extra = self.shape.vocab_size, self.shape.extra
-        return gather(self.head_weight, dtype)[vocab_size : vocab_size + extra]
+        whole = self.full(EMBEDDING if self.shape.tied else HEAD, dtype)
+        return whole[vocab_size : vocab_size + extra]
 
     @torch.no_grad()
     def copy_to(self, decoder: Decoder | None) -> None:
@@ -404,9 +302,6 @@ class _Whole(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.decoder.hf_parameters())
-
-
-# how it is split
 
 
 def check_split(shape: Shape, mesh: DeviceMesh) -> None:
@@ -458,7 +353,7 @@ def _placement(name: str) -> Placement:
     return Shard(1) if module in BY_COLUMNS and kind == "weight" else Replicate()
 
 
-def _over_tp(parameter: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
+def over_tp(parameter: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
     # no process has anything to send: there are no numbers yet
     return nn.Parameter(distribute_tensor(parameter, mesh["tp"], [placement], src_data_rank=None))
 
@@ -484,7 +379,7 @@ def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     setattr(module.get_submodule(owner), kind, parameter)
 
 
-def _spread(root: nn.Module, decoder: ShardedDecoder, exact: Sequence[nn.Module] = ()) -> None:
+def spread(root: nn.Module, decoder: ShardedDecoder, exact: Sequence[nn.Module] = ()) -> None:
     """Split everything over dp, block by block, and give it memory; `exact` ones compute in fp32."""
     mesh, dtype = decoder.mesh["dp"], decoder.compute_dtype
     # the stream comes in as it is: on a GPU it is fp32, and a cast would round it in each block
@@ -535,7 +430,7 @@ def shard(
     """
     decoder = ShardedDecoder(shape, mesh, dtype, offload)
     decoder.recompute = recompute
-    _spread(decoder, decoder)
+    spread(decoder, decoder)
     head = EMBEDDING if shape.tied else HEAD
     for name, parameter in decoder.hf_parameters().items():
         size = list(parameter.shape)
@@ -573,54 +468,3 @@ def _write(parameter: Tensor, whole: Tensor, first: int = 0) -> None:
     if start < stop:
         here = local(parameter)[start - rows.start : stop - rows.start]
         here.copy_(whole[(slice(start - first, stop - first), *columns)])
-
-
-# a critic of it
-
-
-class ValueHead(nn.Module):
-    """One number of each hidden state, in fp32; it starts at zero."""
-
-    def __init__(self, width: int, mesh: DeviceMesh) -> None:
-        super().__init__()
-        weight, bias = torch.zeros(1, width, device="meta"), torch.zeros(1, device="meta")
-        self.weight = _over_tp(weight, mesh, Replicate())
-        self.bias = _over_tp(bias, mesh, Replicate())
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        # a product with a vector: FSDP warns of results that are views, such as one column
-        return hidden.float() @ _own(self.weight)[0] + _own(self.bias)
-
-
-class ShardedCritic(nn.Module):
-    """A `critic.Critic` over the same grid as its policy; `sharded_critic` makes one."""
-
-    def __init__(self, body: ShardedDecoder) -> None:
-        super().__init__()
-        self.body = body
-        self.body.head = None  # never used: values need no vocabulary
-        self.value = ValueHead(body.shape.width, body.mesh)
-
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[T] values in fp32."""
-        return self.value(self.body(tokens, positions, attend))
-
-    def hf_parameters(self) -> dict[str, nn.Parameter]:
-        """Those of its body, and its value head's."""
-        value = {"value.weight": self.value.weight, "value.bias": self.value.bias}
-        return {**self.body.hf_parameters(), **value}
-
-
-def sharded_critic(policy: ShardedDecoder) -> ShardedCritic:
-    """A critic that starts from the policy's present weights, each process from its own part."""
-    body = ShardedDecoder(policy.shape, policy.mesh, policy.dtype, policy.offload)
-    body.recompute = policy.recompute
-    critic = ShardedCritic(body)
-    _spread(critic, body, exact=[critic.value])
-    parts = policy.hf_parameters()
-    for name, parameter in critic.hf_parameters().items():
-        if name in parts:
-            local(parameter).copy_(local(parts[name]))
-        else:
-            local(parameter).zero_()
-    return critic

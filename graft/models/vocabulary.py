@@ -26,8 +26,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from graft.models.functions import embed
-from graft.models.logprobs import _chunk as chunk_of
-from graft.models.logprobs import _logits as logits_of
+from graft.models.logprobs import chunk_of, logits_of
 from graft.models.regions import leave
 
 NOTHING = float("-inf")

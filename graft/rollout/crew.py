@@ -20,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -30,6 +31,9 @@ from graft.rollout.collect import collect, grow
 from graft.rollout.episode import Setting
 from graft.types import Episode, Task
 from graft.waits import waiting
+
+PATIENCE = 30.0
+"""Seconds that rollouts may take to be given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +165,9 @@ class Grower:
                 try:
                     return await growing
                 except asyncio.CancelledError:
-                    if growing not in self._thrown:  # it is us who are cancelled
-                        raise
+                    own = asyncio.current_task()
+                    if growing not in self._thrown or (own is not None and own.cancelling()):
+                        raise  # it is us who are cancelled, alone or too
                     self.discarded += 1
                 finally:
                     self._growing.discard(growing)
@@ -172,29 +177,67 @@ class Grower:
         """New weights, now: samples under way pause and go on with them, or are thrown away."""
         engine = self.ground.setting.engine
         if self.discards:
-            self._thrown |= {one for one in self._growing if not one.done()}
-            for one in self._thrown:
+            thrown = {one for one in self._growing if not one.done()} - self._thrown
+            self._thrown |= thrown
+            for one in thrown:
                 one.cancel()
         engine.pause()
         engine.load(weights, version)
 
 
 class Background:
-    """A thread attempts them, while this one does something else."""
+    """A thread attempts them, while this one does something else.
+
+    Nobody waits for a thread that is gone: what ended it is raised where its episodes are asked for.
+    """
 
     def __init__(self, ground: Ground, *, discards: bool = False, deadline: float = 3600.0) -> None:
         self.ground, self.deadline = ground, deadline
         self._grower = Grower(ground, discards=discards)
+        self._told = 0  # of the discarded, in `counts`
+        self._asked: set[Future[Any]] = set()
+        self._end: BaseException | None = None  # why the thread attempts nothing any more
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="graft-rollouts", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+            self._end = RuntimeError("the crew is closed and attempts nothing any more")
+        except BaseException as error:  # as where an environment calls exit()
+            self._end = error
+        for future in list(self._asked):
+            _fail(future, self._end)
+        while under_way := asyncio.all_tasks(self._loop):
+            for task in under_way:
+                task.cancel()
+            # one more environment of that kind, or `close` stops what has ended by itself
+            with suppress(SystemExit, KeyboardInterrupt, RuntimeError):
+                self._loop.run_until_complete(asyncio.wait(under_way))
+        self._loop.close()
+
+    def _ask(self, begin: Callable[[], object], future: Future[Any]) -> None:
+        """Let the thread begin something; where it ends before that is done, the future fails."""
+        self._asked.add(future)
+        future.add_done_callback(self._asked.discard)
+        if self._end is None:
+            with suppress(RuntimeError):  # the loop is closed, just now
+                self._loop.call_soon_threadsafe(begin)
+        if self._end is not None:
+            _fail(future, self._end)
 
     def submit(self, job: Job) -> Pending:
-        return Arriving(asyncio.run_coroutine_threadsafe(self._attempt(job), self._loop), job.name)
+        future: Future[list[Episode]] = Future()
+
+        def begin() -> None:
+            working = self._loop.create_task(self._attempt(job))
+            working.add_done_callback(lambda done: _hand_over(done, future))
+
+        self._ask(begin, future)
+        return Arriving(future, job.name)
 
     async def _attempt(self, job: Job) -> list[Episode]:
         self.ground.begin(job)
@@ -216,41 +259,52 @@ class Background:
         def renew() -> None:
             try:
                 self._grower.renew(weights, version)
-            except BaseException as error:
-                renewed.set_exception(error)
+            except Exception as error:
+                _fail(renewed, error)
             else:
-                renewed.set_result(None)
+                with suppress(InvalidStateError):
+                    renewed.set_result(None)
 
-        with waiting(f"the engine to take version {version} of the weights", self.deadline):
-            self._loop.call_soon_threadsafe(renew)
-            renewed.result(self.deadline)
+        what = f"the engine to take version {version} of the weights"
+        with waiting(what, self.deadline):
+            self._ask(renew, renewed)
+            if not wait([renewed], self.deadline).done:
+                raise TimeoutError(
+                    f"waited {self.deadline:g} s for {what}: the thread of the rollouts is busy with "
+                    "something that does not let go, such as an environment that waits for others; "
+                    "blocking = True in its class gives it a thread of its own"
+                )
+        renewed.result()
 
     def counts(self) -> dict[str, float]:
-        discarded, self._grower.discarded = self._grower.discarded, 0
-        return {"rollout/discarded": float(discarded)}
+        discarded = self._grower.discarded
+        new, self._told = discarded - self._told, discarded
+        return {"rollout/discarded": float(new)}
 
     def close(self) -> None:
         """Give up what is under way and end the thread."""
-        if not self._thread.is_alive():
+        if self._is_closed:
             return
-
-        async def end() -> None:
-            others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        ended = asyncio.run_coroutine_threadsafe(end(), self._loop)
-        try:
-            with waiting("rollouts under way to be given up", 30.0):
-                ended.result(30.0)
-        except TimeoutError:
-            pass  # the thread is a daemon: the process does not wait for it
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._is_closed = True
+        with suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        with waiting("rollouts under way to be given up", PATIENCE):
+            self._thread.join(PATIENCE)  # it is a daemon: the process does not wait any longer
         self.ground.setting.engine.close()
+
+
+def _hand_over(done: asyncio.Task[list[Episode]], future: Future[list[Episode]]) -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is not None:
+        _fail(future, error)
+    elif not done.cancelled():
+        with suppress(InvalidStateError):
+            future.set_result(done.result())
+
+
+def _fail(future: Future[Any], error: BaseException) -> None:
+    with suppress(InvalidStateError):  # somebody else was the first to say how it went
+        future.set_exception(error)
 
 
 class Arriving:

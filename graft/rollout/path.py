@@ -139,7 +139,8 @@ class Path:
         Where new weights come in the middle, it goes on with them in a span of its own.
         """
         setting = self.growth.setting
-        while True:
+        finish, is_part = Finish.PAUSE, False
+        while finish is Finish.PAUSE:
             sampling = self._sampling(most)
             if sampling is None:
                 return await self.end(Status.TRUNCATED)
@@ -148,28 +149,32 @@ class Path:
             async with boundary(f"completion of {self.growth.episode.task.id}", setting.deadline):
                 grammar = None if setting.actions is None else setting.actions.grammar
                 completion = await self.context.sample(sampling, grammar)
-            if completion.tokens or completion.finish is not Finish.PAUSE:
+            finish, said = completion.finish, len(completion.tokens)
+            if said or finish is not Finish.PAUSE:
                 self._write(completion)
-            if completion.finish is not Finish.PAUSE:
-                break
-            if most is not None:
-                most -= len(completion.tokens)
-        is_part = completion.finish is Finish.LENGTH and len(completion.tokens) == most
-        self._finish = None if is_part and self.has_room else completion.finish
+            if finish is Finish.PAUSE and said == sampling.max_tokens:
+                finish = Finish.LENGTH  # paused behind the last token that was asked for
+            is_part = finish is Finish.LENGTH and said == most
+            most = None if most is None else most - said
+        self._finish = None if is_part and self.has_room else finish
 
     def _write(self, completion: Completion) -> None:
-        """Add what was sampled: to the span it goes on with, where both are of the same weights."""
+        """Add what was sampled: to the span it goes on with, where both are of the same weights.
+
+        The words of a turn stand in its last span, those before it have none: a character may lie
+        across the seam, and whoever looks for an answer finds it whole.
+        """
         chat, span = self.growth.setting.chat, self.begun
         if span is None:
             self.turn_spans = []
+        tokens = self._turn_tokens() + completion.tokens
+        text = self._words(tokens, chat.is_closed(tokens))
         if span is not None and span.version == completion.version:
-            tokens = span.tokens + completion.tokens
-            span.go_on(completion, self._words(tokens, chat.is_closed(tokens)))
+            span.go_on(completion, text)
         else:
-            is_closed = chat.is_closed(completion.tokens)
-            self.begun = Span.sampled(
-                self.tip, completion, self._words(completion.tokens, is_closed)
-            )
+            if span is not None:
+                span.text = ""
+            self.begun = Span.sampled(self.tip, completion, text)
             self.tip = self.growth.episode.append(self.begun)
             self.turn_spans.append(self.begun)
         self.spoken = self.begun

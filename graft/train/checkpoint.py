@@ -56,9 +56,10 @@ class Checkpoint:
                 f"{self.path} has no folder {TRAINER_FOLDER!r}: an older version of graft wrote it. Its "
                 "weights are fine: start a new run with model.path set to it"
             )
-        load_tensors(
-            tensors_of(learner), self.path / TRAINER_FOLDER, alone=learner.processes.world == 1
-        )
+        with learner.processes.together("everybody's part of the optimizer's state"):
+            load_tensors(
+                tensors_of(learner), self.path / TRAINER_FOLDER, alone=learner.processes.world == 1
+            )
         saved = torch.load(self.path / "trainer.pt", map_location="cpu", weights_only=False)
         learner.optimizer.resume(saved["steps"])
         if learner.critic_optimizer is not None:

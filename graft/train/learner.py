@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.grid import Forest
 from graft.models.lora import Lora
+from graft.models.parts import is_split
 from graft.protocols import Engine
 from graft.train.folder import RunStopped
 from graft.train.optimizer import NonFinite, Optimizer
@@ -82,9 +83,15 @@ class Learner:
     keeps_logprobs: bool = False
     """Whether `logprobs` is filled: the learner's own of the last batch, before any update, [N, T]."""
     logprobs: Tensor | None = None
+    is_joint: bool = field(init=False)
+    """Whether each process holds a part of the weights, so that nobody can compute alone."""
 
     def __post_init__(self) -> None:
         shape = self.policy.shape
+        self.is_joint = any(map(is_split, self.policy.parameters()))
+        if self.processes.world > 1:  # chosen by free memory, which may differ between them
+            most = self.processes.most(-self.tokens_per_micro, "the size of micro-batches")
+            self.tokens_per_micro = -int(most)
         if self.allowed is None and shape.extra:
             raise ValueError(
                 f"the policy has {shape.extra} actions beyond the vocabulary and no table says when "
@@ -149,7 +156,9 @@ class Learner:
         found: list[Tensor] = []
         for part, _ in parts:
             mask = batch.mask[torch.tensor(part)]
-            found.append(compute(Forest([rows[i] for i in part], mask, self.policy.device)))
+            forest = Forest([rows[i] for i in part], mask, self.policy.device)
+            with self._jointly("the log-probs of a micro-batch"):
+                found.append(compute(forest))
         for (part, is_real), values in zip(parts, found, strict=True):
             if is_real:
                 grid[torch.tensor(part)] = values.to(grid)
@@ -165,10 +174,15 @@ class Learner:
         processes = self.processes
         shares = share_out(rows, self.tokens_per_micro, processes.dp_size)
         own = [(part, True) for part in shares[processes.dp_rank]]
-        if processes.world > 1 and rows:
+        if self.is_joint and rows:
             most = max(map(len, shares))
-            own += [([0], False)] * (most - len(own))
+            shortest = min(range(len(rows)), key=lambda i: len(rows[i].tokens))
+            own += [([shortest], False)] * (most - len(own))
         return own
+
+    def _jointly(self, what: str) -> AbstractContextManager[None]:
+        """Around whatever the processes can only compute together: it has a name if somebody is late."""
+        return self.processes.together(what) if self.is_joint else nullcontext()
 
     def _complete(self, grid: Tensor) -> None:
         """Add the rows of the other processes to a grid that has this one's."""
@@ -227,7 +241,8 @@ class Learner:
             forest = Forest([rows[i] for i in part], micro.mask, device)
             share = weights[number] if is_real else torch.zeros_like(weights[number])
             weight = transfer({"weights": share}, device)["weights"]
-            report, logp_NT, gap_NT = self._backward(forest, micro.to(device), weight)
+            with self._jointly("the gradients of a micro-batch"):
+                report, logp_NT, gap_NT = self._backward(forest, micro.to(device), weight)
             if is_real:
                 reports.append(report)
                 gaps.append(gap_NT.flatten())

@@ -113,7 +113,7 @@ def open_foreign(
     config: Config, source: Path, device: torch.device, dtype: torch.dtype, processes: Processes
 ) -> Any:
     """A model of transformers' own, in the learner."""
-    from graft.models.foreign import Foreign
+    from graft.models.foreign.model import Foreign
 
     refused = {
         "actions.file": config.actions.file,
@@ -129,11 +129,9 @@ def open_foreign(
     policy = Foreign.load(source, dtype=dtype, device=device)
     policy.recompute = bool(config.train.recompute)
     if processes.world > 1 and config.parallel.shard:
-        from graft.models.sharded import shard_module
+        from graft.models.sharded_module import shard_module
 
-        shard_module(
-            policy, policy.block_classes(), processes.mesh(1), dtype, config.parallel.offload
-        )
+        shard_module(policy, policy.block_classes(), processes.mesh(1), config.parallel.offload)
     return policy
 
 

@@ -47,7 +47,7 @@ def schedule(kind: str, warmup: int, total: int, floor: float) -> Schedule:
 def _master(weight: Tensor) -> Tensor:
     """What AdamW steps: the fp32 weight itself, this process's part of it, or an fp32 copy."""
     if is_split(weight):
-        return local(weight)  # the same memory
+        return local(weight).float()  # the same memory, if it is fp32 already
     if weight.dtype == torch.float32:
         return weight
     return weight.detach().float().requires_grad_()
@@ -115,7 +115,7 @@ class Optimizer:
     def step(self) -> dict[str, float]:
         """One update; gradients are clipped to a global norm and cleared."""
         for weight, master in self._split:
-            master.grad = None if weight.grad is None else local(weight.grad)
+            master.grad = None if weight.grad is None else local(weight.grad).to(master.dtype)
         if self.processes.world > 1 and not self._split:
             self._add_up()
         norm = self._clip()
@@ -136,6 +136,9 @@ class Optimizer:
             weights, masters = zip(*self._copied, strict=True)
             with torch.no_grad():
                 torch._foreach_copy_(weights, masters)  # pyright: ignore[reportPrivateImportUsage]
+        for weight, master in self._split:
+            if weight.dtype != master.dtype:
+                local(weight).copy_(master)
 
     def clear(self) -> None:
         """Forget all gradients; the sums that products write to stay where they are."""

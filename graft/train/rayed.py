@@ -1,11 +1,33 @@
-"""The one place that imports Ray."""
+"""The one place that imports Ray, and what its errors mean in words.
+
+Ray answers the death of a process with a page of text. What a person can use of it is one line:
+
+    The actor died because of an error raised in its creation task, ... ModuleNotFoundError: No module
+    named 'graft'                            ->  ModuleNotFoundError: No module named 'graft'
+    The actor is dead because its worker process has died. ...  ->  its process ended without a word ...
+    The actor died because its node has died. ...               ->  its machine is gone
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+SILENT = {
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # each death once more, in words of its own, on our screen
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # answers that nobody needs any more
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a warning about what a later version will do
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
+}
+"""Ray reads these when it is imported."""
+
+ENDED = "its process ended without a word, as after kill -9 or when a machine has no memory left"
 
 
 def ray_module() -> Any:
+    for name, value in SILENT.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
         import ray.exceptions
@@ -14,3 +36,20 @@ def ray_module() -> Any:
             'cluster.address needs Ray: pip install "graft-rl[ray]" on every machine of the cluster'
         ) from error
     return ray
+
+
+def cause_of(error: BaseException) -> str:
+    """One line of what Ray says about a process that does not answer any more."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if type(error).__name__ == "GetTimeoutError":
+        return "it did not answer in time"
+    if "running low on memory" in text:
+        return "Ray ended it because its machine had no memory left"
+    if "in its creation task" in text:
+        return lines[-1][:300]
+    if "node has died" in text or "node was terminated" in text:
+        return "its machine is gone"
+    if "worker process has died" in text:
+        return ENDED
+    return lines[0][:300] if lines else type(error).__name__

@@ -3,16 +3,32 @@
 It is an asynchronous actor of Ray's: every method runs on one event loop, on which the engine's steps
 are taken too. So new weights arrive between two steps, and a call that asks whether anybody is there is
 answered while a thousand tools are waited for.
+
+What goes wrong is given back in words, not raised: the words come from where the error is known best.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from graft.types import Episode, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """How an attempt ended."""
+
+    episode: Episode | None
+    discarded: int = 0
+    """Attempts at it that were thrown away on the way."""
+    wrong: str = ""
+    """Why there is no episode: an error that would come anywhere else too."""
 
 
 class RolloutWorker:
@@ -23,49 +39,78 @@ class RolloutWorker:
         with suppress(OSError):  # on a machine that has it: paths of a recipe may be relative
             os.chdir(folder)
 
-    async def start(self, config: dict[str, Any]) -> tuple[str, str]:
-        """Build engine and environments; ("", who this is), or what is wrong with the recipe."""
-        from graft.config import Cluster, check
+    async def who(self) -> str:
+        return f"pid {os.getpid()} on {socket.gethostname()}"
+
+    async def start(self, config: dict[str, Any]) -> str:
+        """Build engine and environments; what is wrong with the recipe, or nothing."""
         from graft.rollout.crew import Ground, Grower
+        from graft.train.processes import describe
         from graft.train.setup import assemble
 
-        recipe = check(config)
-        # nobody learns here: the engine samples from the only copy there is
-        calm = recipe.rollout.model_copy(update={"staleness": 0})
-        alone = recipe.model_copy(update={"rollout": calm, "cluster": Cluster()})
         try:
-            parts = assemble(alone)
-        except ValueError as error:
-            return f"{error}", ""
+            recipe = self._recipe(config)
+            parts = assemble(recipe)
+        except Exception as error:
+            return describe(error)
         ground = Ground(parts.setting, parts.held_out, parts.branch, recipe.rollout.concurrency)
         self.engine = parts.engine
         self.grower = Grower(ground, discards=recipe.rollout.unfinished == "discard")
-        return "", f"pid {os.getpid()} on {socket.gethostname()}"
+        return ""
 
-    async def ping(self) -> int:
-        """Whether anybody is there; the version of its weights."""
-        return self.engine.version if hasattr(self, "engine") else -1
+    def _recipe(self, config: dict[str, Any]) -> Any:
+        """The run's, without what concerns learners: the engine samples from the only copy there is."""
+        from graft.config import Cluster, Parallel, check
 
-    async def attempt(self, task: Task, job: Any, place: int) -> tuple[Episode, int]:
-        """One episode, and how many attempts at it were discarded on the way."""
+        recipe = check(config)
+        run = Path(recipe.run.dir) / recipe.run.name
+        exchange = Path(recipe.engine.exchange or run / "exchange") / f"worker-{self.number}"
+        return recipe.model_copy(
+            update={
+                "rollout": recipe.rollout.model_copy(update={"staleness": 0}),
+                "engine": recipe.engine.model_copy(update={"exchange": str(exchange)}),
+                "parallel": Parallel(),
+                "cluster": Cluster(),
+            }
+        )
+
+    async def ping(self) -> None:
+        """Whether anybody is there."""
+
+    async def attempt(self, task: Task, job: Any, place: int) -> Attempted:
+        """One episode."""
+        from graft.train.processes import describe
+
         before = self.grower.discarded
-        episode = await self.grower.attempt(task, job, place)
-        return episode, self.grower.discarded - before
+        try:
+            episode = await self.grower.attempt(task, job, place)
+        except Exception as error:
+            return Attempted(None, wrong=describe(error))
+        return Attempted(episode, self.grower.discarded - before)
 
-    async def load(self, packed: dict[str, Any], version: int) -> int:
-        """Weights from the object store; its version afterwards."""
-        from graft.train.sending import unpacked
+    async def load(self, packed: dict[str, Any], version: int) -> str:
+        """Weights from the object store; what is wrong with them, or nothing."""
+        from graft.train.sending import Unpacked
 
-        self.grower.renew(unpacked(packed), version)
-        return self.engine.version
+        return self._renew(Unpacked(packed), version)
 
-    async def listen(self, meeting: Any, names: dict[str, Any], version: int) -> int:
+    async def listen(self, meeting: Any, names: dict[str, Any], version: int) -> str:
         """Weights by broadcast, from the first learner to all workers at once."""
         import asyncio
 
         from graft.train.sending import receive
 
-        # on a thread: pings must be answered while others are waited for
-        weights = await asyncio.to_thread(receive, meeting, names)
-        self.grower.renew(weights, version)
-        return self.engine.version
+        try:  # on a thread: pings must be answered while others are waited for
+            weights = await asyncio.to_thread(receive, meeting, names)
+        except RuntimeError as error:
+            return f"{error}"
+        return self._renew(weights, version)
+
+    def _renew(self, weights: Mapping[str, Any], version: int) -> str:
+        from graft.train.processes import describe
+
+        try:
+            self.grower.renew(weights, version)
+        except Exception as error:
+            return describe(error)
+        return ""

@@ -389,7 +389,7 @@ class Session:
             for alarm in self.alarms.look(step, metrics):
                 with out_of_disk(self.folder.path):
                     self.track.alarm(alarm.to_json() | {"phase": phase})
-                self.display.note(f"{alarm.level}: {alarm.text}")
+                self.display.alarm(alarm.text, alarm.level, step)
 
     def _logs_episodes(self, step: int) -> bool:
         every = self.config.run.log_episodes

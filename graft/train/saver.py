@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from graft.train.checkpoint import ACTION_NAMES, ADAPTER_FOLDER, TRAINER_FOLDER,
 from graft.train.folder import out_of_disk
 from graft.train.learner import Learner
 from graft.train.processes import ALONE, Processes
-from graft.train.trainer_state import copied, save_tensors, save_tensors_later, tensors_of
+from graft.train.trainer_state import copied, save_tensors, tensors_of
 from graft.waits import waiting
 
 
@@ -47,11 +48,23 @@ class Saver:
         self.processes, self.later = processes, later
         self.source, self.names = source, names
         self._writing: tuple[Path, Future[Any]] | None = None
+        self._newest: Path | None = None
+        self._group = self._own_group() if later and processes.world > 1 else None
+
+    def _own_group(self) -> Any:
+        """The thread that writes talks to those of the other processes; training must not hear it."""
+        import torch.distributed as dist
+
+        deadline = timedelta(seconds=self.processes.deadline)
+        with self.processes.together("a group of its own for checkpoints"):
+            return dist.new_group(backend="gloo", timeout=deadline)
 
     def save(self, phase: str, step: int, learner: Learner, state: Mapping[str, Any]) -> None:
         """All processes call it together."""
         self.finish()
         target = self.folder / f"{phase}-{step:06d}"
+        if target == self._newest:  # it was being written, and now it is there
+            return
         aside = self.folder / f".{target.name}.partial"
         with out_of_disk(self.folder.parent):
             if self.processes.is_first:
@@ -94,37 +107,38 @@ class Saver:
             sync_folder(self.folder)
             _forget(self.folder, self.keep_last)
         self.processes.barrier("the checkpoint to have its name")
+        self._newest = target
 
     def _write(self, aside: Path, learner: Learner, told: Mapping[str, Any]) -> None:
-        self._write_model(aside, learner.policy)
-        tensors = tensors_of(learner)
-        save_tensors(tensors, aside / TRAINER_FOLDER, alone=self.processes.world == 1)
+        with self.processes.together("the weights, brought together for the checkpoint"):
+            self._write_model(aside, learner.policy)
+        with self.processes.together("everybody's part of the optimizer's state"):
+            save_tensors(
+                tensors_of(learner), aside / TRAINER_FOLDER, alone=self.processes.world == 1
+            )
         if self.processes.is_first:
             self._write_rest(aside, _small(learner), told, learner)
 
     def _write_later(self, aside: Path, learner: Learner, told: Mapping[str, Any]) -> Future[Any]:
         """Copy what may change, then write it on a thread."""
         small = _small(learner)
-        alone = self.processes.world == 1
-        policy = host_copy(learner.policy, keep=self.processes.is_first)
+        tensors = copied(tensors_of(learner))
+        with self.processes.together("the weights, brought together for the checkpoint"):
+            policy = host_copy(learner.policy, keep=self.processes.is_first)
         told = json.loads(json.dumps(told))
         if learner.lora is not None and self.processes.is_first:
             learner.lora.save(aside / ADAPTER_FOLDER)  # small
-        if alone:
-            tensors = copied(tensors_of(learner))
-            trainer = None
-        else:
-            tensors = {}
-            trainer = save_tensors_later(tensors_of(learner), aside / TRAINER_FOLDER)
 
         def write() -> None:
             if policy is not None:
                 self._write_model(aside, policy)
                 self._write_rest(aside, small, told, None)
-            if trainer is None:
-                save_tensors(tensors, aside / TRAINER_FOLDER, alone=True)
-            else:
-                trainer.result()
+            save_tensors(
+                tensors,
+                aside / TRAINER_FOLDER,
+                alone=self.processes.world == 1,
+                group=self._group,
+            )
 
         future: Future[Any] = Future()
 

@@ -2,7 +2,8 @@
 
     store        packed once, fetched by each node: works anywhere, also while workers come and go
     broadcast    a process group of the learner and all workers, made anew when somebody joins or leaves:
-                 NCCL between GPUs, gloo elsewhere; nothing is copied through a store
+                 NCCL between GPUs, gloo elsewhere; nobody fetches anything from a store, where one
+                 copy lies for whoever starts later
 
 Ray shares the memory of NumPy arrays and not of torch's tensors, and NumPy knows no bfloat16: numbers
 travel as what they are in memory.
@@ -10,7 +11,7 @@ travel as what they are in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,14 +33,22 @@ def packed(weights: Mapping[str, Tensor]) -> dict[str, tuple[str, np.ndarray]]:
     return found
 
 
-def unpacked(sent: Mapping[str, tuple[str, np.ndarray]]) -> dict[str, Tensor]:
-    """The tensors; they share the memory of what was sent, which may be read-only."""
-    found: dict[str, Tensor] = {}
-    for name, (dtype, bits) in sent.items():
-        with np.errstate(all="ignore"):
-            whole = bits if bits.flags.writeable else bits.copy()
-        found[name] = torch.from_numpy(whole).view(getattr(torch, dtype))
-    return found
+class Unpacked(Mapping[str, Tensor]):
+    """The tensors again. The memory of what was sent is shared by a whole node and may not be written
+    to, so each is copied when it is read: whoever takes them over one by one holds one at a time."""
+
+    def __init__(self, sent: Mapping[str, tuple[str, np.ndarray]]) -> None:
+        self.sent = sent
+
+    def __getitem__(self, name: str) -> Tensor:
+        dtype, bits = self.sent[name]
+        return torch.from_numpy(bits.copy()).view(getattr(torch, dtype))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sent)
+
+    def __len__(self) -> int:
+        return len(self.sent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class Meeting:
     rank: int
     world: int
     key: str
-    """One meeting must not read what another has left in the store."""
+    """Its own: a meeting must not read what another has left in the store."""
     backend: str
     deadline: float
 

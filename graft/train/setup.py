@@ -304,7 +304,7 @@ def make_critic(policy: Any) -> Any:
         )
     if policy.is_whole:
         return Critic(policy)
-    from graft.models.sharded import sharded_critic
+    from graft.models.sharded_critic import sharded_critic
 
     return sharded_critic(policy)  # type: ignore[arg-type]
 

@@ -12,7 +12,8 @@ four processes goes on in one, and the other way round.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,20 +70,36 @@ def layout_free(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
     return dict(tensors)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], folder: Path, *, alone: bool) -> None:
-    """Write them; with several processes, each its own part."""
+def save_tensors(
+    tensors: Mapping[str, Tensor], folder: Path, *, alone: bool, group: Any = None
+) -> None:
+    """Write them; with several processes, each its own part.
+
+    They talk to each other meanwhile: on a thread they need a group that nobody else talks in.
+    """
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    with warnings.catch_warnings():
+    with _one_cause(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        save(dict(tensors), checkpoint_id=folder, no_dist=alone)
+        save(dict(tensors), checkpoint_id=folder, process_group=group, no_dist=alone)
 
 
-def save_tensors_later(tensors: Mapping[str, Tensor], folder: Path) -> Any:
-    """The same of several processes in the background; the future of it. Memory is copied at once."""
-    from torch.distributed.checkpoint.state_dict_saver import async_save
+@contextmanager
+def _one_cause() -> Iterator[None]:
+    """torch tells every process what went wrong in any; all of them raise the first of it.
 
-    return async_save(dict(tensors), checkpoint_id=folder)
+    Its own exception is none that `except Exception` catches.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items())
+        told = f"rank {rank}: {cause or type(cause).__name__}"
+        # how torch's own writer reports a disk that takes no more
+        is_disk = isinstance(cause, OSError) or "inline_container" in str(cause)
+        raise (OSError if is_disk else RuntimeError)(told) from cause
 
 
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, alone: bool) -> None:
@@ -99,7 +116,7 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, alone: bool) ->
             "was written for another model or algorithm. Give this run another run.name, or remove "
             "the checkpoint"
         )
-    with warnings.catch_warnings():
+    with _one_cause(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(dict(wanted), checkpoint_id=folder, no_dist=alone)
 

@@ -15,24 +15,26 @@ Everything that is asked of a worker has a name and a deadline; one that is sile
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from graft.config import Config
-from graft.models.load import read_json
 from graft.rollout.crew import Arriving, Job, Pending
 from graft.train.folder import RunStopped
-from graft.train.rayed import ray_module
-from graft.train.rollout_worker import RolloutWorker
+from graft.train.rayed import cause_of, ray_module
+from graft.train.rollout_worker import Attempted, RolloutWorker
 from graft.train.sending import Meeting, described, packed, send
 from graft.types import Episode, Task
-from graft.waits import waiting
+from graft.waits import clock, waiting
 
 SCALE = "workers.json"
 """In the run's folder: how many workers there shall be; written by `graft scale`."""
@@ -40,8 +42,18 @@ LOOK = 0.2
 """Seconds between two looks at what has arrived."""
 PING = 2.0
 """Seconds between two questions whether a worker is there."""
+SILENCE = 60.0
+"""Seconds without an answer after which a worker counts as dead, or `parallel.deadline` if less."""
+TO_START = 300.0
+"""Seconds that reading a model may take, or `parallel.deadline` if more: nothing is answered then."""
+TO_PLACE = 60.0
+"""Seconds, or `parallel.deadline` if more, to find room for at least one worker."""
 FAILED_STARTS = 3
-"""Workers that die one after the other without a single episode, before the run is given up."""
+"""Workers, beside as many as are wanted, that may die in a row before their first episode."""
+MOST_DEATHS = 5
+"""Workers that an attempt may lose before it is to blame."""
+MOST_DELAY = 60.0
+"""Seconds between two starts, where each one fails."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,24 +66,51 @@ class Attempt:
     place: int
     done: Callable[[Episode], None]
     failed: Callable[[BaseException], None]
+    deaths: int = 0
+    """Workers that died while they had it."""
+
+
+class Stage(IntEnum):
+    """How far a worker is: Ray looks for room, it builds its engine, it takes the weights."""
+
+    PLACING = 0
+    STARTING = 1
+    LOADING = 2
+    READY = 3
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
     number: int
     actor: Any
+    step: Any
+    """Its answer to what leads to the next stage; None: it is ready."""
+    stage: Stage = Stage.PLACING
     name: str = ""
-    starting: Any = None
-    """Its answer to `start`, as long as that is not there."""
     running: dict[Any, Attempt] = field(default_factory=dict[Any, Attempt])
+    num_done: int = 0
+    taking: Any = None
+    """The weights that are on their way to one that starts."""
     ping: Any = None
-    heard: float = field(default_factory=time.monotonic)
+    made: float = field(default_factory=time.monotonic)
+    asked: float = math.inf
+    """When the oldest question was put that it has not answered."""
+    heard: float = 0.0
     is_retired: bool = False
     """Gets nothing any more, and ends when it has nothing."""
+    has_complained: bool = False
+
+    def __str__(self) -> str:
+        return f"worker {self.number} ({self.name})" if self.name else f"worker {self.number}"
 
     @property
     def is_ready(self) -> bool:
-        return self.starting is None and not self.is_retired
+        return self.stage is Stage.READY and not self.is_retired
+
+    @property
+    def references(self) -> list[Any]:
+        """Of the answers that are still to come."""
+        return [*self.running, *(one for one in (self.ping, self.step) if one is not None)]
 
 
 class Workers:
@@ -83,23 +122,35 @@ class Workers:
         self.config, self.folder, self.say, self.cwd = config, folder, say, cwd
         self.ray = ray_module()
         self.limit = max(1, config.rollout.concurrency)
-        self.patience = min(60.0, config.parallel.deadline)
+        self.deadline = config.parallel.deadline
+        self.patience = min(SILENCE, self.deadline)
         self.wanted = config.cluster.workers
         self.workers: list[Worker] = []
         self.queue: deque[Attempt] = deque()
         self.redone = self.discarded = 0
-        self._made = self._failed_starts = 0
+        self._made = self._failed_starts = self._met = 0
+        self._hire_at = 0.0
+        self._looked = time.monotonic()
+        self._scale_read: tuple[int, int] | None = None
         self._weights: tuple[Any, int] | None = None  # (reference in the store, version)
         self._meeting: Meeting | None = None
+        self._members: list[Worker] = []
         self._store: Any = None
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # never held while something is waited for
         self._broken: BaseException | None = None
         self._is_over = threading.Event()
         self._something = threading.Event()
+        self._first_came = threading.Event()
         self._thread = threading.Thread(target=self._run, name="graft-workers", daemon=True)
         self._thread.start()
 
     # what the loop asks
+
+    def wait(self) -> None:
+        """Until one of them is ready: whatever is wrong with a recipe is known then."""
+        with waiting("the first worker to be ready", max(TO_START, self.deadline)):
+            self._first_came.wait()
+        self._check()
 
     def submit(self, job: Job) -> Pending:
         future: Future[list[Episode]] = Future()
@@ -120,8 +171,7 @@ class Workers:
 
         places = range(len(job.tasks)) if job.places is None else job.places
         with self._lock:
-            if self._broken is not None:
-                raise self._broken
+            self._check()
             if not job.tasks:
                 future.set_result([])
             for number, (task, place) in enumerate(zip(job.tasks, places, strict=True)):
@@ -133,11 +183,13 @@ class Workers:
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Send the weights to all workers and wait until they have them, or are gone."""
         assert weights is not None, "workers share no memory with the learner"
-        with waiting(f"all workers to take version {version} of the weights", self.patience):
+        self._check()
+        with waiting(f"all workers to take version {version} of the weights", self.deadline):
             if self.config.cluster.sync == "broadcast":
                 self._broadcast(weights, version)
             else:
-                self._put(weights, version)
+                self._load_from_store(self._put(weights, version), version)
+        self._check()
 
     def counts(self) -> dict[str, float]:
         with self._lock:
@@ -153,26 +205,53 @@ class Workers:
         self._is_over.set()
         self._something.set()
         self._thread.join(10.0)
-        for worker in self.workers:
-            self.ray.kill(worker.actor)
+        with self._lock:
+            for worker in self.workers:
+                self.ray.kill(worker.actor)
+            self.workers.clear()
+
+    def table(self) -> dict[str, str]:
+        """What each does, for whoever waits for long: {"worker 0": "has 3 episodes under way"}."""
+        now = time.monotonic()
+        with self._lock:
+            told: dict[str, str] = {}
+            for worker in self.workers:
+                if worker.stage is Stage.READY:
+                    many = len(worker.running)
+                    does = f"has {many} episode{'s'[: many != 1]} under way"
+                    if (silent := _silence(worker, now)) > 2 * PING:
+                        does += f" and has not answered since {clock(silent)}"
+                else:
+                    stages = ("waits for room in the cluster", "starts", "takes the weights")
+                    does = f"{stages[worker.stage]}, since {clock(now - worker.made)}"
+                told[f"{worker}"] = does
+            return told or {"workers": "there are none"}
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
 
     # weights
 
-    def _put(self, weights: Mapping[str, Any], version: int) -> None:
+    def _put(self, weights: Mapping[str, Any], version: int) -> list[Worker]:
+        """Into the store, for all that start from now on; those that run already need them now."""
         reference = self.ray.put(packed(weights))
         with self._lock:
             self._weights = reference, version
-            ready = [worker for worker in self.workers if worker.is_ready]
-        self._await_loads(
-            {worker: worker.actor.load.remote(reference, version) for worker in ready}, version
-        )
+            return [worker for worker in self.workers if worker.stage is Stage.READY]
+
+    def _load_from_store(self, workers: list[Worker], version: int) -> None:
+        assert self._weights is not None
+        reference = self._weights[0]
+        loads = {worker: worker.actor.load.remote(reference, version) for worker in workers}
+        for worker, wrong in self._answers(loads, version).items():
+            if wrong:
+                self._give_up(RunStopped(f"{worker} cannot take the weights: {wrong}"))
 
     def _broadcast(self, weights: Mapping[str, Any], version: int) -> None:
         """To those that are here now; whoever starts later is given the same through the store."""
         whole = {name: weights[name] for name in weights}
-        with self._lock:
-            self._weights = self.ray.put(packed(whole)), version
-            ready = [worker for worker in self.workers if worker.is_ready]
+        ready = self._put(whole, version)
         if not ready:
             return
         meeting = self._meet(ready)
@@ -183,85 +262,119 @@ class Workers:
         }
         try:
             send(meeting, whole)
-        except RuntimeError as error:  # somebody died in the middle: the store has it too
-            self.say(f"the broadcast of version {version} broke ({_first_line(error)}); sent again")
+        except RuntimeError:  # somebody died or does not answer: the store has it too
+            missed = ready
+        else:
+            missed = [worker for worker, wrong in self._answers(loads, version).items() if wrong]
+        if missed:
             self._meeting = None
-            reference = self._weights[0] if self._weights else None
-            loads = {w: w.actor.load.remote(reference, version) for w in ready}
-        self._await_loads(loads, version)
+            self.say(f"the broadcast of version {version} broke; it is sent through the store")
+            self._load_from_store([w for w in missed if w in self.workers], version)
 
     def _meet(self, ready: list[Worker]) -> Meeting:
         """The process group of the learner and these workers; a new one when others are there."""
-        import socket
-
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-        members = "-".join(str(worker.number) for worker in ready)
-        if self._meeting is not None and self._meeting.key == members:
+        if self._meeting is not None and self._members == ready:
             return self._meeting
         host = self.ray.util.get_node_ip_address()
         if self._store is None:
-            with socket.socket() as free:
-                free.bind(("", 0))
-                port = free.getsockname()[1]
-            self._store = TCPStore(host, port, is_master=True, wait_for_workers=False)
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         backend = "nccl" if self.config.cluster.gpus else "gloo"
+        self._met += 1
+        self._members = ready
         self._meeting = Meeting(
-            host, self._store.port, 0, len(ready) + 1, members, backend, self.patience
+            host, self._store.port, 0, len(ready) + 1, f"{self._met}", backend, self.patience
         )
         return self._meeting
 
-    def _await_loads(self, loads: Mapping[Worker, Any], version: int) -> None:
-        references = {reference: worker for worker, reference in loads.items()}
+    def _answers(self, asked: Mapping[Worker, Any], version: int) -> dict[Worker, str]:
+        """What each says about new weights; those that are gone say nothing."""
+        references = {reference: worker for worker, reference in asked.items()}
         if not references:
-            return
+            return {}
+        # one that is silent is buried meanwhile by the other thread, and its answer is an error then
         done, late = self.ray.wait(
-            list(references), num_returns=len(references), timeout=self.patience
+            list(references), num_returns=len(references), timeout=self.deadline
         )
         for reference in late:
-            self._bury(
-                references[reference], f"did not take version {version} in {self.patience:g} s"
-            )
+            why = f"did not take version {version} of the weights in {self.deadline:g} s"
+            self._bury(references[reference], why)
+        found: dict[Worker, str] = {}
         for reference in done:
             try:
-                self.ray.get(reference)
+                found[references[reference]] = self.ray.get(reference, timeout=self.patience)
             except self.ray.exceptions.RayError as error:
-                self._bury(references[reference], _first_line(error))
+                self._bury(references[reference], cause_of(error))
+        return found
 
     # the thread that talks to the workers
 
     def _run(self) -> None:
         try:
-            while not self._is_over.is_set():
+            while not self._is_over.is_set() and self._broken is None:
                 self._keep_count()
                 self._hand_out()
                 self._take_in()
+                self._look_for_silence()
         except BaseException as error:
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
+        """By any thread: the first cause is what everybody is told."""
         with self._lock:
+            if self._broken is not None:
+                return
             self._broken = error
             waiting_ones = [*self.queue, *(a for w in self.workers for a in w.running.values())]
             self.queue.clear()
         for attempt in waiting_ones:
             attempt.failed(error)
+        self._first_came.set()
 
     def _keep_count(self) -> None:
         """As many workers as are wanted: that may change at any time."""
-        asked = self.folder / SCALE
-        if asked.exists():
-            self.wanted = max(1, int(read_json(asked).get("workers", self.wanted)))
+        self._read_scale()
         with self._lock:
             active = [worker for worker in self.workers if not worker.is_retired]
-            for _ in range(self.wanted - len(active)):
-                self._hire()
+            if len(active) < self.wanted:
+                for worker in [w for w in self.workers if w.is_retired][
+                    : self.wanted - len(active)
+                ]:
+                    worker.is_retired = False  # it has not gone yet
+                    active.append(worker)
+            if time.monotonic() >= self._hire_at:
+                for _ in range(self.wanted - len(active)):
+                    self._hire()
+            active.sort(key=lambda worker: -worker.stage)  # those that are not ready go first
             for worker in active[self.wanted :]:
                 worker.is_retired = True
-                self.say(f"worker {worker.number} gets no more tasks: {self.wanted} are wanted")
+                self.say(f"{worker} gets no more tasks: {self.wanted} are wanted")
             for worker in [w for w in self.workers if w.is_retired and not w.running]:
                 self.workers.remove(worker)
                 self.ray.kill(worker.actor)
+
+    def _read_scale(self) -> None:
+        asked = self.folder / SCALE
+        try:
+            seen = asked.stat()
+            if (seen.st_mtime_ns, seen.st_ino) == self._scale_read:
+                return
+            wanted = json.loads(asked.read_text(encoding="utf-8"))["workers"]
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError):
+            wanted = None
+            seen = None
+        if isinstance(wanted, int) and wanted >= 1:
+            if wanted != self.wanted:
+                self.say(f"{wanted} workers are wanted from now on, before it was {self.wanted}")
+            self.wanted = wanted
+        elif self._scale_read != (0, 0):
+            self.say(
+                f"{asked} does not say how many workers there shall be; `graft scale RUN N` does"
+            )
+        self._scale_read = (seen.st_mtime_ns, seen.st_ino) if seen else (0, 0)
 
     def _hire(self) -> None:
         cluster, number = self.config.cluster, self._made
@@ -276,8 +389,7 @@ class Workers:
             )
             .remote(number, self.cwd)
         )
-        starting = actor.start.remote(self.config.model_dump(mode="json"))
-        self.workers.append(Worker(number, actor, starting=starting))
+        self.workers.append(Worker(number, actor, step=actor.who.remote()))
 
     def _hand_out(self) -> None:
         with self._lock:
@@ -294,11 +406,7 @@ class Workers:
         """Whatever has arrived: episodes, answers to pings, workers that are ready, deaths."""
         with self._lock:
             self._ask_who_is_there()
-            owners: dict[Any, Worker] = {}
-            for worker in self.workers:
-                for reference in (*worker.running, worker.ping, worker.starting):
-                    if reference is not None:
-                        owners[reference] = worker
+            owners = {one: worker for worker in self.workers for one in worker.references}
         if not owners:
             self._something.wait(LOOK)
             self._something.clear()
@@ -307,63 +415,101 @@ class Workers:
         if done:  # and all others that are there by now
             done, _ = self.ray.wait(list(owners), num_returns=len(owners), timeout=0)
         for reference in done:
-            worker = owners[reference]
-            if worker in self.workers:  # not one that died a moment ago
-                self._take(worker, reference)
-        for worker in [*self.workers]:
-            # one that starts may read a model for long, and answers nothing meanwhile
-            patience = self.config.parallel.deadline if worker.starting else self.patience
-            if time.monotonic() - worker.heard > patience:
-                self._bury(worker, f"has not answered for {patience:g} s")
+            self._take(owners[reference], reference)
 
     def _ask_who_is_there(self) -> None:
         now = time.monotonic()
+        every = min(PING, self.patience / 3)
         for worker in self.workers:
-            if worker.ping is None and worker.starting is None and now - worker.heard > PING:
+            answers = worker.stage >= Stage.LOADING
+            if answers and worker.ping is None and now - worker.heard > every:
                 worker.ping = worker.actor.ping.remote()
+                worker.asked = now
+
+    def _look_for_silence(self) -> None:
+        now = time.monotonic()
+        stood_still = now - self._looked > self.patience / 2
+        self._looked = now
+        with self._lock:
+            if stood_still:  # it was us who heard nothing
+                for worker in self.workers:
+                    worker.heard = now
+            workers = [*self.workers]
+        for worker in workers:
+            starts = worker.stage is Stage.STARTING
+            limit = max(TO_START, self.deadline) if starts else self.patience
+            if _silence(worker, now) > limit:
+                self._bury(worker, f"it has not answered for {limit:g} s")
+        self._look_for_room([w for w in workers if w.stage is Stage.PLACING], workers, now)
+
+    def _look_for_room(self, placing: list[Worker], workers: list[Worker], now: float) -> None:
+        """Ray may look for room as long as others work; where there is nobody, it is told."""
+        for worker in placing:
+            if now - worker.made > min(30.0, self.deadline) and not worker.has_complained:
+                worker.has_complained = True
+                self.say(f"{worker} waits for room in the cluster ({self._asked_for()})")
+        limit = max(TO_PLACE, self.deadline)
+        if placing and len(placing) == len(workers) and now - placing[0].made > limit:
+            self._give_up(
+                RunStopped(
+                    f"Ray has found no room for a worker in {limit:g} s ({self._asked_for()}); others "
+                    "use the cluster, or machines have left it: `ray status` tells"
+                )
+            )
+
+    def _asked_for(self) -> str:
+        cluster, free = self.config.cluster, self.ray.available_resources()
+        return (
+            f"each asks for cluster.cpus={cluster.cpus:g} and cluster.gpus={cluster.gpus:g} of one "
+            f"machine; free on all: {free.get('CPU', 0.0):g} CPUs, {free.get('GPU', 0.0):g} GPUs"
+        )
 
     def _take(self, worker: Worker, reference: Any) -> None:
-        attempt = worker.running.get(reference)
         try:
-            value = self.ray.get(reference)
-        except self.ray.exceptions.RayTaskError as error:
-            # the worker lives: its program, or an environment's, is broken, and will be elsewhere too
-            if attempt is None and reference is not worker.starting:
-                return self._bury(worker, _first_line(error))
-            raise RunStopped(f"worker {worker.number} failed: {_cause(error)}") from None
+            value = self.ray.get(reference, timeout=self.patience)
         except self.ray.exceptions.RayError as error:
-            return self._bury(worker, _first_line(error))
-        worker.heard = time.monotonic()
-        if reference is worker.ping:
-            worker.ping = None
-        elif attempt is not None:
-            with self._lock:
-                del worker.running[reference]
-                episode, discarded = value
-                self.discarded += discarded
-            self._failed_starts = 0
-            attempt.done(episode)
-        elif reference is worker.starting:
-            self._welcome(worker, *value)
+            self._bury(worker, cause_of(error))
+            return
+        attempt = None
+        with self._lock:
+            if worker not in self.workers:  # buried by now, and its attempts are another's
+                return
+            worker.heard = time.monotonic()
+            if reference == worker.ping:
+                worker.ping, worker.asked = None, math.inf
+            elif reference == worker.step:
+                self._advance(worker, value)
+            else:
+                attempt = worker.running.pop(reference)
+                self.discarded += value.discarded
+                self._failed_starts *= worker.num_done > 0
+                worker.num_done += 1
+        if attempt is not None:
+            self._keep(worker, attempt, value)
 
-    def _welcome(self, worker: Worker, wrong: str, name: str) -> None:
-        if wrong:
-            raise RunStopped(f"worker {worker.number} cannot start: {wrong}")
-        worker.name = name
-        while True:
-            with self._lock:
-                present = self._weights
-            if present is not None:
-                loading = worker.actor.load.remote(*present)
-                try:
-                    self.ray.get(loading, timeout=self.patience)
-                except self.ray.exceptions.RayError as error:
-                    return self._bury(worker, _first_line(error))
-            with self._lock:
-                if self._weights is present:  # else newer ones went out meanwhile: once more
-                    worker.starting = None
-                    break
-        self.say(f"worker {worker.number} is ready ({name})")
+    def _keep(self, worker: Worker, attempt: Attempt, found: Attempted) -> None:
+        if found.episode is not None:
+            attempt.done(found.episode)
+            return
+        error = RunStopped(f"{worker} failed at task {attempt.task.id}: {found.wrong}")
+        self._give_up(error)
+        attempt.failed(error)
+
+    def _advance(self, worker: Worker, value: Any) -> None:
+        """To its next stage."""
+        if worker.stage is Stage.PLACING:
+            worker.name, worker.stage, worker.asked = value, Stage.STARTING, time.monotonic()
+            worker.step = worker.actor.start.remote(self.config.model_dump(mode="json"))
+        elif value:
+            self._give_up(RunStopped(f"{worker} cannot start: {value}"))
+        elif self._weights is not worker.taking:  # also where newer ones went out meanwhile
+            worker.stage, worker.asked, worker.taking = Stage.LOADING, math.inf, self._weights
+            worker.step = worker.actor.load.remote(*self._weights)
+        else:
+            worker.stage, worker.asked = Stage.READY, math.inf
+            worker.step = worker.taking = None
+            self.say(f"{worker} is ready")
+            self._first_came.set()
 
     def _bury(self, worker: Worker, why: str) -> None:
         """It is gone, or as good as: its attempts go back to the front of the queue."""
@@ -374,32 +520,41 @@ class Workers:
             attempts = [*worker.running.values()]
             self.queue.extendleft(reversed(attempts))
             self.redone += len(attempts)
-            self._failed_starts += 1
+            for attempt in attempts:
+                attempt.deaths += 1
+            is_failed_start = not worker.num_done and (attempts or worker.stage < Stage.READY)
+            if is_failed_start:
+                self._failed_starts += 1
+                delay = min(MOST_DELAY, 2.0 ** (self._failed_starts - 2))
+                self._hire_at = time.monotonic() + delay
             self._meeting = None
-        self.ray.kill(worker.actor)
-        again = f"; its {len(attempts)} episodes are done again" if attempts else ""
-        named = f" ({worker.name})" if worker.name else ""
-        self.say(f"worker {worker.number}{named} is lost: {why}{again}")
-        if self._failed_starts > FAILED_STARTS + self.wanted:
-            raise RunStopped(
-                f"{self._failed_starts} workers died one after the other without a single episode, the "
-                f"last one: {why}. Look at the memory of the machines (cluster.cpus, cluster.gpus) and "
-                "at Ray's logs"
+            is_alone = not any(other.num_done for other in self.workers)
+            self.ray.kill(worker.actor)
+        many = len(attempts)
+        again = f"; its {many} episodes are done again" if many > 1 else ""
+        self.say(f"{worker} is lost: {why}{again or ('; its episode is done again' * many)}")
+        if is_failed_start and is_alone and self._failed_starts > FAILED_STARTS + self.wanted:
+            self._give_up(
+                RunStopped(
+                    f"{self._failed_starts} workers died one after the other without a single episode, "
+                    f"the last one ({worker}): {why}. Look at the memory of the machines "
+                    "(cluster.cpus, cluster.gpus) and at Ray's logs (/tmp/ray/session_latest/logs)"
+                )
             )
+        for attempt in attempts:
+            if attempt.deaths >= MOST_DEATHS:
+                self._give_up(
+                    RunStopped(
+                        f"{attempt.deaths} workers died while task {attempt.task.id} was attempted, the "
+                        f"last one ({worker}): {why}. Its environment may be what ends them"
+                    )
+                )
+
+
+def _silence(worker: Worker, now: float) -> float:
+    """Seconds for which it owes an answer."""
+    return now - max(worker.asked, worker.heard) if worker.asked < math.inf else 0.0
 
 
 def _bound(keep: Callable[[int, Episode], None], number: int) -> Callable[[Episode], None]:
     return lambda episode: keep(number, episode)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
-
-
-def _cause(error: Any) -> str:
-    """What a worker raised: its text if it was meant for people, else where it happened too."""
-    cause = getattr(error, "cause", None)
-    if cause is not None and type(cause).__module__.startswith("graft."):
-        return str(cause)
-    return str(error)

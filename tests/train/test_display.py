@@ -9,8 +9,9 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from graft.train.display import Display
+from graft.train.display import Display, Trend
 from graft.train.words import clip, clock_face, sparkline, summary, visible
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 
@@ -144,6 +145,41 @@ def test_without_a_terminal_every_step_is_one_plain_line():
     ]
 
 
+def test_a_plain_line_has_all_that_matters_and_not_the_policy_loss():
+    metrics = {
+        "loss": 1e-9,
+        "reward": 0.5,
+        "reward_std": 0.25,
+        "entropy": 1.5,
+        "completions/mean_length": 1234.4,
+        "tools/rate": 0.934,
+        "sampling/sampling_logp_difference/mean": 3.1e-07,
+        "clip_ratio/region_mean": 0.0125,
+        "tokens_per_second": 5512.4,
+        "grad_norm": 3.0,
+    }
+    assert shown(lambda d: d.update(10, metrics)) == (
+        "train 10/10  reward 0.500  spread 0.250  entropy 1.500  length 1,234  tools 93%  "
+        "gap 3.1e-07  clipped 1.2%  tokens/s 5,512\n"
+    )
+
+
+def test_an_alarm_is_a_line_that_says_how_bad_it_is():
+    def do(display):
+        display.alarm("entropy fell to \x1b[2J 0.02", step=7)
+        display.alarm("it may fall", level="warn")
+
+    assert shown(do).splitlines() == [
+        "alarm at step 7: entropy fell to \\x1b[2J 0.02",
+        "warning at step 0: it may fall",
+    ]
+
+
+def test_numbers_that_are_not_finite_break_no_line():
+    metrics = {"reward": math.nan, "entropy": math.inf, "tools/rate": -math.inf}
+    assert "reward nan  entropy inf" in shown(lambda d: d.update(10, metrics))
+
+
 def test_a_resumed_phase_is_paced_by_the_steps_it_made_itself():
     clock = Clock()
     display = Display(60, stream=io.StringIO(), clock=clock)
@@ -223,6 +259,50 @@ def test_a_terminal_sees_the_panel_and_keeps_one_line_per_phase(terminal):
     assert "warm-up 2/2 in 0:05  loss 0.500" in text
     assert "0:10 left" in text  # the panel: 2 of 4 steps in 10 seconds
     assert "rl 2/4 in 0:10  reward 0.750  ▁█" in text
+
+
+def panel(terminal, height: int, *steps: dict[str, float]) -> list[list[str]]:
+    """The words of the panel, line by line, after these steps."""
+    display = Display(20, stream=terminal)  # not entered: no thread draws it a second time
+    display.console.height = height
+    for number, metrics in enumerate(steps, 1):
+        display.update(number, metrics)
+    display.alarm("no spread:\nnothing to learn from")
+    page = Console(file=io.StringIO(), width=100)
+    page.print(display._panel())
+    return [line.split() for line in page.file.getvalue().splitlines()]
+
+
+def test_the_live_table_shows_now_lately_and_first(terminal):
+    rewards = [0.0, 1.0, *([0.5] * 9), 1.0]  # of the last ten the mean is 0.55
+    rows = panel(terminal, 30, *({"reward": r, "tools/rate": 0.5} for r in rewards))
+    assert ["now", "last", "10", "first"] in rows
+    reward = next(row for row in rows if row[0] == "reward")
+    assert reward[:4] == ["reward", "1.000", "0.550", "0.000"]
+    assert reward[4][:3] == "▁█▅"
+    assert ["tools", "50%", "50%", "50%", "▄" * 12] in rows
+    assert any(row[:4] == ["1", "alarm,", "the", "last"] for row in rows)
+
+
+def test_a_low_window_gets_one_line_instead_of_the_table(terminal):
+    rows = panel(terminal, 7, {"reward": 0.25, "tools/rate": 0.5})
+    assert ["reward", "0.250", "tools", "50%"] in rows
+    assert len(rows) == 3  # progress, numbers, alarm
+
+
+def test_a_trend_keeps_bounded_memory_and_the_mean_of_what_it_merged():
+    trend = Trend(1.0, most=4)
+    for value in (2.0, 3.0, 4.0):
+        trend.add(value)
+    assert trend.values == [1.0, 2.0, 3.0, 4.0]
+    trend.add(5.0)
+    assert trend.values == [1.5, 3.5, 5.0]
+    trend.add(6.0)
+    assert trend.values == [1.5, 3.5, 5.5]
+    for value in range(7, 100_001):
+        trend.add(float(value))
+    assert len(trend.values) <= 5
+    assert (trend.first, trend.last, trend.lately) == (1.0, 100_000.0, 99_995.5)
 
 
 def test_the_terminal_is_restored_when_training_raises(terminal):

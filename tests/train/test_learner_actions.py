@@ -16,9 +16,10 @@ from graft.models.load import load_model
 from graft.models.shape import Shape
 from graft.rollout.batching import rows_of, to_batch
 from graft.text.tokenizer import Tokenizer
-from graft.train.checkpoint import save_checkpoint
+from graft.train.checkpoint import checkpoints
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
+from graft.train.saver import Saver
 from graft.types import NO_ACTION, Author, Episode, Leaf, Span, Task
 
 SHAPE = Shape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
@@ -236,9 +237,8 @@ def test_a_checkpoint_brings_actions_and_their_moments_back(dtype: torch.dtype, 
     learner = learner_of(new_policy().to(dtype), sft())
     for _ in range(3):
         learner.update(rows, batch)
-    saved = save_checkpoint(
-        tmp_path, "rl", 3, learner, Tokenizer.characters("0123456789"), {}, keep_last=1
-    )
+    Saver(tmp_path, Tokenizer.characters("0123456789"), keep_last=1).save("rl", 3, learner, {})
+    (saved,) = checkpoints(tmp_path)
     policy = load_rows(load_model(saved.path, dtype=dtype), saved.path)
     assert policy is not None
     again = learner_of(policy, sft())

@@ -296,7 +296,8 @@ class Driver:
         return count
 
     def _finish(self, request: Request, finish: Finish) -> None:
-        self.typical += (len(request.logprobs) - self.typical) * 0.05
+        if finish is not Finish.PAUSE:  # which says nothing of how long it would have been
+            self.typical += (len(request.logprobs) - self.typical) * 0.05
         if self.runner.bursts:  # give back what was reserved for steps that are not taken
             self.tree.truncate(request.sequence, len(request.sequence.tokens))
         request.finish(finish)

@@ -1,15 +1,15 @@
-"""Is this machine ready? One line per thing that a run may ask of it, with the remedy."""
+"""What a run may ask of a machine: Python, packages, a device, a sandbox, extras, room on the disk."""
 
 from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
-from typing import NamedTuple
 
-PASS, WARN, FAIL = "pass", "warn", "fail"
+from graft.doctor.patience import made
+from graft.train.check import FAIL, PASS, WARN, Check
 
 EXTRAS = {
     "envs": ("reasoning_gym",),
@@ -22,21 +22,21 @@ EXTRAS = {
 """Extra -> the modules that it brings."""
 
 
-class Check(NamedTuple):
-    name: str
-    verdict: str
-    seen: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.verdict}  {self.name:<10} {self.seen}" + (
-            f"\n      {'':<10} -> {self.remedy}" if self.remedy else ""
-        )
+DEADLINE = 120.0
+"""Seconds that one look may take; the first import of torch is slow on a network disk."""
 
 
 def examine() -> Iterator[Check]:
-    for look in (python, torch, device, sandbox, extras, disk):
-        yield from look()
+    looks = {
+        "python": python,
+        "packages": torch,
+        "device": device,
+        "sandbox": sandbox,
+        "extras": extras,
+        "disk": disk,
+    }
+    for name, look in looks.items():
+        yield from made(name, look, DEADLINE)
 
 
 def python() -> Iterable[Check]:
@@ -96,12 +96,3 @@ def disk() -> Iterable[Check]:
     if free < 2:
         return [Check("disk", WARN, f"{free:.1f} GiB free here", "checkpoints may not fit")]
     return [Check("disk", PASS, f"{free:.0f} GiB free here")]
-
-
-def report(say: Callable[[str], None]) -> list[Check]:
-    """Every check, said as it is made."""
-    found: list[Check] = []
-    for check in examine():
-        say(str(check))
-        found.append(check)
-    return found

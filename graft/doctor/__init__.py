@@ -1,0 +1,31 @@
+"""`graft doctor`: is this machine ready, and is this recipe? A line for each thing, with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from graft.doctor.machine import examine
+from graft.train.check import FAIL, PASS, WARN, Check
+
+if TYPE_CHECKING:
+    from graft.config import Config
+
+__all__ = ["FAIL", "PASS", "WARN", "Check", "examine", "report"]
+
+
+def report(say: Callable[[str], None], config: Config | None = None) -> list[Check]:
+    """Every check, said as it is made; of a recipe too, where one is given."""
+    found: list[Check] = []
+    for check in _all(config):
+        say(str(check))
+        found.append(check)
+    return found
+
+
+def _all(config: Config | None) -> Iterator[Check]:
+    yield from examine()
+    if config is not None:
+        from graft.doctor.recipe import examine_recipe
+
+        yield from examine_recipe(config)

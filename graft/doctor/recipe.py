@@ -1,0 +1,385 @@
+"""Is this recipe ready? Everything that can be known before money is spent, in the order of its cost.
+
+    nothing is loaded   memory, room for checkpoints, trackers, chat template
+    no model is asked   the reward on right answers and on garbage, every tool
+    the model is        the engine's health, a few attempts, their loss mask, the end of turns, the
+                        log-probs of engine and learner, micro-batches, adapters
+
+A look that needs what an earlier one could not bring about is left out, and says so. One process looks,
+whatever the recipe asks for; the folder of the run is not touched.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from graft.algos.presets import build
+from graft.config import Config
+from graft.data.chats import open_chats
+from graft.doctor.conversation import conversation_check
+from graft.doctor.patience import Look, made
+from graft.doctor.rewards import Stage, reward_check
+from graft.doctor.tools import tool_checks
+from graft.models.device import choose_device, choose_dtype
+from graft.models.lora import num_trained
+from graft.rewards.choose import make_reward
+from graft.rollout.batching import rows_of
+from graft.rollout.branch import independent
+from graft.rollout.collect import collect
+from graft.rollout.demonstrate import demonstration
+from graft.rollout.examples import example
+from graft.rollout.spelled import Speller
+from graft.text.chat import Chat, TemplateRewrites
+from graft.train.check import FAIL, PASS, WARN, Check
+from graft.train.checkup import agreement, count, ends, eos, few, mask, micro
+from graft.train.describe import commonest_failure
+from graft.train.footprint import gigabytes, num_parameters, optimizer_state_bytes
+from graft.train.learner import Learner
+from graft.train.model import is_foreign, load_tokenizer, recipe_shape, source_of
+from graft.train.plan import has_reference, plan_memory, remedy
+from graft.train.rl import TaskStream
+from graft.train.room import room_on
+from graft.train.setup import Parts, assemble, env_factory, is_chatty, make_learner
+from graft.train.trackers import TRACKERS
+from graft.types import Episode, Sampling, Task
+
+QUICK, ASKING, LOADING = 60.0, 300.0, 1800.0
+"""Seconds that a look may take: at files, at what the model says, at a model that is opened."""
+TOOL_DEADLINE = 60.0
+REWARDED, JUDGED = 8, 2
+"""Tasks that the reward is tried on; of a reward that asks somebody, such as a judge."""
+TASKS, SAMPLES = 4, 2
+"""Attempts that are sampled."""
+MOST_TOKENS, MOST_TURNS = 256, 4
+"""Their length: enough to compare, and no more."""
+NARROW = 0.9
+"""Share of the memory from which a plan that fits is close."""
+
+
+class Examination:
+    """Looks at a recipe, one line after the other; `close` gives the engine back."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        """`folder` takes the place of the run's own, for what an engine may have to write."""
+        self.asked = config
+        self.config = alone(config, folder)
+        self.chat: Chat | None = None
+        self.parts: Parts | None = None
+        self.learner: Learner | None = None
+        self.episodes: list[Episode] = []
+        self._fits = True
+
+    def lines(self) -> Iterator[Check]:
+        config = self.config
+        yield from self._processes()
+        yield from made("memory", self._memory, QUICK)
+        yield from made("checkpoints", self._checkpoints, QUICK)
+        yield from made("trackers", self._trackers, QUICK)
+        yield from made("template", self._template, QUICK)
+        if config.task.env:
+            yield from self._with_chat("reward", self._reward, ASKING)
+            yield from self._with_chat("tools", self._tools, ASKING)
+        if not self._fits:
+            seen = "not opened: it would not fit. Nothing that needs it was looked at"
+            yield Check("model", WARN, seen)
+            return
+        yield from made("model", self._model, LOADING)
+        yield from self._with_parts("engine", self._engine, ASKING)
+        yield from self._with_parts("adapters", self._learner, ASKING)
+        if config.task.env:
+            yield from self._with_parts("attempts", self._attempts, ASKING)
+        yield from self._with_parts("loss mask", self._conversation, QUICK)
+        if self.learner is None or not rows_of(self.episodes):
+            return
+        yield from self._of_attempts()
+
+    def close(self) -> None:
+        if self.parts is not None:
+            self.parts.engine.close()
+
+    def _with_chat(self, name: str, look: Look, deadline: float) -> list[Check]:
+        if self.chat is None:
+            return [Check(name, WARN, "not looked at: there is no tokenizer with a template")]
+        return made(name, look, deadline)
+
+    def _with_parts(self, name: str, look: Look, deadline: float) -> list[Check]:
+        if self.parts is None:
+            return [Check(name, WARN, "not looked at: the model could not be opened")]
+        return made(name, look, deadline)
+
+    def _processes(self) -> Iterator[Check]:
+        asked = {
+            f"parallel.tp={self.asked.parallel.tp}": self.asked.parallel.tp > 1,
+            f"cluster.address={self.asked.cluster.address}": bool(self.asked.cluster.address),
+        }
+        named = [key for key, is_asked in asked.items() if is_asked]
+        if named:
+            seen = f"the recipe asks for {', '.join(named)}; here one process looks at all of it"
+            yield Check("processes", PASS, seen)
+
+    def _memory(self) -> Check:
+        config, source = self.config, source_of(self.config)
+        if is_foreign(config, source):
+            return Check("memory", WARN, "not counted: the model is not one of our own decoders")
+        device = choose_device(config.model.device)
+        dtype, _ = choose_dtype(config.model.dtype, device)
+        shape, room = recipe_shape(config), room_on(device)
+        memory = plan_memory(config, shape, dtype, room)
+        share = memory.total / max(memory.usable, 1)
+        seen = (
+            f"needs {gigabytes(memory.total)} of the {gigabytes(memory.usable)} that "
+            f"{room.name or device.type} has to use ({share:.0%})"
+        )
+        if memory.fits:
+            if share <= NARROW:
+                return Check("memory", PASS, seen)
+            return Check("memory", WARN, seen, "close: `graft plan RECIPE` shows what takes it")
+        self._fits = False
+        way_out = remedy(config, shape, dtype, room)
+        if self.asked.parallel.tp > 1 or self.asked.cluster.address:
+            return Check("memory", WARN, f"{seen} in one process", "`graft plan RECIPE --gpus N`")
+        more = "torchrun splits it over several devices (`graft plan RECIPE --gpus N`)"
+        return Check("memory", FAIL, seen, f"{way_out}, or {more}")
+
+    def _checkpoints(self) -> Check:
+        """Checkpoints: those that are kept, the best, and one that is being written."""
+        config, asked = self.config, self.asked.run
+        where = Path(asked.dir).resolve()
+        while not where.exists():
+            where = where.parent
+        free = shutil.disk_usage(where).free
+        if is_foreign(config, source_of(config)):
+            return Check(
+                "disk", PASS, f"{gigabytes(free)} free at {where}; checkpoints not counted"
+            )
+        device = choose_device(config.model.device)
+        dtype, _ = choose_dtype(config.model.dtype, device)
+        shape, lora = recipe_shape(config), config.lora
+        params = num_parameters(shape)
+        if lora.rank:
+            state = 12 * num_trained(shape, lora.rank, lora.targets)
+        else:
+            state = optimizer_state_bytes(params, dtype)
+        one = params * dtype.itemsize + state
+        kept = asked.keep_last + 2
+        needed = kept * one
+        if has_reference(config) and not lora.rank:
+            needed += params * dtype.itemsize
+        seen = (
+            f"{gigabytes(free)} free at {where}; a checkpoint is {gigabytes(one)}, and up to {kept} "
+            f"are there at a time ({gigabytes(needed)})"
+        )
+        if free < 2 * one:  # the last one stays until the next is whole
+            return Check("checkpoints", FAIL, seen, "make room, or set run.dir to a larger disk")
+        if free < needed:
+            return Check("checkpoints", WARN, seen, f"make room, or lower run.keep_last={asked.keep_last}")
+        return Check("checkpoints", PASS, seen)
+
+    def _trackers(self) -> Check:
+        from importlib import import_module
+
+        from graft.registry import resolve
+
+        modules = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
+        for name in self.asked.run.trackers:
+            resolve(name, TRACKERS, "tracker")
+            try:
+                import_module(modules.get(name, "graft"))
+            except ImportError as error:
+                way_out = f"pip install {name}, or leave it out of run.trackers"
+                return Check("trackers", FAIL, f"{name} cannot be imported: {error}", way_out)
+        named = ", ".join(["metrics.jsonl", *self.asked.run.trackers])
+        return Check("trackers", PASS, named)
+
+    def _template(self) -> Iterator[Check]:
+        config = self.config
+        tokenizer = load_tokenizer(config, source_of(config))
+        chat = self.chat = Chat(tokenizer, config.model.chat_template or None)
+        env = self._env(config.task.args)
+        matters = is_chatty(config, env)
+        try:
+            chat.check_append_only()
+            seen = "a conversation that grows keeps every earlier turn, thoughts and tools included"
+            yield Check("template", PASS, seen)
+        except TemplateRewrites as error:
+            if matters:
+                yield Check("template", FAIL, str(error))
+            else:
+                seen = (
+                    f"{error}\nHere it does not matter: no message follows an attempt's first turn"
+                )
+                yield Check("template", WARN, seen)
+        vocab_size = tokenizer.vocab_size
+        if not is_foreign(config, source_of(config)):
+            vocab_size = recipe_shape(config).vocab_size
+        yield ends(chat, vocab_size)
+
+    def _env(self, args: dict[str, Any]) -> Callable[[Task], Any]:
+        assert self.chat is not None
+        return env_factory(self.config, args, self.chat.tokenizer)
+
+    def _reward(self) -> Check:
+        config, chat = self.config, self.chat
+        assert chat is not None
+        reward = make_reward(config.task.reward) if config.task.reward else None
+        stage = Stage(self._env(config.task.args), reward, chat, config.rollout.max_turns)
+        number = JUDGED if getattr(reward, "blocking", False) else REWARDED
+        stream = TaskStream(config.task.env, config.run.seed)
+        tasks = [next(stream) for _ in range(number)]
+        return reward_check(stage, tasks, config.sft.demo_args)
+
+    def _tools(self) -> Iterator[Check]:
+        config = self.config
+        task = next(TaskStream(config.task.env, config.run.seed))
+        env = self._env(config.task.args)(task)
+        deadline = min(TOOL_DEADLINE, config.rollout.deadline)
+        yield from tool_checks(env, deadline)
+
+    def _model(self) -> Check:
+        parts = self.parts = assemble(self.config)
+        policy = parts.policy
+        size = sum(weight.numel() for weight in policy.parameters())
+        dtype = str(policy.dtype).removeprefix("torch.")
+        seen = f"{policy.shape.family}, {size:,} parameters in {dtype} on {policy.device}"
+        return Check("model", PASS, "; ".join([seen, *parts.notes]))
+
+    def _engine(self) -> Check:
+        """Healthy, and it takes the weights that the learner has."""
+        parts = self.parts
+        assert parts is not None
+        engine: Any = parts.engine
+        if hasattr(engine, "health"):
+            engine.health()
+        engine.load(parts.published(), 0)
+        shares = "the learner's own tensors" if parts.shares_weights else "a copy, which it took"
+        return Check("engine", PASS, f"{self.config.engine.name}, with {shares}")
+
+    def _learner(self) -> Iterator[Check]:
+        """Building a learner with adapters compares them in engine and learner."""
+        assert self.parts is not None
+        self.learner = make_learner(self.parts, None)
+        if self.config.lora.rank:
+            seen = f"of rank {self.config.lora.rank}: with loud ones, engine and learner agree"
+            yield Check("adapters", PASS, seen)
+
+    def _attempts(self) -> Check:
+        parts, rollout = self.parts, self.config.rollout
+        assert parts is not None
+        setting = replace(
+            parts.setting,
+            sampling=Sampling(
+                temperature=rollout.temperature, max_tokens=min(rollout.max_tokens, MOST_TOKENS)
+            ),
+            max_turns=min(rollout.max_turns, MOST_TURNS),
+            reward=None,  # tried already, and it may cost money
+            deadline=min(rollout.deadline, ASKING / 2),
+        )
+        stream = TaskStream(self.config.task.env, self.config.run.seed)
+        tasks = [next(stream) for _ in range(TASKS)]
+        self.episodes = collect(tasks, setting, independent(SAMPLES))
+        leaves = [leaf for episode in self.episodes for leaf in episode.leaves]
+        failed = sum(not leaf.status.is_trainable for leaf in leaves)
+        said = [row for row in rows_of(self.episodes) if len(row.spans) > 1]
+        seen = f"{count(len(leaves), 'attempt')} at {TASKS} tasks, {failed} failed"
+        if failed:
+            seen += f", mostly: {commonest_failure(self.episodes)}"
+            verdict = FAIL if failed == len(leaves) else WARN
+            return Check("attempts", verdict, seen, "mend the environment or tool that is named")
+        if not said:
+            longest = max(len(episode.spans[0]) for episode in self.episodes)
+            seen += f"; prompts of up to {longest} tokens leave no room to say anything"
+            way_out = f"raise rollout.max_context={rollout.max_context}"
+            return Check("attempts", FAIL, seen, way_out)
+        words = sum(len(s) for row in said for s in row.spans if s.author == "policy")
+        return Check("attempts", PASS, f"{seen}, {words:,} tokens sampled")
+
+    def _conversation(self) -> Check:
+        parts = self.parts
+        assert parts is not None
+        found = self._example()
+        if found is None:
+            return Check("loss mask", WARN, "no conversation to show: no teacher, and no attempt")
+        episode, origin = found
+        return conversation_check(episode, parts.tokenizer, origin)
+
+    def _example(self) -> tuple[Episode, str] | None:
+        """A row of the warm-up, a teacher's attempt, or one that was sampled."""
+        parts, config = self.parts, self.config
+        assert parts is not None
+        sft = config.sft
+        if sft.is_on and sft.data:
+            chats, marks = open_chats(sft.data, sft.skip_bad, sft.layout), sft.mask_results
+            speller = Speller(parts.actions, parts.tokenizer, marks) if parts.actions else None
+            row = example(
+                Task("row:1", ""), chats[0], parts.chat, marks, speller, config.task.prefill
+            )
+            return row, f"the first row of {sft.data}"
+        task = next(TaskStream(config.task.env, config.run.seed))
+        try:
+            return self._taught(parts, task), "a teacher's attempt"
+        except (NotImplementedError, ValueError, AttributeError):
+            rows = rows_of(self.episodes)
+            if not rows:
+                return None
+            longest = max(rows, key=lambda row: len(row.spans))
+            only = replace(longest.episode, leaves=[longest.leaf])
+            return only, "an attempt that was sampled"
+
+    def _taught(self, parts: Parts, task: Task) -> Episode:
+        """A teacher may do it this way or that: one of a few attempts, the one with most turns."""
+        config = self.config
+        taught = [
+            demonstration(
+                task,
+                parts.setting.make_env(task),
+                parts.chat,
+                seed=seed,
+                actions=parts.actions,
+                prefill=config.task.prefill,
+                **config.sft.demo_args,
+            )
+            for seed in range(16)
+        ]
+        return max(taught, key=lambda episode: len(episode.spans))
+
+    def _of_attempts(self) -> Iterator[Check]:
+        parts, learner = self.parts, self.learner
+        assert parts is not None and learner is not None
+        rows = rows_of(self.episodes)
+        some = few(rows, learner.tokens_per_micro)
+        temperature = self.config.rollout.temperature
+        # a KL term would want a reference, which adds to each token and mixes no rows
+        loss = build(replace(parts.preset, kl_coef=0.0))[2]
+        yield from made("mask", lambda: mask(rows), QUICK)
+        yield from made("eos", lambda: eos(rows, parts.chat), QUICK)
+        yield from made("log-probs", lambda: agreement(learner, some, temperature), ASKING)
+        yield from made("micro", lambda: micro(learner, some, loss), ASKING)
+
+
+def alone(config: Config, folder: Path) -> Config:
+    """The recipe for one process, with another folder."""
+    changes: dict[str, dict[str, Any]] = {
+        "run": {"dir": str(folder), "name": "doctor"},
+        "parallel": {"tp": 1},
+        "cluster": {"address": ""},
+    }
+    return config.model_copy(
+        update={
+            section: getattr(config, section).model_copy(update=values)
+            for section, values in changes.items()
+        }
+    )
+
+
+def examine_recipe(config: Config) -> Iterator[Check]:
+    with tempfile.TemporaryDirectory(prefix="graft-doctor-", ignore_cleanup_errors=True) as folder:
+        examination = Examination(config, Path(folder))
+        try:
+            yield from examination.lines()
+        finally:
+            examination.close()

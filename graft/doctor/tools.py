@@ -1,0 +1,109 @@
+"""Does every tool answer? Each is called once, with an input that does no harm.
+
+    pass  tool python       "print(1)" -> "1" in 0.4 s
+    fail  tool search       Error: the search service at http://... does not answer
+
+Tools of ours get an input that they must understand. Any other gets its arguments filled in by its
+schema, as a policy that knows nothing might: an error text is then an answer too. A tool of an MCP server
+is not called, for nobody here knows what it would do; its server is asked for its list again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from graft.doctor.patience import made
+from graft.envs.base import Wrapper
+from graft.envs.tooled import ToolEnv
+from graft.protocols import Env
+from graft.tools import has_state, is_error
+from graft.tools.calling import call_tool
+from graft.tools.schema import parameters_of
+from graft.train.check import FAIL, PASS, Check
+
+INPUTS = {"calculator": "1+1", "python": "print(1)", "search": "a city by a river"}
+"""Of the tools in `graft.tools.TOOLS`."""
+MADE_UP: Mapping[str, Any] = {
+    "string": "test",
+    "integer": 1,
+    "number": 1.0,
+    "boolean": False,
+    "array": [],
+    "object": {},
+}
+"""JSON type -> a value of it."""
+
+
+def tools_of(env: Env) -> list[Any]:
+    """The tools of all wrappers, the innermost first."""
+    found: list[Any] = []
+    inner: Any = env
+    while isinstance(inner, Wrapper):
+        if isinstance(inner, ToolEnv):
+            found = [*inner.tools.values(), *found]
+        inner = inner.env
+    return found
+
+
+def tool_checks(env: Env, deadline: float) -> Iterator[Check]:
+    """A line for each tool; the env is closed behind them."""
+    try:
+        for tool in tools_of(env):
+            name = f"tool {tool.name}"
+            yield from made(name, lambda tool=tool, name=name: answer_of(tool, name), deadline)
+    finally:
+        env.close()
+
+
+def answer_of(tool: Any, name: str) -> Check:
+    started = time.perf_counter()
+    if hasattr(tool, "link"):  # of an MCP server
+        listed = [one["name"] for one in tool.link.tools()]
+        took = f"{time.perf_counter() - started:.1f} s"
+        if tool.called in listed:
+            return Check(
+                name, PASS, f"its server answers and lists it, in {took}; it was not called"
+            )
+        seen = f"its server answers in {took} and lists it no more: {', '.join(listed)}"
+        return Check(name, FAIL, seen, "start the server that has it, or leave the tool out")
+    if has_state(tool):
+        tool.reset()
+    is_ours = type(tool).__module__.startswith("graft.tools.") and tool.name in INPUTS
+    given = INPUTS[tool.name] if is_ours else arguments_for(tool)
+    answer = call_tool(tool, given)
+    took = f"{time.perf_counter() - started:.1f} s"
+    seen = f"{_short(given)} -> {_short(answer)} in {took}"
+    # only what was recorded is answered in a replay, and this was not
+    is_replay = getattr(tool, "cache_mode", "") == "replay"
+    if is_ours and is_error(answer) and not is_replay:
+        remedy = "the policy would be told the same at every call: mend what the text names"
+        return Check(name, FAIL, seen, remedy)
+    return Check(name, PASS, seen)
+
+
+def arguments_for(tool: Any) -> dict[str, Any]:
+    """Values for what a tool's schema requires.
+
+    {"properties": {"city": {"type": "string"}}, "required": ["city"]} -> {"city": "test"}
+    """
+    parameters = parameters_of(tool)
+    known = parameters.get("properties", {})
+    return {
+        name: _value(known.get(name, {}))
+        for name in parameters.get("required", [])
+        if name in known
+    }
+
+
+def _value(described: Mapping[str, Any]) -> Any:
+    if described.get("enum"):
+        return described["enum"][0]
+    kind = described.get("type", "string")
+    return MADE_UP.get(kind[0] if isinstance(kind, list) else kind, "test")
+
+
+def _short(text: Any) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 80 else f"{shown[:60]} ... {shown[-15:]}"

@@ -1,0 +1,1 @@
+"""Models of families without a decoder of ours, trained as transformers computes them."""

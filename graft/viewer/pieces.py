@@ -1,0 +1,114 @@
+"""The text of single tokens, as the model's own tokenizer writes them one after the other.
+
+    bytes of "né" are the tokens 110, 195, 169     pieces "n", "", "é"
+
+A token alone may be half a character, or a word whose blank is only written when something stands before
+it. So each piece is what the text grows by: decoded together with the piece before, less that piece. A
+token that completes no character yet has an empty piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from graft.record import Record, read_object
+
+LONGEST = 400
+"""Characters of one piece that are shown; a hostile tokenizer can spell a novel with one id."""
+HALF = "\ufffd"
+PATIENCE = 8
+"""Tokens that may go into one character before its rubble is shown as it is."""
+
+
+class Pieces:
+    """The tokenizer of a run, opened when first asked for; `reason` says why there is none."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.reason = ""
+        self._tokenizer: Any = None
+        self._source: Path | None = None
+        self._is_from_recipe = False
+        self._names: list[str] = []
+        self._vocabulary = 0
+
+    def __call__(self, tokens: Sequence[int], start: int, end: int) -> list[str] | None:
+        """The pieces of tokens[start:end], which go on behind those before; None without tokenizer."""
+        self._open()
+        if self._tokenizer is None:
+            return None
+        return pieces(self._tokenizer, tokens, start, end)
+
+    def action(self, action: int) -> str:
+        """The name of an action beyond the vocabulary, "" for a token."""
+        self._open()
+        place = action - self._vocabulary
+        if not self._vocabulary or place < 0:
+            return ""
+        return self._names[place] if place < len(self._names) else f"action {action}"
+
+    def _open(self) -> None:
+        """Once from a checkpoint, for the tokenizer of a run does not change; before there is one,
+        once from the configuration."""
+        if self._tokenizer is not None and self._source is not None:
+            return
+        newest = self.record.checkpoint
+        if newest is not None and newest.path != self._source:
+            self._source = newest.path
+            self._load(newest.path)
+        elif newest is None and not self._is_from_recipe:
+            self._is_from_recipe = True
+            self._from_recipe()
+
+    def _load(self, folder: Path) -> None:
+        from graft.text.tokenizer import Tokenizer
+
+        try:
+            self._tokenizer, self.reason = Tokenizer.load(folder), ""
+        except Exception as error:  # a file being written, a library of another version, ...
+            self.reason = f"the tokenizer of {folder.name} cannot be read: {error}"
+            return
+        self._vocabulary = int(read_object(folder / "config.json").get("vocab_size") or 0)
+        named = read_object(folder / "actions.json").get("actions")
+        self._names = [str(name) for name in named] if isinstance(named, list) else []
+
+    def _from_recipe(self) -> None:
+        """No checkpoint yet: what the configuration says. This imports torch, so it comes last."""
+        try:
+            from graft.config import load_config
+            from graft.train.checkpoint import latest_model
+            from graft.train.model import load_tokenizer
+
+            config = load_config(str(self.record.path / "config.yaml"))
+            source = latest_model(config.model.path) if config.model.path else None
+            self._tokenizer = load_tokenizer(config, source)
+            self._vocabulary = self._tokenizer.vocab_size
+        except Exception as error:  # whatever a user's environment or path may raise
+            self.reason = (
+                "no checkpoint yet, and the tokenizer of config.yaml cannot be opened "
+                f"({type(error).__name__}: {error}); tokens are shown as their numbers"
+            )
+
+
+def pieces(tokenizer: Any, tokens: Sequence[int], start: int, end: int) -> list[str]:
+    """See above; `tokens` are all of the walk, for the first piece depends on what stands before."""
+    found: list[str] = []
+    behind = max(start - 1, 0)  # where the piece before begins
+    done = start
+    before = tokenizer.decode(tokens[behind:done]) if done > behind else ""
+    for at in range(start, min(end, len(tokens))):
+        text = tokenizer.decode(tokens[behind : at + 1])
+        if text.endswith(HALF) and at + 1 - done < PATIENCE and at + 1 < len(tokens):
+            found.append("")
+            continue
+        new = (
+            text[len(before) :]
+            if text.startswith(before)
+            else tokenizer.decode(tokens[done : at + 1])
+        )
+        found.append(new[:LONGEST])
+        behind, done = done, at + 1
+        before = tokenizer.decode(tokens[behind:done])
+    return found

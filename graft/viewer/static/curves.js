@@ -1,0 +1,193 @@
+// The view of numbers: charts of the chosen metrics, one line per run.
+
+import { ask, colourOf } from "./api.js";
+import { Chart } from "./chart.js";
+import { button, choice, make, number, visible } from "./dom.js";
+
+const USUAL = [
+  "reward", "reward_std", "eval/sampled", "eval/greedy", "entropy", "loss", "completions/mean_length",
+  "tools/rate", "tools/failure_frequency", "sampling/sampling_logp_difference/mean",
+  "clip_ratio/region_mean", "frac_reward_zero_std", "grad_norm", "accuracy", "tokens_per_second",
+];
+const AXES = [["step", "step"], ["seconds", "relative time"], ["wall", "wall time"]];
+const MOST_USUAL = 9;
+
+export class Curves {
+  constructor(main, state) {
+    Object.assign(this, { main, state });
+    this.how = { smoothing: 0, isLog: false, axis: "step", ...remembered("how", {}) };
+    this.picked = remembered("picked", {}); // phase -> metrics
+    this.charts = new Map();
+    this.data = new Map();
+    this.controls = make("div", { class: "controls" });
+    this.alarms = make("details", { class: "alarms" });
+    this.grid = make("div", { class: "charts" });
+    main.replaceChildren(this.controls, this.alarms, this.grid);
+    this.build();
+  }
+
+  get phases() {
+    return [...new Set(this.state.runs.flatMap((run) => Object.keys(run.metrics)))].sort();
+  }
+
+  get metrics() {
+    return [...new Set(this.state.runs.flatMap((run) => run.metrics[this.phase] ?? []))].sort(byArea);
+  }
+
+  get chosen() {
+    const there = new Set(this.metrics);
+    const own = this.picked[this.phase];
+    return own ? own.filter((name) => there.has(name)) : USUAL.filter((name) => there.has(name)).slice(0, MOST_USUAL);
+  }
+
+  build() {
+    const phases = this.phases;
+    if (!phases.includes(this.phase)) this.phase = phases.includes("rl") ? "rl" : phases[0];
+    this.signature = JSON.stringify([phases, this.metrics]);
+    const { how } = this;
+    const strength = make("output", {}, number(how.smoothing, 2));
+    const slider = make("input", {
+      type: "range", min: 0, max: 0.99, step: 0.01, value: how.smoothing, "aria-label": "smoothing",
+      on: { input: () => {
+        how.smoothing = Number(slider.value);
+        strength.textContent = number(how.smoothing, 2);
+        this.redraw();
+      } },
+    });
+    const isLog = make("input", { type: "checkbox", name: "log", checked: how.isLog, on: { change: () => {
+      how.isLog = isLog.checked;
+      this.redraw();
+    } } });
+    this.controls.replaceChildren(
+      ...(phases.length > 1 ? [choice("phase", phases, this.phase, (phase) => { this.phase = phase; this.build(); }, "phase")] : []),
+      choice("x", AXES, how.axis, (axis) => { how.axis = axis; this.redraw(); }, "axis"),
+      make("label", {}, "smoothing ", slider, strength),
+      make("label", {}, isLog, " log scale"),
+      this.picker(),
+    );
+    this.layOut();
+  }
+
+  picker() {
+    const words = make("input", { type: "search", placeholder: "find a metric", "aria-label": "find a metric" });
+    const list = make("div", { class: "metrics" });
+    const fill = () => {
+      const chosen = new Set(this.chosen);
+      const shown = this.metrics.filter((name) => name.toLowerCase().includes(words.value.toLowerCase()));
+      list.replaceChildren(...shown.map((name) => {
+        const about = Object.values(this.state.explained[name] ?? {}).join("\n");
+        const box = make("input", { type: "checkbox", value: name, checked: chosen.has(name), on: { change: () => {
+          const now = this.chosen.filter((one) => one !== name);
+          this.picked[this.phase] = box.checked ? [...now, name] : now;
+          remember("picked", this.picked);
+          this.layOut();
+        } } });
+        return make("label", { title: about || name }, box, ` ${name}`);
+      }));
+    };
+    words.addEventListener("input", fill);
+    const usual = button("usual ones", () => {
+      delete this.picked[this.phase];
+      remember("picked", this.picked);
+      fill();
+      this.layOut();
+    });
+    const box = make("details", { class: "picker", on: { toggle: fill } }, make("summary", {}, "metrics"), make("div", { class: "popup" }, make("div", {}, words, " ", usual), list));
+    box.addEventListener("keydown", (event) => { if (event.key === "Escape") box.open = false; });
+    return box;
+  }
+
+  layOut() {
+    const chosen = this.chosen;
+    for (const [name, chart] of this.charts) {
+      if (!chosen.includes(name)) {
+        chart.close();
+        this.charts.delete(name);
+      }
+    }
+    for (const name of chosen) {
+      if (!this.charts.has(name)) this.charts.set(name, new Chart(name, this.state.explained[name]));
+    }
+    this.grid.replaceChildren(...chosen.map((name) => this.charts.get(name).element));
+    if (!chosen.length) {
+      this.grid.replaceChildren(make("p", { class: "note" }, this.phases.length ? "choose metrics above" : "no numbers yet: they appear with the first step"));
+    }
+    this.load();
+  }
+
+  async load() {
+    const [phase, metrics] = [this.phase, this.chosen];
+    if (!metrics.length) return;
+    try {
+      const found = await Promise.all(this.state.runs.map((run) => ask("curves", { run: run.run, phase, metrics: metrics.join(",") })));
+      if (phase !== this.phase) return;
+      this.data = new Map(found.map((one, i) => [this.state.runs[i].run, one]));
+      this.redraw();
+    } catch (error) {
+      this.state.say(error.message);
+    }
+  }
+
+  redraw() {
+    remember("how", this.how);
+    const shown = this.state.runs.filter((run) => !this.state.hidden.has(run.run) && this.data.has(run.run));
+    const numbers = shown.map((run) => run.run).join(",");
+    for (const [name, chart] of this.charts) {
+      const series = shown
+        .filter((run) => this.data.get(run.run).values[name])
+        .map((run) => {
+          const data = this.data.get(run.run);
+          const alarms = run.alarms
+            .filter((alarm) => alarm.metric === name && (alarm.phase ?? "rl") === this.phase)
+            .map((alarm) => {
+              const i = data.step.findIndex((step) => step >= alarm.step);
+              return { ...alarm, x: i < 0 ? null : data[this.how.axis][i] };
+            });
+          return { name: run.name, colour: colourOf(run.run), x: data[this.how.axis], y: data.values[name], alarms };
+        });
+      chart.csv.href = `/api/csv?${new URLSearchParams({ runs: numbers, phase: this.phase, metrics: name })}`;
+      chart.csv.download = `${name.replaceAll("/", "_")}.csv`;
+      chart.show(series, this.how);
+    }
+    this.showAlarms(shown);
+  }
+
+  showAlarms(runs) {
+    const rows = runs.flatMap((run) => run.alarms.map((alarm) => [run, alarm]));
+    this.alarms.hidden = !rows.length;
+    const lines = rows.slice(-100).reverse().map(([run, alarm]) =>
+      make("li", { class: alarm.level === "alarm" ? "alarm" : "warn" }, `${run.name}, step ${alarm.step}, ${alarm.metric}: ${visible(String(alarm.text ?? ""))}`),
+    );
+    this.alarms.replaceChildren(make("summary", {}, `${rows.length} alarm${rows.length === 1 ? "" : "s"}`), make("ul", {}, ...lines));
+  }
+
+  update() {
+    if (JSON.stringify([this.phases, this.metrics]) !== this.signature) this.build();
+    else this.load();
+  }
+
+  close() {
+    for (const chart of this.charts.values()) chart.close();
+  }
+}
+
+/** Plain names first, then area/name. */
+function byArea(a, b) {
+  return a.includes("/") - b.includes("/") || (a < b ? -1 : 1);
+}
+
+function remembered(name, otherwise) {
+  try {
+    return JSON.parse(localStorage.getItem(`graft.${name}`)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+
+function remember(name, value) {
+  try {
+    localStorage.setItem(`graft.${name}`, JSON.stringify(value));
+  } catch {
+    // a browser without storage shows the usual metrics next time
+  }
+}

@@ -1,0 +1,194 @@
+"""An episode in the parts that the page asks for: the tree without its tokens, a walk page by page.
+
+    tree   spans with parent, author, the first words, how many tokens, how sure; leaves with rewards
+    walk   the tokens from the root to one tip, `start` to `start + count`, parallel lists of numbers
+
+Numbers that JSON does not know (NaN, infinities) are null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graft.viewer.episodes import prompt_text
+from graft.viewer.learned import Row
+from graft.viewer.runs import NotThere, Run
+
+EXCERPT = 160
+"""Characters of a span's text in the tree."""
+MOST_INFO = 4000
+"""Characters of what an environment wrote down about one span or leaf."""
+MOST_TOKENS = 2000
+"""Of one page of a walk."""
+MOST_TEXT = 20_000
+MOST_SPANS = 20_000
+NO_ACTION = -1
+
+
+def tree(run: Run, step: str, line: int) -> dict[str, Any]:
+    episode = run.episode(step, line)
+    task, spans, leaves = episode["task"], episode["spans"], episode["leaves"]
+    return {
+        "run": run.number,
+        "step": step,
+        "line": line,
+        "task": {
+            "id": str(task.get("id", "")),
+            "env": str(task.get("env", "")),
+            "prompt": prompt_text(task)[:MOST_TEXT],
+            "answer": _short(task.get("answer")),
+            "meta": _short(task.get("meta")),
+        },
+        "num_spans": len(spans),
+        "spans": [_branch(span) for span in spans[:MOST_SPANS]],
+        "leaves": [
+            {
+                "tips": leaf["tips"],
+                "reward": _number(leaf["reward"]),
+                "status": str(leaf["status"]),
+                "twin": leaf.get("twin"),
+                "metrics": {k: _number(v) for k, v in (leaf.get("metrics") or {}).items()},
+            }
+            for leaf in leaves
+        ],
+    }
+
+
+def _branch(span: Mapping[str, Any]) -> dict[str, Any]:
+    text = str(span.get("text", ""))
+    return {
+        "parent": span["parent"],
+        "author": str(span["author"]),
+        "tokens": len(span["tokens"]),
+        "trained": sum(map(bool, span.get("mask") or ())),
+        "reward": _number(span.get("reward", 0.0)),
+        "version": span.get("version", 0),
+        "text": text[:EXCERPT],
+        "characters": len(text),
+        "entropy": _mean(span.get("entropies") or ()),
+        "logprob": _mean(span.get("logprobs") or ()),
+        "info": _info(span.get("info") or {}),
+    }
+
+
+def walk(episode: Mapping[str, Any], leaf: int, context: int) -> list[int]:
+    """Indices of the spans from the root to the tip of one context of a leaf."""
+    leaves, spans = episode["leaves"], episode["spans"]
+    if not 0 <= leaf < len(leaves):
+        raise NotThere(f"the episode has {len(leaves)} leaves, there is no leaf {leaf}")
+    tips = leaves[leaf]["tips"]
+    if not 0 <= context < len(tips):
+        raise NotThere(f"leaf {leaf} has {len(tips)} contexts, there is no context {context}")
+    path: list[int] = []
+    at: int | None = tips[context]
+    while at is not None:
+        if not 0 <= at < len(spans) or (path and at >= path[-1]):  # parents come before children
+            raise NotThere(f"leaf {leaf} ends in span {at}, which leads to no root")
+        path.append(at)
+        at = spans[at]["parent"]
+    return path[::-1]
+
+
+def tokens(
+    run: Run, step: str, line: int, leaf: int, context: int, start: int, count: int
+) -> dict[str, Any]:
+    """One page of a walk: parallel lists, null where a token has no such number."""
+    episode = run.episode(step, line)
+    path = walk(episode, leaf, context)
+    spans = [episode["spans"][i] for i in path]
+    lengths = [len(span["tokens"]) for span in spans]
+    ids = [token for span in spans for token in span["tokens"]]
+    start = min(max(start, 0), len(ids))
+    end = min(start + min(max(count, 1), MOST_TOKENS), len(ids))
+    authors = [str(span["author"]) for span in spans]
+    prompt = sum(lengths[: next((i for i, a in enumerate(authors) if a != "task"), len(spans))])
+    with run.lock:
+        learned = run.learned.row(step, line, leaf, context)
+        pieces = run.pieces(ids, start, end)
+        actions = _column(spans, "actions", start, end)
+        names = {
+            action: name
+            for action in {a for a in actions if isinstance(a, int) and a >= 0}
+            if (name := run.pieces.action(action))
+        }
+        reason = run.pieces.reason
+    advantages, learner = _behind(learned, prompt, start, end)
+    return {
+        "total": len(ids),
+        "start": start,
+        "end": end,
+        "spans": [[i, length] for i, length in zip(path, lengths, strict=True)],
+        "ids": ids[start:end],
+        "pieces": pieces,
+        "no_pieces": reason,
+        "logprobs": _column(spans, "logprobs", start, end),
+        "entropies": _column(spans, "entropies", start, end),
+        "mask": _column(spans, "mask", start, end),
+        "actions": actions,
+        "names": names,
+        "modes": _column(spans, "modes", start, end),
+        "advantages": advantages,
+        "learner": learner,
+        "no_learned": learned if isinstance(learned, str) else "",
+    }
+
+
+def text(run: Run, step: str, line: int, span: int, start: int) -> dict[str, Any]:
+    """A part of what one span says, as its environment saw it."""
+    spans = run.episode(step, line)["spans"]
+    if not 0 <= span < len(spans):
+        raise NotThere(f"the episode has {len(spans)} spans, there is no span {span}")
+    whole = str(spans[span].get("text", ""))
+    start = min(max(start, 0), len(whole))
+    return {"text": whole[start : start + MOST_TEXT], "start": start, "total": len(whole)}
+
+
+def _column(spans: Sequence[Mapping[str, Any]], name: str, start: int, end: int) -> list[Any]:
+    """The numbers of tokens start to end; null where a span has none."""
+    found: list[Any] = []
+    begins = 0
+    for span in spans:
+        size = len(span["tokens"])
+        first, last = max(start - begins, 0), min(end - begins, size)
+        if first < last:
+            values = span.get(name) or ()
+            found += map(_number, values[first:last]) if values else [None] * (last - first)
+        begins += size
+    return found
+
+
+def _behind(learned: Row | str, prompt: int, start: int, end: int) -> tuple[list[Any], list[Any]]:
+    """The learner's numbers on the walk's places: null over the prompt and where none were kept."""
+    if isinstance(learned, str):
+        return [], []
+
+    def placed(values: list[float]) -> list[float | None]:
+        wanted = (i - prompt for i in range(start, end))
+        return [_number(values[i]) if 0 <= i < len(values) else None for i in wanted]
+
+    return placed(learned.advantages), placed(learned.logprobs)
+
+
+def _info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What was written down about a span; long values are cut."""
+    return {str(name): _short(value) for name, value in list(info.items())[:50]}
+
+
+def _short(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return _number(value)
+    told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return told if len(told) <= MOST_INFO else f"{told[:MOST_INFO]}... ({len(told)} characters)"
+
+
+def _number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _number(sum(values) / len(values)) if values else None

@@ -1,0 +1,218 @@
+"""A small server with SGLang's HTTP API over one of our decoders, so that its log-probs are true.
+
+It speaks what `SGLangServer` uses of the API, with the manners of the real one as its source and its
+users describe them: log-probs at the temperature but before top-k and top-p, the token that stops
+among the output, a version in every reply. The real one was not run.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+
+from graft.models.decoder import Decoder, causal
+from graft.models.load import load_model
+from graft.text.tokenizer import Tokenizer
+
+
+class FakeSGLang:
+    """What it serves and what goes wrong with it."""
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
+        self.decoder, self.tokenizer = decoder, tokenizer
+        self.url = ""
+        self.version = "default"
+        self.is_raw = False
+        """Tell log-probs of temperature 1 (SGLANG_RETURN_ORIGINAL_LOGPROB)."""
+        self.is_old = False
+        """Without pause_generation and with the older names of its information."""
+        self.delay = 0.0
+        """Seconds a token takes."""
+        self.faults: list[int] = []
+        """Statuses, used up one by one before it answers properly."""
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.aborted: set[str] = set()
+        self.running: set[str] = set()
+        self.unpaused = threading.Event()
+        self.unpaused.set()
+        self.is_dead = False
+        self.lock = threading.Lock()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def paths(self, path: str) -> list[dict[str, Any]]:
+        return [content for asked, content in self.asked if asked == path]
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        with self.lock:
+            decoder = self.decoder
+            hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), causal)
+            return (hidden @ decoder.head_weight.T)[:, : decoder.shape.vocab_size]
+
+    def generate(self, content: dict[str, Any]) -> dict[str, Any]:
+        self.unpaused.wait(30)
+        asked, tokens = content["sampling_params"], list(content["input_ids"])
+        rid = content.get("rid", "")
+        version, meta = self.version, {"id": rid, "prompt_tokens": len(tokens)}
+        start = content.get("logprob_start_len", -1)
+        if start >= 0:
+            logp = self.logits(tokens).log_softmax(-1)
+            told = [[None, tokens[start], None]]
+            told += [
+                [float(logp[i - 1, tokens[i]]), tokens[i], None]
+                for i in range(start + 1, len(tokens))
+            ]
+            meta["input_token_logprobs"] = told
+        said: list[Any] = []
+        tops: list[Any] = []
+        given: list[Any] = []
+        finish: dict[str, Any] = {"type": "length", "length": asked["max_new_tokens"]}
+        temperature = asked.get("temperature", 1.0)
+        self.running.add(rid)
+        while len(said) < asked["max_new_tokens"]:
+            time.sleep(self.delay)
+            if self.is_dead:
+                raise ConnectionAbortedError
+            if rid in self.aborted:
+                finish = {"type": "abort", "message": "Abort"}
+                break
+            logits = self.logits(tokens)[-1]
+            logp = (logits / (temperature or 1.0)).log_softmax(-1)
+            told_logp = logits.log_softmax(-1) if self.is_raw else logp
+            token = self._draw(logp, asked)
+            tokens.append(token)
+            said.append([float(told_logp[token]), token, None])
+            top = told_logp.topk(min(content.get("top_logprobs_num", 0), len(logp)))
+            tops.append([[v, i, None] for v, i in zip(*map(torch.Tensor.tolist, top), strict=True)])
+            ids = content.get("token_ids_logprob") or []
+            given.append([[float(told_logp[i]), i, None] for i in ids])
+            if token in asked.get("stop_token_ids", ()):
+                finish = {"type": "stop", "matched": token}
+                break
+            text = self.tokenizer.decode([one[1] for one in said])
+            found = next((stop for stop in asked.get("stop", ()) if stop in text), None)
+            if found is not None:
+                finish = {"type": "stop", "matched": found}
+                break
+        self.running.discard(rid)
+        meta |= {
+            "finish_reason": finish,
+            "completion_tokens": len(said),
+            "output_token_logprobs": said,
+            "output_top_logprobs": tops,
+            "output_token_ids_logprobs": given,
+            "weight_version": version,
+        }
+        return {"text": "", "output_ids": [one[1] for one in said], "meta_info": meta}
+
+    def _draw(self, logp: torch.Tensor, asked: dict[str, Any]) -> int:
+        if asked.get("temperature") == 0:
+            return int(logp.argmax())
+        if asked.get("top_k", -1) > 0:
+            least = logp.topk(asked["top_k"]).values[-1]
+            logp = logp.masked_fill(logp < least, -torch.inf)
+        with self.lock:
+            return int(torch.multinomial(logp.exp(), 1, generator=self.generator))
+
+    def abort(self) -> None:
+        self.aborted |= self.running
+
+    def answer(self, path: str, content: dict[str, Any]) -> tuple[int, Any]:
+        """Status and what stands in the body, None: nothing."""
+        info = {"weight_version": self.version, "model_path": "m"}
+        old = ("/get_model_info", "/get_server_info")
+        new = ("/model_info", "/server_info", "/pause_generation", "/continue_generation")
+        if path in (new if self.is_old else old):
+            return 404, {"detail": "Not Found"}
+        match path:
+            case "/health":
+                return 200, None
+            case "/model_info" | "/get_model_info":
+                return 200, info
+            case "/server_info" | "/get_server_info":
+                return 200, {"context_length": None, "version": "0.5"}
+            case "/generate":
+                return 200, self.generate(content)
+            case "/abort_request":
+                if content["rid"] in self.running:
+                    self.aborted.add(content["rid"])
+                return 200, None
+            case "/pause_generation":
+                self.unpaused.clear()
+                self.abort()
+                return 200, {"status": "ok"}
+            case "/continue_generation":
+                self.unpaused.set()
+                return 200, {"status": "ok"}
+            case "/update_weights_from_disk":
+                self.abort()
+                while self.running - self.aborted:
+                    time.sleep(0.001)
+                try:
+                    decoder = load_model(content["model_path"])
+                except (OSError, ValueError) as error:
+                    return 400, {"success": False, "message": str(error)}
+                with self.lock:
+                    self.decoder, self.version = decoder, content["weight_version"]
+                return 200, {"success": True, "message": "Succeeded to update model weights."}
+            case _:
+                return 404, {"detail": "Not Found"}
+
+
+@contextmanager
+def serving_sglang(decoder: Decoder, tokenizer: Tokenizer) -> Iterator[FakeSGLang]:
+    fake = FakeSGLang(decoder, tokenizer)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self._serve({})
+
+        def do_POST(self) -> None:
+            self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}"))
+
+        def _serve(self, content: dict[str, Any]) -> None:
+            fake.asked.append((self.path, content))
+            self.close_connection = True
+            if fake.is_dead:
+                return
+            if fake.faults and self.path == "/generate":
+                code, answer = fake.faults.pop(0), {"message": "not now"}
+            else:
+                try:
+                    code, answer = fake.answer(self.path, content)
+                except ConnectionAbortedError:
+                    return
+            body = b"" if answer is None else json.dumps(answer).encode()
+            try:
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield fake
+    finally:
+        fake.is_dead = True
+        fake.unpaused.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,461 @@
+"""SGLang's API: log-probs are the learner's, versions are checked, dead servers are told of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graft.engine import remembered, wire
+from graft.engine.errors import EngineError
+from graft.engine.native.engine import NativeEngine
+from graft.engine.sglang import SGLangServer
+from graft.engine.wire import EndpointError
+from graft.models.decoder import Decoder
+from graft.models.names import hf_names
+from graft.models.save import save_model
+from graft.text.tokenizer import Tokenizer
+from graft.types import Completion, Finish, Sampling
+from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder, tools_space
+from tests.engine.fake_sglang import FakeSGLang, serving_sglang
+
+TOKENIZER = Tokenizer.bytes()
+
+
+def decoder_of(seed: int) -> Decoder:
+    return tiny_decoder(seed, vocab_size=TOKENIZER.vocab_size, max_positions=64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save_model(decoder_of(0), path)
+    TOKENIZER.save(path)
+    return path
+
+
+class Stage:
+    """Fake servers, and an engine over all of them."""
+
+    def __init__(self, folder: Path, exchange: Path, fakes: list[FakeSGLang]) -> None:
+        self.folder, self.exchange, self.fakes = folder, exchange, fakes
+
+    def engine(self, **options: Any) -> SGLangServer:
+        options = {"deadline": 20.0, "exchange": self.exchange, **options}
+        urls = [fake.url for fake in self.fakes]
+        return SGLangServer(urls, self.folder, tokenizer=TOKENIZER, **options)
+
+
+@pytest.fixture
+def stage(folder, tmp_path, monkeypatch) -> Iterator[Callable[[int], Stage]]:
+    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(wire, "RETRIES", 3)
+    with ExitStack() as stack:
+
+        def make(count: int = 1) -> Stage:
+            opened = [
+                stack.enter_context(serving_sglang(decoder_of(0), TOKENIZER)) for _ in range(count)
+            ]
+            return Stage(folder, tmp_path / "exchange", opened)
+
+        yield make
+
+
+def sample(engine: SGLangServer, tokens: list[int], key: int = 1, **sampling: Any) -> Completion:
+    async def main() -> Completion:
+        return await engine.open(tokens, key).sample(Sampling(**sampling))
+
+    return asyncio.run(main())
+
+
+def gap(decoder: Decoder, before: list[int], said: Completion, temperature: float = 1.0) -> float:
+    """Mean distance of its log-probs from those of a plain forward."""
+    logp = dense_logp(decoder, before + said.tokens, temperature=temperature)[len(before) - 1 : -1]
+    want = logp.gather(-1, torch.tensor(said.tokens)[:, None])[:, 0]
+    return float((torch.tensor(said.logprobs) - want).abs().mean())
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0.002)
+
+
+def test_log_probs_are_the_learners_before_and_after_three_updates(stage):
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    engine.health()
+    before = TOKENIZER.encode("two and three")
+    for version in range(4):
+        decoder = decoder_of(version)
+        if version:
+            engine.load(hf_names(decoder), version)
+        for temperature in (1.0, 0.7):
+            said = sample(engine, before, temperature=temperature, max_tokens=12)
+            assert (said.version, said.finish) == (version, Finish.LENGTH)
+            assert said.actions == said.tokens and said.modes == [0] * 12
+            assert gap(decoder, before, said, temperature) < 1e-4
+            assert gap(decoder_of(version + 7), before, said, temperature) > 0.01
+    assert fake.version == f"{engine.run}-v3"
+    assert len(list(set_up.exchange.iterdir())) == 1  # the last weights alone
+    assert "sampling_seed" not in fake.paths("/generate")[-1]["sampling_params"]
+    engine.close()
+    assert list(set_up.exchange.iterdir()) == []
+
+
+def test_entropies_are_lower_bounds_of_twenty_tokens(stage):
+    set_up = stage()
+    engine = set_up.engine()
+    assert engine.entropy_top_k == 20
+    said = sample(engine, [5, 6], max_tokens=8)
+    logp = dense_logp(decoder_of(0), [5, 6, *said.tokens])[1:-1]
+    true = torch.special.entr(logp.exp()).sum(-1)
+    found = torch.tensor(said.entropies)
+    assert (found <= true + 1e-4).all() and (found > 0.5 * true).all()
+
+
+def test_log_probs_of_a_cut_distribution_are_not_told_and_not_made_up(stage):
+    said = sample(stage().engine(), [5, 6], top_k=3, max_tokens=4)
+    assert len(said.tokens) == 4
+    assert all(map(math.isnan, said.logprobs)) and all(map(math.isnan, said.entropies))
+
+
+def test_contexts_grow_and_fork_with_the_tokens_they_have(stage):
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    engine.health()
+    del fake.asked[:]
+
+    async def main() -> list[list[int]]:
+        context = engine.open([1, 2])
+        first = await context.sample(Sampling(max_tokens=3))
+        context.append([9])
+        twin, past = context.fork(), context.fork(at=2)
+        await twin.sample(Sampling(max_tokens=2))
+        await past.sample(Sampling(max_tokens=2))
+        with pytest.raises(ValueError, match="cannot fork at token 9 of a context of 6"):
+            context.fork(at=9)
+        return [[1, 2, *first.tokens, 9], twin.tokens[:-2], past.tokens[:-2]]
+
+    own, twin, past = asyncio.run(main())
+    assert twin == own and past == [1, 2]
+    assert [content["input_ids"] for content in fake.paths("/generate")] == [[1, 2], own, [1, 2]]
+
+
+def test_stop_tokens_and_strings_cut_where_the_native_engine_cuts(stage):
+    engine = stage().engine(eos_ids=(256,))
+    greedy = {"temperature": 0.0, "max_tokens": 20}
+    free = sample(engine, [5], **greedy)
+    native = NativeEngine(decoder_of(0), tokenizer=TOKENIZER, kv_tokens=256, page_size=4)
+
+    def natively(**sampling: Any) -> Completion:
+        async def main() -> Completion:
+            return await native.open([5]).sample(Sampling(**greedy, **sampling))
+
+        return asyncio.run(main())
+
+    assert free.tokens == natively().tokens
+    letters = [token for token in free.tokens if 32 < token < 127]
+    assert letters
+    text = TOKENIZER.decode(letters[:1])
+    for asked in ({"stop_tokens": (free.tokens[2],)}, {"stop": (text,)}):
+        said, want = sample(engine, [5], **greedy, **asked), natively(**asked)
+        assert (said.tokens, said.finish) == (want.tokens, want.finish)
+        assert said.finish is Finish.STOP and len(said.tokens) < 20
+    # it begins before the sample, so the server cannot know of it
+    first = free.tokens[: free.tokens.index(letters[0])]
+    prompt = [5, *first, 60]
+    following = sample(engine, prompt, **greedy).tokens
+    stop = "<" + TOKENIZER.decode(following[:2])
+    if "\ufffd" not in stop:
+        said = sample(engine, prompt, **greedy, stop=(stop,), begun=1)
+        assert said.tokens == following[:2] and said.finish is Finish.STOP
+
+
+def test_a_stop_string_that_began_before_the_sample_is_found_here(stage):
+    engine = stage().engine()
+    reply = remembered.Reply([97, 98, 99], [-1.0] * 3, [[-0.5, -1.0]] * 3, "length")
+    asked = Sampling(stop=("<a",), begun=1, max_tokens=3)
+    saying = engine._saying(engine.open([1, 60]), asked)
+    said = engine._replay(reply, saying, None)
+    assert (said.tokens, said.finish) == ([97], Finish.STOP)
+    asked = Sampling(stop=("<a",), max_tokens=3)
+    said = engine._replay(reply, engine._saying(engine.open([1, 60]), asked), None)
+    assert (said.tokens, said.finish) == ([97, 98, 99], Finish.LENGTH)
+
+
+def test_the_window_ends_a_sample_and_a_full_context_says_nothing(stage):
+    engine = stage().engine()
+    assert len(sample(engine, [5] * 61, max_tokens=9).tokens) == 3
+    said = sample(engine, [5] * 64)
+    assert said.tokens == [] and said.finish is Finish.LENGTH
+
+
+def test_pause_gives_back_what_was_said_and_the_next_sample_goes_on(stage):
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    engine.health()
+
+    async def main() -> tuple[list[int], Completion, Completion]:
+        fake.delay = 0.02
+        context = engine.open([1, 2])
+        task = asyncio.ensure_future(context.sample(Sampling(max_tokens=60)))
+        await asyncio.sleep(0.2)
+        engine.pause()
+        first = await task
+        fake.delay = 0.0
+        return context.tokens, first, await context.sample(Sampling(max_tokens=4))
+
+    tokens, first, second = asyncio.run(main())
+    assert first.finish is Finish.PAUSE and 0 < len(first.tokens) < 60
+    assert tokens == [1, 2, *first.tokens, *second.tokens]
+    assert gap(decoder_of(0), [1, 2], first) < 1e-4
+    assert gap(decoder_of(0), [1, 2, *first.tokens], second) < 1e-4
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_load_ends_what_runs_and_what_it_said_is_of_the_old_weights(stage, is_old):
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    fake.is_old = is_old
+    engine.health()
+
+    async def main() -> tuple[Completion, Completion]:
+        fake.delay = 0.02
+        context = engine.open([1, 2])
+        task = asyncio.ensure_future(context.sample(Sampling(max_tokens=60)))
+        await asyncio.sleep(0.2)
+        engine.load(hf_names(decoder_of(3)), 3)
+        first = await task
+        fake.delay = 0.0
+        return first, await context.sample(Sampling(max_tokens=4))
+
+    first, second = asyncio.run(main())
+    assert (first.finish, first.version, second.version) == (Finish.PAUSE, 0, 3)
+    assert 0 < len(first.tokens) < 60
+    assert gap(decoder_of(0), [1, 2], first) < 1e-4
+    assert gap(decoder_of(3), [1, 2, *first.tokens], second) < 1e-4
+
+
+def test_a_sample_that_is_asked_for_during_a_load_waits_for_it(stage):
+    set_up = stage()
+    engine = set_up.engine()
+    engine.health()
+
+    async def main() -> Completion:
+        loading = asyncio.ensure_future(asyncio.to_thread(engine.load, hf_names(decoder_of(3)), 3))
+        await until(lambda: engine._loading is not None)
+        said = await engine.open([1, 2]).sample(Sampling(max_tokens=4))
+        await loading
+        return said
+
+    said = asyncio.run(main())
+    assert said.version == 3 and gap(decoder_of(3), [1, 2], said) < 1e-4
+
+
+def test_a_server_with_other_weights_is_a_stale_engine(stage):
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    engine.load(hf_names(decoder_of(1)), 1)
+    sample(engine, [5], max_tokens=2)
+    fake.version = "default"  # as after a restart
+    with pytest.raises(EngineError, match=f"{fake.url} is a stale engine.*'default'.*v1"):
+        sample(engine, [5], max_tokens=2)
+    with pytest.raises(EngineError, match=r"no server left.*stale"):
+        sample(engine, [5], max_tokens=2)
+    engine.load(hf_names(decoder_of(2)), 2)
+    assert sample(engine, [5], max_tokens=2).version == 2
+
+
+def test_another_process_of_the_run_may_have_given_it_later_weights(stage):
+    set_up = stage()
+    first, second = set_up.engine(), set_up.engine()
+    second.health()
+    first.load(hf_names(decoder_of(1)), 1)
+    second.version = 1
+    assert sample(second, [5], max_tokens=2).version == 1
+    first.load(hf_names(decoder_of(2)), 2)
+    said = sample(second, [5], max_tokens=6)  # it has not heard of them, and its reply tells
+    assert said.version == 2 and gap(decoder_of(2), [5], said) < 1e-4
+
+
+def test_score_agrees_with_the_native_engine(stage):
+    engine = stage().engine()
+    native = NativeEngine(decoder_of(0), kv_tokens=256, page_size=4)
+    asked = ([[5, 6, 7, 8], [9, 10]], [[1, 4], [2]], [[11, 12, 13], [14]], 0)
+    for temperature in (1.0, 0.7):
+        found, want = engine.score(*asked, temperature), native.score(*asked, temperature)
+        for text, wanted in zip(found, want, strict=True):
+            for place, wanted_place in zip(text, wanted, strict=True):
+                for got, right in zip(place, wanted_place, strict=True):
+                    assert got == pytest.approx(right, abs=1e-4)
+
+
+def test_two_servers_share_contexts_and_both_get_the_weights(stage):
+    set_up = stage(2)
+    engine = set_up.engine()
+    engine.load(hf_names(decoder_of(1)), 1)
+    contexts = [engine.open([5, i]) for i in range(4)]
+    assert [context.server.url for context in contexts] == [f.url for f in set_up.fakes] * 2
+    assert contexts[1].fork().server is contexts[1].server  # the prefix is cached there
+
+    async def main() -> list[Completion]:
+        return await asyncio.gather(*(c.sample(Sampling(max_tokens=4)) for c in contexts))
+
+    for context, said in zip(contexts, asyncio.run(main()), strict=True):
+        assert said.version == 1
+        assert gap(decoder_of(1), context.tokens[:2], said) < 1e-4
+    assert {fake.version for fake in set_up.fakes} == {f"{engine.run}-v1"}
+    for context in contexts:
+        context.close()
+    assert [server.contexts for server in engine.servers] == [0, 1]  # the fork is still open
+
+
+def test_what_a_dead_server_was_doing_goes_on_at_another_and_is_told(stage, caplog):
+    set_up = stage(2)
+    engine, [one, two] = set_up.engine(), set_up.fakes
+    engine.health()
+
+    async def main() -> Completion:
+        one.delay = 0.02
+        context = engine.open([1, 2])
+        assert context.server.url == one.url
+        task = asyncio.ensure_future(context.sample(Sampling(max_tokens=20)))
+        await until(lambda: len(one.running) > 0)
+        one.is_dead = True
+        said = await task
+        assert context.server.url == two.url
+        return said
+
+    with caplog.at_level(logging.WARNING, "graft"):
+        said = asyncio.run(main())
+    assert len(said.tokens) == 20 and gap(decoder_of(0), [1, 2], said) < 1e-4
+    assert any(one.url in text and "left out" in text for text in caplog.messages)
+    engine.load(hf_names(decoder_of(1)), 1)  # goes on without it
+    assert sample(engine, [5], max_tokens=2).version == 1
+    one.is_dead = False
+    engine.load(hf_names(decoder_of(2)), 2)  # and takes it back
+    assert all(not server.fault for server in engine.servers)
+
+
+def test_the_only_server_killed_in_the_middle_is_named(stage):
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    engine.health()
+
+    async def main() -> None:
+        fake.delay = 0.02
+        context = engine.open([1, 2])
+        task = asyncio.ensure_future(context.sample(Sampling(max_tokens=20)))
+        await until(lambda: len(fake.running) > 0)
+        fake.is_dead = True
+        try:
+            await task
+        finally:
+            assert context.tokens == [1, 2]
+
+    with pytest.raises(EndpointError, match=f"{fake.url}.*closed the connection"):
+        asyncio.run(main())
+    fake.is_dead, fake.delay = False, 0.0
+    fake.running.clear()
+    assert len(sample(engine, [5], max_tokens=2).tokens) == 2  # it has the weights that it had
+    fake.is_dead = True
+    with pytest.raises(EngineError, match=f"no server took the new weights.*{fake.url}"):
+        engine.load(hf_names(decoder_of(1)), 1)
+    fake.is_dead = False
+    with pytest.raises(EngineError, match="no server left"):
+        sample(engine, [5])  # who knows how far it came with them
+
+
+def test_a_busy_server_is_asked_again(stage):
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    engine.health()
+    fake.faults = [503, 429]
+    assert len(sample(engine, [5], max_tokens=2).tokens) == 2
+
+
+def test_a_closed_context_ends_its_sample(stage):
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    engine.health()
+
+    async def main() -> Completion:
+        fake.delay = 0.02
+        context = engine.open([1, 2])
+        task = asyncio.ensure_future(context.sample(Sampling(max_tokens=60)))
+        await until(lambda: len(fake.running) > 0)
+        with pytest.raises(EngineError, match="while it samples"):
+            context.append([1])
+        context.close()
+        return await task
+
+    said = asyncio.run(main())
+    assert said.finish is Finish.ABORT and said.tokens == []
+
+
+def test_a_server_that_does_not_know_how_to_stop_ends_with_nothing_after_a_grace(
+    stage, monkeypatch
+):
+    monkeypatch.setattr(remembered, "GRACE", 0.1)
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    engine.health()
+    monkeypatch.setattr(engine, "_stop", lambda server, names: asyncio.sleep(0))
+
+    async def main() -> Completion:
+        fake.delay = 0.05
+        context = engine.open([1, 2])
+        task = asyncio.ensure_future(context.sample(Sampling(max_tokens=60)))
+        await until(lambda: len(fake.running) > 0)
+        engine.pause()
+        return await task
+
+    said = asyncio.run(main())
+    assert said.finish is Finish.PAUSE and said.tokens == []
+
+
+def test_what_sglang_cannot_do_is_refused(stage, folder, tmp_path):
+    set_up = stage()
+    engine, [fake] = set_up.engine(), set_up.fakes
+    with pytest.raises(EngineError, match=r"engine 'sglang' cannot apply a Grammar"):
+        set_up.engine(space=tools_space())
+    with pytest.raises(EngineError, match=r"engine\.sync=memory"):
+        set_up.engine(sync="memory")
+    with pytest.raises(EngineError, match="must list servers"):
+        SGLangServer([], folder, tokenizer=TOKENIZER, exchange=tmp_path)
+    with pytest.raises(EngineError, match=r"no config\.json"):
+        SGLangServer([fake.url], tmp_path, tokenizer=TOKENIZER, exchange=tmp_path)
+    with pytest.raises(EngineError, match="cannot apply a grammar"):
+        asyncio.run(engine.open([1]).sample(Sampling(), TOOLS))
+    with pytest.raises(EngineError, match="changed in place"):
+        engine.load(None, 1)
+    weights = dict(hf_names(decoder_of(1)))
+    weights.popitem()
+    with pytest.raises(EngineError, match="missing"):
+        engine.load(weights, 1)
+    assert list(set_up.exchange.iterdir()) == []
+    fake.is_raw = True
+    with pytest.raises(
+        EngineError, match=f"{fake.url}.*whatever the temperature.*SGLANG_RETURN_ORIGINAL_LOGPROB"
+    ):
+        engine.health()
+    fake.is_dead = True
+    with pytest.raises(EngineError, match=f"{fake.url}.*closed the connection"):
+        engine.health()
+
+
+def test_nothing_waits_longer_than_the_deadline(stage):
+    set_up = stage()
+    engine, [fake] = set_up.engine(deadline=0.5), set_up.fakes
+    engine.health()
+    fake.delay = 0.2
+    with pytest.raises(EngineError, match=rf"{fake.url}.*0\.5 s"):
+        sample(engine, [5], max_tokens=60)

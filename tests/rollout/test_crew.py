@@ -1,0 +1,541 @@
+"""Crews: who attempts tasks when, how old a token may be, and what happens to attempts under way."""
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from graft.envs.base import BaseEnv
+from graft.rollout.branch import independent
+from graft.rollout.crew import Background, Ground, Grower, Here, Job, Window
+from graft.rollout.episode import Setting
+from graft.text.chat import Chat
+from graft.text.tokenizer import Tokenizer
+from graft.types import Author, Completion, Finish, Sampling, Status, Task, Turn
+
+LETTERS = Tokenizer.characters("abcdefgh]?;")
+LENGTH = 6
+"""Tokens of a turn."""
+
+
+class Asking(BaseEnv):
+    """Two turns: "abcde]" is answered with "?;" the first time, and ends the attempt the second."""
+
+    env_id = "asking"
+    observe_as = "inline"
+    blocking = True
+    stop = ("]",)
+    max_turns = None
+
+    def __init__(self, wait=lambda env: None, on_reset=lambda env: None) -> None:
+        super().__init__()
+        self.wait, self.on_reset = wait, on_reset
+
+    def reset(self, seed=None):
+        self.on_reset(seed)
+        return super().reset(seed)
+
+    def pose(self) -> str:
+        self.answer = "z"
+        return "a?"
+
+    def respond(self, action: str) -> Turn:
+        self.wait(self)
+        if self.turns == 0:
+            return Turn("?;", info={"tool": "ask"})
+        return Turn(reward=1.0, terminated=True)
+
+
+class Slow:
+    """An engine that says "abcde]", one letter per `pace()` seconds, and can be paused.
+
+    With `holds` {version: letters} a sample of that version waits behind so many for what comes.
+    """
+
+    vocab_size = LETTERS.vocab_size
+
+    def __init__(self, pace=lambda: 0.0, holds=None) -> None:
+        self.pace, self.holds, self.version = pace, holds or {}, 0
+        self.holding: Counter[int] = Counter()  # by version
+        self.weights: list = []
+        self.running: set[Saying] = set()
+        self.threads: set[str] = set()
+        self.is_closed = False
+
+    def open(self, tokens, key=None):
+        return Voice(self, list(tokens))
+
+    def pause(self):
+        for saying in self.running:
+            saying.is_paused = True
+        self.running.clear()
+
+    def load(self, weights, version):
+        self.threads.add(threading.current_thread().name)
+        self.weights.append(weights)
+        self.version = version
+
+    def close(self):
+        self.is_closed = True
+
+
+class Saying:
+    is_paused = False
+
+
+class Voice:
+    mode = None
+
+    def __init__(self, engine, tokens) -> None:
+        self.engine, self.tokens = engine, tokens
+
+    def append(self, tokens):
+        self.tokens += tokens
+
+    def fork(self, key=None, at=None):
+        return Voice(self.engine, self.tokens[:at])
+
+    def close(self):
+        pass
+
+    async def sample(self, sampling, grammar=None):
+        engine, saying, version = self.engine, Saying(), self.engine.version
+        engine.running.add(saying)
+        whole = LETTERS.encode("abcde]")
+        said: list[int] = []
+        finish = Finish.STOP
+        try:
+            for token in whole[sampling.begun :]:
+                await asyncio.sleep(engine.pace())
+                if len(said) == engine.holds.get(version):
+                    await self.hold(saying, version)
+                if saying.is_paused:
+                    finish = Finish.PAUSE
+                    break
+                said.append(token)
+        finally:
+            engine.running.discard(saying)
+        self.tokens += said
+        zeros = [0.0] * len(said)
+        return Completion(said, said, zeros, zeros, [0] * len(said), finish, version)
+
+    async def hold(self, saying, version):
+        self.engine.holding[version] += 1
+        try:
+            while not saying.is_paused:
+                await asyncio.sleep(0.001)
+        finally:
+            self.engine.holding[version] -= 1
+
+
+def until(is_so) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def ground(engine=None, make_env=Asking, samples=2, concurrency=256, **changes) -> Ground:
+    given = {"sampling": Sampling(max_tokens=20), **changes}
+    setting = Setting(
+        engine=engine or Slow(), chat=Chat(LETTERS), make_env=lambda task: make_env(), **given
+    )
+    return Ground(setting, setting, independent(samples), concurrency)
+
+
+def job(step: int = 1, tasks: int = 2) -> Job:
+    first = (step - 1) * tasks
+    return Job(
+        [Task(f"t{n}", "asking", seed=n) for n in range(first, first + tasks)],
+        f"the episodes of step {step}",
+        step=step,
+        salt=step,
+    )
+
+
+def versions(episodes) -> list[int]:
+    return [s.version for e in episodes for s in e.spans if s.author is Author.POLICY and len(s)]
+
+
+@pytest.fixture
+def closing():
+    """Crews that are closed whatever happens."""
+    crews: list = []
+    yield lambda crew: crews.append(crew) or crew
+    for crew in crews:
+        crew.close()
+
+
+# what a crew gives
+
+
+def test_both_crews_give_the_same_episodes_in_the_order_of_the_tasks(closing):
+    class Quick(Asking):
+        blocking = False  # spans are written in the order in which threads come back
+
+    here, apart = Here(ground(make_env=Quick)), closing(Background(ground(make_env=Quick)))
+    expected = [e.to_json() for e in here.submit(job(3)).result()]
+    assert [e.to_json() for e in apart.submit(job(3)).result()] == expected
+    assert [e["task"]["id"] for e in expected] == ["t4", "t5"]
+    assert here.counts() == {} and apart.counts() == {"rollout/discarded": 0.0}
+
+
+def test_a_background_crew_begins_before_anybody_asks_for_the_episodes(closing):
+    crew = closing(Background(ground()))
+    pending = crew.submit(job())
+    until(pending.is_done)
+    assert not Here(ground()).submit(job()).is_done()
+
+
+def test_a_part_of_a_job_keeps_the_places_of_its_tasks():
+    part = job(tasks=5).part([1, 4]).part([1])
+    assert [task.id for task in part.tasks] == ["t4"] and part.places == [4]
+
+
+def test_held_out_tasks_are_attempted_as_often_as_asked_and_without_the_runs_branch(closing):
+    crew = closing(Background(ground(samples=3)))
+    held_out = Job([Task("h", "asking")], "held-out", held_out=True, samples=1, temperature=0.5)
+    assert [len(e.leaves) for e in crew.submit(held_out).result()] == [1]
+    assert [len(e.leaves) for e in crew.submit(job(tasks=1)).result()] == [3]
+
+
+def test_no_more_tasks_grow_at_a_time_than_concurrency_says(closing):
+    lock, now, most = threading.Lock(), 0, 0
+
+    def wait(env):
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.01)
+        with lock:
+            now -= 1
+
+    crew = closing(Background(ground(make_env=lambda: Asking(wait), samples=1, concurrency=2)))
+    several = [crew.submit(job(step, tasks=3)) for step in (1, 2)]
+    assert [len(pending.result()) for pending in several] == [3, 3] and most == 2
+
+
+# weights that come in the middle
+
+
+def test_weights_are_changed_on_the_crews_thread_and_are_there_when_load_returns(closing):
+    engine = Slow()
+    crew = closing(Background(ground(engine)))
+    crew.load({"w": 1}, version=4)
+    assert (engine.version, engine.weights) == (4, [{"w": 1}])
+    assert engine.threads == {"graft-rollouts"}
+
+
+def test_attempts_under_way_go_on_with_new_weights_and_each_span_says_which(closing):
+    engine = Slow(holds={0: 4})
+    crew = closing(Background(ground(engine, samples=1)))
+    pending = crew.submit(job(tasks=1))
+    until(lambda: engine.holding[0])
+    crew.load(None, version=1)
+    [episode] = pending.result()
+    first, second, *rest = [s for s in episode.spans if s.author is Author.POLICY]
+    assert (first.version, second.version, [s.version for s in rest]) == (0, 1, [1])
+    assert (len(first), len(second)) == (4, 2)
+    assert (first.text, second.text) == ("", "abcde]")  # the words of a turn are in one place
+    [row] = episode.trajectories()
+    assert row.text == "abcde]?;abcde]" and row.leaf.metrics["turns"] == 2
+
+
+def test_thrown_away_attempts_begin_anew_and_every_one_is_counted(closing):
+    engine = Slow(holds={0: 4, 1: 2})
+    crew = closing(Background(ground(engine, samples=1), discards=True))
+    pending = crew.submit(job(tasks=3))
+    until(lambda: engine.holding[0] == 3)
+    crew.load(None, version=1)
+    until(lambda: engine.holding[1] == 3)
+    crew.load(None, version=2)
+    episodes = pending.result()
+    assert [e.task.id for e in episodes] == ["t0", "t1", "t2"]
+    assert set(versions(episodes)) == {2}
+    assert [[len(s) for s in e.spans if s.author is Author.POLICY] for e in episodes] == [
+        [6, 6]
+    ] * 3
+    assert crew.counts() == {"rollout/discarded": 6.0}
+    assert crew.counts() == {"rollout/discarded": 0.0}
+
+
+def test_a_tool_that_is_waited_for_does_not_keep_a_discarded_attempt(closing):
+    let_go = threading.Event()
+    engine = Slow()
+    asked: list[int] = []
+
+    def wait(env):
+        asked.append(engine.version)
+        if engine.version == 0:
+            let_go.wait(20)
+
+    crew = closing(Background(ground(engine, lambda: Asking(wait), samples=1), discards=True))
+    pending = crew.submit(job(tasks=1))
+    until(lambda: asked)
+    crew.load(None, version=1)
+    assert set(versions(pending.result())) == {1} and asked == [0, 1, 1]
+    let_go.set()
+
+
+def test_finished_episodes_of_a_step_under_way_are_not_thrown_away(closing):
+    slow, waits = threading.Event(), []
+
+    def wait(env):
+        if env.seed == 1:
+            waits.append(env)
+            slow.wait(20)
+
+    crew = closing(Background(ground(make_env=lambda: Asking(wait), samples=1), discards=True))
+    pending = crew.submit(job(tasks=2))
+    until(lambda: waits and len(crew._grower._growing) == 1)  # task 0 is done
+    crew.load(None, version=1)
+    slow.set()
+    first, second = pending.result()
+    assert set(versions([first])) == {0} and set(versions([second])) == {1}
+    assert crew.counts() == {"rollout/discarded": 1.0}
+
+
+def test_held_out_attempts_are_never_thrown_away(closing):
+    engine = Slow(holds={0: 4})
+    crew = closing(Background(ground(engine), discards=True))
+    pending = crew.submit(Job([Task("h", "asking")], "held-out", held_out=True))
+    until(lambda: engine.holding[0])
+    crew.load(None, version=1)
+    assert set(versions(pending.result())) == {0, 1}
+    assert crew.counts() == {"rollout/discarded": 0.0}
+
+
+def test_an_attempt_that_is_thrown_away_and_given_up_at_once_does_not_begin_anew():
+    """Both are cancellations of the same task: whoever gives up must not wait for a new attempt."""
+
+    async def main():
+        started = 0
+
+        def count(seed):
+            nonlocal started
+            started += 1
+
+        engine = Slow(holds={0: 4})
+        grower = Grower(ground(engine, lambda: Asking(on_reset=count), samples=1), discards=True)
+        attempt = asyncio.create_task(grower.attempt(Task("t", "asking"), job(), 0))
+        while not engine.holding[0]:
+            await asyncio.sleep(0.001)
+        before = started
+        grower.renew(None, 1)
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(attempt, 5)
+        return before, started, grower.discarded
+
+    before, after, discarded = asyncio.run(main())
+    assert before == after and discarded == 0
+
+
+# how far ahead
+
+
+STALENESS = st.integers(0, 3)
+SEEDS = st.integers(0, 2**32)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STALENESS, SEEDS, st.booleans())
+def test_no_token_is_older_than_the_bound_and_nobody_runs_further_ahead(ahead, seed, discards):
+    """Latencies of sampling, tools and learning are drawn; the bound holds whatever they are."""
+    steps, tasks = 6, 2
+    draw = random.Random(seed)
+    lock = threading.Lock()
+    learning = 1  # the step that is asked for or learned
+    furthest: list[int] = []
+
+    def latency(most: float) -> float:
+        with lock:
+            return draw.random() ** 3 * most
+
+    def on_reset(number):
+        furthest.append(number // tasks + 1 - learning)
+
+    engine = Slow(pace=lambda: latency(0.002))
+    make_env = lambda: Asking(lambda env: time.sleep(latency(0.01)), on_reset)  # noqa: E731
+    crew = Background(ground(engine, make_env, samples=2), discards=discards)
+    try:
+        crew.load(None, version=0)
+        window = Window(crew, lambda step: job(step, tasks), ahead, last=steps)
+        ages: list[int] = []
+        seen: list[str] = []
+        for step in range(1, steps + 1):
+            learning = step
+            episodes = window.take(step)
+            seen += [episode.task.id for episode in episodes]
+            ages += [step - 1 - version for version in versions(episodes)]
+            assert all(
+                sum(len(s) for s in row.spans if s.author is Author.POLICY) == 2 * LENGTH
+                for episode in episodes
+                for row in episode.trajectories()
+            )
+            time.sleep(latency(0.02))
+            crew.load(None, version=step)
+    finally:
+        crew.close()
+    assert min(ages) >= 0 and max(ages) <= ahead
+    assert max(furthest) <= ahead
+    assert seen == [f"t{n}" for n in range(steps * tasks)]  # none lost, none twice
+
+
+def test_a_crew_that_is_quick_stops_when_it_is_as_far_ahead_as_it_may_be(closing):
+    crew = closing(Background(ground()))
+    made: list[int] = []
+    window = Window(crew, lambda step: made.append(step) or job(step), ahead=2, last=6)
+    window.take(1)
+    until(lambda: window.num_done == 2)  # the learner takes its time
+    time.sleep(0.05)
+    assert made == [1, 2, 3]
+    window.take(2)
+    assert made == [1, 2, 3, 4]
+    for step in (3, 4, 5, 6):
+        window.take(step)
+    assert made == [1, 2, 3, 4, 5, 6] and window.num_done == 0  # none beyond the last
+
+
+def test_a_learner_that_is_quick_waits_for_the_crew(closing):
+    engine = Slow(pace=lambda: 0.01)
+    crew = closing(Background(ground(engine, samples=1)))
+    window = Window(crew, job, ahead=1, last=2)
+    started = time.perf_counter()
+    window.take(1)
+    assert time.perf_counter() - started > 2 * LENGTH * 0.01
+
+
+def test_with_nothing_ahead_a_step_begins_when_its_turn_has_come(closing):
+    crew = closing(Background(ground()))
+    made: list[int] = []
+    window = Window(crew, lambda step: made.append(step) or job(step), ahead=0, last=3)
+    for step in (1, 2, 3):
+        window.take(step)
+        assert made == list(range(1, step + 1)) and window.num_done == 0
+
+
+def test_a_window_that_is_resumed_begins_at_the_step_it_is_asked_for(closing):
+    crew = closing(Background(ground()))
+    made: list[int] = []
+    window = Window(crew, lambda step: made.append(step) or job(step), ahead=2, last=100)
+    window.take(41)
+    assert made == [41, 42, 43]
+
+
+# what goes wrong
+
+
+def bad_reward(task, row):
+    if task.id == "t1":
+        raise ZeroDivisionError("the reward of t1")
+    return 1.0
+
+
+def test_the_first_cause_reaches_whoever_asks_for_the_episodes(closing):
+    crew = closing(Background(ground(Slow(pace=lambda: 0.001), reward=bad_reward)))
+    with pytest.raises(ZeroDivisionError, match="the reward of t1"):
+        crew.submit(job()).result()
+    assert len(crew.submit(job(3)).result()) == 2  # others are not concerned
+
+
+def test_a_fault_in_a_step_ahead_is_raised_when_that_step_is_asked_for(closing):
+    crew = closing(Background(ground(reward=bad_reward)))
+    window = Window(crew, lambda step: job(step, tasks=1), ahead=1, last=3)
+    assert len(window.take(1)) == 1
+    with pytest.raises(ZeroDivisionError, match="the reward of t1"):
+        window.take(2)
+
+
+def test_an_environment_that_raises_is_data_as_everywhere(closing):
+    def wait(env):
+        raise OSError("no such disk")
+
+    crew = closing(Background(ground(make_env=lambda: Asking(wait), samples=1)))
+    [episode] = crew.submit(job(tasks=1)).result()
+    assert episode.leaves[0].status is Status.ENV_ERROR
+    assert "no such disk" in episode.spans[1].info["error"]
+
+
+def test_weights_that_the_engine_refuses_are_an_error_of_whoever_sends_them(closing):
+    class Refusing(Slow):
+        def load(self, weights, version):
+            raise ValueError("these weights are not the model's")
+
+    crew = closing(Background(ground(Refusing())))
+    with pytest.raises(ValueError, match="not the model's"):
+        crew.load({}, version=1)
+    assert len(crew.submit(job()).result()) == 2
+
+
+def test_a_thread_that_ends_takes_nobody_with_it_into_silence(closing):
+    """exit() in an environment ends the thread's event loop: all that is asked of it says so."""
+
+    class Leaving(Asking):
+        blocking = False
+
+        def respond(self, action):
+            raise SystemExit(3)
+
+    crew = closing(Background(ground(make_env=Leaving)))
+    pending = crew.submit(job())
+    with pytest.raises(SystemExit):
+        pending.result()
+    with pytest.raises(SystemExit):
+        crew.load(None, version=1)
+    with pytest.raises(SystemExit):
+        crew.submit(job(2)).result()
+
+
+def test_an_engine_that_nobody_can_reach_is_named_when_the_deadline_has_passed(closing):
+    let_go, held = threading.Event(), []
+
+    class Holding(Asking):
+        blocking = False  # and yet it waits: everything on the event loop waits with it
+
+        def respond(self, action):
+            held.append(action)
+            let_go.wait(20)
+            return super().respond(action)
+
+    crew = closing(Background(ground(make_env=Holding, samples=1), deadline=0.2))
+    pending = crew.submit(job(tasks=1))
+    until(lambda: held)
+    with pytest.raises(
+        TimeoutError, match=r"0\.2 s for the engine to take version 1.*blocking = T"
+    ):
+        crew.load(None, version=1)
+    let_go.set()
+    assert len(pending.result()) == 1
+
+
+@pytest.mark.parametrize("discards", [False, True])
+def test_closing_gives_up_what_is_under_way_at_once(discards):
+    forever, waits = threading.Event(), []
+
+    def wait(env):
+        waits.append(env)
+        forever.wait(30)
+
+    engine = Slow(pace=lambda: 0.001)
+    crew = Background(ground(engine, lambda: Asking(wait)), discards=discards)
+    pending = [crew.submit(job(step, tasks=8)) for step in (1, 2, 3)]
+    until(lambda: len(waits) == 48)  # tools of 3 steps of 8 tasks with 2 attempts each
+    crew.load(None, version=1)
+    started = time.perf_counter()
+    crew.close()
+    assert time.perf_counter() - started < 5
+    assert engine.is_closed and not crew._thread.is_alive()
+    for one in pending:
+        with pytest.raises(RuntimeError, match="closed"):
+            one.result()
+    with pytest.raises(RuntimeError, match="closed"):
+        crew.submit(job()).result()
+    crew.close()  # twice is once
+    forever.set()

@@ -1,0 +1,262 @@
+"""What a process waits for is known, told in growing intervals, and told with the line that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from graft import waits
+from graft.waits import Watchdog, clock, current, overdue, waiting, where
+
+
+def whats() -> list[str]:
+    return [wait.what for wait in current()]
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that tests turn: now[0] seconds."""
+    time_now = [100.0]
+    monkeypatch.setattr(waits.time, "monotonic", lambda: time_now[0])
+    return time_now
+
+
+def test_a_wait_is_known_while_it_lasts():
+    assert whats() == []
+    with waiting("the gradients of step 12", deadline=600) as wait:
+        assert whats() == ["the gradients of step 12"]
+        assert wait.deadline == 600
+        assert wait.thread == threading.get_ident()
+        assert 0 <= wait.age < 1
+    assert whats() == []
+
+
+def test_an_error_ends_the_wait():
+    with pytest.raises(KeyError), waiting("a thing"):
+        raise KeyError
+    assert whats() == []
+
+
+def test_of_nested_waits_the_innermost_is_shown():
+    with waiting("the episodes"):
+        with waiting("a tool"):
+            assert whats() == ["a tool"]
+        assert whats() == ["the episodes"]
+
+
+def test_threads_have_waits_of_their_own():
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with waiting("a file"):
+            inside.set()
+            leave.wait(5)
+
+    thread = threading.Thread(target=other)
+    with waiting("the thread"):
+        thread.start()
+        inside.wait(5)
+        assert whats() == ["the thread", "a file"]  # the longest first
+        assert current()[1].thread == thread.ident
+        leave.set()
+        thread.join(5)
+        assert whats() == ["the thread"]
+
+
+def test_tasks_of_one_thread_do_not_mix_their_waits():
+    async def ask(name: str, seconds: float) -> None:
+        with waiting(name):
+            await asyncio.sleep(seconds)
+
+    async def main() -> None:
+        with waiting("all answers"):
+            tasks = [asyncio.create_task(ask("a", 0.01)), asyncio.create_task(ask("b", 0.2))]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert whats() == ["a", "b"]  # the outer one is hidden by those it waits for
+            await tasks[0]
+            assert whats() == ["b"]
+            await tasks[1]
+            assert whats() == ["all answers"]
+
+    asyncio.run(main())
+    assert whats() == []
+
+
+def test_overdue_is_by_age_or_by_the_waits_own_deadline(now):
+    with waiting("the episodes", deadline=50):
+        now[0] += 20
+        with waiting("a tool", deadline=5):
+            now[0] += 4
+            assert [w.what for w in overdue(3)] == ["a tool"]
+            assert [w.what for w in overdue(10)] == ["the episodes"]  # not hidden by a short one
+            assert overdue() == []
+            now[0] += 2.1
+            assert [w.what for w in overdue()] == ["a tool"]
+
+
+def test_clock_reads_like_a_stopwatch():
+    assert [clock(s) for s in (0.9, 31, 725, 3723)] == ["0:00", "0:31", "12:05", "1:02:03"]
+
+
+def test_the_watchdog_speaks_at_30_seconds_and_then_after_1_2_and_4_minutes(now):
+    said: list[tuple[float, str]] = []
+    dog = Watchdog(lambda text: said.append((now[0] - 100, text)), name="rank 1")
+    with waiting("the gradients of step 12", deadline=200):
+        for _ in range(500):
+            now[0] += 1
+            dog.look()
+    assert [when for when, _ in said] == [31, 61, 121, 202, 241, 481]
+    assert said[0][1].startswith("rank 1 waits for the gradients of step 12 since 0:31, in ")
+    late = [", past its deadline of 3:20" in text for _, text in said]
+    assert late == [False, False, False, True, True, True]
+
+
+def test_a_late_watchdog_does_not_catch_up(now):
+    said: list[str] = []
+    dog = Watchdog(said.append)
+    with waiting("a"):
+        now[0] += 130
+        dog.look()
+        now[0] += 100
+        dog.look()
+        assert len(said) == 1
+        now[0] += 11
+        dog.look()
+        assert len(said) == 2
+
+
+def test_a_deadline_shorter_than_the_patience_is_told_when_it_passes(now):
+    said: list[str] = []
+    dog = Watchdog(said.append, after=30)
+    with waiting("an answer", deadline=5):
+        now[0] += 5.9  # whoever keeps the deadline has a second to do so
+        dog.look()
+        assert said == []
+        now[0] += 0.2
+        dog.look()
+    assert len(said) == 1
+    assert said[0].startswith("waiting for an answer since 0:06, past its deadline of 0:05, in ")
+
+
+def test_the_next_wait_of_the_same_name_is_a_new_one(now):
+    said: list[str] = []
+    dog = Watchdog(said.append)
+    for _ in range(2):
+        with waiting("the same"):
+            now[0] += 31
+            dog.look()
+    assert len(said) == 2
+
+
+def test_peers_are_told_of_and_one_that_cannot_be_asked_does_no_harm(now):
+    said: list[str] = []
+    dog = Watchdog(said.append, peers=lambda: {"rank 1": "is sampling, step 12, since 0:42"})
+    with waiting("a"):
+        now[0] += 31
+        dog.look()
+        assert said[0].splitlines()[1] == "rank 1 is sampling, step 12, since 0:42"
+
+        def broken() -> dict[str, str]:
+            raise OSError("no connection")
+
+        dog.peers = broken
+        now[0] += 60
+        dog.look()
+        assert said[1].splitlines()[1] == "the other processes cannot be asked: no connection"
+
+
+def test_what_is_told_elsewhere_is_kept_back_only_as_long_as_it_is(now):
+    said: list[str] = []
+    others_speak = True
+    dog = Watchdog(said.append, told_elsewhere=lambda wait: others_speak)
+    with waiting("a"):
+        now[0] += 31
+        dog.look()
+        assert said == []
+        others_speak = False
+        dog.look()
+        assert len(said) == 1
+
+
+def test_many_waits_are_one_short_message(now):
+    said: list[str] = []
+    dog = Watchdog(said.append)
+    blocks = [waiting(f"rollout {n}") for n in range(12)]
+    opened = [block.__enter__() for block in blocks]
+    for wait in opened:
+        wait.outer = None  # as if each were in a task of its own
+    now[0] += 31
+    dog.look()
+    for block in blocks:
+        block.__exit__()
+    assert len(said) == 1
+    assert [line.partition(" since")[0] for line in said[0].splitlines()] == [
+        *(f"waiting for rollout {n}" for n in range(5)),
+        "and 7 waits more",
+    ]
+
+
+def sleep_deep(seconds: float) -> None:
+    time.sleep(seconds)  # the line that is told
+
+
+def test_the_deepest_line_of_our_own_code_is_shown():
+    said: list[str] = []
+    with Watchdog(said.append, after=0.05, every=10), waiting("a nap"):
+        sleep_deep(0.4)
+    line = Path(__file__).read_text("utf-8").split("# the line that is told")[0].count("\n") + 1
+    assert len(said) == 1
+    assert said[0].endswith(f"in tests/test_waits.py:{line}")
+
+
+def test_a_waiting_task_is_on_no_stack_and_shows_where_it_began():
+    async def main() -> str:
+        with waiting("an answer") as wait:
+            looked = asyncio.create_task(asyncio.to_thread(where, wait))
+            return await looked
+
+    place = asyncio.run(main())
+    file, _, line = place.partition(":")
+    source = Path(__file__).read_text("utf-8").splitlines()
+    assert file == "tests/test_waits.py"
+    assert 'with waiting("an answer")' in source[int(line) - 1]
+
+
+def test_files_that_wait_for_others_show_their_callers(tmp_path, monkeypatch):
+    helper = tmp_path / "helper.py"
+    helper.write_text(
+        "def inside(block, look):\n    with block as wait:\n        return look(wait)\n"
+    )
+    monkeypatch.setattr(waits, "_between", {*waits._between})
+    space: dict = {}
+    exec(compile(helper.read_text(), str(helper), "exec"), space)
+    assert space["inside"](waiting("a"), where) == f"{tmp_path.name}/helper.py:3"
+    waits.pass_over(str(helper))
+    assert space["inside"](waiting("a"), where).startswith("tests/test_waits.py:")
+
+
+def test_a_closed_terminal_does_not_end_the_watch(now):
+    def say(text: str) -> None:
+        raise ValueError("I/O operation on closed file")
+
+    with waiting("a"):
+        now[0] += 31
+        Watchdog(say).look()
+
+
+def test_a_wait_costs_microseconds():
+    best = min(_cost() for _ in range(5))
+    assert best < 50e-6  # about 2 on a quiet machine
+
+
+def _cost() -> float:
+    begin = time.perf_counter()
+    for _ in range(1000):
+        with waiting("a", 1.0):
+            pass
+    return (time.perf_counter() - begin) / 1000

@@ -1,0 +1,232 @@
+"""Metrics that explain themselves: every one that a run writes has a text, and the texts are true."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import graft
+from graft.commands.explain import explain as explain_command
+from graft.config import keys
+from graft.registry import UnknownName
+from graft.train.alarms import CONDITIONS, WATCHED
+from graft.train.explain import AREAS, METRICS, explain, markdown, nearest_metrics
+from graft.train.tracking import RESERVED, read_metrics
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "metrics.md"
+TINY = (
+    "model.shape={family: qwen3, width: 16, layers: 1, heads: 2, kv_heads: 2, head_dim: 8, ff: 16, "
+    "tied: false, rope_theta: 100.0, max_positions: 128}",
+    "rollout.tasks=3",
+    "rollout.samples=4",
+    "rollout.max_context=96",
+    "sft.steps=2",
+    "sft.batch=4",
+    "train.steps=2",
+    "run.eval_tasks=2",
+    "run.eval_every=1",
+    "run.log_episodes=0",
+    "run.trackers=[]",
+)
+PPO = ("algo.name=ppo", "algo.kl_coef=0.01", "algo.importance_cap=2", "train.epochs=2")
+
+_app = typer.Typer()
+_app.command()(explain_command)
+
+
+def called(*words: str):
+    return CliRunner().invoke(_app, list(words))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "among_them"),
+    [
+        ("quickstart", ("sft.steps=25",), {"frac_reward_zero_std", "accuracy"}),  # a look every 25
+        ("quickstart", PPO, {"loss/value", "critic/grad_norm", "kl"}),
+        ("quickstart", ("rollout.staleness=1",), {"staleness/max"}),
+        (
+            "arpo/toy",
+            ("rollout.branch={arpo: {initial_rollouts: 2}}", "sft.eval_every=1"),
+            {"tools/search/calls"},
+        ),
+        ("expa/toy-prompt-cpo", (), {"training/rewrites/gain"}),
+    ],
+)
+def test_every_metric_of_a_real_run_has_a_text(tmp_path: Path, recipe, changes, among_them):
+    graft.train(recipe, *TINY, *changes, f"run.dir={tmp_path}", "run.name=a")
+    rows = read_metrics(tmp_path / "a" / "metrics.jsonl")
+    names = {name for row in rows for name in row} - set(RESERVED)
+    assert {"reward", "loss", "entropy", "eval/sampled"} | among_them <= names
+    assert [name for name in sorted(names) if not _has_text(name)] == []
+
+
+def test_every_metric_of_the_held_out_rows_of_a_warm_up_has_a_text(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    rows.write_text((json.dumps({"messages": chat}) + "\n") * 8)
+    graft.train(
+        "quickstart",
+        *TINY,
+        "train.steps=0",
+        f"sft.data={rows}",
+        "sft.eval_share=0.25",
+        "sft.stop_at=0",
+        "task.env=",
+        "model.alphabet=bytes",
+        f"run.dir={tmp_path}",
+        "run.name=a",
+        "run.eval_every=0",
+    )
+    written = {name for row in read_metrics(tmp_path / "a" / "metrics.jsonl") for name in row}
+    assert {"epoch", "eval/loss", "eval/accuracy", "eval/num_tokens"} <= written
+    assert [name for name in sorted(written - set(RESERVED)) if not _has_text(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "at_least"),
+    [("train/describe.py", 20), ("algos/losses.py", 8), ("train/sft.py", 7)],
+)
+def test_metrics_that_need_a_rare_step_have_a_text_too(file, at_least):
+    """Keys of the dicts that functions of these files make: they are metrics, and nothing else is."""
+    tree = ast.parse((ROOT / "graft" / file).read_text())
+    names = {
+        key.value
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Dict)
+        for key in node.keys
+        if isinstance(key, ast.Constant)
+    }
+    names -= {"sampling/importance_sampling_ratio/mean_square"}  # the learner makes `ess` of it
+    assert len(names) >= at_least
+    assert [name for name in sorted(names) if not _has_text(name)] == []
+
+
+def test_a_metric_without_a_text_would_be_found():
+    assert not _has_text("tools/search/calls/again")
+    assert not _has_text("loss/of_my_own")
+
+
+def test_every_metric_that_alarms_watch_has_a_text():
+    watched = {*WATCHED, *(metric for metric, _ in CONDITIONS.values())}
+    assert watched <= set(METRICS)
+
+
+def test_the_page_is_the_table():
+    """A text was changed: `python -m graft.train.explain > docs/metrics.md`."""
+    text = PAGE.read_text()
+    assert re.findall(r"^### `(.+)`$", text, re.M) == list(METRICS)
+    assert text == markdown() + "\n"
+
+
+def test_a_name_stands_in_one_place_only():
+    assert sum(map(len, AREAS.values())) == len(METRICS)
+
+
+def test_keys_of_the_recipe_that_texts_name_exist():
+    known = {key.rpartition(".")[0] for key in keys()} | set(keys())
+    sections = {key.split(".")[0] for key in keys()}
+    pattern = re.compile(rf"\b(?:{'|'.join(sections)})\.[a-z_]+")
+    named = [
+        (entry.name, key)
+        for entry in METRICS.values()
+        for text in (entry.what, entry.healthy, entry.remedy)
+        for key in pattern.findall(text)
+    ]
+    assert len(named) > 80
+    assert [pair for pair in named if pair[1] not in known] == []
+
+
+def test_metrics_that_texts_point_to_exist():
+    pattern = re.compile(r"\b(?:[a-z_]+/)+[a-z0-9_]+\b|\b[a-z]+_[a-z_]+_[a-z_]+\b")
+    areas = {name.split("/")[0] for name in METRICS if "/" in name}
+    for entry in METRICS.values():
+        for text in (entry.what, entry.healthy, entry.remedy):
+            for name in pattern.findall(text.replace("{tool}", "search")):
+                if name.split("/")[0] in areas:
+                    assert _has_text(name), f"{entry.name} points to {name}"
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_texts_are_sentences_and_ranges_are_ranges(name):
+    entry = METRICS[name]
+    for text in (entry.what, entry.healthy, entry.remedy):
+        assert not text or text.endswith((".", "?")), text
+        assert "  " not in text
+    assert entry.what and entry.healthy
+    if entry.range is not None:
+        low, high = entry.range
+        assert low is None or high is None or low <= high
+
+
+def test_a_pattern_is_filled_in():
+    found = explain("tools/search/failures")
+    assert found.name == "tools/search/failures"
+    assert found.what == "Calls of search per attempt that were answered with an error."
+    assert found.healthy == "Well below tools/search/calls."
+    assert explain("tools/{tool}/failures") is METRICS["tools/{tool}/failures"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("rewrad", "reward"),
+        ("ess", "sampling/importance_sampling_ratio/ess"),
+        ("frac_zero_std", "frac_reward_zero_std"),
+        ("clipped_ratio", "completions/clipped_ratio"),
+        ("actor/grad_norm", "grad_norm"),
+        ("logp_diff", "sampling/sampling_logp_difference/mean"),
+        ("tools/search/call", "tools/{tool}/calls"),
+    ],
+)
+def test_a_name_that_is_not_quite_right_is_led_home(typed, meant):
+    assert meant in nearest_metrics(typed)
+    with pytest.raises(UnknownName, match=rf"unknown metric '{typed}'; nearest: .*{meant}"):
+        explain(typed)
+
+
+@pytest.mark.parametrize("typed", ["", " ", "(", "a" * 10_000, "tools//calls", "\x1b[2J", "{tool}"])
+def test_nonsense_has_no_neighbours_and_breaks_nothing(typed):
+    with pytest.raises(UnknownName, match="lists all of them"):
+        explain(typed)
+
+
+def test_the_command_prints_the_text_and_json_the_same():
+    plain = called("frac_reward_zero_std")
+    assert plain.exit_code == 0
+    assert plain.stdout.startswith("frac_reward_zero_std\n  Share of the groups")
+    assert "healthy: Below about 0.6." in plain.stdout
+    assert max(map(len, plain.stdout.splitlines())) <= 96
+    loaded = json.loads(called("frac_reward_zero_std", "--json").stdout)
+    assert set(loaded) == {"name", "what", "healthy", "remedy", "range"}
+    assert loaded["range"] == [0.0, 0.6]
+
+
+def test_the_command_without_a_name_lists_them_all():
+    lines = called().stdout.splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert listed == list(METRICS)
+    assert [e["name"] for e in json.loads(called("--json").stdout)["metrics"]] == list(METRICS)
+
+
+def test_an_unknown_name_is_wrong_usage():
+    # graft.cli turns an UnknownName into one line and exit code 2
+    result = called("entropi")
+    assert isinstance(result.exception, UnknownName)
+    assert "nearest: entropy" in str(result.exception)
+
+
+def _has_text(name: str) -> bool:
+    try:
+        explain(name)
+    except UnknownName:
+        return False
+    return True
