@@ -1,0 +1,433 @@
+"""vLLM, in this process and as a server, says what the learner's own forward says of its tokens.
+
+Run with the interpreter that has vLLM; one engine serves the whole file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graft.actions.space import ActionSpace
+from graft.engine.errors import EngineError
+from graft.engine.native.engine import NativeEngine
+from graft.models.decoder import Decoder
+from graft.models.names import hf_names
+from graft.models.save import save_model
+from graft.text.tokenizer import Tokenizer
+from graft.types import Completion, Finish, Sampling
+from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder, tools_space
+
+pytest.importorskip("vllm")
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+TOKENIZER = Tokenizer.bytes()
+WINDOW = 2048
+LONG = 2000
+"""Tokens that take seconds."""
+
+
+def decoder_of(seed: int, tied: bool = True) -> Decoder:
+    """Heads of 32: the least that vLLM's attention takes. Its words are loud: a fault would show."""
+    sizes = {"width": 64, "head_dim": 32, "max_positions": 2048}
+    decoder = tiny_decoder(seed, vocab_size=TOKENIZER.vocab_size, tied=tied, **sizes)
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            if weight.ndim == 2:
+                weight.mul_(2.5)
+    return decoder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save_model(decoder_of(0), path)
+    TOKENIZER.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Any]:
+    from graft.engine.vllm import VLLMEngine
+
+    made = VLLMEngine(
+        folder,
+        tokenizer=TOKENIZER,
+        seed=1,
+        deadline=60.0,
+        max_context=WINDOW,
+        args={"kv_cache_memory_bytes": 2**24},
+    )
+    yield made
+    made.close()
+    gc.collect()
+
+
+@pytest.fixture
+def decoder(engine: Any) -> Decoder:
+    """What the engine serves: the weights of seed 0."""
+    decoder = decoder_of(0)
+    if engine.version:
+        engine.load(hf_names(decoder), 0)
+    return decoder
+
+
+def talk(main: Callable[[], Any]) -> Any:
+    return asyncio.run(main())
+
+
+def sample(engine: Any, tokens: list[int], key: int = 1, **sampling: Any) -> Completion:
+    async def main() -> Completion:
+        return await engine.open(tokens, key).sample(Sampling(**sampling))
+
+    return asyncio.run(main())
+
+
+async def until_it_speaks(engine: Any) -> None:
+    async with asyncio.timeout(30):
+        while not any(asker.saying.tokens for asker in list(engine._running.values())):
+            await asyncio.sleep(0.001)
+
+
+def gap(decoder: Decoder, before: list[int], said: Completion, temperature: float = 1.0) -> float:
+    """Mean distance of its log-probs from those of a plain forward."""
+    logp = dense_logp(decoder, before + said.tokens, temperature=temperature)[len(before) - 1 : -1]
+    want = logp.gather(-1, torch.tensor(said.tokens)[:, None])[:, 0]
+    return float((torch.tensor(said.logprobs) - want).abs().mean())
+
+
+def test_log_probs_are_the_learners_before_and_after_three_updates(engine, decoder):
+    before = TOKENIZER.encode("two and three")
+    for version in range(4):
+        if version:
+            decoder = decoder_of(version)
+            engine.load(hf_names(decoder), version)
+        for temperature in (1.0, 0.7):
+            said = sample(engine, before, temperature=temperature, max_tokens=24)
+            assert said.version == engine.version == version
+            assert len(said.tokens) == 24 and said.finish is Finish.LENGTH
+            assert gap(decoder, before, said, temperature) < 1e-3
+            other = decoder_of(version + 7)
+            assert gap(other, before, said, temperature) > 0.1  # the measure can tell
+
+
+def test_log_probs_of_a_cut_distribution_are_those_that_it_was_drawn_from(engine, decoder):
+    before = TOKENIZER.encode("abc")
+    said = sample(engine, before, temperature=0.7, top_k=3, max_tokens=8)
+    logp = dense_logp(decoder, before + said.tokens, temperature=0.7)[len(before) - 1 : -1]
+    kept = logp.topk(3).values
+    want = logp.gather(-1, torch.tensor(said.tokens)[:, None])[:, 0] - kept.logsumexp(-1)
+    torch.testing.assert_close(torch.tensor(said.logprobs), want, atol=1e-3, rtol=0)
+    entropy = torch.special.entr((kept - kept.logsumexp(-1, keepdim=True)).exp()).sum(-1)
+    torch.testing.assert_close(torch.tensor(said.entropies), entropy, atol=1e-3, rtol=0)
+
+
+def test_entropies_are_close_lower_bounds_and_the_engine_says_of_how_many_tokens(engine, decoder):
+    assert engine.entropy_top_k == 20
+    before = TOKENIZER.encode("abc")
+    said = sample(engine, before, max_tokens=32)
+    logp = dense_logp(decoder, before + said.tokens)[len(before) - 1 : -1]
+    true = torch.special.entr(logp.exp()).sum(-1)
+    found = torch.tensor(said.entropies)
+    assert (found <= true + 1e-4).all() and (found > 0.5 * true).all()
+
+
+def test_a_fork_goes_on_from_the_same_tokens_with_draws_of_its_own(engine, decoder):
+    async def main() -> tuple[Any, ...]:
+        context = engine.open(TOKENIZER.encode("once"), key=5)
+        await context.sample(Sampling(max_tokens=4))
+        context.append([1, 2])
+        twin, past = context.fork(key=6), context.fork(key=5, at=4)
+        asked = Sampling(max_tokens=12)
+        said = await asyncio.gather(*(c.sample(asked) for c in (context, twin, past)))
+        return context.tokens, twin.tokens, past.tokens, *said
+
+    own, twin, past, said, other, again = talk(main)
+    assert own[:10] == twin[:10] and own[8:10] == [1, 2] and len(own) == len(twin) == 22
+    assert said.tokens != other.tokens
+    assert past[4:8] == own[4:8]  # the same key and place draw the same
+    for tokens, completion in ((own, said), (twin, other), (past, again)):
+        assert gap(decoder, tokens[:-12], completion) < 1e-3
+
+
+def test_stop_strings_and_stop_tokens_cut_where_the_native_engine_cuts(engine, decoder):
+    before = TOKENIZER.encode("x")
+    free = sample(engine, before, key=3, max_tokens=40)
+    tokens = free.tokens
+    third = tokens[2]
+    said = sample(engine, before, key=3, max_tokens=40, stop_tokens=(third,))
+    assert said.tokens == tokens[: tokens.index(third) + 1] and said.finish is Finish.STOP
+    # a single byte that is a character: found wherever it first stands
+    letter = next(t for t in tokens[3:] if 32 < t < 127)
+    said = sample(engine, before, key=3, max_tokens=40, stop=(chr(letter),))
+    assert said.tokens == tokens[: tokens.index(letter) + 1] and said.finish is Finish.STOP
+    assert said.logprobs == free.logprobs[: len(said.tokens)]
+
+
+def test_a_stop_string_may_begin_before_the_sample_and_min_tokens_passes_it_over(engine, decoder):
+    first = next(
+        (key, said.tokens)
+        for key in range(99)
+        if 32 < (said := sample(engine, [60], key=key, max_tokens=3)).tokens[0] < 127
+    )
+    key, tokens = first
+    stop = "<" + chr(tokens[0])
+    said = sample(engine, [60], key=key, max_tokens=3, stop=(stop,), begun=1)
+    assert said.tokens == tokens[:1] and said.finish is Finish.STOP
+    said = sample(engine, [60], key=key, max_tokens=3, stop=(stop,))
+    assert said.tokens == tokens and said.finish is Finish.LENGTH
+    said = sample(engine, [60], key=key, max_tokens=3, min_tokens=2, stop=(stop,), begun=1)
+    assert len(said.tokens) == 3
+
+
+def test_the_window_ends_a_sample_and_a_full_context_says_nothing(engine, decoder):
+    said = sample(engine, [65] * (WINDOW - 3), max_tokens=50)
+    assert len(said.tokens) == 3 and said.finish is Finish.LENGTH
+    said = sample(engine, [65] * WINDOW, max_tokens=50)
+    assert said.tokens == [] and said.finish is Finish.LENGTH
+
+
+def test_pause_gives_back_what_was_said_and_the_next_sample_goes_on(engine, decoder):
+    before = TOKENIZER.encode("long")
+
+    async def main() -> tuple[list[int], Completion, Completion]:
+        context = engine.open(before, key=2)
+        task = asyncio.ensure_future(context.sample(Sampling(max_tokens=LONG)))
+        await until_it_speaks(engine)
+        engine.pause()
+        first = await task
+        return context.tokens, first, await context.sample(Sampling(max_tokens=4))
+
+    tokens, first, second = talk(main)
+    assert first.finish is Finish.PAUSE and 0 < len(first.tokens) < LONG
+    assert tokens == before + first.tokens + second.tokens
+    assert gap(decoder, before, first) < 1e-3
+    assert gap(decoder, before + first.tokens, second) < 1e-3
+
+
+def test_a_load_ends_what_runs_and_what_it_said_is_of_the_old_weights(engine, decoder):
+    new = decoder_of(9)
+    before = TOKENIZER.encode("long")
+
+    async def main() -> tuple[Completion, Completion]:
+        context = engine.open(before, key=2)
+        task = asyncio.ensure_future(context.sample(Sampling(max_tokens=LONG)))
+        await until_it_speaks(engine)
+        engine.load(hf_names(new), 9)
+        return await task, await context.sample(Sampling(max_tokens=8))
+
+    first, second = talk(main)
+    assert (first.finish, first.version, second.version) == (Finish.PAUSE, 0, 9)
+    assert gap(decoder, before, first) < 1e-3
+    assert gap(new, before + first.tokens, second) < 1e-3
+
+
+def test_a_closed_context_ends_its_sample_and_a_cancelled_one_leaves_nothing_running(
+    engine, decoder
+):
+    async def main() -> Completion:
+        context, other = engine.open([1], key=1), engine.open([2], key=2)
+        asked = Sampling(max_tokens=LONG)
+        tasks = [asyncio.ensure_future(c.sample(asked)) for c in (context, other)]
+        await asyncio.sleep(0.02)
+        context.close()
+        tasks[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[1]
+        assert other.tokens == [2]
+        with pytest.raises(EngineError, match="closed context"):
+            await context.sample(asked)
+        return await tasks[0]
+
+    assert talk(main).finish is Finish.ABORT
+    engine.health()  # what was asked before is done
+    assert not engine._running
+
+
+def test_score_agrees_with_the_native_engine(engine, decoder):
+    native = NativeEngine(decoder, kv_tokens=256, page_size=4)
+    texts, at = [[5, 6, 7, 8], [9, 10]], [[1, 4], [2]]
+    continuations = [[11, 12, 13], [14]]
+    for temperature in (1.0, 0.7):
+        found = engine.score(texts, at, continuations, 0, temperature)
+        want = native.score(texts, at, continuations, 0, temperature)
+        flat = [
+            (x, y)
+            for a, b in zip(found, want, strict=True)
+            for c, d in zip(a, b, strict=True)
+            for e, f in zip(c, d, strict=True)
+            for x, y in zip(e, f, strict=True)
+        ]
+        assert len(flat) == 12
+        assert all(abs(x - y) < 1e-3 for x, y in flat)
+
+
+def test_what_vllm_cannot_do_is_refused(engine, folder, decoder):
+    from graft.engine.vllm import VLLMEngine
+
+    space = tools_space()
+    with pytest.raises(EngineError, match=r"cannot apply a Grammar \(ActionSpace has 5 extra"):
+        VLLMEngine(folder, tokenizer=TOKENIZER, space=space)
+    table = torch.ones(1, TOKENIZER.vocab_size, dtype=torch.bool).numpy()
+    table[0, 3] = False
+    with pytest.raises(EngineError, match="forbids some of it"):
+        VLLMEngine(folder, tokenizer=TOKENIZER, space=ActionSpace(258, allowed=table))
+    with pytest.raises(EngineError, match="cannot set logprobs_mode"):
+        VLLMEngine(folder, tokenizer=TOKENIZER, args={"logprobs_mode": "raw_logprobs"})
+    with pytest.raises(EngineError, match=r"tensor_parallel_size=2.*engine\.url"):
+        VLLMEngine(folder, tokenizer=TOKENIZER, args={"tensor_parallel_size": 2})
+    with pytest.raises(EngineError, match="cannot apply a grammar"):
+        talk(lambda: engine.open([1]).sample(Sampling(), TOOLS))
+    with pytest.raises(EngineError, match=r"draws at 0\.01 or more"):
+        sample(engine, [1], temperature=0.001)
+    with pytest.raises(EngineError, match="changed in place"):
+        engine.load(None, 1)
+    with pytest.raises(ValueError, match="mode 0 alone"):
+        engine.score([[1]], [[1]], [[2]], mode=1)
+    with pytest.raises(ValueError, match="token 300 is outside"):
+        engine.open([300])
+
+
+def test_weights_that_are_not_all_there_stop_the_engine_until_they_are(engine, decoder):
+    weights = dict(hf_names(decoder))
+    name = "model.layers.1.mlp.down_proj.weight"
+    del weights[name]
+    with pytest.raises(EngineError, match=f"missing .*{name}"):
+        engine.load(weights, 5)
+    with pytest.raises(EngineError, match="half replaced"):
+        sample(engine, [1])
+    engine.load(hf_names(decoder), 5)
+    assert gap(decoder, [1], sample(engine, [1], max_tokens=8)) < 1e-3
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A real one, and the folder it started from. The CPU build reloads untied heads alone."""
+    folder = tmp_path_factory.mktemp("served")
+    save_model(decoder_of(0, tied=False), folder)
+    TOKENIZER.save(folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = f"--host 127.0.0.1 --port {port} --dtype float32 --max-model-len {WINDOW}"
+    options += " --enforce-eager --kv-cache-memory-bytes 16777216 --uvicorn-log-level warning"
+    options += " --logprobs-mode processed_logprobs"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen(
+        [*command, *options.split()],
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        env=os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            if process.poll() is not None:
+                pytest.fail((folder / "log").read_text()[-3000:])
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield url, folder
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+        log.close()
+
+
+def engine_of(server: tuple[str, Path], exchange: Path, **options: Any) -> Any:
+    from graft.engine.vllm_server import VLLMServer
+
+    url, folder = server
+    options = {"tokenizer": TOKENIZER, "deadline": 60.0, "exchange": exchange, **options}
+    return VLLMServer([url], options.pop("folder", folder), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_server_says_what_the_learner_says_after_three_updates(server, tmp_path):
+    engine = engine_of(server, tmp_path)
+    engine.health()
+    before = TOKENIZER.encode("two and three")
+    for version in range(4):
+        decoder = decoder_of(version, tied=False)
+        if version:
+            engine.load(hf_names(decoder), version)
+        for temperature in (1.0, 0.7):
+            said = sample(engine, before, temperature=temperature, max_tokens=24)
+            assert (said.version, len(said.tokens)) == (version, 24)
+            assert gap(decoder, before, said, temperature) < 1e-3
+            assert gap(decoder_of(version + 7, tied=False), before, said, temperature) > 0.1
+    native = NativeEngine(decoder, kv_tokens=256, page_size=4)
+    asked = ([[5, 6, 7, 8]], [[1, 4]], [[11, 12, 13], [14]], 0)
+    for temperature in (1.0, 0.7):
+        [found], [want] = engine.score(*asked, temperature), native.score(*asked, temperature)
+        for place, wanted in zip(found, want, strict=True):
+            for got, right in zip(place, wanted, strict=True):
+                assert got == pytest.approx(right, abs=1e-3)
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_server_gives_back_what_it_said_when_it_is_paused_or_gets_new_weights(server, tmp_path):
+    engine, old, new = engine_of(server, tmp_path), *(decoder_of(s, tied=False) for s in (4, 5))
+    engine.load(hf_names(old), 4)
+
+    async def stopped(stop: Callable[[], None]) -> tuple[list[Completion], Completion]:
+        contexts = [engine.open([1, i]) for i in range(4)]
+        asked = [asyncio.ensure_future(c.sample(Sampling(max_tokens=LONG))) for c in contexts]
+        await asyncio.sleep(0.3)
+        stop()
+        first = await asyncio.gather(*asked)
+        return first, await contexts[0].sample(Sampling(max_tokens=4))
+
+    first, second = talk(lambda: stopped(engine.pause))
+    assert {said.finish for said in first} == {Finish.PAUSE}
+    assert any(said.tokens for said in first)
+    for i, said in enumerate(first):
+        assert said.version == 4 and len(said.tokens) < LONG
+        assert not said.tokens or gap(old, [1, i], said) < 1e-3
+    assert gap(old, [1, 0, *first[0].tokens], second) < 1e-3
+
+    first, second = talk(lambda: stopped(lambda: engine.load(hf_names(new), 5)))
+    assert {(said.finish, said.version) for said in first} == {(Finish.PAUSE, 4)}
+    for i, said in enumerate(first):
+        assert not said.tokens or gap(old, [1, i], said) < 1e-3
+    assert second.version == 5 and gap(new, [1, 0, *first[0].tokens], second) < 1e-3
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_server_cuts_at_stops_and_is_stale_with_weights_of_others(server, tmp_path, folder):
+    engine = engine_of(server, tmp_path)
+    engine.load(hf_names(decoder_of(0, tied=False)), 0)
+    tokens = sample(engine, [5], key=3, max_tokens=40).tokens
+    letter = next(token for token in tokens if 32 < token < 127)
+    cut = tokens[: tokens.index(letter) + 1]
+    for asked in ({"stop": (chr(letter),)}, {"stop_tokens": (letter,)}):
+        said = sample(engine, [5], key=3, max_tokens=40, **asked)
+        assert said.tokens == cut and said.finish is Finish.STOP
+    with pytest.raises(EngineError, match="the head is the embedding"):
+        engine_of(server, tmp_path, folder=folder).health()
+    other = engine_of(server, tmp_path / "other")
+    other.load(hf_names(decoder_of(1, tied=False)), 1)
+    with pytest.raises(EngineError, match=f"{server[0]} is a stale engine"):
+        sample(engine, [5])
