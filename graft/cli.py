@@ -12,13 +12,16 @@ from typing import Annotated, Any
 import typer
 
 from graft.commands.data import data
+from graft.commands.doctor import doctor
 from graft.commands.evaluate import evaluate
 from graft.commands.explain import explain
 from graft.commands.export import export
 from graft.commands.options import AsJson, Overrides
 from graft.commands.plan import plan
+from graft.commands.replay import replay
 from graft.commands.report import report
 from graft.commands.runs import runs, watch
+from graft.commands.scale import scale
 from graft.commands.view import view
 
 app = typer.Typer(
@@ -284,18 +287,9 @@ app.command("runs")(runs)
 app.command("watch")(watch)
 app.command("report")(report)
 app.command("view")(view)
-
-
-@app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """Check this machine: Python, packages, device, sandbox, extras, disk."""
-    from graft.doctor import FAIL, report
-
-    checks = report(lambda line: typer.echo(line, err=as_json))
-    if as_json:
-        typer.echo(json.dumps({"checks": [check._asdict() for check in checks]}))
-    if any(check.verdict == FAIL for check in checks):
-        raise typer.Exit(1)
+app.command("doctor")(doctor)
+app.command("replay")(replay)
+app.command("scale")(scale)
 
 
 def main() -> None:

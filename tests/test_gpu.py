@@ -1,5 +1,7 @@
 """What must hold on a GPU; run with `make test ARGS="-m gpu"` on a machine that has one."""
 
+import asyncio
+
 import pytest
 import torch
 
@@ -21,7 +23,8 @@ from graft.types import Sampling, Task
 pytestmark = pytest.mark.gpu
 
 
-def rollouts(dtype: torch.dtype):
+def rollouts(dtype: torch.dtype, pauses: int = 0):
+    """A policy and rows of its own; with pauses, every sample is cut so many times on the way."""
     tokenizer = Tokenizer.characters(make("calculator").alphabet)
     shape = Shape(
         vocab_size=tokenizer.vocab_size,
@@ -42,7 +45,22 @@ def rollouts(dtype: torch.dtype):
         max_context=256,
     )
     tasks = [Task(str(i), "calculator", seed=i) for i in range(16)]
-    return policy, rows_of(collect(tasks, setting, independent(8)))
+    if not pauses:
+        return policy, rows_of(collect(tasks, setting, independent(8)))
+
+    async def pausing(growth):
+        if growth.episode.task.id == "0":  # one for all: it pauses the engine, not an episode
+            cutting.append(asyncio.create_task(cut()))
+        await independent(8)(growth)
+
+    async def cut():
+        for version in range(1, pauses + 1):
+            await asyncio.sleep(0.02)
+            engine.pause()
+            engine.load(None, version)
+
+    cutting = []
+    return policy, rows_of(collect(tasks, setting, pausing))
 
 
 # bfloat16: what its rounding leaves after four random layers; 5.0e-3 was measured
@@ -78,3 +96,51 @@ def test_cpu_and_gpu_take_the_same_step_in_fp32():
         results.append(metrics)
     for name in ("loss", "grad_norm", "entropy"):
         assert results[0][name] == pytest.approx(results[1][name], rel=2e-3, abs=1e-5)
+
+
+def test_paused_samples_go_on_with_logprobs_the_learner_agrees_with():
+    policy, rows = rollouts(torch.bfloat16, pauses=4)
+    versions = {span.version for row in rows for span in row.spans if span.logprobs}
+    assert len(versions) > 1
+    batch = to_batch(rows)
+    _, credit, loss, reduction = build("grpo")
+    batch = batch.replace(advantages=credit(batch.zeros(), batch))
+    optimizer = Optimizer([policy], lr=1e-4, schedule=schedule("constant", 0, 1, 0.0))
+    metrics = Learner(policy, optimizer, loss, reduction, 4096).update(rows, batch)
+    assert metrics["sampling/sampling_logp_difference/mean"] <= 7e-3
+
+
+def test_a_split_policy_of_one_process_takes_the_same_step_on_nccl(tmp_path):
+    """The way of the data through FSDP2, kernels and bf16 masters; more processes need more GPUs."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from graft.models.policies import weights_of
+    from graft.models.sharded import shard
+
+    plain, rows = rollouts(torch.bfloat16)
+    batch = to_batch(rows)
+    _, _, loss, reduction = build("dapo")
+    drawn = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0))
+    batch = batch.replace(advantages=drawn)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cuda", (1, 1), mesh_dim_names=("dp", "tp"))
+        read = {name: tensor.clone() for name, tensor in weights_of(plain).items()}
+        for offload in (False, True):
+            split = shard(plain.shape, mesh, read.get, dtype=torch.bfloat16, offload=offload)
+            model = Decoder(plain.shape).initialise(0).to("cuda", torch.bfloat16)
+            results = []
+            for policy in (model, split):
+                optimizer = Optimizer([policy], lr=1e-3, schedule=schedule("constant", 0, 1, 0.0))
+                results.append(
+                    Learner(policy, optimizer, loss, reduction, 2048).update(rows, batch)
+                )
+            for name in ("loss", "grad_norm", "entropy"):
+                assert results[1][name] == pytest.approx(results[0][name], rel=2e-2, abs=1e-4)
+            after = weights_of(split)
+            for name, tensor in weights_of(model).items():
+                assert (after[name].float() - tensor.float()).abs().max() <= 4e-3, name
+    finally:
+        dist.destroy_process_group()

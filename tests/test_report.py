@@ -131,6 +131,17 @@ def test_the_numbers_of_a_run_are_on_its_page(tmp_path):
     assert is_inert(seen)
 
 
+def test_scores_that_fall_are_red_and_more_calls_have_no_colour(tmp_path):
+    summary = {
+        "before": {"sampled": 0.5, "greedy": 0.5, "tool_rate": 0.25},
+        "after": {"sampled": 0.0, "greedy": 0.75, "tool_rate": 1.0},
+        "checkpoint": "x/rl-000001",
+    }
+    text = page(make_run(tmp_path / "a", step(1), train=1, summary=summary))
+    for change in ('down">-0.500', 'up">+0.250', '">+0.750'):
+        assert f'<span class="{change}</span>' in text
+
+
 def test_settings_that_differ_come_before_all_of_them(tmp_path):
     seen = Page(page(finished(tmp_path / "a"))).text
     changed, _, everything = seen.partition("all settings")

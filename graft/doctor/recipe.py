@@ -1,11 +1,11 @@
 """Is this recipe ready? Everything that can be known before money is spent, in the order of its cost.
 
-    nothing is loaded   memory, room for checkpoints, trackers, chat template
+    nothing is loaded   trackers, tokenizer, a first prompt, chat template, memory, room on the disk
     no model is asked   the reward on right answers and on garbage, every tool
     the model is        the engine's health, a few attempts, their loss mask, the end of turns, the
                         log-probs of engine and learner, micro-batches, adapters
 
-A look that needs what an earlier one could not bring about is left out, and says so. One process looks,
+A look that needs what an earlier one could not bring about is left out. One process looks,
 whatever the recipe asks for; the folder of the run is not touched.
 """
 
@@ -23,8 +23,9 @@ from graft.config import Config
 from graft.data.chats import open_chats
 from graft.doctor.conversation import conversation_check
 from graft.doctor.patience import Look, made
-from graft.doctor.rewards import Stage, reward_check
+from graft.doctor.rewards import TRIES, Stage, reward_check
 from graft.doctor.tools import tool_checks
+from graft.envs.base import as_messages
 from graft.models.device import choose_device, choose_dtype
 from graft.models.lora import num_trained
 from graft.rewards.choose import make_reward
@@ -36,7 +37,7 @@ from graft.rollout.examples import example
 from graft.rollout.spelled import Speller
 from graft.text.chat import Chat, TemplateRewrites
 from graft.train.check import FAIL, PASS, WARN, Check
-from graft.train.checkup import agreement, count, ends, eos, few, mask, micro
+from graft.train.checkup import agreement, count, ends, eos, few, mask, micro, turns_of
 from graft.train.describe import commonest_failure
 from graft.train.footprint import gigabytes, num_parameters, optimizer_state_bytes
 from graft.train.learner import Learner
@@ -46,7 +47,7 @@ from graft.train.rl import TaskStream
 from graft.train.room import room_on
 from graft.train.setup import Parts, assemble, env_factory, is_chatty, make_learner
 from graft.train.trackers import TRACKERS
-from graft.types import Episode, Sampling, Task
+from graft.types import Episode, Sampling, Task, Trajectory
 
 QUICK, ASKING, LOADING = 60.0, 300.0, 1800.0
 """Seconds that a look may take: at files, at what the model says, at a model that is opened."""
@@ -57,6 +58,8 @@ TASKS, SAMPLES = 4, 2
 """Attempts that are sampled."""
 MOST_TOKENS, MOST_TURNS = 256, 4
 """Their length: enough to compare, and no more."""
+LESSONS = 64
+"""A teacher's attempts, among which one of several turns is looked for."""
 NARROW = 0.9
 """Share of the memory from which a plan that fits is close."""
 
@@ -69,6 +72,7 @@ class Examination:
         self.asked = config
         self.config = alone(config, folder)
         self.chat: Chat | None = None
+        self.has_env = False
         self.parts: Parts | None = None
         self.learner: Learner | None = None
         self.episodes: list[Episode] = []
@@ -77,40 +81,44 @@ class Examination:
     def lines(self) -> Iterator[Check]:
         config = self.config
         yield from self._processes()
-        yield from made("memory", self._memory, QUICK)
-        yield from made("checkpoints", self._checkpoints, QUICK)
         yield from made("trackers", self._trackers, QUICK)
-        yield from made("template", self._template, QUICK)
-        if config.task.env:
-            yield from self._with_chat("reward", self._reward, ASKING)
-            yield from self._with_chat("tools", self._tools, ASKING)
-        if not self._fits:
-            seen = "not opened: it would not fit. Nothing that needs it was looked at"
-            yield Check("model", WARN, seen)
+        yield from made("tokenizer", self._tokenizer, QUICK)
+        yield from self._with_chat("env", self._environment, ASKING)
+        yield from self._with_chat("template", self._template, QUICK)
+        yield from self._with_chat("memory", self._memory, QUICK)
+        yield from self._with_chat("checkpoints", self._checkpoints, QUICK)
+        if self.has_env:
+            yield from made("reward", self._reward, ASKING)
+            yield from made("tools", self._tools, ASKING)
+        if why := self._why_not_to_open():
+            yield Check("model", WARN, f"not opened: {why}. Nothing that needs it was looked at")
             return
         yield from made("model", self._model, LOADING)
         yield from self._with_parts("engine", self._engine, ASKING)
-        yield from self._with_parts("adapters", self._learner, ASKING)
+        yield from self._with_parts("learner", self._learner, ASKING)
         if config.task.env:
             yield from self._with_parts("attempts", self._attempts, ASKING)
         yield from self._with_parts("loss mask", self._conversation, QUICK)
-        if self.learner is None or not rows_of(self.episodes):
-            return
-        yield from self._of_attempts()
+        if self.learner is not None and self._spoken():
+            yield from self._of_attempts()
+
+    def _why_not_to_open(self) -> str:
+        if self.chat is None:
+            return "it has no tokenizer"
+        if self.config.task.env and not self.has_env:
+            return "its environment does not work"
+        return "" if self._fits else "it would not fit"
 
     def close(self) -> None:
         if self.parts is not None:
             self.parts.engine.close()
 
     def _with_chat(self, name: str, look: Look, deadline: float) -> list[Check]:
-        if self.chat is None:
-            return [Check(name, WARN, "not looked at: there is no tokenizer with a template")]
-        return made(name, look, deadline)
+        """Without a tokenizer nothing can be said, and that has been said."""
+        return [] if self.chat is None else made(name, look, deadline)
 
     def _with_parts(self, name: str, look: Look, deadline: float) -> list[Check]:
-        if self.parts is None:
-            return [Check(name, WARN, "not looked at: the model could not be opened")]
-        return made(name, look, deadline)
+        return [] if self.parts is None else made(name, look, deadline)
 
     def _processes(self) -> Iterator[Check]:
         asked = {
@@ -155,7 +163,7 @@ class Examination:
         free = shutil.disk_usage(where).free
         if is_foreign(config, source_of(config)):
             return Check(
-                "disk", PASS, f"{gigabytes(free)} free at {where}; checkpoints not counted"
+                "checkpoints", PASS, f"{gigabytes(free)} free at {where}; checkpoints not counted"
             )
         device = choose_device(config.model.device)
         dtype, _ = choose_dtype(config.model.dtype, device)
@@ -177,7 +185,9 @@ class Examination:
         if free < 2 * one:  # the last one stays until the next is whole
             return Check("checkpoints", FAIL, seen, "make room, or set run.dir to a larger disk")
         if free < needed:
-            return Check("checkpoints", WARN, seen, f"make room, or lower run.keep_last={asked.keep_last}")
+            return Check(
+                "checkpoints", WARN, seen, f"make room, or lower run.keep_last={asked.keep_last}"
+            )
         return Check("checkpoints", PASS, seen)
 
     def _trackers(self) -> Check:
@@ -196,12 +206,43 @@ class Examination:
         named = ", ".join(["metrics.jsonl", *self.asked.run.trackers])
         return Check("trackers", PASS, named)
 
-    def _template(self) -> Iterator[Check]:
+    def _tokenizer(self) -> Check:
         config = self.config
         tokenizer = load_tokenizer(config, source_of(config))
-        chat = self.chat = Chat(tokenizer, config.model.chat_template or None)
+        self.chat = Chat(tokenizer, config.model.chat_template or None)
+        return Check("tokenizer", PASS, f"{tokenizer.vocab_size:,} tokens")
+
+    def _environment(self) -> Iterator[Check]:
+        """It poses a task, and the prompt leaves room for an answer."""
+        config, chat = self.config, self.chat
+        if not config.task.env or chat is None:
+            return
+        task = next(TaskStream(config.task.env, config.run.seed))
+        env = self._env(config.task.args)(task)
+        try:
+            observation, info = env.reset(task.seed)
+            if env.observe_as == "raw":
+                length = len(chat.tokenizer.encode(str(observation)))
+            else:
+                length = len(chat.prompt(as_messages(observation), info.get("tools")))
+        finally:
+            env.close()
+        self.has_env = True
+        most = config.rollout.max_context
+        seen = f"{config.task.env}: its first prompt has {length:,} tokens of {most:,}"
+        if length + config.rollout.max_tokens <= most:
+            yield Check("env", PASS, seen)
+            return
+        way_out = (
+            f"raise rollout.max_context={most} (a turn may have {config.rollout.max_tokens:,})"
+        )
+        yield Check("env", FAIL if length >= most else WARN, seen, way_out)
+
+    def _template(self) -> Iterator[Check]:
+        config, chat = self.config, self.chat
+        assert chat is not None
         env = self._env(config.task.args)
-        matters = is_chatty(config, env)
+        matters = not self.has_env or is_chatty(config, env)
         try:
             chat.check_append_only()
             seen = "a conversation that grows keeps every earlier turn, thoughts and tools included"
@@ -214,10 +255,11 @@ class Examination:
                     f"{error}\nHere it does not matter: no message follows an attempt's first turn"
                 )
                 yield Check("template", WARN, seen)
-        vocab_size = tokenizer.vocab_size
+        vocab_size = chat.tokenizer.vocab_size
         if not is_foreign(config, source_of(config)):
             vocab_size = recipe_shape(config).vocab_size
-        yield ends(chat, vocab_size)
+        stop = env(Task("probe", config.task.env)).stop if self.has_env else ()
+        yield ends(chat, vocab_size, stop)
 
     def _env(self, args: dict[str, Any]) -> Callable[[Task], Any]:
         assert self.chat is not None
@@ -228,10 +270,10 @@ class Examination:
         assert chat is not None
         reward = make_reward(config.task.reward) if config.task.reward else None
         stage = Stage(self._env(config.task.args), reward, chat, config.rollout.max_turns)
-        number = JUDGED if getattr(reward, "blocking", False) else REWARDED
+        number, tries = (JUDGED, 1) if getattr(reward, "blocking", False) else (REWARDED, TRIES)
         stream = TaskStream(config.task.env, config.run.seed)
         tasks = [next(stream) for _ in range(number)]
-        return reward_check(stage, tasks, config.sft.demo_args)
+        return reward_check(stage, tasks, config.sft.demo_args, tries)
 
     def _tools(self) -> Iterator[Check]:
         config = self.config
@@ -284,7 +326,7 @@ class Examination:
         self.episodes = collect(tasks, setting, independent(SAMPLES))
         leaves = [leaf for episode in self.episodes for leaf in episode.leaves]
         failed = sum(not leaf.status.is_trainable for leaf in leaves)
-        said = [row for row in rows_of(self.episodes) if len(row.spans) > 1]
+        said = self._spoken()
         seen = f"{count(len(leaves), 'attempt')} at {TASKS} tasks, {failed} failed"
         if failed:
             seen += f", mostly: {commonest_failure(self.episodes)}"
@@ -297,6 +339,10 @@ class Examination:
             return Check("attempts", FAIL, seen, way_out)
         words = sum(len(s) for row in said for s in row.spans if s.author == "policy")
         return Check("attempts", PASS, f"{seen}, {words:,} tokens sampled")
+
+    def _spoken(self) -> list[Trajectory]:
+        """Attempts that came to say something."""
+        return [row for row in rows_of(self.episodes) if any(turns_of(row))]
 
     def _conversation(self) -> Check:
         parts = self.parts
@@ -331,10 +377,11 @@ class Examination:
             return only, "an attempt that was sampled"
 
     def _taught(self, parts: Parts, task: Task) -> Episode:
-        """A teacher may do it this way or that: one of a few attempts, the one with most turns."""
+        """A teacher may do it this way or that: an attempt of more than one turn, if it has any."""
         config = self.config
-        taught = [
-            demonstration(
+
+        def taught(seed: int) -> Episode:
+            return demonstration(
                 task,
                 parts.setting.make_env(task),
                 parts.chat,
@@ -343,14 +390,14 @@ class Examination:
                 prefill=config.task.prefill,
                 **config.sft.demo_args,
             )
-            for seed in range(16)
-        ]
-        return max(taught, key=lambda episode: len(episode.spans))
+
+        several = (episode for episode in map(taught, range(LESSONS)) if len(episode.spans) > 2)
+        return next(several, None) or taught(0)
 
     def _of_attempts(self) -> Iterator[Check]:
         parts, learner = self.parts, self.learner
         assert parts is not None and learner is not None
-        rows = rows_of(self.episodes)
+        rows = self._spoken()
         some = few(rows, learner.tokens_per_micro)
         temperature = self.config.rollout.temperature
         # a KL term would want a reference, which adds to each token and mixes no rows

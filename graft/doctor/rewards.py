@@ -1,7 +1,7 @@
 r"""Does a right answer earn more than garbage? The reward, tried without any model.
 
     2+3=    gold "5"  1     the teacher "[2+3]5;5"  1     garbage "+;=9"  0       as it should be
-            gold "5"  1     the teacher             1     garbage         1       everybody gets it
+            gold "5"  1     the teacher             1     garbage         1       everybody earns it
 
 The gold answer of a task is what its environment says it is. How an answer has to be dressed is not
 said, so the dresses that people use are tried on the first task, and the best one is kept.
@@ -34,6 +34,8 @@ DRESSES = (
     "<think>I know it.</think><answer>{}</answer>",
 )
 GARBAGE_TOKENS = 8
+TRIES = 8
+"""Of a teacher at one task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Stage:
             answer = answer[0]
         return str(answer) if isinstance(answer, str | int | float) else None
 
-    def lesson(self, task: Task, demo_args: Mapping[str, Any]) -> list[str] | None:
+    def lesson(self, task: Task, demo_args: Mapping[str, Any], number: int) -> list[str] | None:
         """What the environment's teacher says, turn by turn; None: it has none."""
         env = self.make_env(task)
         try:
@@ -99,10 +101,26 @@ class Stage:
             if teach is None:
                 return None
             with suppress(NotImplementedError):
-                return turns(teach(random.Random(task.seed), **demo_args))
+                return turns(teach(random.Random(number), **demo_args))
             return None
         finally:
             env.close()
+
+    def taught(
+        self, task: Task, demo_args: Mapping[str, Any], tries: int, floor: float
+    ) -> float | None:
+        """What the teacher earns, at best of so many tries: some guess wrongly on purpose. One that
+        earns more than `floor` is enough."""
+        best: float | None = None
+        for number in range(tries):
+            said = self.lesson(task, demo_args, number)
+            if not said:
+                return best
+            reward = self.earned(task, said)
+            best = reward if best is None else max(best, reward)
+            if best > floor:
+                break
+        return best
 
     def garbage(self, task: Task) -> str:
         """Tokens drawn blindly, no special ones: always the same for a task."""
@@ -130,23 +148,27 @@ def turns(trace: Sequence[tuple[Author, str]]) -> list[str]:
     return found
 
 
-def reward_check(stage: Stage, tasks: Sequence[Task], demo_args: Mapping[str, Any]) -> Check:
-    """Gold answers, the teacher's attempts and garbage, on the same tasks."""
+def reward_check(
+    stage: Stage, tasks: Sequence[Task], demo_args: Mapping[str, Any], tries: int = TRIES
+) -> Check:
+    """Gold answers, the teacher's best attempts and garbage, on the same tasks."""
     garbage = [stage.earned(task, [stage.garbage(task)]) for task in tasks]
-    taught = [stage.lesson(task, demo_args) for task in tasks]
-    teacher = [stage.earned(t, said) for t, said in zip(tasks, taught, strict=True) if said]
+    teacher: list[float] = []
+    for task, floor in zip(tasks, garbage, strict=True):
+        if (best := stage.taught(task, demo_args, tries, floor)) is not None:
+            teacher.append(best)
     golds = [stage.gold(task) for task in tasks]
     gold: list[float] = []
     if golds[0] is not None:
         first = {dress: stage.earned(tasks[0], [dress.format(golds[0])]) for dress in DRESSES}
         best = max(first, key=lambda dress: first[dress])
-        if first[best] > garbage[0] or not teacher:
+        if first[best] > 0 or not teacher:
             gold = [
                 stage.earned(task, [best.format(answer)])
                 for task, answer in zip(tasks, golds, strict=True)
                 if answer is not None
             ]
-    known = {"gold answers earn": gold, "the teacher earns": teacher, "garbage earns": garbage}
+    known = {"gold answers earn": gold, "the teacher at best": teacher, "garbage earns": garbage}
     tried = {name: rewards for name, rewards in known.items() if rewards}
     seen = ", ".join(f"{name} {_mean(rewards):.3g}" for name, rewards in tried.items())
     seen += f" on average of {len(tasks)} tasks"

@@ -27,6 +27,8 @@ COPIED = (".json", ".model", ".txt", ".jinja", ".py")
 """Endings of what stands beside the weights."""
 NOT_TRAINED = ("inv_freq", "vision", "visual", "audio", "multi_modal_projector", "mtp.")
 """In the names of what a text model does not have, or does not learn: it may keep its values."""
+STATE = "state.json"
+"""Of a run, in its checkpoints: no business of an engine."""
 HEAD = "lm_head.weight"
 """A model whose head is its embedding may be written with it or without."""
 
@@ -37,6 +39,13 @@ class Exchange:
     def __init__(self, folder: Path, model_folder: Path, name: str) -> None:
         self.folder, self.model_folder, self.name = folder.absolute(), model_folder, name
         self.count = 0
+        # now: a checkpoint that the run goes on from may be gone by the next version
+        self.expected = names_in(model_folder)
+        self.beside = {
+            file.name: file.read_bytes()
+            for file in model_folder.iterdir()
+            if file.suffix in COPIED and file.name not in (INDEX, STATE)
+        }
 
     def write(self, weights: Mapping[str, Any], shard_bytes: int = SHARD_BYTES) -> Path:
         """The next version; its folder appears when all of it is there."""
@@ -46,11 +55,10 @@ class Exchange:
         try:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            for file in self.model_folder.iterdir():
-                if file.suffix in COPIED and file.name != INDEX:
-                    shutil.copy(file, part)
+            for file, content in self.beside.items():
+                (part / file).write_bytes(content)
             names = write_shards(weights.items(), part, shard_bytes)
-            check_names(names, self.model_folder)
+            check_names(names, self.expected, self.model_folder)
             part.rename(done)
         except OSError as error:
             raise EngineError(
@@ -119,9 +127,8 @@ def names_in(folder: Path) -> set[str]:
     return names
 
 
-def check_names(given: Iterable[str], model_folder: Path) -> None:
-    """EngineError if these are not the weights of the model in the folder: what is learned, all of it."""
-    expected = names_in(model_folder)
+def check_names(given: Iterable[str], expected: set[str], model_folder: Path) -> None:
+    """EngineError if these are not the weights `expected` of a model: what is learned, all of it."""
     unknown = sorted(set(given) - expected - {HEAD})
     kept = {HEAD, *(name for name in expected if any(part in name for part in NOT_TRAINED))}
     missing = sorted(expected - set(given) - kept)

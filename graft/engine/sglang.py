@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from graft.engine.errors import EngineError
-from graft.engine.remembered import Reply, Saying, Server, ServersEngine
+from graft.engine.remembered import Saying
+from graft.engine.servers import Reply, Server, ServersEngine
 from graft.engine.wire import EndpointError
 
 

@@ -14,9 +14,11 @@ come: vLLM has no tokenizer at all. Log-probs are those of the distribution that
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -26,7 +28,7 @@ from typing import Any
 
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
-from graft.engine.exchange import check_names
+from graft.engine.exchange import check_names, names_in
 from graft.engine.native.stops import Pieces
 from graft.engine.remembered import (
     Remembered,
@@ -96,6 +98,7 @@ class VLLMEngine:
         self.version, self.eos_ids, self.seed = 0, frozenset(eos_ids), seed
         self.deadline = deadline
         self._pieces = Pieces(tokenizer)
+        self._expected = names_in(self.folder)
         has_weights = any(self.folder.glob("*.safetensors")) or any(self.folder.glob("*.bin"))
         wanted = _arguments(args or {}, self.folder, has_weights)
         top_k = min(wanted["max_logprobs"], self.vocab_size)
@@ -293,9 +296,13 @@ class VLLMEngine:
 
         self._fault = "has weights that were only half replaced; give it all of them with load()"
         try:
+            is_cpu = import_module("vllm.platforms").current_platform.is_cpu()
+            if is_cpu:
+                self._llm.apply_model(_forget_experts)
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": each()})
-            self._llm.apply_model(_repack)
-            check_names(given, self.folder)
+            if is_cpu:
+                self._llm.apply_model(_repack)
+            check_names(given, self._expected, self.folder)
             if not self._llm.reset_prefix_cache():
                 raise EngineError("engine 'vllm' does not let go of its prefix cache")
         except EngineError:
@@ -453,6 +460,7 @@ def _arguments(args: Mapping[str, Any], folder: Path, has_weights: bool) -> dict
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": TOP_K,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         **({} if has_weights else {"load_format": "dummy"}),
         **args,
     }
@@ -468,17 +476,21 @@ def _start(wanted: dict[str, Any]) -> Any:
         )
     # read when vLLM is imported or an engine is made; the environment may say otherwise
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the cores are the learner's too
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR").upper()  # the screen is the run's
+    with suppress(ValueError):  # some of its modules speak before it has read the level
+        logging.getLogger("vllm").setLevel(level)
     before = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else weights would have to be sent
     try:
-        vllm = import_module("vllm")
-        platform = import_module("vllm.platforms").current_platform
-        if platform.is_cpu():  # compiling takes minutes there and saves little
-            wanted = {"enforce_eager": True, **wanted}
-            if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-                wanted = {"kv_cache_memory_bytes": CPU_CACHE, **wanted}
-        return vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**wanted))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own code, which is not ours to mend
+            vllm = import_module("vllm")
+            platform = import_module("vllm.platforms").current_platform
+            if platform.is_cpu():  # compiling takes minutes there and saves little
+                wanted = {"enforce_eager": True, **wanted}
+                if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+                    wanted = {"kv_cache_memory_bytes": CPU_CACHE, **wanted}
+            return vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**wanted))
     except ImportError as error:
         raise EngineError(
             f"engine 'vllm' needs the vllm package ({error}): pip install \"graft-rl[vllm]\""
@@ -499,8 +511,19 @@ def _stop(llm: Any) -> None:
     import_module("vllm.distributed").cleanup_dist_env_and_memory()
 
 
+# On a CPU vLLM multiplies with packed weights, and forgets to pack some of them anew on reload.
+
+
+def _forget_experts(model: Any) -> None:
+    """Experts are packed by whoever makes their kernel: let it be made again."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
 def _repack(model: Any) -> None:
-    """On a CPU vLLM multiplies with packed copies; that of a tied head is not made anew on reload."""
+    """The copy of a head that is the embedding."""
     for module in model.modules():
         if hasattr(module, "cpu_linear") and module.weight.numel():
             module.quant_method.process_weights_after_loading(module)

@@ -6,8 +6,8 @@ Samples are plain completions with token ids in and out. New weights: pause (whi
 reload from the folder, forget the prefix cache, resume. The paths for that are there in dev mode only,
 and whoever reaches them can do anything with the server: it should not be open to the world.
 
-The CPU build multiplies with a packed copy of the output head, and where the head is the embedding
-it does not pack it anew on reload; such a server is refused.
+The CPU build multiplies with packed weights, and does not pack those of experts, or of a head that is
+the embedding, anew on reload; such a server is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 from graft.engine.errors import EngineError
 from graft.engine.exchange import HEAD, names_in
-from graft.engine.remembered import Reply, Saying, Server, ServersEngine
+from graft.engine.remembered import Saying
+from graft.engine.servers import Reply, Server, ServersEngine
 from graft.engine.wire import EndpointError
 
 FEWER = (20, 10, 5, 2)
@@ -42,12 +43,13 @@ class VLLMServer(ServersEngine):
                 "it cannot take new weights: start it with the environment variable "
                 "VLLM_SERVER_DEV_MODE=1"
             ) from None
+        is_cpu = re.search(r"device_config=(DeviceConfig\(.*?)?'?cpu", str(info)) is not None
         is_tied = self.config.get("tie_word_embeddings") or HEAD not in names_in(self.folder)
-        if is_tied and re.search(r"device_config=(DeviceConfig\(.*?)?'?cpu", str(info)):
+        if is_cpu and (is_tied or any("num" in name and "experts" in name for name in self.config)):
             raise EngineError(
-                "vLLM's CPU build keeps the old output head when weights are reloaded and the head is "
-                "the embedding (tie_word_embeddings); use vLLM in this process (leave engine.url "
-                "out), or a GPU"
+                "vLLM's CPU build does not take all weights on reload where the head is the embedding "
+                "(tie_word_embeddings) or a layer has several experts; use vLLM in this process "
+                "(leave engine.url out), or a GPU"
             )
         await self._count_known(server)
 

@@ -41,7 +41,7 @@ tbody th { font-weight: 500; }
 code, pre { font: 13px/1.45 ui-monospace, monospace; }
 details { margin: .4rem 0; } summary { cursor: pointer; }
 figure details { font-size: .85rem; color: var(--dim); }
-.up, .best { color: var(--good); } .worst, .alarm, .error { color: var(--bad); }
+.up, .best { color: var(--good); } .down, .worst, .alarm, .error { color: var(--bad); }
 .warn { color: var(--warn); }
 .talk { margin: .4rem 0 1rem; padding: .2rem .8rem; background: var(--card); border-radius: .5rem; }
 .turn { display: grid; grid-template-columns: 4rem 1fr; gap: 0 .6rem; padding: .3rem 0; }

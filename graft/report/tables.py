@@ -29,7 +29,7 @@ def scores(record: Record) -> str:
             shown(name),
             score(before.get(name)),
             score(after.get(name)),
-            _change(before.get(name), after.get(name)),
+            _change(name, before.get(name), after.get(name)),
         )
         for name in dict.fromkeys([*before, *after])
     ]
@@ -217,10 +217,12 @@ def _value(value: Any) -> str:
     return shown(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def _change(before: float | None, after: float | None) -> str:
+def _change(name: str, before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return "-"
-    return f'<span class="{"up" if after > before else ""}">{after - before:+.3f}</span>'
+    # more calls of a tool are neither good nor bad
+    colour = "" if name == "tool_rate" or after == before else "up" if after > before else "down"
+    return f'<span class="{colour}">{after - before:+.3f}</span>'
 
 
 def _level(level: str) -> str:

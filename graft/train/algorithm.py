@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,10 +63,15 @@ def preset_of(config: Config) -> Preset:
     return replace(preset, **changes)
 
 
+def branch_part(config: Config, preset: Preset) -> tuple[str, Mapping[str, Any]]:
+    """Name and keywords of the recipe's branch, or of the preset's."""
+    part = as_part(config.rollout.branch) if config.rollout.branch else preset.branch
+    return (part, {}) if isinstance(part, str) else part
+
+
 def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch:
     """The recipe's branch or the preset's, told what a run knows and the recipe need not repeat."""
-    part = as_part(config.rollout.branch) if config.rollout.branch else preset.branch
-    name, given = (part, {}) if isinstance(part, str) else part
+    name, given = branch_part(config, preset)
     known: dict[str, Any] = {"samples": config.rollout.samples, "seed": config.run.seed}
     if actions is not None:
         known["tools"] = actions.tools

@@ -45,19 +45,25 @@ MOST_EQUAL = 8
 
 
 def first_look(
-    learner: Learner, episodes: Sequence[Episode], chat: Chat, temperature: float
+    learner: Learner,
+    episodes: Sequence[Episode],
+    chat: Chat,
+    temperature: float,
+    stop: Sequence[str] = (),
 ) -> list[Check]:
     """What can be known before the first step, from attempts sampled with the present weights.
 
-    A check that breaks is no reason to stop a run: it is told of.
+    `stop` are the strings that end a turn in this environment. A check that breaks is no reason to
+    stop a run: it is told of.
     """
-    rows = few(rows_of(episodes), learner.tokens_per_micro)
+    spoken = [row for row in rows_of(episodes) if any(turns_of(row))]
+    rows = few(spoken, learner.tokens_per_micro)
     if not rows:
-        return []  # they all failed; the first step says why
+        return []  # none came to say a word; the first step says why
     looks: dict[str, Callable[[], Check]] = {
-        "ends": lambda: ends(chat, learner.policy.shape.vocab_size),
-        "mask": lambda: mask(rows),
-        "eos": lambda: eos(rows_of(episodes), chat),
+        "ends": lambda: ends(chat, learner.policy.shape.vocab_size, stop),
+        "mask": lambda: mask(spoken),
+        "eos": lambda: eos(spoken, chat),
         "log-probs": lambda: agreement(learner, rows, temperature),
         "rewards": lambda: spread(episodes),
     }
@@ -83,13 +89,15 @@ def few(rows: Sequence[Trajectory], budget: int) -> list[Trajectory]:
     return kept
 
 
-def ends(chat: Chat, vocab_size: int) -> Check:
+def ends(chat: Chat, vocab_size: int, stop: Sequence[str] = ()) -> Check:
     """Whether the end of a turn, as the template writes it, is something that sampling stops at."""
     tokenizer = chat.tokenizer
     own = "model.chat_template=chatml, or a template that ends an assistant's turn with a token"
     if not chat.end_text:
-        seen = "the chat template writes nothing after an assistant's words, so no turn ever ends"
-        return Check("ends", FAIL, seen, own)
+        seen = "the chat template writes nothing after an assistant's words, so"
+        if stop:
+            return Check("ends", WARN, f"{seen} only {', '.join(map(repr, stop))} ends a turn", own)
+        return Check("ends", FAIL, f"{seen} no turn ever ends", own)
     ends_with, following = repr(chat.end_text), _after(chat)
     then = f"; what follows it, {following!r}, is not trained" if following else ""
     if not chat.end_ids:

@@ -237,7 +237,7 @@ class LearnerActor:
         """Several learners have one already, which knows of the others."""
         if self.world > 1:
             return nullcontext()
-        patience = min(30.0, self.config.parallel.deadline / 4)
+        patience = min(30.0, max(5.0, self.config.parallel.deadline / 4))
         return Watchdog(
             self.relay.note,
             after=patience,

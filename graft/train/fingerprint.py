@@ -1,6 +1,6 @@
 """Weights in 64 bits, and what a step was computed with: `learned/step_000012.json`.
 
-    {"step": 12, "updates": 12, "world": 1, "dtype": "float32", "device": "cpu", ...,
+    {"step": 12, "updates": 12, "world": 1, "dtype": "float32", "device": "cpu (...)", ...,
      "before": {"policy/model.norm.weight": "9c0ffee15bad4d0f", ...},
      "after":  {"policy/model.norm.weight": "52f1a77d0e6b3c98", ...}}
 
@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from graft.models.parts import bounds, is_split, local, part
 from graft.models.save import write_json
@@ -38,8 +39,8 @@ from graft.train.trainer_state import layout_free
 Prints = Mapping[str, str]
 """Name of a tensor -> its fingerprint, 16 hexadecimal digits."""
 
-CHUNK = 1 << 22
-"""Numbers that are added up at a time: as integers they take 8 bytes each."""
+CHUNKS = {"cpu": 1 << 16, "cuda": 1 << 22}
+"""Numbers that are added up at a time, 8 bytes each: what a cache holds, what a full GPU has room for."""
 
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
@@ -91,20 +92,13 @@ def weights_prints(learner: Learner) -> dict[str, str]:
             # adapters, and a critic, are kept in the precision that they are trained in
             kind = learner.policy.dtype if owner == "policy" else None
             prints = fingerprints(
-                _weights(module),
+                layout_free(module, dict(module.named_parameters())),
                 dtype=kind,
                 device=learner.policy.device,
                 processes=learner.processes,
             )
             found |= {f"{owner}/{name}": value for name, value in prints.items()}
-    return found
-
-
-def _weights(module: nn.Module) -> dict[str, Tensor]:
-    named = {name: weight.detach() for name, weight in module.named_parameters()}
-    if hasattr(module, "hf_parameters"):  # it looks for the parameters themselves
-        named = dict(module.named_parameters())
-    return layout_free(module, named)
+    return dict(sorted(found.items()))  # a split model has its parameters in another order
 
 
 def _sum(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -118,7 +112,7 @@ def _sum(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     height, width = matrix.shape
     keys_C = _odd(columns, width, 1, own.device)
     keys_R = _odd(rows, height, 2, own.device)
-    step = max(CHUNK // width, 1)
+    step = max(CHUNKS.get(own.device.type, CHUNKS["cpu"]) // width, 1)
     for start in range(0, height, step):
         some = matrix[start : start + step]
         if dtype is not None and some.is_floating_point():
@@ -234,7 +228,18 @@ class Recorder:
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    """What computes: another processor may have other instructions, which round otherwise."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    model = models[0] if models else platform.processor() or platform.machine()
+    return f"cpu ({model}, {torch.backends.cpu.get_cpu_capability()})"
 
 
 def record_path(folder: Path, step: int) -> Path:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ MAY_CHANGE = {
 """Keys that may differ between a run and its resumption; any other would make it another run."""
 
 
+STOPPED = "stopped.json"
+"""Why a run ended by itself: {"reason": ..., "time": seconds since 1970}."""
+
+
 @contextmanager
 def out_of_disk(folder: Path) -> Iterator[None]:
     """Turn failed writes into a stop that says how much room is left."""
@@ -48,10 +53,16 @@ class RunFolder:
         self.path = Path(config.run.dir) / config.run.name
         self.config = config
         self._lock: Any = None
+        self._has_claimed = False
 
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process runs it, rather than having found another there."""
+        return self._has_claimed
 
     def claim(self) -> None:
         """Make the folder ours, or say why it cannot be."""
@@ -61,8 +72,10 @@ class RunFolder:
             before = self.path / "config.yaml"
             if before.exists():
                 self._same_run(before)
+            (self.path / STOPPED).unlink(missing_ok=True)
             resolved = dump_config(self.config)
             write_whole(before, lambda to: to.write_text(resolved, encoding="utf-8"))
+            self._has_claimed = True
 
     def _take_lock(self) -> None:
         # an flock ends with its process, however that ends: no stale lock after kill -9
@@ -99,6 +112,11 @@ class RunFolder:
                 f"{self.path} holds checkpoints and run.resume is false. Give this run another "
                 "run.name, or remove the folder to start over"
             )
+
+    def stopped(self, reason: str) -> None:
+        """Why the run ended before it was done; forgotten when it goes on."""
+        with suppress(OSError):  # the disk may be the reason
+            write_json(self.path / STOPPED, {"reason": reason, "time": time.time()})
 
     def summary(self, values: dict[str, Any]) -> None:
         with out_of_disk(self.path):

@@ -37,6 +37,7 @@ from graft.models.decoder import Decoder
 from graft.models.grid import Forest
 from graft.models.lora import Lora
 from graft.models.parts import is_split
+from graft.models.shape import ARCHITECTURES
 from graft.protocols import Engine
 from graft.train.folder import RunStopped
 from graft.train.optimizer import NonFinite, Optimizer
@@ -323,38 +324,48 @@ class Learner:
 
 
 @torch.no_grad()
-def check_served(learner: Learner, engine: Engine) -> None:
-    """Stop a run whose engine does not hear of the adapters that are trained.
+def check_served(
+    learner: Learner,
+    engine: Engine,
+    publish: Callable[[], None] | None = None,
+    length: int = CHECKED,
+) -> float:
+    """Stop a run whose engine does not serve the weights that are trained; else how far apart the
+    log-probs of the two are, on average over a text of so many tokens.
 
-    New adapters change nothing, so the model holds loud ones while the two are compared.
+    `publish` hands the policy's weights to the engine; None: it has the same tensors. New adapters
+    change nothing, so the model holds loud ones while the two are compared.
     """
-    if learner.lora is None:
-        return
-    tokens = _probe_tokens(learner)
-    with learner.lora.holding(learner.lora.loud()):
-        engine.load(None, version=engine.version)
+    publish = publish or (lambda: engine.load(None, version=engine.version))
+    lora = learner.lora
+    tokens = _probe_tokens(learner, length)
+    with nullcontext() if lora is None else lora.holding(lora.loud()):
+        publish()
         scored = engine.score([tokens], [[1]], [tokens[1:]], 0, learner.temperature)[0][0][0]
         served = torch.tensor(scored)
         trained = _logprobs_of(tokens, learner)
-    engine.load(None, version=engine.version)  # nothing it may have kept of them is true any more
+    if lora is not None:
+        publish()  # nothing it may have kept of them is true any more
     gap = float((served - trained).abs().mean())
     most = SERVED_GAP.get(learner.policy.dtype, SERVED_GAP[torch.float32])
     if not gap <= most:
         raise RunStopped(
-            f"the engine does not serve the weights that are trained: with the same adapters its "
-            f"log-probs of {len(scored)} tokens are {gap:.3g} away from the learner's on average, and "
-            f"rounding explains {most:g} at most. Nothing was trained; use engine.name=native, which "
-            "holds the learner's own tensors"
+            f"the engine does not serve the weights that are trained: with the same "
+            f"{'weights' if lora is None else 'adapters'} its log-probs of {len(scored)} tokens are "
+            f"{gap:.3g} away from the learner's on average, and rounding explains {most:g} at most. "
+            "Nothing was trained; another version of the engine may do better, and engine.name=native "
+            f"has the learner's own tensors ({', '.join(ARCHITECTURES)} models)"
         )
+    return gap
 
 
-def _probe_tokens(learner: Learner) -> list[int]:
+def _probe_tokens(learner: Learner, length: int) -> list[int]:
     """Any text that mode 0 allows; the same for every run."""
     allowed = torch.ones(learner.policy.shape.vocab_size, dtype=torch.bool)
     if learner.allowed is not None:
         allowed = learner.allowed[0, : len(allowed)].cpu()
     choices = allowed.nonzero()[:, 0]
-    count = min(CHECKED, learner.policy.shape.max_positions)
+    count = max(min(length, learner.policy.shape.max_positions), 2)
     generator = torch.Generator().manual_seed(0)
     return choices[torch.randint(len(choices), (count,), generator=generator)].tolist()
 

@@ -59,7 +59,8 @@ def open_policy(
     actions = actions_of(config, tokenizer, plain.shape.vocab_size)
     if actions is not None:
         plain = with_actions(plain, actions, source, config.actions.init_from_base)
-    recompute = choose_micro(config, plain.shape, dtype, room_on(device)).recompute
+    fits = choose_micro(config, plain.shape, dtype, room_on(device))
+    recompute = processes.any(fits.recompute, "whether blocks are computed twice")  # all, or none
     if processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1):
         from graft.models.sharded import shard
 
@@ -153,6 +154,7 @@ def load_tokenizer(config: Config, source: Path | None) -> Tokenizer:
 
 def load_policy(config: Config, source: Path | None, tokenizer: Tokenizer) -> Decoder:
     if source is not None:
+        refuse_family(source)
         return load_model(source)
     return Decoder(new_shape(config, tokenizer)).initialise(config.run.seed)
 
@@ -186,7 +188,18 @@ def _plain_shape(config: Config, weights: Path | None) -> Shape:
         load_tokenizer(config, source)  # says what is missing, and how to get it
     if source.suffix == ".gguf":
         return gguf_shape(open_gguf(source), source)
+    refuse_family(source)
     return shape_of(read_config(source), source / "config.json")
+
+
+def refuse_family(source: Path) -> None:
+    """Models that only an engine of others samples from, where it is ours that was asked for."""
+    family = read_config(source).get("model_type", "") if source.is_dir() else ""
+    if family and family not in ARCHITECTURES:
+        raise ConfigError(
+            f"'{source}' is a {family} model, and graft's own decoder computes {', '.join(ARCHITECTURES)}; "
+            "engine.name=vllm (or sglang) can train it, as transformers computes it"
+        )
 
 
 def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:

@@ -12,6 +12,10 @@ Everything is counted from the model's shape and the recipe, before anything is 
 Where kernels run, a bf16 model has no gradients of its own size: products add straight to the fp32
 sums, 4N that are always there.
 
+Where processes split the model (`Room.ways`), each holds its part of masters, moments and gradients, and
+for a moment two whole layers and the ends; an engine of ours samples from a copy of its own, as it does
+where sampling runs ahead of learning.
+
 With adapters (`lora.rank`) masters, moments and sums are those of A and B alone, and no gradient
 outlives the product that made it. A GPU leaves the base to the host; a CPU holds it beside the weights.
 
@@ -124,19 +128,23 @@ class Sizes:
         tokens = largest_micro(config, micro.tokens)
         when: When = "always" if sums_in_place(dtype, room.fused) else "learning"
         items = [
-            Item("weights", params * dtype.itemsize, "always", "model"),
-            *self._trained(params, when),
+            *(self._split(params) if room.ways > 1 else self._whole(params, when)),
+            Item("engine's weights", self._copied(params), "always", self._copied_by),
             Item("KV pool", kv_tokens * kv_bytes(shape, dtype), "always", "engine.kv_tokens"),
             Item("runtime", RUNTIME.get(room.device.type, RUNTIME["cuda"]), "always", ""),
         ]
         copies = 1
         if has_reference(config) and not config.lora.rank:
-            items.append(Item("reference", params * dtype.itemsize, "always", "algo.kl_coef"))
+            # a part of a split one is fp32, like the policy's
+            held = params * dtype.itemsize if room.ways == 1 else 4 * params // room.ways
+            items.append(Item("reference", held, "always", "algo.kl_coef"))
         if preset.needs_critic and config.train.steps:
             copies = 2  # one backward pass over both graphs
             body = params - (0 if shape.tied else shape.head_rows * shape.width)
             state = body * dtype.itemsize + optimizer_state_bytes(body, dtype)
             grads = gradient_bytes(body, dtype, room.fused)
+            if room.ways > 1:
+                state, grads = 12 * body // room.ways, 4 * body // room.ways
             items.append(Item("critic", state, "always", "algo.name"))
             items.append(Item("critic's gradients", grads, when, "algo.name"))
         kept = activation_bytes(shape, dtype, tokens, work, room.fused, micro.recompute)
@@ -158,6 +166,31 @@ class Sizes:
         ]
         counted = [item for item in items if item.bytes]
         return Memory(counted, room.available, room.usable, kv_tokens, *micro)
+
+    def _whole(self, params: int, when: When) -> Iterator[Item]:
+        yield Item("weights", params * self.dtype.itemsize, "always", "model")
+        yield from self._trained(params, when)
+
+    def _split(self, params: int) -> Iterator[Item]:
+        """One process's part, and what is brought together while a layer is computed."""
+        shape, itemsize = self.shape, self.dtype.itemsize
+        held = 0 if self.config.parallel.offload else 1
+        ends = shape.head_rows * shape.width * (1 if shape.tied else 2)
+        layer = (params - ends) // shape.layers
+        yield Item("weights, a part", held * 4 * params // self.room.ways, "always", "parallel")
+        yield Item("AdamW moments", held * 8 * params // self.room.ways, "always", "parallel")
+        yield Item("gradients, a part", 4 * params // self.room.ways, "learning", "parallel")
+        yield Item("layers brought together", (2 * layer + ends) * itemsize, "learning", "model")
+
+    @property
+    def _copied_by(self) -> str:
+        return "parallel.shard" if self.room.ways > 1 else "rollout.staleness"
+
+    def _copied(self, params: int) -> int:
+        """Bytes of the weights that an engine of ours has beside the learner's."""
+        is_apart = self.room.ways > 1 or self.config.rollout.staleness > 0
+        is_ours = self.config.engine.name == "native" and not self.config.cluster.address
+        return params * self.dtype.itemsize if is_apart and is_ours else 0
 
     def _trained(self, params: int, when: When) -> Iterator[Item]:
         """What the optimizer holds, and the gradients it is given."""

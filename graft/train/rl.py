@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from graft.algos.batch import Batch
 from graft.protocols import Stateful
 from graft.rollout.batching import rows_of, to_batch
@@ -68,6 +70,8 @@ class Learned:
     metrics: dict[str, float]
     rows: list[Trajectory]
     batch: Batch
+    logprobs: Tensor | None
+    """The learner's own before its first update, [N, T]; None where nobody asked it to keep them."""
 
 
 def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> Learned:
@@ -97,6 +101,7 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> Lear
     metrics = {
         **describe(episodes),
         **rollouts.numbers,
+        "sampling/entropy_top_k": float(parts.entropy_top_k),
         "advantages/std": float(advantages[batch.mask].std(correction=0))
         if batch.num_tokens
         else 0.0,
@@ -112,7 +117,9 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> Lear
         "time/rollout": rollouts.seconds,
         "time/learn": seconds,
     }
-    return Learned(metrics, rows, batch)
+    # with several updates a batch they were computed before the first; else by the only one
+    logprobs = learner.logprobs if batch.old_logprobs is None else batch.old_logprobs
+    return Learned(metrics, rows, batch, logprobs)
 
 
 class Source:

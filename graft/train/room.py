@@ -26,19 +26,21 @@ class Room:
     name: str = ""
     total: int = 0
     """Of the whole device, what others hold included; 0: as much as is available."""
+    ways: int = 1
+    """Processes, each on a device of its own, that hold the trained weights together."""
 
     @property
     def usable(self) -> int:
         return int(self.available * (1 - MARGIN))
 
 
-def room_on(device: torch.device) -> Room:
+def room_on(device: torch.device, ways: int = 1) -> Room:
     """The room on this device now. What this process already holds there counts as available."""
     if device.type != "cuda":
-        return Room(device, available_ram(), False, "CPU")
+        return Room(device, available_ram() // ways, False, "CPU", ways=ways)  # one memory for all
     free, total = torch.cuda.mem_get_info(device)
     ours, name = torch.cuda.memory_reserved(device), torch.cuda.get_device_name(device)
-    return Room(device, free + ours, has_kernels(device), name, total)
+    return Room(device, free + ours, has_kernels(device), name, total, ways)
 
 
 def available_ram() -> int:

@@ -7,13 +7,11 @@ and the run that was not have the same metrics, to the bit on a CPU.
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import torch
@@ -24,30 +22,33 @@ from graft.evaluate.run import Score, score_of
 from graft.models.policies import save_policy
 from graft.protocols import Stateful
 from graft.rollout.crew import Crew, Job
-from graft.train.alarms import Alarms
+from graft.train.check import FAIL, PASS
 from graft.train.checkpoint import Checkpoint, checkpoints, latest_model
+from graft.train.checkup import first_look
 from graft.train.course import Ahead, Course, make_course
 from graft.train.describe import commonest_failure
 from graft.train.display import Display
+from graft.train.fingerprint import Recorder
 from graft.train.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.interrupt import Interrupt
-from graft.train.learned import write_learned
+from graft.train.journal import Journal
 from graft.train.learner import Learner
 from graft.train.model import load_reference, refuse_what_cannot_fit
-from graft.train.optimizer import NonFinite
 from graft.train.plan import has_reference
 from graft.train.processes import ALONE, Processes
-from graft.train.rl import Learned, Source, TaskStream, held_out_tasks, learn
+from graft.train.rl import Source, TaskStream, held_out_tasks, learn
 from graft.train.sampling import make_crew
 from graft.train.saver import Saver
 from graft.train.setup import Parts, assemble, make_learner, sft_learner
 from graft.train.sft import held_out_scores, sft_step
-from graft.train.tracking import NoTrack, Track
-from graft.types import Episode, Task
+from graft.types import Episode, Status, Task
 
 SFT_CHECK_EVERY = 25
 """Steps between looks at held-out tasks, where a warm-up may stop early."""
 SFT_CHECK_TASKS = 128
+
+CHECKED_TASKS = 2
+"""Attempted before the first step where no evaluation has done so."""
 
 
 class Session:
@@ -73,6 +74,7 @@ class Session:
         self.episodes: list[Episode] = []
         """Of the latest held-out evaluation: something to show."""
         self._has_told_of_room = False
+        self.journal = Journal(self.folder, config, display, processes.is_first)
 
     def train(self) -> dict[str, Any]:
         """Warm-up if the recipe has one, evaluation, RL, evaluation; returns the summary."""
@@ -81,7 +83,7 @@ class Session:
             if is_first:
                 self.folder.claim()
             self.processes.barrier("the run's folder")
-            with self.interrupt, self._track() as self.track:
+            with self.interrupt, self.journal:
                 resumed = self._open()
                 try:
                     if resumed is None or resumed.phase == "sft":
@@ -93,6 +95,10 @@ class Session:
                     return self._summarise()
                 finally:
                     self.crew.close()
+        except Exception as error:
+            if is_first and self.folder.is_ours:
+                self.folder.stopped(str(error))
+            raise
         finally:
             if is_first:
                 self.folder.release()
@@ -102,14 +108,6 @@ class Session:
         """Texts that end a turn in this run's environment."""
         task = self.config.task
         return self.parts.held_out.make_env(Task("probe", task.env)).stop if task.env else ()
-
-    def _track(self) -> Track | NoTrack:
-        if not self.processes.is_first:
-            return NoTrack()
-        with out_of_disk(self.folder.path):
-            return Track(
-                self.folder.path, self.config.run.trackers, self.config.model_dump(mode="json")
-            )
 
     def _open(self) -> Checkpoint | None:
         """Load the newest checkpoint, or start anew; either way drop what lies behind it."""
@@ -134,24 +132,20 @@ class Session:
             source=self.config.model.path and str(latest_model(self.config.model.path)),
             names=() if self.parts.actions is None else self.parts.actions.names,
         )
+        self._tell_notes()
+        if newest is not None:
+            self.state = newest.state()
+            self.display.note(
+                f"resuming {self.folder.path} after {newest.phase} step {newest.step}"
+            )
+        self.journal.go_on(newest, self.state.get("alarms", {}), str(self.parts.policy.dtype))
+        return newest
+
+    def _tell_notes(self) -> None:
+        """What is worth knowing of the run's parts, once."""
         for note in self.parts.notes:
             self.display.note(note)
-        with out_of_disk(self.folder.path):
-            if newest is None:
-                self.track.truncate_after("sft", -1)
-            else:
-                self.state = newest.state()
-                self.track.truncate_after(newest.phase, newest.step)
-                self.display.note(
-                    f"resuming {self.folder.path} after {newest.phase} step {newest.step}"
-                )
-        self.alarms = Alarms.from_json(
-            self.state.get("alarms", {}),
-            dtype=str(self.parts.policy.dtype),
-            staleness=self.config.rollout.staleness,
-            max_grad_norm=self.config.train.max_grad_norm,
-        )
-        return newest
+        self.parts.notes.clear()
 
     def _crew_here(self, parts: Parts) -> Crew:
         return make_crew(parts, self.processes)
@@ -181,6 +175,7 @@ class Session:
                 "with them; put the file back, or give this run another run.name"
             )
         learner = sft_learner(self.parts, course.steps)
+        self._tell_notes()
         start = 0
         if resumed is not None:
             resumed.restore(learner)
@@ -192,13 +187,13 @@ class Session:
             with Ahead(course) as examples:
                 for step in range(start + 1, course.steps + 1):
                     batch = examples(step)
-                    with self.interrupt.held(), self._evidence(step, batch):
+                    with self.interrupt.held(), self.journal.evidence(step, batch):
                         metrics = sft_step(learner, batch)
                         done = step
                         if course.passes:
                             metrics["epoch"] = min(step * course.passes, sft.epochs or math.inf)
                         metrics |= self._look(learner, course, step)
-                        self._log(step, metrics, "sft")
+                        self.journal.log(step, metrics, "sft")
                         is_followed = metrics.get("accuracy", -1.0) >= sft.stop_at > 0
                         self.state["sft_done"] = step == course.steps or is_followed
                         clock()
@@ -245,7 +240,14 @@ class Session:
         """Held-out tasks, once each."""
         name = f"{len(tasks)} held-out episodes"
         job = Job(tasks, name, held_out=True, temperature=temperature)
-        return score_of(self.crew.submit(job).result())
+        score = score_of(self.crew.submit(job).result())
+        leaves = [leaf for episode in score.episodes for leaf in episode.leaves]
+        if all(leaf.status is Status.ENGINE_ERROR for leaf in leaves):  # no score of anything
+            raise RunStopped(
+                f"the engine completed none of {name}, mostly: {commonest_failure(score.episodes)}. The "
+                "last checkpoint is intact; run the same command again once the engine is back"
+            )
+        return score
 
     def _reinforce(self, resumed: Checkpoint | None) -> None:
         config = self.config
@@ -253,6 +255,7 @@ class Session:
         if has_reference(config) and not config.lora.rank:
             reference = self._reference(is_new=resumed is None)
         learner = make_learner(self.parts, reference)
+        self._tell_notes()
         tasks = TaskStream(config.task.env, config.run.seed, self.state.get("cursor", 0))
         done = 0
         if resumed is None:
@@ -264,8 +267,11 @@ class Session:
             done = resumed.step
             if isinstance(self.parts.branch, Stateful) and "branch" in self.state:
                 self.parts.branch.restore(self.state["branch"])
+        if done < config.train.steps:
+            self._check_up(learner, done)
         self._publish(done)
         source = Source(self.parts, self.crew, tasks)
+        recorder = Recorder(learner, config.train.steps)
         self.display.phase("reinforce", config.train.steps)
         clock = self._clock("rl")
         try:
@@ -273,9 +279,11 @@ class Session:
                 self.processes.doing(f"samples for step {step}")
                 rollouts = source.take(step)
                 self.processes.doing(f"learns step {step}")
-                with self.interrupt.held(), self._evidence(step, rollouts.episodes):
-                    learner.keeps_logprobs = self._logs_episodes(step)
+                with self.interrupt.held(), self.journal.evidence(step, rollouts.episodes):
+                    learner.keeps_logprobs = self.journal.keeps_episodes(step)
+                    before = recorder.prints() if learner.keeps_logprobs else None
                     learned = learn(self.parts, learner, rollouts, step)
+                    record = None if before is None else recorder.record(step, before)
                     metrics = learned.metrics
                     done = step
                     started = time.perf_counter()
@@ -290,8 +298,8 @@ class Session:
                         metrics |= {f"eval/{k}": v for k, v in scores.items()}
                         self.state["score"] = scores["sampled"]
                     self._tell_of_full_contexts(metrics)
-                    self._log(step, metrics, "rl")
-                    self._log_episodes(step, rollouts.episodes, learned, learner)
+                    self.journal.log(step, metrics, "rl")
+                    self.journal.keep(step, rollouts.episodes, learned, record)
                     clock()
                     if self._is_due(step) or step == config.train.steps:
                         self._save("rl", step, learner)
@@ -301,6 +309,23 @@ class Session:
             self._save("rl", done, learner)
             self.saver.finish()
             raise
+
+    def _check_up(self, learner: Learner, version: int) -> None:
+        """The cheap checks of `graft doctor`, on attempts that the evaluation has just made."""
+        episodes = self.episodes
+        if not episodes:  # nothing was evaluated, or the run goes on from a checkpoint
+            self._publish(version)
+            tasks = held_out_tasks(self.config.task.env, CHECKED_TASKS)
+            episodes = self.crew.submit(Job(tasks, "a first look", held_out=True)).result()
+        chat, temperature = self.parts.chat, self.config.rollout.temperature
+        found = first_look(learner, episodes, chat, temperature, self.stop_strings)
+        for check in found:
+            if check.verdict != PASS:
+                self.display.note(str(check))
+            if check.verdict == FAIL:
+                raise RunStopped(
+                    f"stopped before step {version + 1}: {check.name}: {check.seen}. {check.remedy}"
+                )
 
     def _tell_of_full_contexts(self, metrics: dict[str, float]) -> None:
         """Once: prompts that leave no room are attempts that say nothing and earn nothing."""
@@ -331,24 +356,6 @@ class Session:
                 self.processes.barrier("the reference model")
         return load_reference(path, policy)
 
-    @contextmanager
-    def _evidence(self, step: int, episodes: list[Episode]) -> Iterator[None]:
-        """Numbers that are not finite stop the run and leave the batch behind."""
-        try:
-            yield
-        except NonFinite as error:
-            where = self.folder.path / "failed" / f"step_{step:06d}.jsonl"
-            if self.processes.is_first:
-                with out_of_disk(self.folder.path):
-                    where.parent.mkdir(exist_ok=True)
-                    # not Episode.dumps: what went wrong may be a NaN, and it must be seen
-                    lines = [json.dumps(episode.to_json()) + "\n" for episode in episodes]
-                    where.write_text("".join(lines), encoding="utf-8")
-            raise RunStopped(
-                f"step {step}: {error}. The batch is in {where}; the last good checkpoint is intact. "
-                "Lower train.lr or train.max_grad_norm, or look at the batch for extreme log-probs"
-            ) from error
-
     def _evaluate(self, when: str) -> dict[str, float]:
         """Held-out scores, sampled and greedy."""
         config = self.config
@@ -378,41 +385,8 @@ class Session:
     def _save(self, phase: str, step: int, learner: Learner) -> None:
         if any(c.phase == phase and c.step == step for c in checkpoints(self.folder.checkpoints)):
             return
-        self.state["alarms"] = self.alarms.to_json()
+        self.state["alarms"] = self.journal.alarms.to_json()
         self.saver.save(phase, step, learner, self.state)
-
-    def _log(self, step: int, metrics: dict[str, float], phase: Any) -> None:
-        with out_of_disk(self.folder.path):
-            self.track.log(step, metrics, phase)
-        self.display.update(step, metrics)
-        if phase == "rl" and self.processes.is_first:
-            for alarm in self.alarms.look(step, metrics):
-                with out_of_disk(self.folder.path):
-                    self.track.alarm(alarm.to_json() | {"phase": phase})
-                self.display.alarm(alarm.text, alarm.level, step)
-
-    def _logs_episodes(self, step: int) -> bool:
-        every = self.config.run.log_episodes
-        return bool(every) and step % every == 0
-
-    def _log_episodes(
-        self, step: int, episodes: list[Episode], learned: Learned, learner: Learner
-    ) -> None:
-        if not self._logs_episodes(step) or not self.processes.is_first:
-            return
-        batch = learned.batch
-        assert learner.logprobs is not None and batch.advantages is not None
-        with out_of_disk(self.folder.path):
-            self.track.episodes(step, episodes)
-            write_learned(
-                self.folder.path,
-                step,
-                episodes,
-                learned.rows,
-                batch.advantages,
-                learner.logprobs,
-                batch.mask,
-            )
 
     def _clock(self, phase: str) -> Any:
         """Adds the seconds since the last call to the phase's account."""

@@ -14,6 +14,7 @@ from graft.actions.actions import Actions
 from graft.config import Config, ConfigError
 from graft.engine import ENGINES
 from graft.engine.errors import EngineError
+from graft.engine.top_entropy import TOP_K, known_tokens
 from graft.models.decoder import Decoder
 from graft.models.policies import save_policy
 from graft.protocols import Engine, Stateful
@@ -38,9 +39,14 @@ def is_external(config: Config) -> bool:
 
 def shares_weights(config: Config, processes: Processes) -> bool:
     """Whether the engine samples from the learner's own tensors."""
-    is_split = processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1)
+    is_split = ways(config, processes) > 1
     takes_turns = not config.rollout.staleness and not config.cluster.address
     return takes_turns and not is_split and not is_external(config)
+
+
+def ways(config: Config, processes: Processes) -> int:
+    """Processes that hold the trained weights together."""
+    return processes.world if config.parallel.shard else config.parallel.tp
 
 
 def make_engine(
@@ -48,32 +54,39 @@ def make_engine(
     decoder: Decoder,
     tokenizer: Tokenizer,
     actions: Actions | None = None,
+    processes: Processes = ALONE,
 ) -> Engine:
     """The engine of this process, over a decoder."""
-    section = config.engine
+    section, room = config.engine, room_on(decoder.device, ways(config, processes))
     return resolve(section.name, ENGINES, "engine")(
         decoder,
         tokenizer=tokenizer,
         eos_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
-        kv_tokens=section.kv_tokens
-        or kv_tokens_for(config, decoder.shape, decoder.dtype, room_on(decoder.device)),
+        kv_tokens=section.kv_tokens or kv_tokens_for(config, decoder.shape, decoder.dtype, room),
         page_size=section.page_size or None,
         seed=config.run.seed,
         space=None if actions is None else actions.space,
     )
 
 
-def make_external(
-    config: Config,
-    policy: Any,
-    tokenizer: Tokenizer,
-    source: Path | None,
-    actions: Actions | None,
-    processes: Processes = ALONE,
-) -> Engine:
-    """vLLM in this process, or servers; what they cannot do is refused before anything starts."""
+def refuse_external(config: Config, branch: str, processes: Processes, samples: bool) -> None:
+    """What engines of others cannot do, before anything is loaded or started."""
     section = config.engine
-    if actions is not None:
+    if not is_external(config):
+        given = {"engine.url": section.url, "engine.args": section.args}
+        for key, value in given.items():
+            if value:
+                raise ConfigError(
+                    f"{key}={value} is for vLLM and SGLang, and engine.name={section.name} samples in "
+                    "this process; add engine.name=vllm, or leave it out"
+                )
+        return
+    if branch == "counterfactual":
+        raise ConfigError(
+            f"the branch 'counterfactual' (algo.name={config.algo.name}) forces actions, and "
+            f"engine.name={section.name} can have none; use engine.name=native, or another branch"
+        )
+    if config.actions.file:
         raise ConfigError(
             f"engine.name={section.name} knows the model's own vocabulary and no grammar, so it can "
             f"have no actions (actions.file={config.actions.file}); use engine.name=native"
@@ -83,11 +96,32 @@ def make_external(
             "engine.name=sglang asks a server: start one (python -m sglang.launch_server "
             "--model-path MODEL --port 30000) and give its address, engine.url=[http://host:30000]"
         )
-    if not section.url and processes.world > 1:
+    if not section.url and processes.world > 1 and samples:
         raise ConfigError(
             "engine.name=vllm in the processes of torchrun would start one vLLM in each of them; "
             "start a server instead (vllm serve MODEL) and give engine.url=[http://host:8000]"
         )
+    if section.url and section.args:
+        raise ConfigError(
+            f"engine.args={section.args} are arguments of an engine that is started here, and "
+            f"engine.url names servers that run already; give them to the servers"
+        )
+    if not section.url and section.sync == "file":
+        raise ConfigError(
+            "engine.sync=file is for servers (engine.url); vLLM in this process takes weights through "
+            "memory, so leave it out"
+        )
+
+
+def make_external(
+    config: Config,
+    policy: Any,
+    tokenizer: Tokenizer,
+    source: Path | None,
+    processes: Processes = ALONE,
+) -> Engine:
+    """vLLM in this process, or servers that are in order."""
+    section = config.engine
     exchange = Path(section.exchange or Path(config.run.dir) / config.run.name / "exchange")
     folder = _folder_for(policy, tokenizer, source, exchange, processes)
     common: dict[str, Any] = {
@@ -97,13 +131,10 @@ def make_external(
         "deadline": config.rollout.deadline,
     }
     if section.url:
-        if section.args:
-            raise ConfigError(
-                f"engine.args={section.args} are arguments of an engine that is started here, and "
-                f"engine.url names servers that run already; give them to the servers"
-            )
-        server = resolve(f"{section.name}_server", ENGINES, "engine")
-        return server(section.url, folder, exchange=exchange, sync=section.sync, **common)
+        kind = resolve(f"{section.name}_server", ENGINES, "engine")
+        engine = kind(section.url, folder, exchange=exchange, sync=section.sync, **common)
+        engine.health()
+        return engine
     return resolve(section.name, ENGINES, "engine")(
         folder,
         max_context=config.rollout.max_context,
@@ -128,6 +159,12 @@ def _folder_for(
     save_policy(policy, folder if processes.is_first else None, special=special, source=None)
     processes.barrier("the model that the engine starts from")
     return folder
+
+
+def known_elsewhere(config: Config, vocab_size: int) -> int:
+    """Likeliest tokens that the entropies of engines on other machines know of; 0: all."""
+    asked = config.engine.args.get("max_logprobs", TOP_K)
+    return known_tokens(vocab_size, asked) if is_external(config) and asked > 0 else 0
 
 
 def make_crew(parts: Parts, processes: Processes = ALONE) -> Crew:
@@ -164,8 +201,9 @@ def refuse_working_ahead(config: Config, branch: Any, is_dynamic: bool) -> None:
 class NoEngine:
     """Where somebody else attempts the tasks."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self.version, self.vocab_size = 0, vocab_size
+    def __init__(self, vocab_size: int, entropy_top_k: int = 0) -> None:
+        """`entropy_top_k` of the engines of those who do."""
+        self.version, self.vocab_size, self.entropy_top_k = 0, vocab_size, entropy_top_k
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise EngineError("there is no engine in this process: workers of the cluster sample")

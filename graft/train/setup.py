@@ -34,10 +34,10 @@ from graft.rollout.episode import Setting
 from graft.text.chat import Chat
 from graft.text.tokenizer import Tokenizer
 from graft.train.acting import allowed_table, check_calls
-from graft.train.algorithm import branch_of, preset_of
+from graft.train.algorithm import branch_of, branch_part, preset_of
 from graft.train.checkpoint import ADAPTER_FOLDER, latest_model
 from graft.train.footprint import num_parameters
-from graft.train.learner import Learner, check_served
+from graft.train.learner import CHECKED, Learner, check_served
 from graft.train.model import load_base, load_tokenizer, open_policy, source_of
 from graft.train.optimizer import Optimizer, schedule
 from graft.train.plan import choose_micro, has_reference
@@ -46,11 +46,15 @@ from graft.train.room import room_on
 from graft.train.sampling import (
     NoEngine,
     is_external,
+    known_elsewhere,
     make_engine,
     make_external,
+    refuse_external,
     refuse_working_ahead,
     shares_weights,
+    ways,
 )
+from graft.train.spread import hand_out
 from graft.types import Sampling, Task
 
 FOREIGN_MICRO = 2048
@@ -84,6 +88,14 @@ class Parts:
     """Whether the engine samples from the learner's own tensors."""
     processes: Processes = ALONE
 
+    is_checked: bool = False
+    """Whether engine and learner were seen to agree."""
+
+    @property
+    def entropy_top_k(self) -> int:
+        """Likeliest tokens that the engine's entropies know of; 0: all."""
+        return getattr(self.engine, "entropy_top_k", 0)
+
     @property
     def is_ahead(self) -> bool:
         """Whether episodes are sampled while others are learned from."""
@@ -108,6 +120,8 @@ def assemble(
     dtype, note = choose_dtype(config.model.dtype, device)
     preset = preset_of(config)
     refuse_critic(config, preset)
+    refuse_layout(config, processes)
+    refuse_external(config, branch_part(config, preset)[0], processes, samples)
     source = source_of(config, weights)
     tokenizer = load_tokenizer(config, source)
     env = env_factory(config, config.task.args, tokenizer)
@@ -126,14 +140,16 @@ def assemble(
     )
     refuse_working_ahead(config, branch, is_dynamic)
     if not samples:
-        engine: Engine = NoEngine(policy.shape.vocab_size)
+        vocab_size = policy.shape.vocab_size
+        engine: Engine = NoEngine(vocab_size, known_elsewhere(config, vocab_size))
     elif is_external(config):
-        engine = make_external(config, policy, tokenizer, source, actions, processes)
+        engine = make_external(config, policy, tokenizer, source, processes)
     else:
-        engine = make_engine(config, sampled, tokenizer, actions)
+        engine = make_engine(config, sampled, tokenizer, actions, processes)
     shape, credit, _, _ = build(preset)
     setting = make_setting(config, engine, chat, env, actions)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
+    notes.append(entropy_note(config, engine))
     return Parts(
         config=config,
         tokenizer=tokenizer,
@@ -155,6 +171,16 @@ def assemble(
     )
 
 
+def entropy_note(config: Config, engine: Engine) -> str:
+    known = getattr(engine, "entropy_top_k", 0)
+    if not known:
+        return ""
+    return (
+        f"{config.engine.name} tells the {known} likeliest tokens: entropies of what it samples are "
+        "lower bounds (sampling/entropy_top_k)"
+    )
+
+
 def stale_note(config: Config, preset: Preset) -> str:
     if not config.rollout.staleness or config.algo.importance_cap is not None:
         return ""
@@ -170,6 +196,23 @@ def refuse_critic(config: Config, preset: Preset) -> None:
             f"algo.name={config.algo.name} trains a critic, a second model as large as the policy, "
             f"and lora.rank={config.lora.rank} is there to avoid such a thing; take an algorithm "
             "without one, such as grpo, or lora.rank=0"
+        )
+
+
+def refuse_layout(config: Config, processes: Processes) -> None:
+    """What several processes cannot do together."""
+    parallel, world = config.parallel, processes.world
+    if config.lora.rank and world > 1 and (parallel.shard or parallel.tp > 1):
+        raise ConfigError(
+            f"lora.rank={config.lora.rank} puts adapters on whole matrices, and {world} processes would "
+            f"split them (parallel.shard={str(parallel.shard).lower()}, parallel.tp={parallel.tp}). "
+            "Adapters are small: use parallel.shard=false and parallel.tp=1, and each process holds all"
+        )
+    if not parallel.shard and 1 < parallel.tp < world:
+        raise ConfigError(
+            f"parallel.shard=false lets each of {world // parallel.tp} groups of parallel.tp="
+            f"{parallel.tp} processes hold all weights, which layers that are split are not made for; "
+            f"leave parallel.shard out, or take parallel.tp=1"
         )
 
 
@@ -208,7 +251,7 @@ def make_lora(parts: Parts) -> Lora | None:
 def policy_notes(policy: Any) -> list[str]:
     """What runs slower than it could on a GPU, or with another model, and why."""
     if not isinstance(policy, Decoder):
-        return policy.notes
+        return [f"{policy.shape.family} trains as transformers computes it", *policy.notes]
     if policy.device.type != "cuda":
         return []
     if not has_kernels(policy.device):
@@ -278,7 +321,7 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
         optimizer=optimizer(lora or policy, train.lr),
         loss=loss,
         reduction=reduction,
-        tokens_per_micro=micro_budget(config, policy),
+        tokens_per_micro=micro_budget(config, policy, parts.processes),
         temperature=config.rollout.temperature,
         allowed=allowed_table(parts.actions, policy),
         critic=critic,
@@ -292,8 +335,27 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
         seed=config.run.seed,
         processes=parts.processes,
     )
-    check_served(learner, parts.engine)
+    check_engine(parts, learner)
     return learner
+
+
+def check_engine(parts: Parts, learner: Learner) -> None:
+    """Once in a run, where it is not plain that the engine serves what is trained."""
+    config, engine = parts.config, parts.engine
+    is_plain = learner.lora is None and not is_external(config)
+    if is_plain or parts.is_checked or isinstance(engine, NoEngine):
+        return
+
+    def publish() -> None:
+        hand_out(parts.published(), engine.version, engine, parts.processes, engine.load)
+
+    gap = check_served(learner, engine, publish, min(CHECKED, config.rollout.max_context - 1))
+    parts.is_checked = True
+    if is_external(config):
+        what = "log-probs" if learner.lora is None else "log-probs with adapters"
+        parts.notes.append(
+            f"{config.engine.name}: {what} agree with the learner's, {gap:.1g} apart on average"
+        )
 
 
 def make_critic(policy: Any) -> Any:
@@ -329,20 +391,21 @@ def sft_learner(parts: Parts, steps: int) -> Learner:
         optimizer,
         loss,
         reduction,
-        micro_budget(config, policy),
+        micro_budget(config, policy, parts.processes),
         allowed=allowed_table(parts.actions, policy),
         lora=lora,
         processes=parts.processes,
     )
-    check_served(learner, parts.engine)
+    check_engine(parts, learner)
     return learner
 
 
-def micro_budget(config: Config, policy: Any) -> int:
+def micro_budget(config: Config, policy: Any, processes: Processes = ALONE) -> int:
     """The recipe's, or what fits beside everything else."""
     if not isinstance(policy, Decoder):  # nobody has counted what it keeps
         return config.train.tokens_per_micro or FOREIGN_MICRO
-    return choose_micro(config, policy.shape, policy.dtype, room_on(policy.device)).tokens
+    room = room_on(policy.device, ways(config, processes))
+    return choose_micro(config, policy.shape, policy.dtype, room).tokens
 
 
 def make_setting(

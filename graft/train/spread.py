@@ -6,7 +6,7 @@ the tasks: batch and credit are worked out everywhere alike, and only the learni
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from graft.protocols import Engine
@@ -20,8 +20,6 @@ class Spread:
 
     def __init__(self, crew: Crew, processes: Processes, engine: Engine) -> None:
         self.crew, self.processes, self.engine = crew, processes, engine
-        self.is_served = not hasattr(engine, "decoder")  # servers that all processes ask
-        """Whether one process's weights are everybody's."""
 
     def submit(self, job: Job) -> Pending:
         rank, world = self.processes.rank, self.processes.world
@@ -29,15 +27,7 @@ class Spread:
         return _Exchange(self.crew.submit(job.part(own)), job, self.processes)
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Each process loads its own engine; servers are told once."""
-        if not self.is_served or self.processes.is_first:
-            self.crew.load(weights, version)
-        elif weights is not None:
-            for name in weights:  # they are brought together by everybody
-                weights[name]
-        if self.is_served:
-            self.processes.barrier(f"the servers to have version {version} of the weights")
-            self.engine.version = version
+        hand_out(weights, version, self.engine, self.processes, self.crew.load)
 
     def counts(self) -> dict[str, float]:
         everyone = self.processes.gather(self.crew.counts(), "counts of the rollouts")
@@ -45,6 +35,25 @@ class Spread:
 
     def close(self) -> None:
         self.crew.close()
+
+
+def hand_out(
+    weights: Mapping[str, Any] | None,
+    version: int,
+    engine: Engine,
+    processes: Processes,
+    load: Callable[[Mapping[str, Any] | None, int], None],
+) -> None:
+    """Each process loads its own engine; servers, which all of them ask, are told once."""
+    is_served = processes.world > 1 and not hasattr(engine, "decoder")
+    if not is_served or processes.is_first:
+        load(weights, version)
+    elif weights is not None:
+        for name in weights:  # they are brought together by everybody
+            weights[name]
+    if is_served:
+        processes.barrier(f"the servers to have version {version} of the weights")
+        engine.version = version
 
 
 class _Exchange:

@@ -135,22 +135,6 @@ class Track:
         )
 
 
-class NoTrack(Track):
-    """The record of a process that leaves it to another."""
-
-    def __init__(self) -> None:
-        """Nothing is opened."""
-
-    def log(self, step: int, metrics: Mapping[str, float], phase: str = "rl") -> None:
-        """The first process does."""
-
-    def truncate_after(self, phase: str, step: int) -> None:
-        """The first process does."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def record(step: int, metrics: Mapping[str, float], phase: Phase) -> dict[str, Any]:
     """The JSON object of one line: plain names first, then `area/name` by area.
 

@@ -504,6 +504,7 @@ class Workers:
             self._give_up(RunStopped(f"{worker} cannot start: {value}"))
         elif self._weights is not worker.taking:  # also where newer ones went out meanwhile
             worker.stage, worker.asked, worker.taking = Stage.LOADING, math.inf, self._weights
+            assert self._weights is not None
             worker.step = worker.actor.load.remote(*self._weights)
         else:
             worker.stage, worker.asked = Stage.READY, math.inf

@@ -30,6 +30,7 @@ from graft.viewer.episodes import SORTS
 from graft.viewer.guard import App, Guard
 from graft.viewer.runs import NotThere, Run
 from graft.viewer.search import search
+from graft.viewer.settings import differing
 
 TYPES = {
     "html": "text/html; charset=utf-8",
@@ -170,6 +171,10 @@ class Desk:
                     found[name] = {"what": told.what, "healthy": told.healthy, "try": told.remedy}
         return found
 
+    def settings(self, query: Query) -> Any:
+        """Setting -> what each run has there, where they differ."""
+        return differing([run.record.config for run in self.runs])
+
     def _run(self, query: Query) -> Run:
         number = _whole(query, "run", 0)
         if number >= len(self.runs):
@@ -230,6 +235,7 @@ def build_app(runs: Sequence[Run], token: str, port: int, host: str = "127.0.0.1
         "search": desk.search,
         "occurrences": desk.occurrences,
         "explain": desk.explain,
+        "settings": desk.settings,
     }
     routes = [Route(f"/api/{name}", answering(answer)) for name, answer in answers.items()]
     routes += [Route("/", static), Route("/static/{name}", static)]

@@ -1,5 +1,7 @@
 """A small server with SGLang's HTTP API over one of our decoders, so that its log-probs are true.
 
+    python -m tests.engine.fake_sglang FOLDER PORT      a process of its own; any family of transformers'
+
 It speaks what `SGLangServer` uses of the API, with the manners of the real one as its source and its
 users describe them: log-probs at the temperature but before top-k and top-p, the token that stops
 among the output, a version in every reply. The real one was not run.
@@ -8,11 +10,14 @@ among the output, a version in every reply. The real one was not run.
 from __future__ import annotations
 
 import json
+import os
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +27,21 @@ from graft.models.load import load_model
 from graft.text.tokenizer import Tokenizer
 
 
+def load_other(folder: str) -> Any:
+    """A model of any family, as transformers computes it; fused attention leaves out soft caps."""
+    from transformers import AutoModelForCausalLM
+
+    how = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(folder, **how).eval()
+
+
 class FakeSGLang:
     """What it serves and what goes wrong with it."""
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
-        self.decoder, self.tokenizer = decoder, tokenizer
+    def __init__(
+        self, decoder: Any, tokenizer: Tokenizer, load: Callable[[str], Any] = load_model
+    ) -> None:
+        self.decoder, self.tokenizer, self.load = decoder, tokenizer, load
         self.url = ""
         self.version = "default"
         self.is_raw = False
@@ -53,6 +68,8 @@ class FakeSGLang:
     def logits(self, tokens: list[int]) -> torch.Tensor:
         with self.lock:
             decoder = self.decoder
+            if not isinstance(decoder, Decoder):
+                return decoder(torch.tensor([tokens])).logits[0]
             hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), causal)
             return (hidden @ decoder.head_weight.T)[:, : decoder.shape.vocab_size]
 
@@ -156,7 +173,7 @@ class FakeSGLang:
                 while self.running - self.aborted:
                     time.sleep(0.001)
                 try:
-                    decoder = load_model(content["model_path"])
+                    decoder = self.load(content["model_path"])
                 except (OSError, ValueError) as error:
                     return 400, {"success": False, "message": str(error)}
                 with self.lock:
@@ -167,8 +184,10 @@ class FakeSGLang:
 
 
 @contextmanager
-def serving_sglang(decoder: Decoder, tokenizer: Tokenizer) -> Iterator[FakeSGLang]:
-    fake = FakeSGLang(decoder, tokenizer)
+def serving_sglang(
+    decoder: Any, tokenizer: Tokenizer, load: Callable[[str], Any] = load_model, port: int = 0
+) -> Iterator[FakeSGLang]:
+    fake = FakeSGLang(decoder, tokenizer, load)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -203,7 +222,7 @@ def serving_sglang(decoder: Decoder, tokenizer: Tokenizer) -> Iterator[FakeSGLan
             except (BrokenPipeError, ConnectionResetError):
                 pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     fake.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -216,3 +235,15 @@ def serving_sglang(decoder: Decoder, tokenizer: Tokenizer) -> Iterator[FakeSGLan
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def main() -> None:
+    folder, port = sys.argv[1:]
+    torch.set_num_threads(1)
+    with serving_sglang(load_other(folder), Tokenizer.load(Path(folder)), load_other, int(port)):
+        print("ready", os.getpid(), flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

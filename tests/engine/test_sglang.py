@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from graft.engine import remembered, wire
+from graft.engine import servers, wire
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
 from graft.engine.sglang import SGLangServer
@@ -181,7 +181,7 @@ def test_stop_tokens_and_strings_cut_where_the_native_engine_cuts(stage):
 
 def test_a_stop_string_that_began_before_the_sample_is_found_here(stage):
     engine = stage().engine()
-    reply = remembered.Reply([97, 98, 99], [-1.0] * 3, [[-0.5, -1.0]] * 3, "length")
+    reply = servers.Reply([97, 98, 99], [-1.0] * 3, [[-0.5, -1.0]] * 3, "length")
     asked = Sampling(stop=("<a",), begun=1, max_tokens=3)
     saying = engine._saying(engine.open([1, 60]), asked)
     said = engine._replay(reply, saying, None)
@@ -404,7 +404,7 @@ def test_a_closed_context_ends_its_sample(stage):
 def test_a_server_that_does_not_know_how_to_stop_ends_with_nothing_after_a_grace(
     stage, monkeypatch
 ):
-    monkeypatch.setattr(remembered, "GRACE", 0.1)
+    monkeypatch.setattr(servers, "GRACE", 0.1)
     set_up = stage()
     engine, [fake] = set_up.engine(), set_up.fakes
     engine.health()

@@ -425,7 +425,7 @@ def test_a_server_cuts_at_stops_and_is_stale_with_weights_of_others(server, tmp_
     for asked in ({"stop": (chr(letter),)}, {"stop_tokens": (letter,)}):
         said = sample(engine, [5], key=3, max_tokens=40, **asked)
         assert said.tokens == cut and said.finish is Finish.STOP
-    with pytest.raises(EngineError, match="the head is the embedding"):
+    with pytest.raises(EngineError, match="where the head is the embedding"):
         engine_of(server, tmp_path, folder=folder).health()
     other = engine_of(server, tmp_path / "other")
     other.load(hf_names(decoder_of(1, tied=False)), 1)

@@ -8,8 +8,8 @@ import pytest
 from graft.config import Config, ConfigError, check
 from graft.train.acting import actions_of, with_actions
 from graft.train.checkpoint import action_names
-from graft.train.run import train_recipe
 from graft.train.model import load_tokenizer
+from graft.train.run import train_recipe
 from graft.train.setup import assemble
 
 TINY = {

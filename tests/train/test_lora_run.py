@@ -23,10 +23,10 @@ from graft.rollout.batching import rows_of, to_batch
 from graft.train.checkpoint import ADAPTER_FOLDER, checkpoints
 from graft.train.folder import RunStopped
 from graft.train.learner import check_served
+from graft.train.model import load_tokenizer, new_shape
 from graft.train.plan import plan_memory
 from graft.train.room import Room
 from graft.train.run import train_recipe
-from graft.train.model import load_tokenizer, new_shape
 from graft.train.setup import assemble, make_learner, sft_learner
 from graft.types import Task, Trajectory
 from tests.trees import random_tree

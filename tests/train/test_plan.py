@@ -21,6 +21,7 @@ from graft.train.footprint import (
     num_parameters,
 )
 from graft.train.forecast import corrected, forecast
+from graft.train.model import recipe_shape, refuse_what_cannot_fit
 from graft.train.pace import (
     Rates,
     decode_step_bytes,
@@ -32,7 +33,6 @@ from graft.train.pace import (
 from graft.train.plan import Micro, check_fits, choose_micro, kv_tokens_for, plan_memory
 from graft.train.probe import Measured, probe, random_rows, training_peak, training_work
 from graft.train.room import Room, available_ram, room_on
-from graft.train.model import recipe_shape, refuse_what_cannot_fit
 from graft.train.workload import Workload, page_size, smallest_pool, wanted_pool, workload_of
 from tests.test_cli import TINY, graft
 
@@ -261,11 +261,27 @@ def test_what_fits_is_not_refused():
     refuse_what_cannot_fit(load_config("quickstart"))
 
 
+def test_processes_that_split_a_model_hold_parts_of_its_state():
+    params = num_parameters(SMALL)
+    found = items(plan_memory(recipe(), SMALL, BF16, replace(H200, ways=4)))
+    assert found["weights, a part"] == found["gradients, a part"] == params  # 4 bytes, 4 ways
+    assert found["AdamW moments"] == 2 * params
+    assert found["engine's weights"] == 2 * params  # it samples from a whole copy
+    offloaded = recipe(parallel={"offload": True})
+    assert "AdamW moments" not in items(plan_memory(offloaded, SMALL, BF16, replace(H200, ways=4)))
+
+
+def test_an_engine_that_runs_ahead_has_weights_of_its_own():
+    stale = items(plan_memory(recipe(rollout={"staleness": 1}), SMALL, BF16, H200))
+    assert stale["engine's weights"] == 2 * num_parameters(SMALL)
+    assert "engine's weights" not in items(plan_memory(recipe(), SMALL, BF16, H200))
+
+
 def test_train_refuses_before_it_allocates(tmp_path, monkeypatch):
     from graft.train.run import train_recipe
 
     monkeypatch.setattr(
-        "graft.train.setup.room_on", lambda device: Room(device, 10**8, name="a small CPU")
+        "graft.train.model.room_on", lambda device: Room(device, 10**8, name="a small CPU")
     )
     with pytest.raises(ConfigError, match="a small CPU has 95 MB"):
         train_recipe("quickstart", f"run.dir={tmp_path}", "model.device=cpu")

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from graft.algos.presets import build
+from graft.config import ConfigError, check
 from graft.models.critic import Critic
-from graft.models.decoder import Decoder
-from graft.models.extra import extend
+from graft.models.decoder import Decoder, causal
+from graft.models.extra import extend, load_rows
 from graft.models.load import load_model
+from graft.models.lora import TARGETS, Lora
 from graft.models.names import hf_names, whole_views
 from graft.models.policies import weights_of
 from graft.models.sharded import shard
 from graft.models.sharded_critic import sharded_critic
 from graft.rollout.batching import rows_of, to_batch
+from graft.train.checkpoint import Checkpoint
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.train.processes import ALONE
 from graft.train.processes import Processes as Run
 from graft.train.run import train_recipe
+from graft.train.sampling import refuse_external
+from graft.train.setup import refuse_layout
+from graft.train.sft import held_out_scores
 from graft.types import Task, Trajectory
 from tests.processes import Processes
 from tests.train.test_learner_actions import SHAPE, call_rows, table
@@ -62,6 +68,7 @@ class Case:
     minibatches: int = 1
     budget: int = 40
     updates: int = 2
+    lora: bool = False
 
 
 CASES = {
@@ -89,31 +96,22 @@ def processes_at(port: int) -> Run:
         dist.destroy_process_group()
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        STARTED.append(Run.start(50.0, "cpu"))
+        STARTED.append(Run.start(100.0, "cpu"))
     return STARTED[0]
 
 
-def learn_in_a_child(port: int, layout: str, case: Case) -> tuple[list[dict], dict[str, Tensor]]:
-    return learn(processes_at(port), LAYOUTS[layout], case)
-
-
-def learn(
-    processes: Run, tp: int | None, case: Case
-) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
-    """Some updates on a fixed batch: what each reported, and all weights after the last."""
+def learner_for(
+    processes: Run, tp: int | None, case: Case, checkpoint: Checkpoint | None = None
+) -> Learner:
+    """A learner in this layout: new, or as a checkpoint of any layout left it."""
     shape = replace(SHAPE, tied=case.tied)
-    plain, before = Decoder(shape).initialise(1), Decoder(shape).initialise(9)
-    if case.actions:
-        plain = extend(plain, [9, None, 12])
-    reference = before if case.has_reference else None
-    policy: Any = plain
     mesh = processes.mesh(tp or 1) if processes.world > 1 else None
-    if tp:
+
+    def laid_out(decoder: Decoder) -> Any:
+        if not tp:
+            return decoder
         assert mesh is not None
-        policy = shard(plain.shape, mesh, weights_of(plain).get, dtype=torch.float32)
-        if reference is not None:
-            read = weights_of(before).get
-            reference = shard(shape, mesh, read, dtype=torch.float32).requires_grad_(False)
+        return shard(decoder.shape, mesh, weights_of(decoder).get, dtype=torch.float32)
 
     def optimizer(module: Any) -> Optimizer:
         plan = schedule("constant", 0, 1, 0.0)
@@ -121,13 +119,25 @@ def learn(
         # good part of lr, so that lr must not be far above what is compared
         return Optimizer([module], lr=2e-4, schedule=plan, weight_decay=0.1, processes=processes)
 
-    critic = None
+    plain = Decoder(shape).initialise(1) if checkpoint is None else load_model(checkpoint.path)
+    if case.actions:
+        extended = load_rows(plain, checkpoint.path) if checkpoint else extend(plain, [9, None, 12])
+        assert extended is not None
+        plain = extended
+    policy = laid_out(plain)
+    lora = None
+    if case.lora:
+        lora = Lora(policy, rank=2, alpha=4, targets=TARGETS[:-1], origin="")
+    reference = None
+    if case.has_reference:
+        reference = laid_out(Decoder(shape).initialise(9)).requires_grad_(False)
+    critic: Any = None
     if case.algo == "ppo":
         critic = sharded_critic(policy) if tp else Critic(policy)
-    _, credit, loss, reduction = build(case.algo)
+    _, _, loss, reduction = build(case.algo)
     learner = Learner(
         policy,
-        optimizer(policy),
+        optimizer(lora or policy),
         loss,
         reduction,
         case.budget,
@@ -136,49 +146,80 @@ def learn(
         critic=critic,
         critic_optimizer=None if critic is None else optimizer(critic),
         reference=reference,
+        lora=lora,
         epochs=case.epochs,
         minibatches=case.minibatches,
         processes=processes,
         keeps_logprobs=True,
     )
-    rows = rows_for(case)
+    if checkpoint is not None:
+        checkpoint.restore(learner)
+    return learner
+
+
+def update(learner: Learner, case: Case, times: int) -> list[dict[str, float]]:
+    """So many updates on a fixed batch: what each reported."""
+    _, credit, _, _ = build(case.algo)
+    rows = call_rows() if case.actions else rows_of([random_tree(seed) for seed in range(6)])
     reports = []
-    for _ in range(case.updates):
+    for _ in range(times):
         batch = learner.annotate(rows, to_batch(rows))
         batch = batch.replace(advantages=credit(batch.zeros(), batch))
-        if critic is not None:
+        if learner.critic is not None:
             batch = batch.replace(returns=batch.reward[:, None].expand_as(batch.logprobs).clone())
         reports.append(learner.update(rows, batch))
-    found = {name: tensor.clone() for name, tensor in weights_of(policy).items()}
+    return reports
+
+
+def numbers_of(learner: Learner) -> dict[str, Tensor]:
+    """All weights, by names that any layout has, and the log-probs of the last batch."""
+    found = {name: tensor.clone() for name, tensor in weights_of(learner.policy).items()}
+    critic: Any = learner.critic
     if critic is not None:
         own = dict(critic.body.named_parameters())
-        body = critic.body.hf_weights() if tp else whole_views(critic.body.shape, own)
+        is_whole = critic.body.is_whole
+        body = whole_views(critic.body.shape, own) if is_whole else critic.body.hf_weights()
         found |= {f"critic {name}": body[name].clone() for name in body}
     assert learner.logprobs is not None
-    return reports, {**found, "log-probs": learner.logprobs}
+    return {**found, "log-probs": learner.logprobs}
 
 
-def rows_for(case: Case) -> list[Trajectory]:
-    return call_rows() if case.actions else rows_of([random_tree(seed) for seed in range(6)])
+Learnt = tuple[list[dict[str, float]], dict[str, Tensor]]
+
+
+def learn(processes: Run, tp: int | None, case: Case) -> Learnt:
+    learner = learner_for(processes, tp, case)
+    return update(learner, case, case.updates), numbers_of(learner)
+
+
+def learn_in_a_child(port: int, layout: str, case: Case) -> Learnt:
+    return learn(processes_at(port), LAYOUTS[layout], case)
 
 
 ALONE_LEARNED: dict[Case, Any] = {}
 
 
-def assert_learns_the_same(children: Processes, port: int, layout: str, case: Case) -> None:
+def learnt_alone(case: Case) -> Learnt:
     if case not in ALONE_LEARNED:
         ALONE_LEARNED[case] = learn(ALONE, None, case)
-    reports, weights = ALONE_LEARNED[case]
-    assert sum(report["grad_norm"] for report in reports) > 0.1
-    for rank, (their_reports, their_weights) in enumerate(
-        children.run(learn_in_a_child, port, layout, case)
-    ):
-        for own, theirs in zip(reports, their_reports, strict=True):
-            assert theirs == pytest.approx(own, abs=NEAR, rel=NEAR), f"rank {rank}"
-        assert their_weights.keys() == weights.keys()
-        for name, weight in weights.items():
-            gap = float((their_weights[name] - weight).abs().max())
-            assert gap < NEAR, f"rank {rank}: {name} is {gap:.1e} away"
+    return ALONE_LEARNED[case]
+
+
+def assert_same(ours: Learnt, theirs: Learnt, whose: str) -> None:
+    (reports, weights), (their_reports, their_weights) = ours, theirs
+    for own, found in zip(reports, their_reports, strict=True):
+        assert found == pytest.approx(own, abs=NEAR, rel=NEAR), whose
+    assert their_weights.keys() == weights.keys()
+    for name, weight in weights.items():
+        gap = float((their_weights[name] - weight).abs().max())
+        assert gap < NEAR, f"{whose}: {name} is {gap:.1e} away"
+
+
+def assert_learns_the_same(children: Processes, port: int, layout: str, case: Case) -> None:
+    ours = learnt_alone(case)
+    assert sum(report["grad_norm"] for report in ours[0]) > 0.1
+    for rank, theirs in enumerate(children.run(learn_in_a_child, port, layout, case)):
+        assert_same(ours, theirs, f"rank {rank}")
 
 
 def free_port() -> int:
@@ -189,13 +230,13 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Processes, int]]:
-    with Processes(2) as group:
+    with Processes(2, deadline=100.0) as group:
         yield group, free_port()
 
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[tuple[Processes, int]]:
-    with Processes(4) as group:
+    with Processes(4, deadline=170.0) as group:
         yield group, free_port()
 
 
@@ -205,8 +246,381 @@ def test_two_processes_take_the_step_of_one(pair, layout: str, name: str):
     assert_learns_the_same(*pair, layout, CASES[name])
 
 
+def test_two_processes_train_the_adapters_of_one(pair):
+    assert_learns_the_same(*pair, "replicas", Case(tied=False, lora=True))
+
+
+def held_out(processes: Run, tp: int | None) -> dict[str, float]:
+    episodes = [random_tree(seed) for seed in range(6)]
+    return held_out_scores(learner_for(processes, tp, Case()), [episodes[:4], episodes[4:]])
+
+
+def held_out_in_a_child(port: int, layout: str) -> dict[str, float]:
+    return held_out(processes_at(port), LAYOUTS[layout])
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "tp", "replicas"])
+def test_held_out_rows_are_scored_by_all_alike(pair, layout: str):
+    children, port = pair
+    for found in children.run(held_out_in_a_child, port, layout):
+        assert found == pytest.approx(held_out(ALONE, None), abs=NEAR)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("layout", ["2x2", "fsdp", "replicas"])
 @pytest.mark.parametrize("name", CASES)
 def test_four_processes_take_the_step_of_one(four, layout: str, name: str):
     assert_learns_the_same(*four, layout, CASES[name])
+
+
+# whole runs
+
+RECIPE = """
+run: {{dir: "{folder}", name: run, save_every: 5, eval_tasks: 6, keep_last: 9, trackers: [], seed: 3}}
+model:
+  shape: {{width: 32, layers: 2, heads: 4, kv_heads: 2, head_dim: 8, ff: 32, tied: false, max_positions: 96}}
+task: {{env: calculator, reward: "tests.train.test_torchrun:low_tokens"}}
+rollout: {{tasks: 5, samples: 4, max_tokens: 8, max_turns: 2, max_context: 64}}
+algo: {{name: grpo, kl_coef: 0.05}}
+train: {{steps: 20, lr: 1.0e-3, warmup: 2, tokens_per_micro: 120}}
+sft: {{steps: 8, batch: 8, lr: 3.0e-3, warmup: 2}}
+"""
+TIMED = ("time", "seconds", "per_second")
+SUMS = ("loss", "grad_norm", "kl", "entropy", "sampling/")
+"""Metrics that are added up in another order by more processes."""
+SAMPLED = "sampling/"
+"""Distances of two roundings from each other: what is left of a number when it is taken from itself."""
+
+
+def low_tokens(task: Task, row: Trajectory) -> float:
+    """Something that an untrained model earns now and then, and can learn."""
+    return float(sum(token < 9 for token in row.tokens) / len(row.tokens))
+
+
+def recipe_in(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE.format(folder=folder))
+    return path
+
+
+def start(
+    count: int, folder: Path, *overrides: str, limit: int | None = None, grace: int = 60
+) -> subprocess.Popen[str]:
+    """`torchrun --nproc-per-node count -m graft train`; no file may grow beyond `limit` bytes."""
+
+    def small_files() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # & in a shell has it ignored
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(count), "--shutdown-timeout", str(grace)),
+            *("-m", "graft", "train", str(recipe_in(folder)), "parallel.deadline=100", *overrides),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+        text=True,
+        preexec_fn=small_files,
+    )
+
+
+def torchrun(count: int, folder: Path, *overrides: str, **how: Any) -> tuple[int, str]:
+    """Exit code and screen."""
+    process = start(count, folder, *overrides, **how)
+    try:
+        screen, _ = process.communicate(timeout=200)
+    finally:
+        end(process)
+    return process.returncode, screen
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Nothing that we started outlives its test."""
+    if process.poll() is None:
+        children = child_pids(process.pid)
+        process.kill()
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def child_pids(pid: int) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alone(folder: Path, *overrides: str) -> None:
+    train_recipe(str(recipe_in(folder)), *overrides)
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if name not in TIMED}
+        for line in lines
+    ]
+
+
+def assert_same_curve(ours: Path, theirs: Path, near: float, steps: int = 20) -> None:
+    """Rewards and whatever else is counted are equal; what is added up is near."""
+    one, other = metrics(ours), metrics(theirs)
+    assert len(one) == len(other) == 8 + steps
+    for own, found in zip(one, other, strict=True):
+        assert own.keys() == found.keys()
+        where = f"{own['phase']} step {own['step']}"
+        for name, value in own.items():
+            if any(word in name for word in TIMED):
+                continue
+            if not isinstance(value, float):
+                assert found[name] == value, f"{where}: {name}"
+                continue
+            is_sum = name.startswith(SUMS)
+            relative = 0.0 if name.startswith(SAMPLED) else near if is_sum else 1e-6
+            allowed = pytest.approx(value, rel=relative, abs=near if is_sum else 1e-6)
+            assert found[name] == allowed, f"{where}: {name}"
+
+
+def weights(folder: Path, name: str = "rl-000020") -> dict[str, Tensor]:
+    return hf_names(load_model(folder / "run" / "checkpoints" / name))
+
+
+def assert_same_weights(ours: Path, theirs: Path, near: float) -> None:
+    found = weights(theirs)
+    for name, weight in weights(ours).items():
+        gap = float((found[name] - weight).abs().max())
+        assert gap < near, f"{name} is {gap:.1e} away"
+
+
+def cut_after(run: Path, folder: Path, name: str) -> Path:
+    """A copy of a run that stopped behind a checkpoint."""
+    shutil.copytree(run, folder)
+    kept = folder / "run" / "checkpoints"
+    assert (kept / name).is_dir()
+    for checkpoint in kept.iterdir():
+        if checkpoint.name > name and checkpoint.name[:2] == "rl":
+            shutil.rmtree(checkpoint)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process, in this one."""
+    folder = tmp_path_factory.mktemp("single") / "run_of_one"
+    alone(folder)
+    rewards = [line["reward"] for line in metrics(folder) if line["phase"] == "rl"]
+    assert len(set(rewards)) > 10  # something to tell curves apart by
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same run in other layouts."""
+    layouts = {
+        "fsdp": (2, []),
+        "tp": (2, ["parallel.tp=2", "run.save_later=true"]),
+        "replicas": (2, ["parallel.shard=false"]),
+        "2x2": (4, ["parallel.tp=2"]),
+    }
+    found: dict[str, Path] = {}
+    for name, (count, overrides) in layouts.items():
+        found[name] = tmp_path_factory.mktemp(name) / "run_of_many"
+        code, screen = torchrun(count, found[name], *overrides)
+        assert code == 0, screen
+        assert "Traceback" not in screen and "Warning" not in screen, screen
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", ["fsdp", "tp", "replicas", "2x2"])
+def test_warm_up_and_20_steps_of_grpo_have_the_same_curve(single, runs, layout: str):
+    assert_same_curve(single, runs[layout], near=1e-4)
+    assert_same_weights(single, runs[layout], near=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["fsdp", "tp", "replicas", "2x2"])
+def test_transformers_opens_a_checkpoint_of_any_layout(runs, layout: str):
+    transformers = pytest.importorskip("transformers")
+    folder = runs[layout] / "run" / "checkpoints" / "rl-000020"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    ours, tokens = load_model(folder), torch.arange(1, 12)
+    with torch.no_grad():
+        want = ours.logits(ours(tokens, torch.arange(11), causal))
+        torch.testing.assert_close(theirs(tokens[None]).logits[0], want, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_four_processes_resumed_by_one(single, runs, tmp_path):
+    folder = cut_after(runs["2x2"], tmp_path / "cut", "rl-000010")
+    alone(folder)
+    assert_same_curve(single, folder, near=1e-6)
+    assert_same_weights(single, folder, near=NEAR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "count", "overrides"),
+    [("single", 4, ["parallel.tp=2"]), ("replicas", 2, [])],
+    ids=["one process by 2x2", "replicas by fsdp"],
+)
+@pytest.mark.timeout(300)
+def test_runs_go_on_in_another_layout(single, runs, tmp_path, before, count, overrides):
+    folder = cut_after({**runs, "single": single}[before], tmp_path / "cut", "rl-000010")
+    code, screen = torchrun(count, folder, *overrides)
+    assert code == 0, screen
+    assert_same_curve(single, folder, near=1e-6)
+    assert_same_weights(single, folder, near=NEAR)
+
+
+EXPA = ("task.args={dress: actions}", "actions.file=compact", "algo.name=cpo", "algo.kl_coef=0.0")
+"""Actions beyond the vocabulary, and a branch that learns from each step where to fork in the next."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_extra_actions_and_a_branch_with_a_memory_have_the_same_curve(tmp_path):
+    short = "train.steps=5"
+    alone(tmp_path / "one", *EXPA, short)
+    code, screen = torchrun(2, tmp_path / "two", *EXPA, short)
+    assert code == 0, screen
+    assert_same_curve(tmp_path / "one", tmp_path / "two", near=1e-4, steps=5)
+    alone(tmp_path / "one", *EXPA, "train.steps=7")
+    code, screen = torchrun(2, tmp_path / "two", *EXPA, "train.steps=7", "parallel.tp=2")
+    assert code == 0, screen
+    assert_same_curve(tmp_path / "one", tmp_path / "two", near=1e-4, steps=7)
+
+
+# what goes wrong
+
+
+def wait_for_steps(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    log, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + 150
+    while not log.exists() or log.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def assert_goes_on(folder: Path, single: Path) -> None:
+    """One process takes the run a step further, to where the undisturbed one has been."""
+    done = metrics(folder)[-1]["step"]
+    if done < 20:
+        alone(folder, f"train.steps={done + 1}", "run.save_every=5")
+        for own, found in zip(metrics(single), metrics(folder), strict=False):
+            assert found["reward"] == pytest.approx(own["reward"]) if "reward" in own else True
+            assert found["loss"] == pytest.approx(own["loss"], abs=NEAR)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_kill_9_of_one_rank_ends_the_others_with_its_name(single, tmp_path, victim: int):
+    process = start(2, tmp_path, "train.schedule=constant", "train.steps=20")
+    try:
+        wait_for_steps(process, tmp_path, 11)
+        os.kill(child_pids(process.pid)[victim], signal.SIGKILL)
+        begin = time.monotonic()
+        screen, _ = process.communicate(timeout=60)
+    finally:
+        end(process)
+    assert process.returncode == 1
+    assert time.monotonic() - begin < 30
+    told = [line for line in screen.splitlines() if line.startswith("graft: ")]
+    assert f"rank {victim} of 2 on {socket.gethostname()} is gone: its process ended" in told[0]
+    assert not list((tmp_path / "run" / "checkpoints").glob("rl-*/*.partial"))
+    assert_goes_on(tmp_path, single)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ctrl_c_saves_at_the_end_of_a_step(single, tmp_path):
+    process = start(2, tmp_path, "run.save_every=0")
+    try:
+        wait_for_steps(process, tmp_path, 11)
+        process.send_signal(signal.SIGINT)
+        screen, _ = process.communicate(timeout=100)
+    finally:
+        end(process)
+    assert process.returncode != 0
+    assert screen.count("interrupted; what was learned is saved in") == 1, screen
+    done = metrics(tmp_path)[-1]["step"]
+    saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("rl-*"))
+    assert saved[-1] == f"rl-{done:06d}"
+    assert_goes_on(tmp_path, single)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("limit", [60_000, 110_000], ids=["the model", "everybody's part"])
+def test_a_disk_that_takes_no_more_ends_all_with_the_cause_first(runs, tmp_path, limit: int):
+    """The model's file has about 90 kB, each of two parts of the optimizer's state 130."""
+    folder = cut_after(runs["fsdp"], tmp_path / "cut", "rl-000015")
+    (folder / "run" / "metrics.jsonl").write_text("")
+    code, screen = torchrun(2, folder, limit=limit)
+    assert code == 1
+    told = [line for line in screen.splitlines() if line.startswith("graft: ")]
+    assert " of 2 on " in told[0] and "failed: cannot write to" in told[0], screen
+    assert "last good checkpoint is intact" in told[0]
+    assert "stops, because rank" in told[1]
+    names = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
+    assert names[-1] == "sft-000008" and "rl-000020" not in names
+    assert not [name for name in names if name.startswith(".") and limit < 100_000]
+
+
+def test_adapters_are_refused_where_matrices_are_split():
+    for parallel in ({"shard": True}, {"shard": False, "tp": 2}):
+        config = check(
+            {
+                "task": {"env": "calculator"},
+                "model": {"path": "x"},
+                "lora": {"rank": 4},
+                "parallel": parallel,
+            }
+        )
+        with pytest.raises(ConfigError, match=r"lora.rank=4 .* use parallel.shard=false and"):
+            refuse_layout(config, crowd_of(2))
+        refuse_layout(config, ALONE)
+    whole = check(
+        {
+            "task": {"env": "calculator"},
+            "model": {"path": "x"},
+            "lora": {"rank": 4},
+            "parallel": {"shard": False},
+        }
+    )
+    refuse_layout(whole, crowd_of(2))
+
+
+def test_groups_that_would_each_hold_all_of_a_split_model_are_refused():
+    config = check(
+        {
+            "task": {"env": "calculator"},
+            "model": {"path": "x"},
+            "parallel": {"shard": False, "tp": 2},
+        }
+    )
+    with pytest.raises(ConfigError, match=r"each of 2 groups of parallel.tp=2"):
+        refuse_layout(config, crowd_of(4))
+    refuse_layout(config, crowd_of(2))
+
+
+def test_vllm_inside_of_torchruns_processes_is_refused():
+    config = check(
+        {"task": {"env": "calculator"}, "model": {"path": "x"}, "engine": {"name": "vllm"}}
+    )
+    with pytest.raises(
+        ConfigError, match=r"one vLLM in each of them; start a server .* engine.url"
+    ):
+        refuse_external(config, "independent", crowd_of(2), samples=True)
+    refuse_external(config, "independent", crowd_of(2), samples=False)  # others sample
+
+
+def crowd_of(count: int) -> Run:
+    """One of so many processes, before they have met."""
+    found = Run(1.0, torch.device("cpu"))
+    found.world = count
+    return found

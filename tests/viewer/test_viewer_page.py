@@ -112,6 +112,44 @@ def test_a_metric_explains_itself(page, go, both):
     assert "Mean reward" in page.locator('.chart[data-metric="reward"] .explained').inner_text()
 
 
+def test_settings_that_differ_are_named_while_both_runs_are_shown(page, go, both):
+    go(page, both)
+    rows = page.locator(".settings tr")
+    rows.first.wait_for()
+    told = [" ".join(row.inner_text().split()) for row in rows.all()]
+    assert told == ["sft.steps 2 6"]  # all else was asked of both; names and folders do not count
+    page.locator('.run[data-run="0"]').click()
+    until(lambda: not page.locator(".settings").is_visible())
+
+
+def test_a_click_on_a_curve_opens_the_tasks_of_that_step(page, go, both):
+    go(page, both)
+    page.locator('.run[data-run="0"]').click()  # one curve, so that there is no doubt whose it is
+    canvas = page.locator('.chart[data-metric="entropy"] canvas')
+    until(lambda: canvas.get_attribute("data-points") == "3")
+    box = canvas.bounding_box()
+    canvas.click(
+        position={"x": 54 + (box["width"] - 68) * 0.55, "y": 80}
+    )  # near the second of three
+    page.locator(".list .row").first.wait_for()
+    assert page.locator('select[name="run"]').input_value() == "1"
+    assert page.locator('select[name="step"]').input_value() == "2"
+    assert page.locator('[data-sort="reward"]').inner_text() == "reward ↑"  # the worst come first
+
+
+def test_arrow_keys_go_from_step_to_step_and_enter_opens_one(page, go, both):
+    go(page, both)
+    canvas = page.locator('.chart[data-metric="entropy"] canvas')
+    until(lambda: canvas.get_attribute("data-points"))
+    canvas.focus()
+    for wanted in ("step 1", "step 2"):
+        canvas.press("ArrowRight")
+        assert page.locator("#tip .heading").inner_text() == wanted
+    canvas.press("Enter")
+    until(lambda: page.locator('select[name="step"]').count())
+    assert page.locator('select[name="step"]').input_value() == "2"
+
+
 def test_a_tree_is_opened_and_a_branch_is_read(page, go, both, runs):
     go(page, both, "#/steps?run=0&step=2")
     page.locator(".list .row").nth(1).click()
@@ -278,6 +316,12 @@ def test_a_run_that_goes_on_is_followed(page, go, runs, tmp_path):
         until(lambda: page.locator(".alarms summary").inner_text() == "1 alarm")
         assert "entropy: <b>low" in page.locator(".alarms li").text_content()
         until(lambda: painted(page, "entropy", (208, 43, 43)) > 10)
+        assert page.locator(".alarms a").count() == 0  # step 4 has no episodes yet
+        # a chart that is not among the usual ones comes with its first alarm
+        assert page.locator('.chart[data-metric="learning_rate"]').count() == 0
+        with (folder / "alarms.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**alarm, "metric": "learning_rate"}) + "\n")
+        page.locator('.chart[data-metric="learning_rate"] canvas').wait_for()
         # the table follows the newest step
         page.evaluate("location.hash = '#/steps'")
         until(lambda: page.locator('select[name="step"]').input_value() == "3")
@@ -285,6 +329,11 @@ def test_a_run_that_goes_on_is_followed(page, go, runs, tmp_path):
             folder / "episodes" / "step_000003.jsonl", folder / "episodes" / "step_000004.jsonl"
         )
         until(lambda: page.locator('select[name="step"]').input_value() == "4")
+        page.evaluate("location.hash = '#/curves'")
+        page.locator(".alarms summary").click()
+        page.locator(".alarms a").first.click()
+        until(lambda: page.locator('select[name="step"]').count())
+        assert page.locator('select[name="step"]').input_value() == "4"
 
 
 HOSTILE = (

@@ -5,8 +5,9 @@ import { download, hideTip, make, number, showTip } from "./dom.js";
 const EDGE = { left: 54, right: 14, top: 12, bottom: 24 };
 
 export class Chart {
-  constructor(metric, about) {
-    this.metric = metric;
+  /** `open(run, step)` is called when a point is clicked. */
+  constructor(metric, about, open) {
+    Object.assign(this, { metric, open });
     this.series = [];
     this.how = { smoothing: 0, isLog: false, axis: "step" };
     this.canvas = make("canvas", { tabindex: 0, role: "img" });
@@ -28,6 +29,7 @@ export class Chart {
       this.note,
     );
     this.canvas.addEventListener("pointermove", (event) => this.point(event.offsetX, event.clientX, event.clientY));
+    this.canvas.addEventListener("click", (event) => this.choose(event.offsetX, event.offsetY));
     this.canvas.addEventListener("pointerleave", () => this.leave());
     this.canvas.addEventListener("blur", () => this.leave());
     this.canvas.addEventListener("keydown", (event) => this.press(event));
@@ -35,7 +37,7 @@ export class Chart {
     this.watch.observe(this.canvas);
   }
 
-  /** series: [{name, colour, x, y, alarms: [{step, level, text, x}]}] */
+  /** series: [{run, name, colour, x, y, steps, alarms: [{step, level, text, x}]}] */
   show(series, how) {
     this.how = how;
     this.series = series.map((one) => ({ ...one, smooth: smoothed(one.y, how.smoothing) }));
@@ -178,11 +180,25 @@ export class Chart {
     if (rows.length) showTip(clientX, clientY, rows, heading);
   }
 
+  /** The run whose curve is nearest, and its step there. */
+  choose(x, y) {
+    if (!this.view) return;
+    const { from, to, across, atY } = this.view;
+    const wanted = from + ((x - EDGE.left) / across) * (to - from);
+    const near = this.series
+      .map((one) => ({ one, i: nearest(one.x, one.y, wanted) }))
+      .filter(({ i }) => i >= 0)
+      .map(({ one, i }) => ({ one, i, off: Math.abs(atY((this.how.smoothing > 0 ? one.smooth : one.y)[i]) - y) }))
+      .reduce((a, b) => (a && a.off <= b.off ? a : b), null);
+    if (near) this.open(near.one.run, near.one.steps[near.i]);
+  }
+
   press(event) {
+    if (event.key === "Enter" && this.at !== undefined) return this.choose(this.at, EDGE.top);
     if (!this.view || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
     event.preventDefault();
     const xs = [...new Set(this.series.flatMap((one) => one.x.filter((x, i) => one.y[i] !== null)))].sort((a, b) => a - b);
-    const now = xs.findIndex((x) => this.view.atX(x) >= (this.at ?? EDGE.left) - 0.01);
+    const now = this.at === undefined ? -1 : xs.findIndex((x) => this.view.atX(x) >= this.at - 0.01);
     const next = xs[Math.min(Math.max(now + (event.key === "ArrowRight" ? 1 : -1), 0), xs.length - 1)];
     const box = this.canvas.getBoundingClientRect();
     this.point(this.view.atX(next), box.left + this.view.atX(next), box.top + 20);

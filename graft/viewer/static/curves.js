@@ -20,10 +20,12 @@ export class Curves {
     this.charts = new Map();
     this.data = new Map();
     this.controls = make("div", { class: "controls" });
+    this.settings = make("table", { class: "settings", hidden: true });
     this.alarms = make("details", { class: "alarms" });
     this.grid = make("div", { class: "charts" });
-    main.replaceChildren(this.controls, this.alarms, this.grid);
+    main.replaceChildren(this.controls, this.settings, this.alarms, this.grid);
     this.build();
+    this.compareSettings();
   }
 
   get phases() {
@@ -37,13 +39,16 @@ export class Curves {
   get chosen() {
     const there = new Set(this.metrics);
     const own = this.picked[this.phase];
-    return own ? own.filter((name) => there.has(name)) : USUAL.filter((name) => there.has(name)).slice(0, MOST_USUAL);
+    if (own) return own.filter((name) => there.has(name));
+    const usual = USUAL.filter((name) => there.has(name)).slice(0, MOST_USUAL);
+    // what a run has complained about is looked for
+    const alarmed = this.state.runs.flatMap((run) => run.alarms.filter((alarm) => (alarm.phase || "rl") === this.phase && there.has(alarm.metric)).map((alarm) => alarm.metric));
+    return [...new Set([...usual, ...alarmed])];
   }
 
   build() {
     const phases = this.phases;
     if (!phases.includes(this.phase)) this.phase = phases.includes("rl") ? "rl" : phases[0];
-    this.signature = JSON.stringify([phases, this.metrics]);
     const { how } = this;
     const strength = make("output", {}, number(how.smoothing, 2));
     const slider = make("input", {
@@ -86,18 +91,21 @@ export class Curves {
       }));
     };
     words.addEventListener("input", fill);
-    const usual = button("usual ones", () => {
-      delete this.picked[this.phase];
+    const pick = (names) => {
+      this.picked[this.phase] = names;
       remember("picked", this.picked);
       fill();
       this.layOut();
-    });
-    const box = make("details", { class: "picker", on: { toggle: fill } }, make("summary", {}, "metrics"), make("div", { class: "popup" }, make("div", {}, words, " ", usual), list));
+    };
+    const usual = button("usual ones", () => pick(undefined));
+    const none = button("none", () => pick([]));
+    const box = make("details", { class: "picker", on: { toggle: fill } }, make("summary", {}, "metrics"), make("div", { class: "popup" }, make("div", {}, words, " ", usual, " ", none), list));
     box.addEventListener("keydown", (event) => { if (event.key === "Escape") box.open = false; });
     return box;
   }
 
   layOut() {
+    this.signature = this.sign();
     const chosen = this.chosen;
     for (const [name, chart] of this.charts) {
       if (!chosen.includes(name)) {
@@ -106,7 +114,7 @@ export class Curves {
       }
     }
     for (const name of chosen) {
-      if (!this.charts.has(name)) this.charts.set(name, new Chart(name, this.state.explained[name]));
+      if (!this.charts.has(name)) this.charts.set(name, new Chart(name, this.state.explained[name], (run, step) => this.openStep(run, step)));
     }
     this.grid.replaceChildren(...chosen.map((name) => this.charts.get(name).element));
     if (!chosen.length) {
@@ -138,37 +146,79 @@ export class Curves {
         .map((run) => {
           const data = this.data.get(run.run);
           const alarms = run.alarms
-            .filter((alarm) => alarm.metric === name && (alarm.phase ?? "rl") === this.phase)
+            .filter((alarm) => alarm.metric === name && (alarm.phase || "rl") === this.phase)
             .map((alarm) => {
               const i = data.step.findIndex((step) => step >= alarm.step);
               return { ...alarm, x: i < 0 ? null : data[this.how.axis][i] };
             });
-          return { name: run.name, colour: colourOf(run.run), x: data[this.how.axis], y: data.values[name], alarms };
+          return { run, name: run.name, colour: colourOf(run.run), x: data[this.how.axis], y: data.values[name], steps: data.step, alarms };
         });
       chart.csv.href = `/api/csv?${new URLSearchParams({ runs: numbers, phase: this.phase, metrics: name })}`;
       chart.csv.download = `${name.replaceAll("/", "_")}.csv`;
       chart.show(series, this.how);
     }
     this.showAlarms(shown);
+    this.showSettings(shown);
+  }
+
+  /** The tasks of a step, the worst first; of the nearest step whose episodes were written down. */
+  openStep(run, step) {
+    const written = this.phase === "rl" ? run.episodes.filter((one) => !one.startsWith("failed")) : [];
+    if (!written.length) return this.state.say(`${run.name} has no episodes of the phase ${this.phase}`);
+    const nearest = written.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a));
+    location.hash = stepOf(run, nearest);
+  }
+
+  async compareSettings() {
+    if (this.state.runs.length < 2) return;
+    this.differing = await ask("settings").catch(() => ({}));
+    this.redraw();
+  }
+
+  /** What was asked of the runs that are shown, where it is not the same. */
+  showSettings(runs) {
+    const rows = Object.entries(this.differing ?? {})
+      .map(([name, told]) => [name, runs.map((run) => told[run.run])])
+      .filter(([, told]) => new Set(told).size > 1);
+    this.settings.hidden = !rows.length;
+    this.settings.replaceChildren(...rows.map(([name, told]) =>
+      make("tr", {}, make("th", { scope: "row" }, visible(name)), ...told.map((value, i) => {
+        const dot = make("span", { class: "dot" });
+        dot.style.backgroundColor = colourOf(runs[i].run);
+        return make("td", { title: runs[i].name }, dot, value === null ? "–" : visible(value) || "“”");
+      }))));
   }
 
   showAlarms(runs) {
     const rows = runs.flatMap((run) => run.alarms.map((alarm) => [run, alarm]));
     this.alarms.hidden = !rows.length;
     const lines = rows.slice(-100).reverse().map(([run, alarm]) =>
-      make("li", { class: alarm.level === "alarm" ? "alarm" : "warn" }, `${run.name}, step ${alarm.step}, ${alarm.metric}: ${visible(String(alarm.text ?? ""))}`),
+      make("li", { class: alarm.level === "alarm" ? "alarm" : "warn" },
+        run.episodes.includes(String(alarm.step))
+          ? make("a", { href: stepOf(run, alarm.step) }, `${run.name}, step ${alarm.step}`)
+          : `${run.name}, step ${alarm.step}`,
+        `, ${alarm.metric}: ${visible(String(alarm.text ?? ""))}`),
     );
     this.alarms.replaceChildren(make("summary", {}, `${rows.length} alarm${rows.length === 1 ? "" : "s"}`), make("ul", {}, ...lines));
   }
 
+  /** Changes when there are other charts to draw or to choose from. */
+  sign() {
+    return JSON.stringify([this.phases, this.metrics, this.chosen]);
+  }
+
   update() {
-    if (JSON.stringify([this.phases, this.metrics]) !== this.signature) this.build();
+    if (this.sign() !== this.signature) this.build();
     else this.load();
   }
 
   close() {
     for (const chart of this.charts.values()) chart.close();
   }
+}
+
+function stepOf(run, step) {
+  return `#/steps?${new URLSearchParams({ run: run.run, step, sort: "reward", order: "rising" })}`;
 }
 
 /** Plain names first, then area/name. */

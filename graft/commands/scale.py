@@ -1,0 +1,53 @@
+"""`graft scale RUN N`: how many workers of a cluster sample for a run, while it goes on.
+
+$ graft scale runs/quickstart 4
+runs/quickstart shall have 4 workers
+
+The number is written into the run's folder, where the learner reads it several times a second. Workers
+that are too many finish their episodes and go. It holds until the command that runs the folder ends:
+the next one begins with cluster.workers again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from graft.commands.options import AsJson
+
+
+def scale(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs/.")
+    ],
+    workers: Annotated[int, typer.Argument(metavar="N", help="Processes that sample.")],
+    as_json: AsJson = False,
+) -> None:
+    """Change how many workers sample for a run on a cluster."""
+    from graft.config import ConfigError
+    from graft.models.save import write_json
+    from graft.record import Status, find_run
+    from graft.train.folder import out_of_disk
+    from graft.train.workers import SCALE
+
+    if workers < 1:
+        raise ConfigError(
+            f"N={workers}: a run needs at least one worker; stop its command to stop all"
+        )
+    record = find_run(run)
+    with out_of_disk(record.path):
+        write_json(record.path / SCALE, {"workers": workers})
+    is_running = record.status is Status.RUNNING
+    if as_json:
+        told = {"run": str(record.path), "workers": workers, "is_running": is_running}
+        typer.echo(json.dumps(told))
+        return
+    typer.echo(f"{record.path} shall have {workers} worker{'s'[: workers != 1]}")
+    if not is_running:
+        typer.echo(
+            "graft: no process of this machine runs it now; a new command begins with "
+            "cluster.workers, not with this number",
+            err=True,
+        )

@@ -1,0 +1,66 @@
+"""Whether a process holds a run's folder, without touching its lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import sys
+from pathlib import Path
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process holds the flock on this file.
+
+    It is looked up, never tried: a lock of ours, however short, could be the one that makes a run
+    fail which starts at that moment. Linux lists flocks in /proc/locks; where flocks are byte-range
+    locks (network file systems, macOS), F_GETLK tells of them. A process in another container on the
+    same machine is not seen.
+    """
+    try:
+        asked = lock.stat()
+    except OSError:
+        return False
+    return _is_listed(asked) or _blocks_ours(lock)
+
+
+def _is_listed(asked: os.stat_result) -> bool:
+    """`1: FLOCK  ADVISORY  WRITE 30506 fe:00:2179967 0 EOF`: holder, device and file."""
+    try:
+        listed = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
+    for fields in map(str.split, listed):
+        if len(fields) < 6 or fields[1] != "FLOCK":  # "->" there: one that only waits
+            continue
+        major, minor, number = fields[5].split(":")
+        if int(number) != asked.st_ino:
+            continue
+        if os.makedev(int(major, 16), int(minor, 16)) == asked.st_dev:
+            return True
+        if _has_open(fields[4], asked):  # btrfs and others show two device numbers
+            return True
+    return False
+
+
+def _has_open(process: str, asked: os.stat_result) -> bool:
+    try:
+        for entry in os.scandir(f"/proc/{process}/fd"):
+            if os.path.samestat(entry.stat(), asked):
+                return True
+    except OSError:  # somebody else's process, or it has just ended
+        pass
+    return False
+
+
+def _blocks_ours(lock: Path) -> bool:
+    # struct flock: Linux has type and whence in front, macOS behind start, length and process
+    form, place = ("qqihh", 3) if sys.platform == "darwin" else ("hhqqi0q", 0)
+    asked: list[int] = [0, 0, 0, 0, 0]
+    asked[place] = fcntl.F_WRLCK
+    try:
+        with lock.open("rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *asked))
+    except OSError:
+        return False
+    return struct.unpack(form, answer)[place] != fcntl.F_UNLCK

@@ -1,0 +1,111 @@
+"""What a run writes down as it goes: numbers, alarms, episodes, and the batch that broke it.
+
+Of several processes the first one writes; the others come along.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from graft.config import Config
+from graft.train.alarms import Alarms
+from graft.train.checkpoint import Checkpoint
+from graft.train.display import Display
+from graft.train.fingerprint import StepRecord
+from graft.train.folder import RunFolder, RunStopped, out_of_disk
+from graft.train.learned import write_learned
+from graft.train.optimizer import NonFinite
+from graft.train.rl import Learned
+from graft.train.tracking import Track
+from graft.types import Episode
+
+
+class Journal:
+    """The records of one run, while it is entered."""
+
+    def __init__(self, folder: RunFolder, config: Config, display: Display, is_first: bool) -> None:
+        self.folder, self.config, self.display, self.is_first = folder, config, display, is_first
+        self.alarms = Alarms()
+        self._track: Track | None = None
+
+    def __enter__(self) -> Journal:
+        if self.is_first:
+            with out_of_disk(self.folder.path):
+                settings = self.config.model_dump(mode="json")
+                self._track = Track(self.folder.path, self.config.run.trackers, settings)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._track is not None:
+            self._track.close()
+
+    def go_on(self, newest: Checkpoint | None, alarms: Mapping[str, Any], dtype: str) -> None:
+        """Forget what came after the checkpoint that the run goes on from; None: everything."""
+        phase, step = ("sft", -1) if newest is None else (newest.phase, newest.step)
+        if self._track is not None:
+            with out_of_disk(self.folder.path):
+                self._track.truncate_after(phase, step)
+        self.alarms = Alarms.from_json(
+            alarms,
+            dtype=dtype,
+            staleness=self.config.rollout.staleness,
+            max_grad_norm=self.config.train.max_grad_norm,
+        )
+
+    def log(self, step: int, metrics: dict[str, float], phase: str) -> None:
+        """A step's numbers, and what is sick about them."""
+        if self._track is None:
+            return
+        with out_of_disk(self.folder.path):
+            self._track.log(step, metrics, phase)
+        self.display.update(step, metrics)
+        for alarm in self.alarms.look(step, metrics) if phase == "rl" else []:
+            with out_of_disk(self.folder.path):
+                self._track.alarm(alarm.to_json() | {"phase": phase})
+            self.display.alarm(alarm.text, alarm.level, step)
+
+    def keeps_episodes(self, step: int) -> bool:
+        every = self.config.run.log_episodes
+        return bool(every) and step % every == 0
+
+    def keep(
+        self, step: int, episodes: list[Episode], learned: Learned, record: StepRecord | None
+    ) -> None:
+        """What was learned from, what was made of it, and by which weights: see `train.replay`."""
+        if self._track is None or record is None:
+            return
+        batch = learned.batch
+        assert learned.logprobs is not None and batch.advantages is not None
+        with out_of_disk(self.folder.path):
+            self._track.episodes(step, episodes)
+            write_learned(
+                self.folder.path,
+                step,
+                episodes,
+                learned.rows,
+                batch.advantages,
+                learned.logprobs,
+                batch.mask,
+            )
+            record.write(self.folder.path)
+
+    @contextmanager
+    def evidence(self, step: int, episodes: list[Episode]) -> Iterator[None]:
+        """Numbers that are not finite stop the run and leave the batch behind."""
+        try:
+            yield
+        except NonFinite as error:
+            where = self.folder.path / "failed" / f"step_{step:06d}.jsonl"
+            if self.is_first:
+                with out_of_disk(self.folder.path):
+                    where.parent.mkdir(exist_ok=True)
+                    # not Episode.dumps: what went wrong may be a NaN, and it must be seen
+                    lines = [json.dumps(episode.to_json()) + "\n" for episode in episodes]
+                    where.write_text("".join(lines), encoding="utf-8")
+            raise RunStopped(
+                f"step {step}: {error}. The batch is in {where}; the last good checkpoint is intact. "
+                "Lower train.lr or train.max_grad_norm, or look at the batch for extreme log-probs"
+            ) from error

@@ -1,0 +1,498 @@
+"""`graft doctor RECIPE`: a healthy recipe passes; of a sick one, the line that should fail does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from graft.commands.doctor import doctor
+from graft.config import ConfigError, load_config
+from graft.doctor import Check, machine, recipe, report
+from graft.doctor.conversation import conversation_check
+from graft.doctor.patience import made, within
+from graft.doctor.recipe import examine_recipe
+from graft.doctor.rewards import Stage, reward_check, turns
+from graft.doctor.tools import answer_of, arguments_for, tool_checks
+from graft.engine.errors import EngineError
+from graft.engine.native.engine import NativeEngine
+from graft.envs import make
+from graft.envs.base import BaseEnv
+from graft.models.decoder import Decoder
+from graft.models.load import load_model
+from graft.models.save import save_model
+from graft.models.shape import Shape
+from graft.text.chat import Chat
+from graft.text.tokenizer import Tokenizer
+from graft.train.room import Room
+from graft.types import Author, Called, Episode, Leaf, Span, Task, Turn
+from tests.engine.fake_sglang import serving_sglang
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(doctor)
+invoke = CliRunner().invoke
+
+SHAPE = "{width: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ff: 32, max_positions: 512}"
+RECIPE = f"""
+run: {{eval_tasks: 0, trackers: []}}
+model: {{shape: {SHAPE}}}
+task: {{env: calculator}}
+rollout: {{tasks: 4, samples: 2, max_tokens: 10, max_turns: 3, max_context: 64}}
+train: {{steps: 2}}
+sft: {{steps: 2, demo_args: {{tool_rate: 0.3}}}}
+"""
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Drops what was thought before, as many templates of reasoning models do."""
+
+
+def everyone(task: Task, row) -> float:
+    return 1.0
+
+
+def lonely(city: str) -> str:
+    """What the weather is like."""
+    raise OSError(f"no route to {city}")
+
+
+def weather(city: str, days: int) -> str:
+    """What the weather is like."""
+    return f"sunny in {city} for {days} day"
+
+
+class Broken:
+    name = "broken"
+
+    def __call__(self, content: str) -> str:
+        raise OSError("no route to host")
+
+
+class Hanging:
+    name = "hanging"
+
+    def __call__(self, content: str) -> str:
+        time.sleep(5)
+        return "at last"
+
+
+@pytest.fixture(autouse=True)
+def quick_machine(monkeypatch):
+    """The machine has tests of its own, in test_gym."""
+    monkeypatch.setattr(machine, "sandbox", list)
+    monkeypatch.setattr(machine, "extras", list)
+
+
+@pytest.fixture
+def written(tmp_path) -> str:
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    return str(tmp_path / "tiny.yaml")
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory) -> Path:
+    """A chat model that reads bytes, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("models") / "chatty"
+    tokenizer = Tokenizer.bytes()
+    shape = Shape(
+        width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ff=32, tied=False,
+        vocab_size=tokenizer.vocab_size, max_positions=4096,
+    )  # fmt: skip
+    save_model(Decoder(shape).initialise(0), folder)
+    tokenizer.save(folder)
+    return folder
+
+
+def looked_at(path: str, *overrides: str) -> dict[str, Check]:
+    return {check.name: check for check in examine_recipe(load_config(path, overrides))}
+
+
+def sick(found: dict[str, Check]) -> list[str]:
+    return [name for name, check in found.items() if check.verdict == "fail"]
+
+
+def test_a_healthy_recipe_passes_and_shows_its_loss_mask(written):
+    result = invoke(app, [written, "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told["is_ready"] is True and told["recipe"] == written
+    checks = {check["name"]: check for check in told["checks"]}
+    assert [name for name, check in checks.items() if check["verdict"] == "fail"] == []
+    assert {
+        "python", "packages", "device", "disk", "memory", "checkpoints", "trackers", "tokenizer", "env",
+        "template",
+        "ends", "reward", "tool calculator", "model", "engine", "attempts", "loss mask", "mask",
+        "eos", "log-probs", "micro",
+    } <= set(checks)  # fmt: skip
+    tokens = checks["loss mask"]["data"]["tokens"]
+    trained = "".join(token["text"] for token in tokens if token["is_trained"])
+    context = "".join(token["text"] for token in tokens if not token["is_trained"])
+    assert trained.startswith("[") and trained.endswith("<eos>") and ";" not in trained
+    assert context.endswith(";") and {t["author"] for t in tokens} == {"task", "policy", "env"}
+    assert "»[" in checks["loss mask"]["seen"] and "<eos>«" in checks["loss mask"]["seen"]
+
+
+def test_the_lines_are_said_as_they_are_made_and_counted_at_the_end(written):
+    result = invoke(app, [written])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("pass  python")
+    assert lines[-1].endswith("0 failed")
+    said: list[str] = []
+    assert [check.name for check in report(said.append)] == ["python", "packages", "device", "disk"]
+    assert len(said) == 4
+
+
+def test_wrong_usage_is_told_before_anything_is_looked_at(written):
+    assert isinstance(invoke(app, ["train.lr=1"]).exception, ConfigError)
+    assert isinstance(invoke(app, [written, "train.lrr=1"]).exception, ConfigError)
+
+
+def test_the_folder_of_the_run_is_not_touched(written, tmp_path):
+    looked_at(written, f"run.dir={tmp_path / 'runs'}")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_recipe_for_many_processes_is_looked_at_by_one(written):
+    found = looked_at(written, "parallel.tp=4", "cluster.address=auto")
+    assert "parallel.tp=4, cluster.address=auto" in found["processes"].seen
+    assert sick(found) == []
+
+
+def test_a_chat_model_passes_and_one_that_forgets_its_thoughts_does_not(written, chatty):
+    model = (f"model.path={chatty}", "model.shape={}", "task.env=game:GuessTheNumber-v0")
+    more = ("sft.steps=0", "sft.demo_args={}", "rollout.max_context=2048")
+    found = looked_at(written, *model, *more, "model.chat_template=chatml")
+    assert sick(found) == []
+    assert "is not trained" in found["ends"].seen  # the newline behind the end of a turn
+    assert "<|im_end|>«" in found["loss mask"].seen
+    template = chatty.parent / "forgetful.jinja"
+    template.write_text(FORGETFUL)
+    found = looked_at(written, *model, *more, f"model.chat_template={template}")
+    assert sick(found) == ["template", "model"]  # a run would refuse it too
+    assert "rewrites turn" in found["template"].seen
+    assert "thought of" in found["template"].seen
+    assert "attempts" not in found
+    only_one = looked_at(
+        written, *model, *more, f"model.chat_template={template}", "rollout.max_turns=1"
+    )
+    assert only_one["template"].verdict == "warn" and sick(only_one) == []
+
+
+def test_a_model_that_is_not_there_is_told_of_once(written):
+    found = looked_at(written, "model.path=models/nowhere", "model.shape={}")
+    assert sick(found) == ["tokenizer"]
+    assert "models/nowhere" in found["tokenizer"].seen
+    assert found["model"].verdict == "warn" and list(found) == ["trackers", "tokenizer", "model"]
+
+
+def test_an_environment_that_is_not_there_is_told_of_once(written):
+    found = looked_at(written, "task.env=calculater", "model.alphabet=bytes")
+    assert sick(found) == ["env"]
+    assert "did you mean 'calculator'" in found["env"].seen
+    assert "its environment does not work" in found["model"].seen
+
+
+def test_too_little_memory_is_told_of_and_nothing_is_opened(written, monkeypatch):
+    monkeypatch.setattr(recipe, "room_on", lambda device: Room(device, 1 << 26, False, "CPU"))
+    found = looked_at(written)
+    assert sick(found) == ["memory"]
+    assert "of the 64 MB" in found["memory"].seen or "0.06 GB" in found["memory"].seen
+    assert "larger device" in found["memory"].remedy and "torchrun" in found["memory"].remedy
+    assert "would not fit" in found["model"].seen and "engine" not in found
+
+
+def test_checkpoints_that_do_not_fit_on_the_disk_are_told_of(written, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    for free, verdict in ((1 << 16, "fail"), (1 << 18, "warn")):  # one is 86 kB, four are kept
+        monkeypatch.setattr(recipe.shutil, "disk_usage", lambda _, free=free: usage(0, 0, free))
+        assert looked_at(written)["checkpoints"].verdict == verdict
+
+
+def test_a_reward_that_everybody_earns_is_found_out(written):
+    found = looked_at(written, "task.reward=tests.test_doctor:everyone")
+    assert sick(found) == ["reward"]
+    assert "gold answers earn 1" in found["reward"].seen
+    assert "garbage earns 1" in found["reward"].seen
+
+
+class Posed(BaseEnv):
+    """Asks for 7; what earns something, and whether there is a teacher, is the test's business."""
+
+    env_id = "posed"
+
+    def __init__(self, pays, teacher="", answer="7") -> None:
+        super().__init__()
+        self.pays, self.teacher, self.gold = pays, teacher, answer
+
+    def pose(self) -> str:
+        self.answer = self.gold
+        return "?"
+
+    def respond(self, action: str) -> Turn:
+        return Turn(reward=self.pays(action), terminated=True)
+
+    def demonstrate(self, rng):
+        if not self.teacher:
+            return super().demonstrate(rng)
+        return [(Author.POLICY, self.teacher)]
+
+
+@pytest.mark.parametrize(
+    ("pays", "teacher", "answer", "verdict", "why"),
+    [
+        (lambda said: float(said == "\\boxed{7}"), "", "7", "pass", "gold answers earn 1,"),
+        (lambda said: float("so 7" in said), "so 7", None, "pass", "the teacher at best 1,"),
+        (lambda said: 0.5, "", "7", "fail", "gold answers earn 0.5, garbage earns 0.5"),
+        (lambda said: -float(said == "7"), "7", "7", "fail", "garbage earns 0"),
+        (lambda said: 0.0, "7", "7", "fail", "the teacher at best 0, garbage earns 0"),
+        (lambda said: 0.0, "", "7", "warn", "gold answers earn 0, garbage earns 0"),
+        (lambda said: 0.0, "", None, "warn", "garbage earns 0"),
+        (lambda said: float("nan"), "", "7", "fail", "not a finite number"),
+    ],
+)
+def test_the_reward_is_tried_on_right_answers_and_on_garbage(pays, teacher, answer, verdict, why):
+    stage = Stage(lambda task: Posed(pays, teacher, answer), None, Chat(Tokenizer.bytes()))
+    found = reward_check(stage, [Task(f"t{i}", "posed", seed=i) for i in range(3)], {})
+    assert (found.verdict, why in found.seen) == (verdict, True), found
+
+
+def test_gold_answers_that_are_not_all_taken_for_right_are_worth_a_word():
+    class Some(Posed):
+        def pose(self) -> str:
+            self.answer = "7" if self.seed else "8"
+            return "?"
+
+    stage = Stage(lambda task: Some(lambda said: float(said == "8")), None, Chat(Tokenizer.bytes()))
+    found = reward_check(stage, [Task(f"t{i}", "posed", seed=i) for i in range(2)], {})
+    assert found.verdict == "warn"
+    assert "1 of 2 gold answers earn 1" in found.seen
+
+
+def test_what_a_teacher_says_in_a_row_is_one_turn_and_may_end_in_a_call():
+    call = Called("compare A", "compare", ("A",))
+    trace = [(Author.POLICY, "So "), (Author.POLICY, call), (Author.ENV, "A"), (Author.POLICY, "A")]
+    first, second = turns(trace)
+    assert isinstance(first, Called) and first == "So compare A" and first.tool == "compare"
+    assert second == "A"
+
+
+def test_a_broken_tool_fails_and_the_others_answer(written):
+    ours = [f"'tests.test_doctor:{name}'" for name in ("Broken", "lonely", "weather")]
+    use = f"[calculator, {', '.join(ours)}]"
+    more = ("model.alphabet=bytes", "task.env=arithmetic", "sft.steps=0", "sft.demo_args={}")
+    found = looked_at(
+        written,
+        *more,
+        f"task.wrappers=[{{tools: {{use: {use}}}}}]",
+        "rollout.max_context=2000",
+        "model.shape.max_positions=2000",
+    )
+    assert sick(found) == ["tool broken"]
+    assert "OSError: no route to host" in found["tool broken"].seen
+    assert found["tool lonely"].verdict == "warn"
+    assert "no route to test" in found["tool lonely"].seen
+    assert found["tool calculator"].seen.startswith("'1+1' -> '2'")
+    assert "sunny in test for 1 day" in found["tool weather"].seen
+
+
+def test_a_tool_that_hangs_is_given_up_at_its_deadline():
+    env = make("arithmetic", wrappers=[{"tools": {"use": [Hanging(), "calculator"]}}])
+    started = time.perf_counter()
+    hangs, answers = tool_checks(env, deadline=0.3)
+    assert time.perf_counter() - started < 3
+    assert (hangs.verdict, hangs.seen) == ("fail", "no answer within 0.3 s")
+    assert answers.verdict == "pass"
+
+
+def test_a_tool_of_ours_must_understand_what_it_is_given(monkeypatch):
+    from graft.tools.calculator import Calculator
+
+    assert answer_of(Calculator(), "tool").verdict == "pass"
+    monkeypatch.setattr(Calculator, "__call__", lambda self, content: "Error: out of batteries")
+    assert answer_of(Calculator(), "tool").verdict == "fail"
+
+
+def test_a_tool_of_an_mcp_server_is_asked_for_and_not_called():
+    class Link:
+        def tools(self):
+            return [{"name": "send_mail"}]
+
+    class Remote:
+        name, called, link = "post_send_mail", "send_mail", Link()
+
+        def __call__(self, content):
+            raise AssertionError("it was called")
+
+    assert answer_of(Remote(), "tool").verdict == "pass"
+    Remote.called = "read_mail"
+    gone = answer_of(Remote(), "tool")
+    assert gone.verdict == "fail" and "lists it no more: send_mail" in gone.seen
+
+
+def test_arguments_are_made_up_from_the_schema():
+    class Typed:
+        parameters = {
+            "properties": {
+                "city": {"type": "string"},
+                "unit": {"enum": ["celsius", "kelvin"]},
+                "days": {"type": ["integer", "null"]},
+                "tags": {"type": "array"},
+                "more": {"type": "string"},
+            },
+            "required": ["city", "unit", "days", "tags"],
+        }
+
+    assert arguments_for(Typed()) == {"city": "test", "unit": "celsius", "days": 1, "tags": []}
+
+
+def test_an_engine_in_bad_health_fails_and_the_others_are_looked_at(written, monkeypatch):
+    def ill(self) -> None:
+        raise EngineError("server http://host:1 does not answer")
+
+    monkeypatch.setattr(NativeEngine, "health", ill, raising=False)
+    found = looked_at(written)
+    assert sick(found) == ["engine"]
+    assert found["engine"].seen == "server http://host:1 does not answer"
+    assert found["log-probs"].verdict == "pass"
+
+
+def test_an_engine_that_samples_from_other_weights_is_found_out(written, monkeypatch):
+    """With rollout.staleness the engine has weights of its own: here they never reach it."""
+    load = NativeEngine.load
+
+    def wrong(self, weights, version) -> None:
+        load(self, {name: 2 * tensor for name, tensor in weights.items()}, version)
+
+    monkeypatch.setattr(NativeEngine, "load", wrong)
+    found = looked_at(written, "rollout.staleness=1")
+    assert sick(found) == ["log-probs"]
+    assert "other weights" in found["log-probs"].remedy
+
+
+def test_adapters_that_are_served_pass_and_others_do_not(written, chatty, monkeypatch):
+    given = (
+        f"model.path={chatty}", "model.shape={}", "lora.rank=2", "rollout.max_context=200",
+        "task.env=arithmetic", "sft.steps=0", "sft.demo_args={}",
+    )  # fmt: skip
+    found = looked_at(written, *given)
+    assert sick(found) == []
+    assert "of rank 2" in found["adapters"].seen
+    score = NativeEngine.score
+
+    def deaf(self, texts, *more):
+        """As if the adapters were not there: other numbers."""
+        return [[[[x + 0.5 for x in k] for k in j] for j in i] for i in score(self, texts, *more)]
+
+    monkeypatch.setattr(NativeEngine, "score", deaf)
+    found = looked_at(written, *given)
+    assert sick(found) == ["learner"]
+    assert "does not serve the weights that are trained" in found["learner"].seen
+
+
+def test_an_environment_that_breaks_is_named(written, monkeypatch):
+    from graft.envs.calculator import Expression
+
+    def respond(self, action: str) -> Turn:
+        raise ZeroDivisionError("in the middle of it")
+
+    monkeypatch.setattr(Expression, "respond", respond)
+    found = looked_at(written)
+    assert "reward" in sick(found) and "ZeroDivisionError" in found["reward"].seen
+    assert found["attempts"].verdict in ("warn", "fail")
+    assert "in the middle of it" in found["attempts"].seen
+
+
+def test_prompts_that_leave_no_room_are_told_of(written):
+    found = looked_at(written, "rollout.max_context=5", "rollout.max_tokens=4")
+    assert sick(found) == ["env", "attempts"]
+    assert "raise rollout.max_context=5" in found["env"].remedy
+    assert "leave no room to say anything" in found["attempts"].seen
+
+
+def test_trackers_that_are_not_there_are_told_of(written, monkeypatch):
+    assert looked_at(written, "run.trackers=[tensorboard]")["trackers"].verdict == "pass"
+    found = looked_at(written, "run.trackers=[tensorbored]")
+    assert sick(found) == ["trackers"] and "tensorbored" in found["trackers"].seen
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    found = looked_at(written, "run.trackers=[wandb]")
+    assert sick(found) == ["trackers"] and "pip install wandb" in found["trackers"].remedy
+
+
+def test_a_warm_up_from_rows_shows_its_first_row(written, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    said = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
+    rows.write_text(json.dumps({"messages": said}) + "\n")
+    found = looked_at(
+        written, f"sft.data={rows}", "train.steps=0", "task.env=", "model.alphabet=bytes",
+        "sft.demo_args={}",
+    )  # fmt: skip
+    assert sick(found) == []
+    assert f"the first row of {rows}: 2 of 6 tokens" in found["loss mask"].seen
+    assert found["loss mask"].seen.endswith("task    2+3=\npolicy  »5<eos>«")
+
+
+def test_a_conversation_of_which_nothing_is_trained_fails():
+    digits = Tokenizer.characters("0123456789+=")
+    zeros = [0.0] * 2
+    said = Span(0, Author.POLICY, [8, 1], [8, 1], zeros, zeros, [0, 0], mask=[False, False])
+    episode = Episode(
+        Task("t", "e"), [Span(None, Author.TASK, digits.encode("2+3=")), said], [Leaf((1,))]
+    )
+    assert conversation_check(episode, digits, "a test").verdict == "fail"
+    said.mask = [True, False]  # a turn whose end is not trained is plain to see
+    assert conversation_check(episode, digits, "a test").seen.endswith("policy  »5«<eos>")
+
+
+def test_a_look_that_hangs_or_breaks_is_a_line():
+    hangs = made("slow", lambda: time.sleep(5) or [], 0.2)
+    assert [(c.name, c.verdict, c.seen) for c in hangs] == [
+        ("slow", "fail", "no answer within 0.2 s")
+    ]
+
+    def halfway():
+        yield Check("one", "pass", "")
+        raise SystemExit(3)
+
+    (found,) = made("exits", halfway, 5.0)
+    assert (found.verdict, found.seen) == ("fail", "RuntimeError: SystemExit: 3")
+    assert "GRAFT_DEBUG=1" in found.remedy
+    (found,) = made("ours", lambda: [][0] if False else _raise(ConfigError("do this")), 5.0)
+    assert (found.seen, found.remedy) == ("do this", "")
+    assert within(5.0, lambda: 7) == 7
+
+
+def _raise(error: Exception):
+    raise error
+
+
+def test_lines_below_the_first_stand_under_what_was_seen():
+    text = str(Check("mask", "pass", "one\ntwo", "three"))
+    assert text.splitlines() == ["pass  mask       one", " " * 17 + "two", " " * 17 + "-> three"]
+    assert "data" not in Check("mask", "pass", "one").to_json()
+
+
+def test_a_server_takes_the_weights_and_a_dead_one_is_named(written, chatty):
+    tokenizer = Tokenizer.bytes()
+    other = Decoder(load_model(chatty).shape).initialise(9)  # what somebody else has left there
+    given = (
+        f"model.path={chatty}", "model.shape={}", "engine.name=sglang", "rollout.temperature=0.7",
+        "rollout.deadline=2", "task.env=arithmetic", "sft.steps=0", "sft.demo_args={}",
+        "rollout.max_context=400",
+    )  # fmt: skip
+    with serving_sglang(other, tokenizer) as server:
+        found = looked_at(written, *given, f"engine.url=[{server.url}]")
+    assert sick(found) == []
+    assert "a copy, which it took" in found["engine"].seen
+    assert "at temperature 0.7" in found["log-probs"].seen
+    found = looked_at(written, *given, f"engine.url=[{server.url}]")
+    assert sick(found) == ["model"]
+    assert server.url in found["model"].seen

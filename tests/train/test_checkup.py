@@ -1,0 +1,268 @@
+"""Checks of a built run: each passes on a healthy one, and finds the one thing that is made sick."""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from graft.algos.presets import build, resolve_preset
+from graft.config import check
+from graft.rollout.batching import rows_of
+from graft.rollout.branch import independent
+from graft.rollout.collect import collect
+from graft.text.chat import Chat
+from graft.text.tokenizer import Tokenizer
+from graft.train import run
+from graft.train.check import Check
+from graft.train.checkup import (
+    agreement,
+    ends,
+    eos,
+    few,
+    first_look,
+    mask,
+    micro,
+    recomputed,
+    spread,
+)
+from graft.train.folder import RunStopped
+from graft.train.rl import TaskStream
+from graft.train.setup import assemble, make_learner
+from graft.types import Episode, Leaf, Task
+
+SHAPE = {
+    "width": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32,
+    "max_positions": 96,
+}  # fmt: skip
+
+
+def recipe(folder="runs", **sections):
+    values = {
+        "run": {"dir": str(folder), "name": "run", "eval_tasks": 12, "trackers": [], "seed": 3},
+        "model": {"shape": SHAPE},
+        "task": {"env": "calculator"},
+        "rollout": {"tasks": 4, "samples": 2, "max_tokens": 10, "max_turns": 3, "max_context": 64},
+        "train": {"steps": 2, "lr": 1e-3},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return check(values)
+
+
+def built(**rollout):
+    """A run's parts, its learner, and attempts at four tasks."""
+    parts = assemble(recipe(rollout=rollout))
+    learner = make_learner(parts, None)
+    tasks = TaskStream("calculator", 3)
+    episodes = collect([next(tasks) for _ in range(4)], parts.setting, independent(2))
+    return parts, learner, episodes
+
+
+def copied(episodes: list[Episode]) -> list[Episode]:
+    return [Episode.loads(episode.dumps()) for episode in episodes]
+
+
+@pytest.fixture(scope="module")
+def healthy():
+    return built()
+
+
+def verdicts(checks: list[Check]) -> dict[str, str]:
+    return {check.name: check.verdict for check in checks}
+
+
+def test_a_healthy_run_passes_in_little_time(healthy):
+    parts, learner, episodes = healthy
+    started = time.perf_counter()
+    found = verdicts(first_look(learner, episodes, parts.chat, 1.0, ("]",)))
+    assert time.perf_counter() - started < 2.0
+    assert list(found) == ["ends", "mask", "eos", "log-probs", "rewards"]
+    assert {name: found[name] for name in ("ends", "mask", "eos", "log-probs")} == {
+        "ends": "pass", "mask": "pass", "eos": "pass", "log-probs": "pass",
+    }  # fmt: skip
+
+
+def test_nothing_is_said_of_attempts_that_said_nothing(healthy):
+    parts, learner, _ = healthy
+    assert first_look(learner, [Episode(Task("t", "calculator"))], parts.chat, 1.0) == []
+
+
+def test_a_check_that_breaks_is_told_of_and_the_others_are_made(healthy, monkeypatch):
+    parts, learner, episodes = healthy
+
+    def broken(*_):
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr("graft.train.checkup.agreement", broken)
+    found = {check.name: check for check in first_look(learner, episodes, parts.chat, 1.0)}
+    assert found["log-probs"].verdict == "warn"
+    assert "KeyError: 'no such thing'" in found["log-probs"].seen
+    assert found["rewards"].name == "rewards"
+
+
+def test_an_engine_with_other_weights_is_found_out(healthy):
+    parts, learner, episodes = built()
+    rows = rows_of(episodes)
+    assert agreement(learner, rows, 1.0).verdict == "pass"
+    with torch.no_grad():
+        for weight in parts.policy.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))  # a step that the engine has not heard of
+    sick = agreement(learner, rows, 1.0)
+    assert sick.verdict == "fail"
+    assert "other weights" in sick.remedy
+
+
+def test_a_learner_of_another_temperature_is_found_out_by_name():
+    _, learner, episodes = built(temperature=0.5)
+    rows = rows_of(episodes)
+    assert agreement(learner, rows, 0.5).verdict == "pass"
+    sick = agreement(replace(learner, temperature=1.0), rows, 0.5)
+    assert sick.verdict == "fail"
+    assert "At temperature 0.5 they would agree" in sick.seen
+    assert "both must take rollout.temperature" in sick.remedy
+
+
+def test_an_engine_that_tells_log_probs_before_the_temperature_is_found_out_by_name():
+    _, learner, episodes = built(temperature=0.5)
+    sick = copied(episodes)
+    raw = recomputed(learner, rows_of(sick), 1.0)
+    for row, numbers in zip(rows_of(sick), raw.tolist(), strict=True):
+        start = 0
+        for span in row.spans[1:]:
+            if span.logprobs:
+                span.logprobs = numbers[start : start + len(span)]
+            start += len(span)
+    found = agreement(learner, rows_of(sick), 0.5)
+    assert found.verdict == "fail"
+    assert "the engine samples at 0.5 and tells log-probs of 1" in found.remedy
+
+
+def test_few_rows_fit_one_micro_batch_and_one_is_always_taken(healthy):
+    rows = rows_of(healthy[2])
+    assert len(few(rows, 10_000)) == 8
+    lengths = [len(row.tokens) for row in rows]
+    assert len(few(rows, lengths[0] + lengths[1])) == 2
+    assert len(few(rows, 1)) == 1
+
+
+def test_rows_without_a_trained_token_fail(healthy):
+    sick = copied(healthy[2])
+    assert mask(rows_of(sick)).verdict == "pass"
+    for episode in sick:
+        for span in episode.spans:
+            span.mask = [False] * len(span.mask)
+    found = mask(rows_of(sick))
+    assert found.verdict == "fail"
+    assert found.seen.startswith("0 of ")
+
+
+def test_an_end_of_turn_that_is_not_trained_fails(healthy):
+    parts, _, episodes = healthy
+    sick = copied(episodes)
+    assert eos(rows_of(sick), parts.chat).verdict == "pass"
+    closed = 0
+    for episode in sick:
+        for span in episode.spans:
+            if span.mask and span.tokens[-1] == parts.tokenizer.eos_id:
+                span.mask[-1] = False
+                closed += 1
+    assert closed
+    found = eos(rows_of(sick), parts.chat)
+    assert found.verdict == "fail"
+    assert found.seen.startswith(f"{closed} of {closed} turns end with a token that is not trained")
+
+
+def test_attempts_that_are_all_cut_are_worth_a_word(healthy):
+    parts, _, episodes = healthy
+    sick = copied(episodes)
+    eos_id = parts.tokenizer.eos_id
+    for episode in sick:
+        for span in episode.spans:
+            span.tokens = [5 if token == eos_id else token for token in span.tokens]
+            span.info["finish"] = "length"
+    found = eos(rows_of(sick), parts.chat)
+    assert found.verdict == "warn"
+    assert "none of 8 attempts came to an end by itself" in found.seen
+
+
+def test_rewards_that_are_all_the_same_are_worth_a_word():
+    def episodes(rewards):
+        return [Episode(Task("t", "e"), [], [Leaf((0,), reward)]) for reward in rewards]
+
+    found = spread(episodes([1.0] * 8))
+    assert (found.verdict, found.seen) == ("warn", "every one of 8 attempts earned 1")
+    assert spread(episodes([1.0] * 7 + [0.0])).verdict == "pass"
+    assert spread(episodes([1.0] * 7)).verdict == "pass"  # too few to tell
+
+
+def test_the_end_of_a_turn_must_be_something_to_stop_at():
+    plain = Chat(Tokenizer.characters("0123456789+="))
+    assert ends(plain, 15).verdict == "pass"
+    assert "token 1" in ends(plain, 15).seen
+    beyond = ends(plain, 1)
+    assert beyond.verdict == "fail" and "the model knows 1 tokens" in beyond.seen
+    endless = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    chat = Chat(Tokenizer.bytes(), endless)
+    assert ends(chat, 258).verdict == "fail"
+    assert ends(chat, 258, ("]",)).verdict == "warn"
+    spelled = ends(Chat(Tokenizer.bytes(), "chatml"), 258)
+    assert spelled.verdict == "warn"
+    assert "a text of several tokens" in spelled.seen
+    assert r"'\n', is not trained" in spelled.seen
+
+
+@pytest.mark.parametrize("algo", ["grpo", "gspo", "dapo"])
+def test_losses_do_not_depend_on_micro_batches(healthy, algo):
+    parts, learner, episodes = healthy
+    before = {name: weight.clone() for name, weight in parts.policy.named_parameters()}
+    loss = build(replace(resolve_preset(algo), kl_coef=0.0))[2]
+    found = micro(learner, rows_of(episodes), loss)
+    assert found.verdict == "pass"
+    assert "8 rows in 1 micro-batch and in 8" in found.seen
+    for name, weight in parts.policy.named_parameters():
+        assert torch.equal(weight, before[name]) and weight.grad is None
+    assert learner.optimizer.steps == 0
+
+
+def test_a_loss_that_averages_over_its_rows_is_found_out(healthy):
+    _, learner, episodes = healthy
+
+    def sick(logp_NT, entropy_NT, batch):
+        loss_NT = -batch.advantages * torch.where(batch.mask, logp_NT, 0.0) / batch.mask.sum()
+        return loss_NT, {}
+
+    found = micro(learner, rows_of(episodes), sick)
+    assert found.verdict == "fail"
+    assert "must not average over the rows" in found.remedy
+
+
+def test_one_row_proves_nothing_about_micro_batches(healthy):
+    parts, learner, episodes = healthy
+    loss = build(parts.preset)[2]
+    assert micro(learner, rows_of(episodes)[:1], loss).verdict == "warn"
+
+
+@pytest.mark.parametrize("eval_tasks", [12, 0])
+def test_a_sick_run_stops_before_its_first_step(tmp_path, monkeypatch, eval_tasks):
+    config = recipe(tmp_path, run={"eval_tasks": eval_tasks}, rollout={"temperature": 0.5})
+    make = run.make_learner
+    monkeypatch.setattr(run, "make_learner", lambda *given: replace(make(*given), temperature=1.0))
+    with pytest.raises(
+        RunStopped, match=r"before step 1: log-probs: .* temperature 0\.5 they would"
+    ):
+        run.train_recipe(config)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert not [line for line in lines if '"rl"' in line]
+
+
+def test_a_healthy_run_goes_through_and_hears_only_what_is_worth_a_word(tmp_path):
+    told = io.StringIO()
+    run.train_recipe(recipe(tmp_path), quiet=False, stream=told)
+    assert "reinforce 2/2" in told.getvalue()
+    assert "log-probs" not in told.getvalue() and "fail  " not in told.getvalue()
+    # random weights get no sum right
+    assert "warn  rewards    every one of 12 attempts earned 0" in told.getvalue()

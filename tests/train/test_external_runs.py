@@ -1,0 +1,436 @@
+"""Whole runs whose tokens come from engines of others: vLLM, SGLang, and what they are refused for.
+
+SGLang is a stand-in that speaks its API (`tests.engine.fake_sglang`). The tests with a real vLLM need
+the interpreter that has it: `.venv/vllm/bin/python -m pytest -m vllm tests/train/test_external_runs.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graft.config import ConfigError, check
+from graft.engine import wire
+from graft.engine.errors import EngineError
+from graft.models.decoder import Decoder
+from graft.models.load import load_model
+from graft.models.save import save_model
+from graft.train.checkpoint import checkpoints
+from graft.train.folder import RunStopped
+from graft.train.model import load_tokenizer, new_shape
+from graft.train.processes import Processes
+from graft.train.run import train_recipe
+from graft.train.sampling import refuse_external
+from graft.types import Task, Trajectory
+from tests.engine.fake_sglang import FakeSGLang, load_other, serving_sglang
+
+SIZES = {
+    "width": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "ff": 64, "tied": False,
+    "max_positions": 256,
+}  # fmt: skip
+GAP = "sampling/sampling_logp_difference/mean"
+OTHERS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "gemma2": {"sliding_window": 16, "query_pre_attn_scalar": 32},
+    "qwen3_moe": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [],
+    },
+}  # fmt: skip
+"""Families that have no decoder of ours, and what is special in their configs."""
+
+FORKS: dict[str, Any] = {
+    "task": {"prefill": "["},  # so that random weights call the calculator
+    "algo": {"name": "arpo"},
+    "rollout": {
+        "staleness": 1, "max_tokens": 20, "samples": 6,
+        "branch": {"arpo": {"initial_rollouts": 3, "tokens": 3, "branch_probability": 1.0}},
+    },
+}  # fmt: skip
+"""Attempts that fork by entropy where a tool has answered, a step ahead of the learner."""
+
+
+def low_tokens(task: Task, row: Trajectory) -> float:
+    """Something that random weights earn now and then."""
+    return float(sum(token < 9 for token in row.tokens) / len(row.tokens))
+
+
+def recipe(folder: Path, **sections: dict[str, Any]) -> Any:
+    values: dict[str, dict[str, Any]] = {
+        "run": {"dir": str(folder), "name": "run", "save_every": 1, "eval_tasks": 3, "keep_last": 2,
+                "trackers": [], "seed": 3},
+        "model": {"shape": SIZES, "dtype": "float32", "device": "cpu"},
+        "task": {"env": "calculator", "reward": "tests.train.test_external_runs:low_tokens"},
+        "rollout": {"tasks": 3, "samples": 4, "max_tokens": 8, "max_turns": 2, "max_context": 64,
+                    "deadline": 60},
+        "train": {"steps": 3, "lr": 1e-2},
+    }  # fmt: skip
+    if "path" in sections.get("model", {}):
+        del values["model"]["shape"]
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return check(values)
+
+
+def run(folder: Path, **sections: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """Metrics of the RL steps of a run, and what stood on the screen."""
+    screen = io.StringIO()
+    train_recipe(recipe(folder, **sections), quiet=False, stream=screen)
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    return [line for line in found if line["phase"] == "rl"], screen.getvalue()
+
+
+def tokens_of() -> Any:
+    return load_tokenizer(recipe(Path()), None)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of ours, as somebody's folder holds it."""
+    folder = tmp_path_factory.mktemp("models") / "base"
+    config = recipe(folder)
+    save_model(Decoder(new_shape(config, tokens_of())).initialise(2), folder)
+    tokens_of().save(folder)
+    return folder
+
+
+def store(folder: Path, family: str) -> Path:
+    """A small random model of a family, as transformers saves it, with our tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokens = tokens_of()
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=tokens.vocab_size,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=64,
+        max_position_embeddings=256,
+        eos_token_id=tokens.eos_id,
+        pad_token_id=tokens.pad_id,
+        bos_token_id=None,
+        initializer_range=0.2,
+        **OTHERS[family],
+    )
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokens.save(folder)
+    return folder
+
+
+def opens(folder: Path) -> list[Any]:
+    """The weights of the newest checkpoint, as transformers reads them."""
+    checkpoint = checkpoints(folder / "run" / "checkpoints")[-1].path
+    return [weight.detach().clone() for weight in load_other(str(checkpoint)).parameters()]
+
+
+# SGLang's stand-in
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults are soon given up on."""
+    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(wire, "RETRIES", 2)
+
+
+@pytest.fixture
+def fake(base: Path, hasty: None) -> Iterator[FakeSGLang]:
+    with serving_sglang(load_model(base), tokens_of()) as served:
+        yield served
+
+
+def sglang(base: Path, *urls: str) -> dict[str, Any]:
+    return {
+        "model": {"path": str(base)},
+        "engine": {"name": "sglang", "url": list(urls)},
+    }
+
+
+def test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was(base, fake, tmp_path):
+    sections = sglang(base, fake.url)
+    found, screen = run(tmp_path, **sections, train={"steps": 2})
+    found, again = run(tmp_path, **sections, train={"steps": 5})
+    assert "resuming" in again and [line["step"] for line in found] == [1, 2, 3, 4, 5]
+    assert all(line[GAP] < 1e-3 for line in found)
+    assert all(line["staleness/max"] == 0 for line in found)
+    # 15 characters, <pad>, <eos> and <unk>: all of them are told, so nothing is a bound
+    assert {line["sampling/entropy_top_k"] for line in found} == {float(known(base))}
+    assert "sglang: log-probs agree with the learner's" in screen
+    # weights went out by file, one version after the other, and only the last was kept
+    loaded = fake.paths("/update_weights_from_disk")
+    versions = [int(content["weight_version"].rpartition("-v")[2]) for content in loaded]
+    assert sorted(set(versions)) == [0, 1, 2, 3, 4, 5] and versions[-1] == 5
+    assert [p.name for p in (tmp_path / "run" / "exchange").iterdir()] == []
+    checkpoint = checkpoints(tmp_path / "run" / "checkpoints")[-1].path
+    trained = load_model(checkpoint)
+    for mine, served in zip(trained.parameters(), fake.decoder.parameters(), strict=True):
+        assert torch.equal(mine, served)
+
+
+def known(base: Path) -> int:
+    size = json.loads((base / "config.json").read_text())["vocab_size"]
+    return 20 if size > 20 else 0
+
+
+def test_the_adapter_that_is_served_is_the_trained_one(base, fake, tmp_path):
+    found, screen = run(tmp_path, **sglang(base, fake.url), lora={"rank": 2})
+    assert "log-probs with adapters agree with the learner's" in screen
+    assert all(line[GAP] < 1e-3 for line in found)
+    trained = load_model(checkpoints(tmp_path / "run" / "checkpoints")[-1].path)
+    for mine, served in zip(trained.parameters(), fake.decoder.parameters(), strict=True):
+        assert torch.equal(mine, served)
+
+
+def test_a_server_that_does_not_take_the_weights_stops_the_run_before_it_begins(
+    base, fake, tmp_path
+):
+    fake.load = lambda folder: Decoder(fake.decoder.shape).initialise(9)
+    with pytest.raises(RunStopped, match=r"does not serve the weights .* with the same weights"):
+        run(tmp_path, **sglang(base, fake.url))
+
+
+def test_tokens_of_a_step_ahead_come_from_a_server_too(base, fake, tmp_path):
+    found, _ = run(tmp_path, **sglang(base, fake.url), **FORKS)
+    assert max(line["staleness/max"] for line in found) == 1
+    assert all(0 <= line["staleness/mean"] <= 1 for line in found)
+    assert any(line.get("branch/forks", 0) > 0 for line in found)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+def test_a_family_that_is_not_ours_trains_as_transformers_computes_it(family, hasty, tmp_path):
+    folder = store(tmp_path / "model", family)
+    before = [weight.detach().clone() for weight in load_other(str(folder)).parameters()]
+    with serving_sglang(load_other(str(folder)), tokens_of(), load_other) as served:
+        found, screen = run(tmp_path, **sglang(folder, served.url))
+    assert all(line[GAP] < 1e-3 for line in found)
+    after = opens(tmp_path)
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    for mine, theirs in zip(after, served.decoder.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert family in screen
+
+
+def test_a_server_that_dies_is_named_and_the_run_goes_on_when_it_is_back(base, hasty, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def die_after(served: FakeSGLang, loads: int) -> Callable[[str], Any]:
+        def load(folder: str) -> Any:
+            served.is_dead = len(served.paths("/update_weights_from_disk")) >= loads
+            return load_model(folder)
+
+        return load
+
+    with serving_sglang(load_model(base), tokens_of(), port=port) as served:
+        served.load = die_after(served, 5)
+        with pytest.raises((RunStopped, EngineError)) as stopped:
+            run(tmp_path, **sglang(base, served.url), train={"steps": 9})
+        assert served.url in str(stopped.value) and "\n" not in str(stopped.value)
+    done = checkpoints(tmp_path / "run" / "checkpoints")[-1].step
+    assert 0 < done < 9
+    with pytest.raises(EngineError, match=f"{served.url}.* cannot be reached"):
+        run(tmp_path, **sglang(base, served.url), train={"steps": 9})
+    with serving_sglang(load_model(base), tokens_of(), port=port) as served:
+        found, screen = run(tmp_path, **sglang(base, served.url), train={"steps": 9})
+    assert f"after rl step {done}" in screen
+    assert [line["step"] for line in found] == list(range(1, 10))
+    assert all(line[GAP] < 1e-3 for line in found)
+
+
+def test_scores_of_a_server_that_is_gone_are_no_zeros(base, fake, tmp_path):
+    """The last weights went out; the evaluation after them finds nobody."""
+    alive = fake.generate
+
+    def generate(content: dict[str, Any]) -> dict[str, Any]:
+        fake.is_dead = fake.version.endswith("-v1")
+        return alive(content)
+
+    fake.generate = generate
+    with pytest.raises(RunStopped, match=f"none of 3 held-out episodes.*{fake.url}"):
+        run(tmp_path, **sglang(base, fake.url), train={"steps": 1})
+
+
+# what cannot work is said before anything is loaded
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"engine": {"name": "vllm"}, "actions": {"file": "compact"}}, "can have no actions"),
+        ({"engine": {"name": "vllm"}, "algo": {"name": "cpo"}}, "'counterfactual' .*algo.name=cpo"),
+        (
+            {"engine": {"name": "vllm"}, "rollout": {"branch": "counterfactual"}},
+            "'counterfactual' .*engine.name=native",
+        ),
+        ({"engine": {"name": "sglang"}}, "launch_server"),
+        ({"engine": {"url": ["http://a:1"]}}, "add engine.name=vllm"),
+        ({"engine": {"name": "vllm", "sync": "file"}}, "through memory"),
+        (
+            {"engine": {"name": "vllm", "url": ["http://a:1"], "args": {"seed": 1}}},
+            "give them to the servers",
+        ),
+    ],
+)
+def test_what_engines_of_others_cannot_do_is_refused(sections, said, tmp_path):
+    with pytest.raises(ConfigError, match=said) as refused:
+        run(tmp_path, **sections)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_vllm_in_each_process_of_torchrun_is_refused():
+    crowd = Processes(1.0, torch.device("cpu"))
+    crowd.world = 2
+    config = recipe(Path(), engine={"name": "vllm"})
+    with pytest.raises(ConfigError, match=r"one vLLM in each of them.*engine\.url"):
+        refuse_external(config, "independent", crowd, samples=True)
+
+
+def test_a_family_that_is_not_ours_is_told_who_can_train_it(tmp_path):
+    folder = store(tmp_path / "model", "mistral")
+    with pytest.raises(ConfigError, match=r"is a mistral model.*engine\.name=vllm"):
+        run(tmp_path, model={"path": str(folder)})
+
+
+def test_a_server_that_is_not_there_is_named_before_anything_is_trained(base, hasty, tmp_path):
+    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9.*cannot be reached") as refused:
+        run(tmp_path, **sglang(base, "http://127.0.0.1:9"))
+    assert "\n" not in str(refused.value)
+    assert not checkpoints(tmp_path / "run" / "checkpoints")
+
+
+# the real vLLM
+
+VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(600),
+]
+IN_PROCESS = {"name": "vllm", "args": {"kv_cache_memory_bytes": 2**24}}
+
+
+def with_vllm(test: Callable[..., None]) -> Any:
+    for mark in VLLM:
+        test = mark(test)
+    return test
+
+
+@pytest.fixture
+def vllm() -> None:
+    pytest.importorskip("vllm")
+
+
+@with_vllm
+def test_vllm_in_this_process_samples_for_a_run_and_a_step_ahead(vllm, base, tmp_path, capfd):
+    sections = {"engine": IN_PROCESS, "sft": {"steps": 2, "batch": 4, "lr": 1e-2}}
+    found, screen = run(tmp_path / "new", **sections)
+    assert all(line[GAP] < 1e-3 for line in found)
+    assert {line["sampling/entropy_top_k"] for line in found} == {float(known(base))}
+    assert "vllm: log-probs agree with the learner's" in screen
+    # ARPO forks by entropies of the likeliest tokens, and samples while it learns
+    found, _ = run(tmp_path / "ahead", engine=IN_PROCESS, model={"path": str(base)}, **FORKS)
+    assert max(line["staleness/max"] for line in found) == 1
+    assert any(line.get("branch/forks", 0) > 0 for line in found)
+    told = capfd.readouterr()
+    assert told.err == "" and told.out == ""  # vLLM's own words stay off the screen
+
+
+@with_vllm
+def test_vllm_serves_the_adapter_that_is_trained(vllm, base, tmp_path):
+    model = {"path": str(base)}
+    found, screen = run(tmp_path, engine=IN_PROCESS, model=model, lora={"rank": 2})
+    assert "log-probs with adapters agree with the learner's" in screen
+    assert all(line[GAP] < 1e-3 for line in found)
+
+
+@with_vllm
+@pytest.mark.parametrize("family", sorted(OTHERS))
+def test_vllm_samples_for_families_that_are_not_ours(vllm, family, tmp_path):
+    folder = store(tmp_path / "model", family)
+    found, screen = run(tmp_path, engine=IN_PROCESS, model={"path": str(folder)})
+    assert all(line[GAP] < 1e-3 for line in found)
+    assert family in screen
+    before = [weight.detach() for weight in load_other(str(folder)).parameters()]
+    assert any(not torch.equal(old, new) for old, new in zip(before, opens(tmp_path), strict=True))
+
+
+class Served:
+    """`vllm serve` on a port that stays the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        options = f"--host 127.0.0.1 --port {self.port} --dtype float32 --max-model-len 128"
+        options += " --enforce-eager --kv-cache-memory-bytes 16777216 --uvicorn-log-level warning"
+        options += " --logprobs-mode processed_logprobs"
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        self.log = (self.folder / "log").open("wb")
+        self.process = subprocess.Popen(
+            [*command, "--model", str(self.folder), *options.split()],
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,
+            env=os.environ | {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        )
+        for _ in range(600):
+            if self.process.poll() is not None:
+                pytest.fail((self.folder / "log").read_text()[-3000:])
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+                return
+            except OSError:
+                time.sleep(0.5)
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(60)
+        self.log.close()
+
+
+@with_vllm
+@pytest.mark.slow
+def test_a_vllm_server_that_is_killed_is_named_and_the_run_goes_on_when_it_is_back(
+    vllm, base, hasty, tmp_path
+):
+    served = Served(base)
+    sections = {"model": {"path": str(base)}, "engine": {"name": "vllm", "url": [served.url]}}
+    served.start()
+    try:
+        found, screen = run(tmp_path, **sections)
+        assert all(line[GAP] < 1e-3 for line in found)
+        assert "vllm: log-probs agree with the learner's" in screen
+    finally:
+        served.kill()
+    with pytest.raises(EngineError, match=f"{served.url}.* cannot be reached"):
+        run(tmp_path, **sections, train={"steps": 6})
+    served.start()
+    try:
+        found, screen = run(tmp_path, **sections, train={"steps": 6})
+        assert "after rl step 3" in screen
+        assert [line["step"] for line in found] == [1, 2, 3, 4, 5, 6]
+        assert all(line[GAP] < 1e-3 for line in found)
+    finally:
+        served.kill()
