@@ -176,7 +176,7 @@ def measure(model: str, delay: float, staleness: int) -> Measured:
         engine_idle=1 - busy / seconds,
         rollout=mean("time/rollout"),
         learn=mean("time/learn"),
-        calls=mean("rollout/tool_calls"),
+        calls=mean("tools/call_frequency"),
         age=mean("staleness/mean"),
     )
 

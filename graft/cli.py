@@ -122,7 +122,7 @@ def _show(display: Any, session: Any, summary: dict[str, Any]) -> None:
         folder,
         [
             f"{command} generate {folder} --prompt '{example}' --greedy{stops}",
-            f"{command.parent / 'tensorboard'} --logdir {folder}/tensorboard",
+            f"{command} view {folder}",
         ],
     )
 

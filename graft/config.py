@@ -316,7 +316,8 @@ class Config(Section):
     def _can_work(self) -> Config:
         if self.model.path and self.model.shape:
             raise ValueError(
-                "model.path and model.shape exclude each other: load one, or start one"
+                "model.path and model.shape exclude each other: load one, or start one. To load where the "
+                "recipe starts one, add 'model.shape={}'"
             )
         if not self.model.path and not self.model.shape:
             raise ValueError("no model: give model.path, or model.shape to start from scratch")

@@ -223,3 +223,12 @@ def test_json_leaves_the_last_line_of_stdout_to_the_result(tmp_path):
     told = json.loads(done.stdout.splitlines()[-1])
     assert (told["status"], told["step"], told["reward"]) == ("stopped", 1, 0.5)
     assert "reinforce 1/4" in done.stderr
+
+
+def test_a_run_that_stopped_by_itself_says_why(tmp_path: Path):
+    folder = make_run(tmp_path / "dead", step(1, reward=0.5)).path
+    reason = "no attempt could be made: the tool is gone"
+    (folder / "stopped.json").write_text(json.dumps({"reason": reason, "time": 1.0}))
+    told = CliRunner().invoke(app, ["watch", str(folder)])
+    assert told.exit_code == 0
+    assert f"failed after rl 1: {reason}" in told.output

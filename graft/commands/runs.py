@@ -174,10 +174,8 @@ def ending(record: Record, status: str) -> str:
     if status == "done":
         return f"{where} is done"
     if status == "failed":
-        return (
-            f"{where} failed {reached}: numbers that were not finite; the batch is in "
-            f"{where / 'failed'}"
-        )
+        why = f"numbers that were not finite; the batch is in {where / 'failed'}"
+        return f"{where} failed {reached}: {record.reason or why}"
     resume = (
         "nothing was saved before that"
         if saved is None

@@ -517,7 +517,7 @@ def _stop(llm: Any) -> None:
 def _forget_experts(model: Any) -> None:
     """Experts are packed by whoever makes their kernel: let it be made again."""
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 

@@ -24,7 +24,7 @@ class Status(StrEnum):
     DONE = "done"
     """It came to its end and wrote its summary."""
     FAILED = "failed"
-    """It stopped by itself, at numbers that were not finite; the batch is in `failed/`."""
+    """It stopped by itself: `Record.reason` says why."""
     STOPPED = "stopped"
     """It was interrupted or killed; the same command goes on from the newest checkpoint."""
 
@@ -100,6 +100,11 @@ class Record:
         return read_object(self.path / "summary.json")
 
     @property
+    def reason(self) -> str:
+        """Why it ended by itself, in its own words; "" where it did not, or nobody wrote it down."""
+        return str(read_object(self.path / "stopped.json").get("reason", ""))
+
+    @property
     def last(self) -> dict[str, Any] | None:
         """The newest whole line of the metrics, found from the end of the file."""
         for line in lines_from_the_end(self.path / "metrics.jsonl"):
@@ -125,7 +130,7 @@ class Record:
         last = self.last
         if self._has_ended(last):
             return Status.DONE
-        return Status.FAILED if self._has_failed(last) else Status.STOPPED
+        return Status.FAILED if self.reason or self._has_failed(last) else Status.STOPPED
 
     def _has_ended(self, last: Mapping[str, Any] | None) -> bool:
         """Whether the summary is of the last step: an older one is of a run that went on since."""

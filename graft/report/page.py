@@ -141,10 +141,8 @@ def _standing(record: Record, status: Status) -> str:
     if status is Status.RUNNING:
         return f"This run is still going on, {where}; the numbers are those so far."
     if status is Status.FAILED:
-        return (
-            f"This run failed {where.replace('at ', 'after ', 1)}: numbers that were not finite. The "
-            "batch is in its folder failed/."
-        )
+        why = "numbers that were not finite. The batch is in its folder failed/."
+        return f"This run failed {where.replace('at ', 'after ', 1)}: {record.reason or why}"
     if status is Status.STOPPED:
         kept = (
             "Nothing was saved." if saved is None else f"Its last checkpoint is {saved.path.name}."

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
 
-WIDTH = 10
+WIDTH = 15
 """Columns of a check's name."""
 
 
