@@ -107,7 +107,7 @@ def recipe(folder: Path, delay: float, staleness: int, model: str, steps: int, s
             },
             "task": {"env": "benchmarks.async_tools:SlowCalculator", "args": {"delay": delay}},
             "rollout": {
-                "tasks": 32,
+                "tasks": 48,
                 "samples": 8,
                 "max_tokens": 24,
                 "max_turns": 6,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -53,7 +54,11 @@ def make(
     """
     entry = find(env_id)
     build = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
-    env = build(**{**entry.args, **kwargs})
+    try:
+        env = build(**{**entry.args, **kwargs})
+    except TypeError:
+        _check_arguments(env_id, build, kwargs)
+        raise
     innermost = getattr(env, "unwrapped", env)  # tasks are named by the env that poses them
     innermost.env_id = env_id
     where = getattr(build, "func", build)  # a functools.partial has no name of its own
@@ -65,6 +70,24 @@ def make(
     if isinstance(env, Made):
         env.made_by = partial(make, env_id, wrappers=wrappers, tokenizer=tokenizer, **kwargs)
     return env
+
+
+def _check_arguments(env_id: str, build: Callable[..., Env], given: Mapping[str, Any]) -> None:
+    """Raise for names that it does not take, in words; looked at only when something is wrong."""
+    try:
+        takes = inspect.signature(build).parameters
+    except (TypeError, ValueError):  # some callables do not tell
+        return
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values()):
+        return
+    for name in given:
+        if name not in takes:
+            hint = nearest(name, list(takes))
+            meant = f" (did you mean {hint!r}?)" if hint else ""
+            raise ValueError(
+                f"env {env_id!r} takes no argument {name!r}{meant}; it takes "
+                f"{', '.join(takes) or 'none at all'}"
+            ) from None
 
 
 def find(env_id: str) -> Entry:

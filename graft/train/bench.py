@@ -26,6 +26,7 @@ from graft.evaluate.attempts import Todo, make_attempts
 from graft.evaluate.cells import Cell
 from graft.evaluate.samples import Sample, SampleFile, file_name
 from graft.evaluate.sets import TaskSet, pose_one
+from graft.models.decoder import Decoder
 from graft.models.load import ModelFileError
 from graft.rewards.choose import make_reward
 from graft.rollout.episode import Setting
@@ -34,7 +35,7 @@ from graft.text.tokenizer import Tokenizer
 from graft.train.acting import with_actions
 from graft.train.candidates import Candidate, is_gone
 from graft.train.folder import RunStopped, out_of_disk
-from graft.train.model import load_policy, load_tokenizer
+from graft.train.model import load_policy, load_reference, load_tokenizer
 from graft.train.rl import held_out_tasks
 from graft.train.setup import Parts, assemble, make_setting
 from graft.types import Status, Task
@@ -120,7 +121,10 @@ class Bench:
                 self.parts = assemble(config, weights=model.path)
                 return True
             parts = self.parts
-            policy = load_policy(config, model.path, parts.tokenizer)
+            if isinstance(parts.policy, Decoder):
+                policy = load_policy(config, model.path, parts.tokenizer)
+            else:
+                policy = load_reference(model.path, parts.policy)
             if parts.actions is not None:
                 policy = with_actions(
                     policy, parts.actions, model.path, config.actions.init_from_base
@@ -132,7 +136,7 @@ class Bench:
         with torch.no_grad():
             parts.policy.load_state_dict(policy.state_dict())
         self.mounted += 1
-        parts.engine.load(None, version=self.mounted)
+        parts.engine.load(parts.published(), version=self.mounted)
         return True
 
     @property

@@ -26,6 +26,7 @@ from graft.models.save import write_whole
 from graft.train.bench import Bench, EndpointBench, Posed, pose
 from graft.train.candidates import Candidate, candidates, place, run_behind
 from graft.train.folder import out_of_disk
+from graft.train.model import by_itself
 
 PLAIN: dict[str, Any] = {
     "rollout": {"max_tokens": 4096, "max_context": 16384, "max_turns": 16},
@@ -90,8 +91,9 @@ def evaluate_checkpoints(
         raise ConfigError(
             f"--no-tools, and actions.file={config.actions.file} makes calls; add actions.file="
         )
+    found = _models(source, run, every_checkpoint, server, say)
     asked = Evaluation(
-        config=config,
+        config=config if server is not None else by_itself(config, found[-1].path),
         sets=read_sets(on, args, recipe_tasks, has_tools=tools),
         tasks=tasks,
         samples=samples,
@@ -101,7 +103,6 @@ def evaluate_checkpoints(
         solved=solved,
         endpoint=server,
     )
-    found = _models(source, run, every_checkpoint, server, say)
     posed = pose(asked, found[-1])
     folder = (run or Path(config.run.dir) / config.run.name) / "evaluations"
     ledger = Ledger(folder / f"{name}.jsonl")

@@ -23,6 +23,9 @@ PASS, DIFFERS, UNKNOWN = "PASS", "DIFFERS", "-"
 FLOOR = 1e-2
 """Numbers below it are compared as if they were so large: a loss is a sum of terms that cancel."""
 
+LOGPROB_FLOOR = 5.0
+"""The same of log-probs. On a GPU, weights whose last bits differ moved single ones by 0.05."""
+
 NOT_LEARNED = ("step_time", "tokens_per_second", "time/", "sampling/entropy_top_k")
 """How metrics begin that tell of the clock or of the engine; a replay has none of theirs."""
 
@@ -87,7 +90,8 @@ def _numbers(
     """Metrics by name; the text has the one that is furthest off."""
     apart: dict[str, float] = {}
     for name, value in recorded.items():
-        floor = 1.0 if name.startswith(SAMPLING_GAP) else FLOOR  # itself a difference of log-probs
+        # a gap is itself a difference of log-probs
+        floor = LOGPROB_FLOOR if name.startswith(SAMPLING_GAP) else FLOOR
         off = float(_off(np.float64(now[name]), np.float64(value), floor))
         if not off <= tolerance:
             apart[name] = off
@@ -128,7 +132,7 @@ def _rows(step: Step, made: Learned, tolerance: float) -> Iterator[Finding]:
     known = logprobs.masked_fill(~batch.mask, math.nan)
     grids: dict[str, tuple[Tensor, Callable[[Row], np.ndarray], float]] = {
         "advantages": (batch.advantages, lambda row: row.advantages, FLOOR),
-        "log-probs": (known, lambda row: row.logprobs, 1.0),
+        "log-probs": (known, lambda row: row.logprobs, LOGPROB_FLOOR),
     }
     for what, (grid_NT, get, floor) in grids.items():
         now = {

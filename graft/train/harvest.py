@@ -39,7 +39,7 @@ from graft.train.attempt_log import AttemptLog
 from graft.train.candidates import check_readable, fingerprint, run_behind
 from graft.train.checkpoint import latest_model
 from graft.train.folder import RunStopped
-from graft.train.model import load_tokenizer
+from graft.train.model import by_itself, load_tokenizer
 from graft.train.rl import TRAIN_SEEDS, TaskStream
 from graft.train.row_file import check_place, new_rows
 from graft.train.setup import Parts, assemble, env_factory
@@ -118,6 +118,7 @@ def sample_rows(
     seed = config.run.seed if seed is None else seed
     weights = latest_model(model)
     check_readable(weights)
+    config = by_itself(config, weights)
     journal = path.with_name(f"{path.stem}.attempts.jsonl")
     for file in (journal, path):
         if file.exists() and not resume:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from graft.actions.actions import Actions
-from graft.config import Config, ConfigError
+from graft.config import Cluster, Config, ConfigError, EngineSection, Parallel
 from graft.envs import make as make_env
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
@@ -108,6 +108,22 @@ def is_foreign(config: Config, source: Path | None) -> bool:
         return False
     family = read_config(source).get("model_type", "")
     return is_external(config) and family not in ARCHITECTURES
+
+
+def by_itself(config: Config, source: Path) -> Config:
+    """The recipe of somebody who samples from a model and trains nothing.
+
+    The engine is in this process, with the only copy of the weights: servers belong to the run that
+    trains with them, and would give it tokens of another model.
+    """
+    section = config.engine
+    engine = EngineSection(kv_tokens=section.kv_tokens, page_size=section.page_size)
+    if is_foreign(config, source):
+        args = {} if section.url else section.args
+        engine = EngineSection(name="vllm", args=args)
+    rollout = config.rollout.model_copy(update={"staleness": 0})
+    own = {"engine": engine, "rollout": rollout, "parallel": Parallel(), "cluster": Cluster()}
+    return config.model_copy(update=own)
 
 
 def open_foreign(

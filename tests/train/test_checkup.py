@@ -265,4 +265,4 @@ def test_a_healthy_run_goes_through_and_hears_only_what_is_worth_a_word(tmp_path
     assert "reinforce 2/2" in told.getvalue()
     assert "log-probs" not in told.getvalue() and "fail  " not in told.getvalue()
     # random weights get no sum right
-    assert "warn  rewards    every one of 12 attempts earned 0" in told.getvalue()
+    assert "warn  rewards         every one of 12 attempts earned 0" in told.getvalue()

@@ -29,7 +29,9 @@ from graft.models.decoder import Decoder
 from graft.models.load import load_model
 from graft.models.save import save_model
 from graft.train.checkpoint import checkpoints
+from graft.train.checkpoint_table import evaluate_checkpoints
 from graft.train.folder import RunStopped
+from graft.train.harvest import sample_rows
 from graft.train.model import load_tokenizer, new_shape
 from graft.train.processes import Processes
 from graft.train.run import train_recipe
@@ -183,6 +185,19 @@ def test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was(base,
     trained = load_model(checkpoint)
     for mine, served in zip(trained.parameters(), fake.decoder.parameters(), strict=True):
         assert torch.equal(mine, served)
+
+
+def test_scores_and_data_of_such_a_run_leave_its_servers_alone(base, fake, tmp_path):
+    """They may be training with other weights."""
+    run(tmp_path, **sglang(base, fake.url), train={"steps": 2}, rollout={"staleness": 1})
+    before = len(fake.asked)
+    source = str(tmp_path / "run")
+    table, _, _ = evaluate_checkpoints(source, tasks=2, every_checkpoint=True, say=print)
+    assert len(table.rows) == 2 and not table.problems  # run.keep_last
+    out = str(tmp_path / "rows.jsonl")
+    harvest = sample_rows(source, "calculator", out, tasks=2, samples=2, keep="turns>0", say=print)
+    assert harvest.failed == 0 and harvest.rows
+    assert len(fake.asked) == before
 
 
 def known(base: Path) -> int:
@@ -371,6 +386,8 @@ def test_vllm_samples_for_families_that_are_not_ours(vllm, family, tmp_path):
     assert family in screen
     before = [weight.detach() for weight in load_other(str(folder)).parameters()]
     assert any(not torch.equal(old, new) for old, new in zip(before, opens(tmp_path), strict=True))
+    table, _, _ = evaluate_checkpoints(str(tmp_path / "run"), tasks=2, every_checkpoint=True)
+    assert len(table.rows) == 2 and not table.problems
 
 
 class Served:
