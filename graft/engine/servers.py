@@ -402,22 +402,29 @@ class ServersEngine:
     async def _give_all(self, folder: Path, tag: str) -> None:
         """One that was out of order and takes them is in order again."""
 
+        unwilling = False  # somebody is there, and cannot or will not
+
         async def give(server: Server) -> None:
+            nonlocal unwilling
             server.tag = tag  # whatever happens, what it had is no longer good enough
             try:
                 await self._give(server, folder, tag)
                 server.fault = ""
             except EngineError as error:
                 server.fault = str(error)
+                unwilling |= not isinstance(error, EndpointError) or error.code > 0
 
         await asyncio.gather(*(give(server) for server in self.servers))
         out = [server for server in self.servers if server.fault]
         text = "; ".join(f"server {server.url}: {server.fault}" for server in out)
         if len(out) == len(self.servers):
-            raise EngineError(
-                f"{self.where}: no server took the new weights. {text}. The servers must see "
-                f"'{folder.parent}' under this very path; engine.exchange names another"
-            )
+            remedy = "The same command goes on from the last checkpoint once a server is back"
+            if unwilling:
+                remedy = (
+                    f"The servers must see '{folder.parent}' under this very path; engine.exchange "
+                    "names another"
+                )
+            raise EngineError(f"{self.where}: no server took the new weights. {text}. {remedy}")
         if out:
             logging.getLogger("graft").warning("%s goes on without %s", self.where, text)
 

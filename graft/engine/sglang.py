@@ -165,4 +165,4 @@ async def _if_known(server: Server, path: str, content: dict[str, Any]) -> None:
 
 def _taken(answer: Any) -> None:
     if not isinstance(answer, dict) or not answer.get("success"):
-        raise ValueError(f"that it did not take the weights: {str(answer)[:200]!r}")
+        raise EndpointError(f"it did not take the weights: {str(answer)[:200]!r}", 200)
