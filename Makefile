@@ -40,7 +40,7 @@ test: $(TEST) $(OPENENV) browser  ## run the tests (ARGS go to pytest, such as A
 
 # the slow ones first and one after the other: several processes, a Ray cluster or a browser each
 test-all: $(TEST) $(OPENENV) $(VLLM) browser  ## the slow tests too: torchrun, Ray, vLLM, large pages
-	@OMP_NUM_THREADS=1 .venv/vllm/bin/python -m pytest -q -m vllm tests/engine
+	@OMP_NUM_THREADS=1 .venv/vllm/bin/python -m pytest -q -m vllm tests/engine tests/train/test_external_runs.py
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m slow
 	@$(MAKE) --no-print-directory test
 

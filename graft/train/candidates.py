@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from graft.config import ConfigError
 from graft.models.gguf import open_gguf
 from graft.models.load import INDEX, ModelFileError, read_config, read_json, shape_of
+from graft.models.shape import ARCHITECTURES
 from graft.train.checkpoint import PHASES, checkpoints
 
 
@@ -90,7 +91,9 @@ def check_readable(path: Path) -> None:
     if path.suffix == ".gguf":
         open_gguf(path)
         return
-    shape_of(read_config(path), path / "config.json")
+    config = read_config(path)
+    if config.get("model_type", "") in ("", *ARCHITECTURES):  # others only transformers knows
+        shape_of(config, path / "config.json")
     files = set(path.glob("*.safetensors"))
     if (path / INDEX).exists():
         files |= {path / shard for shard in read_json(path / INDEX).get("weight_map", {}).values()}

@@ -180,5 +180,7 @@ def test_hooks_that_are_missing_are_named():
 
 
 def test_an_argument_that_nobody_takes_is_named_with_those_that_are():
-    with pytest.raises(ValueError, match=r"takes no argument 'operand' \(did you mean 'operands'\?\)"):
+    with pytest.raises(
+        ValueError, match=r"takes no argument 'operand' \(did you mean 'operands'\?\)"
+    ):
         make("calculator", operand=(2, 2))
