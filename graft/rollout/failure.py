@@ -39,7 +39,7 @@ async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
         raise Failure(Status.ENGINE_ERROR, f"{what}: {error}") from error
     except ToolError as error:
         raise Failure(Status.TOOL_ERROR, f"{what}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # exit() in an env's code is no wish to end the run
         if not what.startswith("env"):
             raise
         raise Failure(Status.ENV_ERROR, f"{what}: {type(error).__name__}: {error}") from error

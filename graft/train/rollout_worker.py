@@ -81,12 +81,13 @@ class RolloutWorker:
         """One episode."""
         from graft.train.processes import describe
 
-        before = self.grower.discarded
         try:
             episode = await self.grower.attempt(task, job, place)
         except Exception as error:
             return Attempted(None, wrong=describe(error))
-        return Attempted(episode, self.grower.discarded - before)
+        # whoever ends next tells of all that were discarded since: each once
+        discarded, self.grower.discarded = self.grower.discarded, 0
+        return Attempted(episode, discarded)
 
     async def load(self, packed: dict[str, Any], version: int) -> str:
         """Weights from the object store; what is wrong with them, or nothing."""

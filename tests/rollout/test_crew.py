@@ -475,22 +475,34 @@ def test_weights_that_the_engine_refuses_are_an_error_of_whoever_sends_them(clos
 
 
 def test_a_thread_that_ends_takes_nobody_with_it_into_silence(closing):
-    """exit() in an environment ends the thread's event loop: all that is asked of it says so."""
+    """What asyncio does not hold back ends the thread's event loop: all that is asked of it says so."""
 
+    class Leaving(Asking):
+        blocking = False
+
+        def respond(self, action):
+            raise KeyboardInterrupt
+
+    crew = closing(Background(ground(make_env=Leaving)))
+    pending = crew.submit(job())
+    with pytest.raises(KeyboardInterrupt):
+        pending.result()
+    with pytest.raises(KeyboardInterrupt):
+        crew.load(None, version=1)
+    with pytest.raises(KeyboardInterrupt):
+        crew.submit(job(2)).result()
+
+
+def test_an_environment_that_calls_exit_fails_its_attempt_and_nothing_else(closing):
     class Leaving(Asking):
         blocking = False
 
         def respond(self, action):
             raise SystemExit(3)
 
-    crew = closing(Background(ground(make_env=Leaving)))
-    pending = crew.submit(job())
-    with pytest.raises(SystemExit):
-        pending.result()
-    with pytest.raises(SystemExit):
-        crew.load(None, version=1)
-    with pytest.raises(SystemExit):
-        crew.submit(job(2)).result()
+    crew = closing(Background(ground(make_env=Leaving, samples=1)))
+    [episode] = crew.submit(job(tasks=1)).result()
+    assert episode.leaves[0].status is Status.ENV_ERROR
 
 
 def test_an_engine_that_nobody_can_reach_is_named_when_the_deadline_has_passed(closing):
