@@ -476,7 +476,11 @@ def _raise(error: Exception):
 
 def test_lines_below_the_first_stand_under_what_was_seen():
     text = str(Check("mask", "pass", "one\ntwo", "three"))
-    assert text.splitlines() == ["pass  mask       one", " " * 17 + "two", " " * 17 + "-> three"]
+    assert text.splitlines() == [
+        "pass  mask            one",
+        " " * 22 + "two",
+        " " * 22 + "-> three",
+    ]
     assert "data" not in Check("mask", "pass", "one").to_json()
 
 

@@ -99,12 +99,16 @@ def make(
 
 @data.command()
 def sample(
-    model: Annotated[
-        str, typer.Argument(help="A run, a checkpoint, a Hugging Face folder or a .gguf file.")
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run, a checkpoint, a Hugging Face folder or a .gguf file; none: --endpoint.",
+        ),
     ],
     env_id: Annotated[
         str, typer.Argument(metavar="ENV", help="An environment, as `graft envs` lists them.")
-    ],
+    ] = "",
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value of a recipe, as in rollout.max_turns=4")
     ] = None,
@@ -119,6 +123,13 @@ def sample(
     ] = None,
     recipe: Annotated[str, typer.Option(help="Settings, where no run gives them.")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Default: run.seed.")] = None,
+    endpoint: Annotated[
+        str, typer.Option(help="A server with OpenAI's API: http://host:8000/v1.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="The name that the endpoint serves.")] = "",
+    api: Annotated[
+        str, typer.Option(help="completions (raw prompts; needs a tokenizer) or chat.")
+    ] = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the attempts that are there.")
     ] = False,
@@ -130,18 +141,28 @@ def sample(
 
     if not out:
         raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
+    changes = overrides or []
+    if endpoint and (not env_id or "=" in env_id):  # there is no model, only an environment
+        source, env_id, changes = "", source, [*([env_id] if env_id else []), *changes]
+    if not env_id:
+        raise typer.BadParameter(
+            "give an environment, as `graft envs` lists them", param_hint="ENV"
+        )
     harvest = sample_rows(
-        model,
+        source,
         env_id,
         out,
         tasks=n,
         samples=samples,
         keep=keep,
         recipe=recipe,
-        overrides=overrides or [],
+        overrides=changes,
         temperature=temperature,
         seed=seed,
         resume=resume,
+        endpoint=endpoint,
+        served=model,
+        api=api,
         say=tell,
     )
     typer.echo(json.dumps(harvest.to_json()) if as_json else harvest.sentence)

@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 
-from graft.config import ConfigError
+from graft.config import Config, ConfigError
 from graft.engine.openai import CONVERSATION, OpenAIEngine
-from graft.evaluate.asked import Evaluation
+from graft.evaluate.asked import Endpoint, Evaluation
 from graft.evaluate.attempts import Todo, make_attempts
 from graft.evaluate.cells import Cell
 from graft.evaluate.samples import Sample, SampleFile, file_name
 from graft.evaluate.sets import TaskSet, pose_one
 from graft.models.decoder import Decoder
 from graft.models.load import ModelFileError
+from graft.protocols import Env
 from graft.rewards.choose import make_reward
 from graft.rollout.episode import Setting
 from graft.text.chat import Chat
@@ -76,14 +77,8 @@ def _pose(asked: Evaluation, tasks: TaskSet, chat: Chat) -> Posed:
     rows = pose_one(tasks, first, chat, turns)
     if asked.endpoint is not None and asked.endpoint.api == "chat":
         env = tasks.factory(chat.tokenizer)(first)
-        how = env.observe_as
         env.close()
-        if how == "raw" or (how == "inline" and turns > 1):
-            raise ConfigError(
-                f"set {tasks.label!r} goes on in the middle of an answer (its tools answer there), "
-                "and --api chat takes whole messages only; use --api completions with the model's "
-                "tokenizer (a model folder as first argument), or --no-tools"
-            )
+        refuse_broken_in(f"set {tasks.label!r}", env, turns, "--no-tools")
     config = asked.config
     wanted = asked.tasks or config.run.eval_tasks or DEFAULT_TASKS
     if rows is not None and tasks.is_whole and not asked.tasks:
@@ -98,10 +93,50 @@ def _pose(asked: Evaluation, tasks: TaskSet, chat: Chat) -> Posed:
 
 
 def chat_of(asked: Evaluation, model: Candidate | None) -> Chat:
-    if asked.endpoint is not None and asked.endpoint.api == "chat":
+    return chat_with(asked.config, asked.endpoint, None if model is None else model.path)
+
+
+def chat_with(config: Config, endpoint: Endpoint | None, model: Path | None) -> Chat:
+    """How prompts are written; a server that takes messages needs nothing of the model's."""
+    if endpoint is not None and endpoint.api == "chat":
         return Chat(Tokenizer.bytes(), CONVERSATION)
-    tokenizer = load_tokenizer(asked.config, None if model is None else model.path)
-    return Chat(tokenizer, asked.config.model.chat_template or None)
+    return Chat(load_tokenizer(config, model), config.model.chat_template or None)
+
+
+def refuse_broken_in(what: str, env: Env, turns: int, otherwise: str) -> None:
+    """Complain about an environment that speaks inside the policy's answers, where --api chat cannot."""
+    if env.observe_as == "raw" or (env.observe_as == "inline" and turns > 1):
+        raise ConfigError(
+            f"{what} goes on in the middle of an answer (its tools answer there), and --api chat "
+            "takes whole messages only; use --api completions with the model's tokenizer (a model "
+            f"folder as first argument), or {otherwise}"
+        )
+
+
+def setting_behind(
+    endpoint: Endpoint, config: Config, chat: Chat, env: Callable[[Task], Env]
+) -> Setting:
+    """Where a server's model makes its attempts; the server is asked once what it serves."""
+    engine = OpenAIEngine(
+        endpoint.url,
+        endpoint.model,
+        tokenizer=chat.tokenizer,
+        api=endpoint.api,
+        deadline=config.rollout.deadline,
+    )
+    asyncio.run(engine.look())
+    setting = make_setting(config, engine, chat, env)
+    return replace(
+        setting,
+        max_context=WITHOUT_LIMIT if endpoint.api == "chat" else setting.max_context,
+        deadline=setting.deadline * 1.1 + 1,  # the engine's own comes first, and says more
+    )
+
+
+def is_servers_fault(status: str, error: str) -> bool:
+    """Whether a server lost an attempt: it says nothing about the model."""
+    is_timeout = status == Status.TIMEOUT and "for completion" in error
+    return status == Status.ENGINE_ERROR or is_timeout
 
 
 class Bench:
@@ -259,22 +294,7 @@ class EndpointBench(Bench):
         asked, endpoint = self.asked, self.asked.endpoint
         assert endpoint is not None
         chat = chat_of(asked, model)
-        engine = OpenAIEngine(
-            endpoint.url,
-            endpoint.model,
-            tokenizer=chat.tokenizer,
-            api=endpoint.api,
-            deadline=asked.config.rollout.deadline,
-        )
-        asyncio.run(engine.look())
-        setting = make_setting(asked.config, engine, chat, _no_env)
-        is_chat = endpoint.api == "chat"
-        self._setting = replace(
-            setting,
-            reward=None,
-            max_context=WITHOUT_LIMIT if is_chat else setting.max_context,
-            deadline=setting.deadline * 1.1 + 1,  # the engine's own comes first, and says more
-        )
+        self._setting = replace(setting_behind(endpoint, asked.config, chat, _no_env), reward=None)
         return True
 
     @property
@@ -288,8 +308,7 @@ class EndpointBench(Bench):
 
     def is_lost(self, sample: Sample) -> bool:
         """The server's fault, not the model's: it is no attempt at all."""
-        is_timeout = sample.status == Status.TIMEOUT and "for completion" in sample.error
-        return sample.status == Status.ENGINE_ERROR or is_timeout
+        return is_servers_fault(sample.status, sample.error)
 
 
 def _no_env(task: Task) -> Any:

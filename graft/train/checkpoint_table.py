@@ -75,7 +75,7 @@ def evaluate_checkpoints(
         raise ConfigError(f"--name {name!r} names files; give one word, without folders")
     ks, samples = read_k(k, samples)
     earlier = read_earlier(against) if against else None
-    server = _endpoint(source, endpoint, model, api)
+    server = read_endpoint(source, endpoint, model, api)
     run = run_behind(Path(source)) if source else None
     config, recipe_tasks = _settings(source, run, recipe, overrides, on, server)
     if temperature is None:
@@ -118,7 +118,7 @@ def evaluate_checkpoints(
     return table, folder, compared
 
 
-def _endpoint(source: str, url: str, model: str, api: str) -> Endpoint | None:
+def read_endpoint(source: str, url: str, model: str, api: str) -> Endpoint | None:
     if not url:
         if model or api:
             raise ConfigError("--model and --api belong to --endpoint URL; give that too")

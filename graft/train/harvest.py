@@ -7,6 +7,9 @@
 
 With --resume the first file is read before anything is sampled: what is there is not sampled again. So
 a killed command goes on, --n may grow, and --keep may change.
+
+With --endpoint a server samples. One that takes messages has a tokenizer that nobody here knows, so its
+rows are messages too, the answers among them: there is no context to cut into spans.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 
 from graft.config import Config, ConfigError, check, load_config
 from graft.envs import find
+from graft.evaluate.asked import Endpoint
 from graft.registry import load
 from graft.rollout.branch import independent
 from graft.rollout.collect import grow
@@ -35,15 +39,24 @@ from graft.rollout.recorded import (
     prompt_of_context,
     spans_of_attempt,
 )
+from graft.text.chat import Chat
 from graft.train.attempt_log import AttemptLog
+from graft.train.bench import (
+    DOWN_AFTER,
+    chat_with,
+    is_servers_fault,
+    refuse_broken_in,
+    setting_behind,
+)
 from graft.train.candidates import check_readable, fingerprint, run_behind
 from graft.train.checkpoint import latest_model
+from graft.train.checkpoint_table import read_endpoint
 from graft.train.folder import RunStopped
-from graft.train.model import by_itself, load_tokenizer
+from graft.train.model import by_itself
 from graft.train.rl import TRAIN_SEEDS, TaskStream
 from graft.train.row_file import check_place, new_rows
-from graft.train.setup import Parts, assemble, env_factory
-from graft.types import Author, Episode, Status, Task
+from graft.train.setup import assemble, env_factory, is_chatty
+from graft.types import Author, Episode, Finish, Message, Status, Task, Trajectory
 
 ENOUGH_FAILURES = 64
 """Attempts after which it is clear that a tool or environment is broken."""
@@ -97,16 +110,22 @@ def sample_rows(
     temperature: float | None = None,
     seed: int | None = None,
     resume: bool = False,
+    endpoint: str = "",
+    served: str = "",
+    api: str = "",
     say: Callable[[str], None] = print,
 ) -> Harvest:
     """Attempt `tasks` training tasks `samples` times each; write what `keep` allows to `out`.
 
+    model        a run, a checkpoint or a model; may be "" with an `endpoint`
     recipe       limits and arguments; empty: those of the run that the model is of, or the defaults
     temperature  None: the recipe's; 0 is greedy
     seed         of tasks and draws; None: the recipe's
+    endpoint     a server with OpenAI's API that serves `served`; `api` is completions or chat
     """
     path, condition = Path(out), read_condition(keep)
     check_place(path)
+    server = read_endpoint(model, endpoint, served, api)
     config = config_for(model, env, recipe, overrides)
     if temperature is None:
         temperature = config.rollout.temperature
@@ -116,31 +135,45 @@ def sample_rows(
             "or --samples 1"
         )
     seed = config.run.seed if seed is None else seed
-    weights = latest_model(model)
-    check_readable(weights)
-    config = by_itself(config, weights)
+    weights = latest_model(model) if model else None
+    if weights is not None:
+        check_readable(weights)
+    if server is None:
+        assert weights is not None, "no model and no server was refused above"
+        config, whose = by_itself(config, weights), {"weights": fingerprint(weights)}
+    elif config.actions.file:
+        raise ConfigError(
+            f"actions.file={config.actions.file} makes calls that no server can; add actions.file="
+        )
+    else:
+        whose = {"served": server.model, "api": server.api}  # all that is known of its weights
     journal = path.with_name(f"{path.stem}.attempts.jsonl")
     for file in (journal, path):
         if file.exists() and not resume:
             raise ConfigError(
                 f"{file} is there already; --resume goes on with it, another --out leaves it alone"
             )
-    tools = pose_one(config, weights, seed)
-    log = AttemptLog(journal, settings_of(config, weights, samples, temperature, seed))
+    chat = chat_with(config, server, weights)
+    tools = pose_one(config, chat, seed, server)
+    log = AttemptLog(journal, {**whose, **settings_of(config, samples, temperature, seed)})
     try:
         todo = [number for number in range(tasks) if not log.is_done(number)]
         if len(todo) < tasks:
             say(f"{tasks - len(todo):,} of {tasks:,} tasks are in {journal} already")
         if todo:
-            parts = assemble(config, weights=weights)
+            if server is None:
+                setting = assemble(config, weights=weights).setting
+            else:
+                env_of = env_factory(config, config.task.args, chat.tokenizer)
+                setting = setting_behind(server, config, chat, env_of)
             try:
-                work = Work(parts, log, tools, tasks, say)
+                work = Work(config, setting, log, tools, tasks, say, server)
                 work.sample(todo, samples, temperature, seed)
             except KeyboardInterrupt:
                 say(f"interrupted; what was finished is in {journal}, --resume does the rest")
                 raise
             finally:
-                parts.engine.close()
+                setting.engine.close()
         return gather(log, condition, Harvest(out, str(journal), tasks), keep)
     finally:
         log.close()
@@ -148,7 +181,7 @@ def sample_rows(
 
 def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> Config:
     """The recipe of the model's run, or the one that was named, with this environment in it."""
-    run = run_behind(Path(model))
+    run = run_behind(Path(model)) if model else None
     if not recipe and run is not None and (run / "config.yaml").is_file():
         recipe = str(run / "config.yaml")
     if recipe:
@@ -172,7 +205,7 @@ def _bare_config(model: str, env: str, overrides: Sequence[str]) -> Config:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    base = {"model": {"path": model}, "task": {"env": env}}
+    base = {"model": {"path": model or "none"}, "task": {"env": env}}
     try:
         values = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
         return check(OmegaConf.to_container(values), where="overrides")
@@ -187,12 +220,12 @@ def _fits(env: str, key: str) -> bool:
     return key in inspect.signature(build).parameters and key not in entry.args
 
 
-def pose_one(config: Config, weights: Path, seed: int) -> Any:
+def pose_one(config: Config, chat: Chat, seed: int, server: Endpoint | None = None) -> Any:
     """Pose the first task, before a weight is read; the schemas of the tools its prompt shows."""
-    tokenizer = load_tokenizer(config, weights)
     first = next(TaskStream(config.task.env, seed))
+    env_of = env_factory(config, config.task.args, chat.tokenizer)
     try:
-        env = env_factory(config, config.task.args, tokenizer)(first)
+        env = env_of(first)
         try:
             _, info = env.reset(first.seed)
         finally:
@@ -207,16 +240,17 @@ def pose_one(config: Config, weights: Path, seed: int) -> Any:
             f"a wrapper of {config.task.env} puts the prompt through the chat template, so there are no "
             "messages to write; leave it out: task.wrappers=[]"
         )
+    if server is not None and server.api == "chat":
+        refuse_broken_in(config.task.env, env, config.rollout.max_turns, "rollout.max_turns=1")
+    if server is not None and is_chatty(config, env_of):
+        chat.check_append_only()
     return info.get("tools")
 
 
-def settings_of(
-    config: Config, weights: Path, samples: int, temperature: float, seed: int
-) -> dict[str, Any]:
-    """Everything that the attempts depend on."""
+def settings_of(config: Config, samples: int, temperature: float, seed: int) -> dict[str, Any]:
+    """Everything that the attempts depend on, apart from the weights."""
     limits = {"max_tokens", "max_turns", "max_context"}
     return {
-        "weights": fingerprint(weights),
         "samples": samples,
         "temperature": temperature,
         "seed": seed,
@@ -231,21 +265,27 @@ class Work:
     """Samples what is missing, and writes down each task as its attempts have ended."""
 
     def __init__(
-        self, parts: Parts, log: AttemptLog, tools: Any, tasks: int, say: Callable[[str], None]
+        self,
+        config: Config,
+        setting: Setting,
+        log: AttemptLog,
+        tools: Any,
+        tasks: int,
+        say: Callable[[str], None],
+        server: Endpoint | None = None,
     ) -> None:
-        self.parts, self.log, self.tools = parts, log, tools
-        self.tasks, self.say = tasks, say
+        self.config, self.setting, self.server = config, setting, server
+        self.log, self.tools, self.tasks, self.say = log, tools, tasks, say
+        self.lost_in_a_row = 0
         self.statuses, self.errors = Counter[str](), Counter[str]()
         self.news = time.monotonic() + SECONDS_BETWEEN_NEWS
 
     def sample(self, todo: Sequence[int], samples: int, temperature: float, seed: int) -> None:
-        config, setting = self.parts.config, self.parts.setting
+        setting, env = self.setting, self.config.task.env
         sampling = replace(setting.sampling, temperature=temperature)
         salt = seed * TRAIN_SEEDS  # of step 0, which no run has: draws of its own
         asyncio.run(
-            self._everyone(
-                todo, replace(setting, sampling=sampling, salt=salt), samples, config.task.env, seed
-            )
+            self._everyone(todo, replace(setting, sampling=sampling, salt=salt), samples, env, seed)
         )
 
     async def _everyone(
@@ -260,10 +300,15 @@ class Work:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.parts.config.rollout.concurrency, len(todo))):
+                for _ in range(min(self._at_a_time(samples), len(todo))):
                     group.create_task(worker(waiting))
         except* Exception as broken:  # the first cause is the one worth reading
             raise broken.exceptions[0] from None
+
+    def _at_a_time(self, samples: int) -> int:
+        """Tasks under way. To a server every attempt is a request, and requests are what is counted."""
+        concurrency = self.config.rollout.concurrency
+        return concurrency if self.server is None else max(1, concurrency // samples)
 
     def note(self, number: int, episode: Episode) -> None:
         """Write down the attempts at a task."""
@@ -275,11 +320,24 @@ class Work:
         self.log.append(number, {**about, **shared, "attempts": attempts})
         self.statuses.update(attempt["status"] for attempt in attempts)
         self.errors.update(attempt["error"] for attempt in attempts if "error" in attempt)
+        if self.server is not None:
+            self._stop_if_down(attempts)
         if self.statuses.total() >= ENOUGH_FAILURES and is_down(self.statuses):
             raise RunStopped(_why_dead(self.errors))
         if time.monotonic() > self.news:
             self.say(f"{len(self.log.places):,} of {self.tasks:,} tasks")
             self.news = time.monotonic() + SECONDS_BETWEEN_NEWS
+
+    def _stop_if_down(self, attempts: Iterable[Row]) -> None:
+        for attempt in attempts:
+            error = attempt.get("error", "")
+            is_lost = is_servers_fault(attempt["status"], error)
+            self.lost_in_a_row = self.lost_in_a_row + 1 if is_lost else 0
+            if self.lost_in_a_row >= DOWN_AFTER:
+                raise RunStopped(
+                    f"{DOWN_AFTER} attempts in a row were lost, the last to: {error}. Once the server "
+                    "is back, the same command with --resume makes what is missing"
+                )
 
     def _attempts(self, episode: Episode) -> list[Row]:
         found: list[Row] = []
@@ -292,10 +350,7 @@ class Work:
                 continue
             try:
                 attempt["contexts"] = [
-                    {
-                        **({"messages": prompt_of_context(row)} if row.context else {}),
-                        "spans": spans_of_attempt(row, self.parts.chat, self.parts.actions),
-                    }
+                    self._context(row)
                     for row in rows
                     if any(span.author is Author.POLICY for span in row.spans)
                 ]
@@ -303,6 +358,24 @@ class Work:
                 attempt["unwritable"] = str(error)
             found.append(attempt)
         return found
+
+    def _context(self, row: Trajectory) -> Row:
+        chat, actions = self.setting.chat, self.setting.actions
+        if self.server is not None and self.server.api == "chat":
+            return {"messages": conversation_of(row, chat)}
+        own_prompt = {"messages": prompt_of_context(row)} if row.context else {}
+        return {**own_prompt, "spans": spans_of_attempt(row, chat, actions)}
+
+
+def conversation_of(row: Trajectory, chat: Chat) -> list[Message]:
+    """Prompt and answers as messages. Where the model was cut off no message can say so."""
+    if any(span.info.get("finish") == Finish.LENGTH for span in row.spans):
+        raise CannotBeWritten("it was cut off, and as a message it would teach to end there")
+    messages = prompt_of_context(row)
+    for span in spans_of_attempt(row, chat):
+        role = "assistant" if span["author"] == "policy" else span.get("role", "user")
+        messages.append({"role": role, "content": span["text"]})
+    return messages
 
 
 def gather(log: AttemptLog, condition: Condition, harvest: Harvest, keep: str) -> Harvest:
@@ -350,7 +423,7 @@ def _rows(line: Row, attempt: Row) -> Iterable[Row]:
     for context in attempt["contexts"]:
         yield {
             "messages": context.get("messages", line["messages"]),
-            "spans": context["spans"],
+            **({"spans": context["spans"]} if "spans" in context else {}),
             **shared,
             "data_source": line["data_source"],
             "extra_info": {
@@ -363,7 +436,7 @@ def _rows(line: Row, attempt: Row) -> Iterable[Row]:
 
 
 def _is_new(row: Row, seen: set[bytes]) -> bool:
-    text = json.dumps([row["messages"], row["spans"]], ensure_ascii=False)
+    text = json.dumps([row["messages"], row.get("spans")], ensure_ascii=False)
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
     if digest in seen:
         return False
@@ -384,6 +457,11 @@ def _why_dead(errors: Counter[str]) -> str:
 
 
 def _why_nothing(harvest: Harvest, keep: str) -> str:
+    if harvest.unwritable:
+        return (
+            f"{harvest.unwritable:,} of {harvest.attempts:,} attempts pass {keep!r}, and none can be "
+            f"written, so {harvest.out} is not; {harvest.attempts_file} says why (unwritable)"
+        )
     return (
         f"none of {harvest.attempts:,} attempts passes {keep!r} (mean reward {harvest.reward:.3f}), so "
         f"{harvest.out} is not written. They are in {harvest.attempts_file}: with --resume another "

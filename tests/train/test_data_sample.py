@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from graft.actions.actions import load_actions
 from graft.config import ConfigError
 from graft.data.rows import read_rows
 from graft.data.schemas import ChatRow
+from graft.engine import wire
+from graft.engine.errors import EngineError
 from graft.envs import ENVS, make, register
 from graft.envs.calculator import Expression
 from graft.rollout.demonstrate import decided, spoken
@@ -36,6 +39,7 @@ from graft.train.attempt_log import AttemptLog
 from graft.train.folder import RunStopped
 from graft.train.harvest import Harvest, sample_rows
 from graft.types import Author, Episode, Leaf, Span, Status, Task
+from tests.evaluate.endpoint_kit import Served, serving
 
 ARGS = {"operands": [2, 2], "digits": [1, 1], "operators": "+"}
 RECIPE = """
@@ -402,8 +406,8 @@ def test_a_rewritten_history_is_a_row_for_every_prompt(tmp_path):
         episode.append(decided(tip, spoken(ended), said))
     episode.leaves.append(Leaf((1, 3), reward=1.0, metrics={"turns": 2.0}))
     log = AttemptLog(tmp_path / "good.attempts.jsonl", {})
-    parts = SimpleNamespace(chat=chat, actions=None)
-    harvest.Work(parts, log, None, 1, len).note(0, episode)  # type: ignore[arg-type]
+    setting = SimpleNamespace(chat=chat, actions=None)
+    harvest.Work(None, setting, log, None, 1, len).note(0, episode)  # type: ignore[arg-type]
     found = Harvest(str(tmp_path / "good.jsonl"), str(log.path), tasks=1)
     harvest.gather(log, read_condition("turns == 2"), found, "")
     log.close()
@@ -411,3 +415,143 @@ def test_a_rewritten_history_is_a_row_for_every_prompt(tmp_path):
     assert [row["messages"] for row in rows] == [[first], [second]]
     assert [row["spans"][0]["text"] for row in rows] == ["7", "9"]
     assert (found.attempts, found.rows) == (1, 2)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(wire, "RETRIES", 1)
+    with serving() as found:
+        yield found
+
+
+def total(prompt: str) -> str:
+    return str(sum(map(int, re.findall(r"\d+", prompt.partition("=")[0]))))
+
+
+def from_server(server: Served, out: Path, model: str = "", env: str = "calculator", **changes):
+    """Two attempts at four tasks; by messages the calculator is not there, so there is one turn."""
+    asked = {
+        "tasks": 4,
+        "samples": 2,
+        "endpoint": server.url,
+        "served": "tiny",
+        "overrides": [
+            "task.args={operands: [2,2], digits: [1,1], operators: +}",
+            "rollout.concurrency=4",
+            *([] if model else ["rollout.max_turns=1"]),
+        ],
+        "say": len,
+    }
+    return sample_rows(model, env, str(out), **{**asked, **changes})
+
+
+def test_a_server_that_takes_messages_gives_rows_of_messages_that_can_be_learned_from(
+    served, run, tmp_path, capsys
+):
+    served.reply, served.delay = lambda content: total(content["messages"][-1]["content"]), 0.02
+    out = tmp_path / "good.jsonl"
+    easy = "task.args={operands: [2,2], digits: [1,1], operators: +}"
+    command = ("data", "sample", "calculator", easy, "rollout.max_turns=1", "rollout.concurrency=4")
+    server = ("--endpoint", served.url, "--model", "tiny")
+    graft(*command, *server, "--n", "4", "--samples", "2", "--out", str(out), "--json")
+    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert (told["attempts"], told["reward"], told["failed"]) == (8, 1.0, 0)
+    assert [asked["path"] for asked in served.asked] == ["/v1/chat/completions"] * 8
+    assert served.most_at_a_time == 4 and len({asked["seed"] for asked in served.asked}) == 8
+    rows = lines(out)
+    assert told["rows"] == len(rows) == 4  # both attempts say the same
+    for row in rows:
+        asked, answered = row["messages"]
+        assert answered == {"role": "assistant", "content": total(asked["content"])}
+        assert "spans" not in row and row["extra_info"]["reward"] == 1.0
+    graft("data", "show", str(out), "--json")  # exit 1, were a row bad
+    shown = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert shown["rows"] == 4 and not shown["bad"]
+    model = f'path: "{run}"'
+    recipe = RECIPE.format(folder=tmp_path, name="from-server", model=model, steps=2, data=out)
+    (tmp_path / "again.yaml").write_text(recipe)
+    graft("sft", str(tmp_path / "again.yaml"), "--json")
+    assert "after" in json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_a_game_by_messages_is_one_conversation(served, tmp_path):
+    def bisect(content: dict) -> str:
+        first = content["messages"][0]["content"]
+        low, high = map(int, re.findall(r"between (\d+) and (\d+)", first)[0])
+        for message in content["messages"]:
+            for guess, way in re.findall(r"(\d+)\. The hidden number is (\w+)", message["content"]):
+                low, high = (int(guess) + 1, high) if way == "higher" else (low, int(guess) - 1)
+        return f"\\boxed{{{(low + high) // 2}}}"
+
+    served.reply = bisect
+    out = tmp_path / "games.jsonl"
+    game = "game:GuessTheNumber-v0-easy"
+    found = from_server(served, out, env=game, samples=1, overrides=["rollout.max_turns=10"])
+    assert (found.attempts, found.reward, found.unwritable) == (4, 1.0, 0)
+    assert found.rows + found.duplicates == 4 and found.rows > 1
+    for row in lines(out):
+        turns = row["extra_info"]["turns"]
+        assert [one["role"] for one in row["messages"]] == ["user", "assistant"] * turns
+    most = max(row["extra_info"]["turns"] for row in lines(out))
+    assert most > 1 and max(len(asked["messages"]) for asked in served.asked) == 2 * most - 1
+
+
+def test_a_server_goes_on_from_raw_prompts_of_a_model_that_is_here(served, run, tmp_path):
+    def agent(content: dict) -> str:
+        prompt = content["prompt"]
+        if "]" in prompt:
+            return prompt.rpartition("]")[2].strip(";")  # what the calculator said
+        return f"[{prompt.removesuffix('=')}]and more that nobody asked for"
+
+    served.reply = agent
+    out = tmp_path / "good.jsonl"
+    found = from_server(served, out, str(run))
+    assert (found.attempts, found.reward) == (8, 1.0)
+    assert {asked["path"] for asked in served.asked} == {"/v1/completions"}
+    for row in lines(out):
+        asked, answer = row["messages"][0]["content"], total(row["messages"][0]["content"])
+        assert row["spans"] == [
+            {"author": "policy", "text": f"[{asked.removesuffix('=')}]"},
+            {"author": "env", "text": f"{answer};"},
+            {"author": "policy", "text": answer},
+        ]
+
+
+def test_an_answer_that_a_server_cut_off_is_no_message(served, tmp_path):
+    served.reply, served.finish = lambda content: "4", "length"
+    with pytest.raises(RunStopped, match=r"8 of 8 attempts pass .* none can be written"):
+        from_server(served, tmp_path / "good.jsonl", keep="reward >= 0")
+    [attempt, *_] = lines(tmp_path / "good.attempts.jsonl")[1]["attempts"]
+    assert "cut off" in attempt["unwritable"] and attempt["status"] == "truncated"
+
+
+def test_a_server_that_went_down_is_noticed_and_asked_again_later(served, tmp_path):
+    served.reply = lambda content: total(content["messages"][-1]["content"])
+    served.always = lambda content: 500 if len(served.asked) > 2 else None
+    out = tmp_path / "good.jsonl"
+    with pytest.raises(RunStopped, match=r"16 attempts in a row were lost, .*500: not now"):
+        from_server(served, out, tasks=200)
+    assert len(served.asked) < 100 and not out.exists()  # not 400 attempts, each asked twice
+    served.always = None
+    found = from_server(served, out, resume=True)
+    assert (found.attempts, found.failed, found.reward) == (8, 0, 1.0)
+    with pytest.raises(RunStopped, match="served: 'tiny' -> ''"):
+        from_server(served, out, resume=True, served="")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"api": "completions"}, "takes the model's tokenizer"),
+        ({"api": "grpc"}, "must be completions or chat"),
+        ({"endpoint": ""}, "belong to --endpoint"),
+        ({"overrides": []}, "goes on in the middle of an answer.*or rollout.max_turns=1"),
+        ({"overrides": ["actions.file=sorting"]}, "makes calls that no server can"),
+        ({"served": "other"}, "does not serve 'other', but tiny"),
+    ],
+)
+def test_what_a_server_cannot_do_is_told_before_it_is_asked(served, how, words, tmp_path):
+    with pytest.raises((ValueError, EngineError), match=words):
+        from_server(served, tmp_path / "x.jsonl", **how)
+    assert served.asked == [] and list(tmp_path.iterdir()) == []
