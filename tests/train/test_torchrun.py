@@ -305,6 +305,12 @@ def recipe_in(folder: Path) -> Path:
     return path
 
 
+def patience(seconds: float) -> list[str]:
+    """Before torchrun kills what does not end; torch 2.11 has no say in that."""
+    is_old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
+    return [] if is_old else ["--shutdown-timeout", str(seconds)]
+
+
 def start(
     count: int, folder: Path, *overrides: str, limit: int | None = None, grace: int = 60
 ) -> subprocess.Popen[str]:
@@ -318,7 +324,7 @@ def start(
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(count), "--shutdown-timeout", str(grace)),
+            *("--nproc-per-node", str(count), *patience(grace)),
             *("-m", "graft", "train", str(recipe_in(folder)), "parallel.deadline=100", *overrides),
         ],
         stdout=subprocess.PIPE,
