@@ -9,41 +9,10 @@ from torch import nn
 
 from graft.models.decoder import Decoder
 from graft.models.shape import Shape
-
-
-def _qwen3(layers: int, width: int, ff: int, heads: int) -> Shape:
-    return Shape(
-        family="qwen3",
-        vocab_size=151_936,
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=8,
-        head_dim=128,
-        ff=ff,
-        rope_theta=1e6,
-        max_positions=40_960,
-    )
-
+from graft.train import fleet
 
 SHAPES = {
-    "0.6B": _qwen3(layers=28, width=1024, ff=3072, heads=16),
-    "1.7B": _qwen3(layers=28, width=2048, ff=6144, heads=16),
-    "4B": _qwen3(layers=36, width=2560, ff=9728, heads=32),
-    "135M": Shape(  # SmolLM2
-        family="llama",
-        vocab_size=49_152,
-        width=576,
-        layers=30,
-        heads=9,
-        kv_heads=3,
-        head_dim=64,
-        ff=1536,
-        qk_norm=False,
-        norm_eps=1e-5,
-        rope_theta=1e5,
-        max_positions=8192,
-    ),
+    **{name: fleet.SHAPES[name] for name in ("0.6B", "1.7B", "4B", "135M")},
     "small": Shape(  # the quickstart's, with a larger vocabulary
         vocab_size=4096, width=192, layers=3, heads=6, kv_heads=6, head_dim=32, ff=384
     ),

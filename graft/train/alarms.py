@@ -425,8 +425,7 @@ def sample_size(memory: Memory, setting: Setting) -> Finding | None:
 
 def starved_learner(memory: Memory, setting: Setting) -> Finding | None:
     # where sampling runs ahead, a step's rollout takes as long as the learner still waits for it
-    waited, total = memory.now("time/wait_rollouts"), memory.now("step_time")
-    waited = memory.now("time/rollout") if waited is None else waited
+    waited, total = memory.now("time/rollout"), memory.now("step_time")
     if waited is None or total is None:
         return None
     if not setting.staleness:  # then the two take turns, and waiting is how it is meant
@@ -469,7 +468,6 @@ WATCHED = (
     "optimizer_steps",
     "tools/rate",
     "staleness/mean",
-    "time/wait_rollouts",
     "step_time",
 )
 

@@ -257,7 +257,7 @@ AREAS: dict[str, tuple[Explained, ...]] = {
             "tokens.",
             "0 where sampling and learning take turns; below rollout.staleness otherwise.",
             "At the bound all the time: rollouts are too slow for so many steps ahead, or sampling "
-            "runs ahead for nothing; see time/wait_rollouts and time/wait_learner.",
+            "runs ahead for nothing; see time/rollout and rollout/steps_waiting.",
             (0.0, None),
         ),
         Explained(
@@ -565,24 +565,6 @@ AREAS: dict[str, tuple[Explained, ...]] = {
             "0 where the engine holds the learner's own tensors; otherwise small against the step.",
             "engine.sync=memory instead of file, cluster.sync=broadcast, a faster disk under "
             "engine.exchange.",
-            (0.0, None),
-        ),
-        Explained(
-            "time/wait_rollouts",
-            "Seconds the learner stood and waited for rollouts.",
-            "Where both take turns (rollout.staleness=0) it is the rollout's time. Otherwise less than "
-            "half of step_time.",
-            "More than half: the learner starves. More cluster.workers, a larger rollout.concurrency "
-            "or rollout.staleness.",
-            (0.0, None),
-        ),
-        Explained(
-            "time/wait_learner",
-            "Seconds that finished rollouts waited for the learner.",
-            "Small; with rollout.staleness above 0 one of the two waits a little.",
-            "Most of the step: the learner is the slow half. Fewer cluster.workers, more "
-            "cluster.learners, a smaller batch (rollout.tasks); a larger rollout.staleness only makes "
-            "the data older.",
             (0.0, None),
         ),
     ),

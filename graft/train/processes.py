@@ -55,6 +55,8 @@ BUCKET = 256 * 2**20
 """Bytes that are summed in one go: large enough for a link, small beside a model."""
 GRACE = 10.0
 """Seconds that a process has to end by itself when another has failed."""
+ALONE_WAITS = 60.0
+"""Seconds after which a process without others tells what it waits for, such as a slow step ahead."""
 NCCL_MARGIN = 60.0
 """Seconds that NCCL waits beyond our deadline: it ends a process without a word of who waits."""
 
@@ -107,6 +109,8 @@ class Processes:
         found = cls(deadline, torch.device(device))
         under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         if "RANK" not in os.environ or (number_in("WORLD_SIZE") == 1 and not under_torchrun):
+            found._watchdog = Watchdog(say, after=ALONE_WAITS, every=ALONE_WAITS)
+            found._watchdog.start()
             return found
         found.rank, found.world = number_in("RANK"), number_in("WORLD_SIZE")
         found.local_rank = number_in("LOCAL_RANK")
