@@ -27,6 +27,9 @@ Metrics = dict[str, Tensor]
 
 Loss = Callable[[Tensor, Tensor, Batch], tuple[Tensor, Metrics]]
 
+ROW_LOG_RATIO = 10.0
+"""The most that GSPO's mean log-ratio of a row counts for, as in verl: e^10 is finite."""
+
 
 def reinforce() -> Loss:
     """-A * logp: advantage 2 on a token pushes its log-prob up with weight 2."""
@@ -95,7 +98,9 @@ def gspo(low: float = 3e-4, high: float = 4e-4) -> Loss:
     def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         adv_NT = _advantages(batch)
         logp_NT = keep(logp_NT, batch.mask)
-        row_N = masked_mean(_log_ratio(logp_NT, batch).detach(), batch.mask, dim=1)
+        gap_NT = logp_NT.detach() - keep(_old(logp_NT, batch), batch.mask)
+        # tokens as they are, for one that is held back would change the mean of its row
+        row_N = masked_mean(gap_NT, batch.mask, dim=1).clamp(max=ROW_LOG_RATIO)
         ratio_NT = torch.exp(row_N[:, None] + logp_NT - logp_NT.detach())
         loss_NT = _worse(ratio_NT, ratio_NT.clamp(1 - low, 1 + high), adv_NT)
         metrics = _metrics(loss_NT, entropy_NT, batch)

@@ -20,6 +20,7 @@ from graft.algos.losses import (
     with_importance,
     with_kl,
 )
+from graft.algos.shaping import kl_in_reward
 
 NAN, INF = float("nan"), float("inf")
 LN = math.log
@@ -120,6 +121,17 @@ def test_gspo_moves_a_row_by_the_geometric_mean_of_its_ratios(toy_batch):
     check(metrics["clip_ratio/high_mean"], [[0, 0, 0], [0, 0, 0], [1, 1, 0]])
 
 
+def test_gspo_holds_the_mean_of_a_row_and_none_of_its_tokens(toy_batch):
+    """Log-ratios -39 and 40 average to 0.5, not to (-20 + 20) / 2; 30 and 30 are held at 10."""
+    batch = toy_batch(
+        advantages=[[-1.0, -1.0]] * 3, old_logprobs=[[-41.0, -41.0], [-41, -41], [-2, -2]]
+    )
+    loss, _, grad, _ = run(gspo(0.9, 0.9), batch, [[-80.0, -1.0], [-11, -11], [-62, -2.0]])
+    want = [[math.exp(0.5)] * 2, [math.exp(10)] * 2, [0.1] * 2]  # the third: exp(-30), clipped
+    check(loss, want)
+    check(grad, [*want[:2], [0.0, 0.0]])
+
+
 def test_gspo_has_the_gradient_of_the_sequence_ratio_under_the_sequence_mean(toy_batch):
     torch.manual_seed(0)
     mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 0], [1, 0, 0, 0]], dtype=torch.bool)
@@ -186,6 +198,35 @@ def test_kl_estimates_by_hand():
     check(kl(logp, ref, "k3"), [math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5])
     with pytest.raises(ValueError, match=r"unknown KL estimate 'k4'"):
         kl(logp, ref, "k4")
+
+
+FAR = [-30.0, -21.0, -5.0, 5.0, 21.0, 30.0, 100.0]
+"""Drifts log p - log p_ref on both sides of 20."""
+TOP = math.exp(20.0)
+KL_FAR = {
+    "k1": (FAR, [1.0] * 7),
+    "k2": ([450, 220.5, 12.5, 12.5, 220.5, 450, 5000], FAR),
+    "k3": (
+        [11 * TOP, 2 * TOP, math.exp(5) - 6, math.exp(-5) + 4, 20, 29, 99],
+        [1 - TOP, 1 - TOP, 1 - math.exp(5), 1 - math.exp(-5), 1, 1, 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KL_FAR)
+def test_a_kl_estimate_of_a_large_drift_has_its_value_and_its_slope(kind):
+    logp = torch.tensor(FAR, requires_grad=True)
+    value = kl(logp, torch.zeros(7), kind)
+    value.sum().backward()
+    torch.testing.assert_close(value.detach(), torch.tensor(KL_FAR[kind][0]), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(logp.grad, torch.tensor(KL_FAR[kind][1]), rtol=1e-6, atol=1e-5)
+
+
+def test_a_price_on_a_large_drift_is_paid_in_full(toy_batch):
+    batch = toy_batch(logprobs=[[-1.0, -1.0]], ref_logprobs=[[-41.0, -1.0]], reward=[1.0])
+    shaped = kl_in_reward(0.1, "k1")(batch)
+    check(shaped.rewards, [[-4.0, 1.0]])
+    check(shaped.reward, [-3.0])
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])

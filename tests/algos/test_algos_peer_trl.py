@@ -169,6 +169,38 @@ def test_loss_and_gradient_equal_trl(trl_module, numbers, case):
     assert ours[1].abs().sum() > 0
 
 
+def far_apart(numbers):
+    """Some tokens 25, 30 and 60 above their old and their reference log-prob, one 60 below."""
+    batch, logp, entropy, adv_N = numbers
+    drift = torch.zeros(ROWS, COLUMNS)
+    drift[0, 0], drift[1, 1], drift[2, 0], drift[2, 1] = 25.0, 30.0, 60.0, -60.0
+    moved = {"old_logprobs": batch.old_logprobs - drift, "ref_logprobs": logp - drift.clamp(min=0)}
+    return batch.replace(**moved), logp, entropy, adv_N
+
+
+def check_far_apart(ours, theirs):
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-5, atol=1e-5)
+    assert (ours[1].abs() > 0).sum() >= 3
+
+
+def test_gspo_equals_trl_where_tokens_have_drifted_far(trl_module, numbers):
+    """Clipped at 1e5 only, so that the rows keep their gradient."""
+    far = far_apart(numbers)
+    settings = {"epsilon_low": 1.0, "epsilon_high": 1e5, "importance_sampling_level": "sequence"}
+    theirs = trl_loss(trl_module, far, **settings)
+    check_far_apart(our_loss(gspo(1.0, 1e5), sequence(), far), theirs)
+
+
+def test_the_kl_equals_trl_where_tokens_have_drifted_far(trl_module, numbers):
+    """Without advantages: single ratios are held at e^20 as in verl, where TRL lets them overflow."""
+    batch, logp, entropy, adv_N = far_apart(numbers)
+    batch = batch.replace(advantages=torch.zeros_like(logp), old_logprobs=logp)
+    still = (batch, logp, entropy, torch.zeros_like(adv_N))
+    theirs = trl_loss(trl_module, still, beta=0.04)
+    check_far_apart(our_loss(with_kl(clip(), 0.04), sequence(), still), theirs)
+
+
 @pytest.mark.parametrize("case", ["grpo", "grpo with KL", "dapo"])
 def test_metrics_equal_trl(trl_module, numbers, case):
     loss, reduction, settings = CASES[case]
