@@ -1,4 +1,4 @@
-"""`graft explain METRIC`: what a number means, when it is healthy, what to try when it is not."""
+"""`graft explain WORD`: what a number or a word beside it means, when it is healthy, what to try."""
 
 from __future__ import annotations
 
@@ -14,33 +14,44 @@ WIDTH = 96
 
 
 def explain(
-    metric: Annotated[
-        str, typer.Argument(help="A name of metrics.jsonl, such as entropy; none: list them all.")
-    ] = "",
+    word: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORD",
+            help="A metric, or any word that a command prints: entropy, spread, held out, pass@8.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a metric means, when it is healthy, and what to try when it is not."""
-    from graft.train.explain import AREAS, METRICS
-    from graft.train.explain import explain as explain_metric
+    """Say what a metric or a printed word means, when it is healthy, and what to try when it is not."""
+    from graft.train.explain import ALIASES, AREAS, METRICS, WORDS
+    from graft.train.explain import explain as explain_word
 
-    if not metric:
+    if not word:
         if as_json:
-            typer.echo(json.dumps({"metrics": [entry.to_json() for entry in METRICS.values()]}))
+            listed = {"metrics": METRICS, "words": WORDS}
+            told = {key: [entry.to_json() for entry in of.values()] for key, of in listed.items()}
+            typer.echo(json.dumps({**told, "aliases": ALIASES}))
             return
         width = max(map(len, METRICS))
-        for heading, entries in AREAS.items():
+        for heading, entries in {**AREAS, "Words that are no metric": WORDS.values()}.items():
             typer.echo(heading)
             for entry in entries:
                 typer.echo(f"  {entry.name:<{width}}  {_begin(entry.what, WIDTH - width)}")
-        typer.echo("`graft explain METRIC` says the rest")
+        typer.echo(
+            _block("Short for a metric: ", ", ".join(f"{a} ({m})" for a, m in ALIASES.items()))
+        )
+        typer.echo("`graft explain WORD` says the rest")
         return
-    found = explain_metric(metric)
+    typed = " ".join(word)
+    found = explain_word(typed)
     if as_json:
         typer.echo(json.dumps(found.to_json()))
         return
-    typer.echo(found.name)
+    typer.echo(found.name if found.name == typed else f"{typed}: {found.name}")
     typer.echo(_block("", found.what))
-    typer.echo(_block("healthy: ", found.healthy))
+    if found.healthy:
+        typer.echo(_block("healthy: ", found.healthy))
     if found.remedy:
         typer.echo(_block("if not:  ", found.remedy))
 

@@ -21,6 +21,8 @@ from graft.evaluate.cells import Cell
 from graft.evaluate.estimates import Difference, compare
 from graft.evaluate.table import Table, drawn
 
+COLUMNS = ("set", "measure", "tasks", "ours", "theirs", "difference", "p")
+
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
@@ -110,8 +112,7 @@ class Comparison:
     notes: list[str]
 
     def markdown(self) -> str:
-        head = ["set", "measure", "tasks", "ours", "theirs", "difference", "p"]
-        lines = [head, ["---"] * len(head)]
+        lines = [[*COLUMNS], ["---"] * len(COLUMNS)]
         for row in self.rows:
             found = row.difference
             span = "" if found.interval is None else " [{:+.3f}, {:+.3f}]".format(*found.interval)

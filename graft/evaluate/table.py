@@ -17,6 +17,9 @@ from typing import Any
 from graft.evaluate.cells import Cell
 from graft.evaluate.estimates import Estimate
 
+HEAD, SOURCE, TASKS, CALLS = ("checkpoint", "set"), "data source", "tasks", "calls"
+"""Titles of the columns; `graft explain` knows each of them, and those of `Table.measures`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -51,7 +54,7 @@ class Table:
             for label in self.sets
             if label in cells
         ]
-        parts = [self._drawn(["checkpoint", "set"], [([n, s], cell) for n, s, cell in cells])]
+        parts = [self._drawn([*HEAD], [([n, s], cell) for n, s, cell in cells])]
         by_source = [
             ([name, label, source or "-"], part)
             for name, label, cell in cells
@@ -59,7 +62,7 @@ class Table:
             for source, part in cell.by_source().items()
         ]
         if by_source:
-            parts.append(self._drawn(["checkpoint", "set", "data source"], by_source, False))
+            parts.append(self._drawn([*HEAD, SOURCE], by_source, False))
         parts.append(self.caption)
         parts += [f"Not complete: {problem}" for problem in self.problems]
         return "\n\n".join(parts) + "\n"
@@ -68,7 +71,7 @@ class Table:
         self, head: list[str], rows: Sequence[tuple[list[str], Cell]], is_whole: bool = True
     ) -> str:
         """Calls, failures and what is missing are known of whole sets only."""
-        lines = [[*head, "tasks", *self.measures, *(["calls"] if is_whole else [])]]
+        lines = [[*head, TASKS, *self.measures, *([CALLS] if is_whole else [])]]
         lines.append(["---"] * len(lines[0]))
         for names, cell in rows:
             known = cell.estimates(self.measures, self.solved)

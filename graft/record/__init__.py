@@ -11,11 +11,12 @@ may be in the middle of being written. `refresh` reads only what was added since
 that is resumed cuts its metrics back, and then all is read anew.
 """
 
-from graft.record.curves import PHASE_WORDS, Curves, is_step, numbers
+from graft.record.curves import Curves, is_step, numbers
 from graft.record.find import find_run, find_runs, is_run
 from graft.record.lines import JsonLines, parse_object, read_object
 from graft.record.lock import is_held
 from graft.record.run import Alarm, Record, Saved, Status
+from graft.train.labels import PHASE_WORDS
 
 __all__ = [
     "PHASE_WORDS",

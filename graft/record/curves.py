@@ -16,9 +16,6 @@ from typing import Any
 
 from graft.train.trackers import PHASES, Phase
 
-PHASE_WORDS: Mapping[Phase, str] = {"sft": "warm-up", "rl": "reinforce"}
-"""What a phase is called where people read, as in the display of a run."""
-
 
 @dataclass(slots=True)
 class Curves:

@@ -38,29 +38,19 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from graft.train.words import clip, clock_face, score, sparkline, summary, visible
+from graft.train.labels import (
+    LIVE_COLUMNS,
+    RECENT,
+    SCORE_COLUMNS,
+    WATCHED,
+    in_words,
+    watched,
+)
+from graft.train.words import clip, clock_face, score, sparkline, visible
 from graft.types import Author, Episode
 
 ALARM_STYLES = {"warning": "yellow", "alarm": "bold red"}
 
-WATCHED: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("reward", "reward", "{:.3f}".format),
-    ("accuracy", "accuracy", "{:.3f}".format),
-    ("loss", "loss", "{:.3f}".format),
-    ("reward_std", "spread", "{:.3f}".format),
-    ("entropy", "entropy", "{:.3f}".format),
-    ("completions/mean_length", "length", "{:,.0f}".format),
-    ("tools/rate", "tools", "{:.0%}".format),
-    ("sampling/sampling_logp_difference/mean", "gap", "{:.1e}".format),
-    ("clip_ratio/region_mean", "clipped", "{:.1%}".format),
-    ("tokens_per_second", "tokens/s", "{:,.0f}".format),
-)
-"""What a person watches: metric, the word for it, its form. `spread` is of the rewards of one task,
-`gap` the distance of the engine's log-probs from the learner's. Where there is a reward the loss is
-left out: a policy-gradient loss near 0 is normal and says nothing about progress."""
-
-RECENT = 10
-"""Steps of the middle column of the live table."""
 MOST_POINTS = 512
 """Values kept of one metric for its row of bars; more are averaged."""
 
@@ -150,15 +140,14 @@ class Display:
         if self._first is None:
             self._first = step
         self._step, self._metrics = step, dict(metrics)
-        for name, _, _ in watched(metrics):
+        for name, *_ in watched(metrics):
             if name in self._trends:
                 self._trends[name].add(metrics[name])
             else:
                 self._trends[name] = Trend(metrics[name])
         if not self.is_live:
             left = f"  left {clock_face(self.seconds_left())}" if step < self._total else ""
-            said = "  ".join(f"{word} {form(metrics[n])}" for n, word, form in watched(metrics))
-            self._print(f"{self._name} {step}/{self._total}  {said}{left}")
+            self._print(f"{self._name} {step}/{self._total}  {in_words(metrics)}{left}")
 
     def seconds_left(self) -> float:
         """Of this phase, at the pace it has had so far."""
@@ -187,9 +176,8 @@ class Display:
         if not before and not after:
             return
         grid = Table(box=SIMPLE)
-        grid.add_column("held out")
-        for title in ("before", "after", "change"):
-            grid.add_column(title, justify="right")
+        for number, title in enumerate(SCORE_COLUMNS):
+            grid.add_column(title, justify="right" if number else "left")
         for name in dict.fromkeys([*before, *after]):
             old, new = before.get(name), after.get(name)
             change = None if old is None or new is None else new - old
@@ -254,7 +242,7 @@ class Display:
             reward = self._trends.get("reward")
             trend = f"  {sparkline(reward.values, 24)}" if reward else ""
             counted = f"{self._name} {self._step}/{self._total} in {took}"
-            self._print(f"{counted}  {summary(self._metrics)}{trend}")
+            self._print(f"{counted}  {in_words(self._metrics, is_brief=True)}{trend}")
             self._step = 0
 
     def _panel(self) -> Group:
@@ -265,7 +253,7 @@ class Display:
         name = Text(self._name, style="bold")
         head.add_row(self._spinner, name, bar, f"{self._step}/{self._total}", left)
         fits = self.console.height >= len(self._trends) + 6
-        body = self._live_table() if fits else Text(f"  {summary(self._metrics)}")
+        body = self._live_table() if fits else Text(f"  {in_words(self._metrics, is_brief=True)}")
         parts = [head, *([body] if self._trends else [])]
         if self._alarms:
             count = "1 alarm" if self._alarms == 1 else f"{self._alarms} alarms"
@@ -278,9 +266,8 @@ class Display:
         grid = Table.grid(padding=(0, 2))
         for side in ("left", "right", "right", "right", "left"):
             grid.add_column(justify=side, no_wrap=True)
-        titles = ("", "now", f"last {RECENT}", "first", "")
-        grid.add_row(*(Text(title, style="dim") for title in titles))
-        for name, word, form in WATCHED:
+        grid.add_row(*(Text(title, style="dim") for title in ("", *LIVE_COLUMNS, "")))
+        for name, word, form, _ in WATCHED:
             if (trend := self._trends.get(name)) is None:
                 continue
             # a metric of some steps only (accuracy) keeps its last value in view
@@ -291,15 +278,6 @@ class Display:
 
     def _print(self, text: str) -> None:
         self.console.print(Text(text))
-
-
-def watched(metrics: Mapping[str, float]) -> list[tuple[str, str, Callable[[float], str]]]:
-    """The rows of `WATCHED` that these metrics have."""
-    return [
-        row
-        for row in WATCHED
-        if row[0] in metrics and not (row[0] == "loss" and "reward" in metrics)
-    ]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -3,8 +3,11 @@
     explain("frac_reward_zero_std").what      "Share of the groups (the attempts at one task) in which ..."
     explain("tools/search/calls").what        "Calls of search per attempt ..."
 
+    explain("spread").name                    "reward_std": the display's word for it
+    explain("pass@8").what                    "Probability that at least one of 8 attempts ..."
+
 The second is found under "tools/{tool}/calls": what stands in braces is any text without a slash. The
-same texts are `graft explain METRIC`, the tooltips of the viewer and docs/metrics.md, which
+same texts are `graft explain WORD`, the tooltips of the viewer and docs/metrics.md, which
 `python -m graft.train.explain > docs/metrics.md` writes.
 """
 
@@ -17,6 +20,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from graft.registry import UnknownName
+from graft.train.alarms import CONDITIONS
+from graft.train.labels import MEANINGS, SCORES, WATCHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Explained:
     what: str
     """What it is, as a formula in words."""
     healthy: str
-    """What it does in a run that learns, and why."""
+    """What it does in a run that learns, and why; empty: a word that is no metric."""
     remedy: str
     """What to look at or to change when it does something else; empty: it is a mere count."""
     range: tuple[float | None, float | None] | None = None
@@ -635,35 +640,60 @@ METRICS: dict[str, Explained] = {entry.name: entry for area in AREAS.values() fo
 """Every metric that graft writes; a loss, credit or environment of your own may add others."""
 
 
+WORDS: dict[str, Explained] = {
+    word: Explained(word, text, "", "") for word, text in MEANINGS.items()
+}
+"""Words that commands print and that are no metric."""
+
+ALIASES: dict[str, str] = {
+    **{row.word: row.metric for row in WATCHED if row.word != row.metric},
+    **SCORES,
+    **{alarm: metric for alarm, (metric, _) in CONDITIONS.items()},
+}
+"""Words of the display, and names of alarms -> the metric behind them."""
+
+
 def explain(name: str) -> Explained:
-    """The text of one metric, with what stands in the name's braces filled in.
+    """The text of one metric or word, with what stands in the name's braces filled in.
 
     >>> explain("tools/search/calls").name, explain("tools/search/calls").what
     ('tools/search/calls', 'Calls of search per attempt that were carried out, failed ones included.')
+    >>> explain("spread").name, explain("Held out").name
+    ('reward_std', 'held out')
     """
-    if name in METRICS:
-        return METRICS[name]
-    for pattern, entry in METRICS.items():
+    typed = " ".join(name.split())
+    for spelled in dict.fromkeys((typed, typed.lower(), typed.lower().replace(" ", "_"))):
+        if (found := _find(ALIASES.get(spelled, spelled))) is not None:
+            return found
+    close = nearest_metrics(name)
+    meant = f"nearest: {', '.join(close)}. " if close else ""
+    raise UnknownName(f"unknown metric {name!r}; {meant}`graft explain` lists all of them")
+
+
+def _find(name: str) -> Explained | None:
+    known = METRICS | WORDS
+    if name in known:
+        return known[name]
+    for pattern, entry in known.items():
         if (filled := _fill(pattern, name)) is not None:
             texts = {
                 field: _put(getattr(entry, field), filled)
                 for field in ("what", "healthy", "remedy")
             }
             return replace(entry, name=name, **texts)
-    close = nearest_metrics(name)
-    meant = f"nearest: {', '.join(close)}. " if close else ""
-    raise UnknownName(f"unknown metric {name!r}; {meant}`graft explain` lists all of them")
+    return None
 
 
 def nearest_metrics(name: str, most: int = 3) -> list[str]:
-    """Known names that are spelled alike, or that hold what was typed.
+    """Known names and words that are spelled alike, or that hold what was typed.
 
-    >>> nearest_metrics("ess"), nearest_metrics("rewrad")
-    (['sampling/importance_sampling_ratio/ess'], ['reward', 'reward_std'])
+    >>> nearest_metrics("ess"), nearest_metrics("rewrad"), nearest_metrics("spred")
+    (['sampling/importance_sampling_ratio/ess'], ['reward', 'reward_std'], ['spread'])
     """
     wanted = name.strip().lower()
     parts = {known: known.split("/") for known in METRICS}
     found = [known for known, words in parts.items() if wanted and wanted in words]
+    found += get_close_matches(wanted, [*ALIASES, *WORDS], n=most, cutoff=0.75)
     found += get_close_matches(wanted, list(METRICS), n=most, cutoff=0.6)
     if not found and len(wanted) >= 3:
         found = [known for known in METRICS if wanted in known]
@@ -695,7 +725,7 @@ def markdown() -> str:
         "# Metrics",
         "",
         "Every number that a run writes to `metrics.jsonl`: what it is, what it does in a run that",
-        "learns, and what to try when it does something else. `graft explain METRIC` prints the same text,",
+        "learns, and what to try when it does something else. `graft explain WORD` prints the same text,",
         "`graft view` shows it as a tooltip. Means are over trained tokens unless said otherwise, and over",
         "all optimizer steps of a step.",
         "",
@@ -714,6 +744,23 @@ def markdown() -> str:
             ]
             if entry.remedy:
                 lines += ["", f"**If not:** {entry.remedy}"]
+    lines += [
+        "",
+        "## Words of the display",
+        "",
+        "Short for a metric, in the display and in tables:",
+        "",
+    ]
+    lines += ["| word | metric |", "|---|---|"]
+    lines += [f"| {word} | `{metric}` |" for word, metric in ALIASES.items()]
+    lines += [
+        "",
+        "No metric, and known to `graft explain` too:",
+        "",
+        "| word | meaning |",
+        "|---|---|",
+    ]
+    lines += [f"| {word} | {text} |" for word, text in MEANINGS.items()]
     return "\n".join(lines)
 
 

@@ -32,6 +32,7 @@ from graft.train.fingerprint import Recorder
 from graft.train.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.interrupt import Interrupt
 from graft.train.journal import Journal
+from graft.train.labels import PHASE_WORDS
 from graft.train.learner import Learner
 from graft.train.model import load_reference, refuse_what_cannot_fit
 from graft.train.plan import has_reference
@@ -180,7 +181,7 @@ class Session:
         if resumed is not None:
             resumed.restore(learner)
             start = resumed.step
-        self.display.phase("warm-up", course.steps)
+        self.display.phase(PHASE_WORDS["sft"], course.steps)
         clock = self._clock("sft")
         done = start
         try:
@@ -272,7 +273,7 @@ class Session:
         self._publish(done)
         source = Source(self.parts, self.crew, tasks)
         recorder = Recorder(learner, config.train.steps)
-        self.display.phase("reinforce", config.train.steps)
+        self.display.phase(PHASE_WORDS["rl"], config.train.steps)
         clock = self._clock("rl")
         try:
             for step in range(done + 1, config.train.steps + 1):

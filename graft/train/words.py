@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 BARS = "▁▂▃▄▅▆▇█"
-SHOWN: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("reward", "reward", "{:.3f}".format),
-    ("accuracy", "accuracy", "{:.3f}".format),
-    ("loss", "loss", "{:.3f}".format),
-    ("tools/rate", "tools", "{:.0%}".format),
-    ("entropy", "entropy", "{:.3f}".format),
-    ("tokens_per_second", "tokens/s", "{:,.0f}".format),
-)
-"""Metric, the word for it, its form; in this order. Where there is a reward the loss is left out:
-a policy-gradient loss near 0 is normal and says nothing about progress."""
-
 CLIP = 1200
 """Characters of one span that a transcript shows; the rest is counted."""
 
@@ -48,14 +37,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return BARS[round(share * (len(BARS) - 1))]
 
     return "".join(bar(value) if math.isfinite(value) else " " for value in columns)
-
-
-def summary(metrics: Mapping[str, float]) -> str:
-    """The metrics a person watches, in words: "reward 0.500  tools 93%  tokens/s 5,512"."""
-    shown = [row for row in SHOWN if row[0] in metrics]
-    if "reward" in metrics:
-        shown = [row for row in shown if row[0] != "loss"]
-    return "  ".join(f"{word} {form(metrics[name])}" for name, word, form in shown)
 
 
 def clock_face(seconds: float) -> str:

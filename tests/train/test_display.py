@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from graft.train.display import Display, Trend
-from graft.train.words import clip, clock_face, sparkline, summary, visible
+from graft.train.labels import in_words
+from graft.train.words import clip, clock_face, sparkline, visible
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 
 
@@ -98,8 +99,8 @@ def test_the_order_of_values_is_the_order_of_bars(values):
 
 def test_a_summary_speaks_of_reward_and_not_of_the_policy_loss():
     metrics = {"loss": 1e-9, "reward": 0.5, "tools/rate": 0.934, "unknown/name": 3.0}
-    assert summary(metrics) == "reward 0.500  tools 93%"
-    assert summary({"loss": 2.0, "tokens_per_second": 5512.4}) == "loss 2.000  tokens/s 5,512"
+    assert in_words(metrics, is_brief=True) == "reward 0.500  tools 93%"
+    assert in_words({"loss": 2.0, "tokens_per_second": 5512.4}) == "loss 2.000  tokens/s 5,512"
 
 
 def test_seconds_read_as_a_clock():

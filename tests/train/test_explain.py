@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 import graft
 from graft.commands.explain import explain as explain_command
 from graft.config import keys
+from graft.evaluate.against import COLUMNS as AGAINST
+from graft.evaluate.table import CALLS, HEAD, SOURCE, TASKS, Table
+from graft.record import Status as RunStatus
 from graft.registry import UnknownName
 from graft.train.alarms import CONDITIONS, WATCHED
-from graft.train.explain import AREAS, METRICS, explain, markdown, nearest_metrics
+from graft.train.display import Display
+from graft.train.explain import (
+    ALIASES,
+    AREAS,
+    METRICS,
+    WORDS,
+    explain,
+    markdown,
+    nearest_metrics,
+)
+from graft.train.labels import PHASE_WORDS, RUN_COLUMNS, SCORES
+from graft.train.labels import WATCHED as SHOWN
 from graft.train.tracking import RESERVED, read_metrics
+from graft.types import Author, Episode, Leaf, Span, Status, Task
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
@@ -212,9 +229,12 @@ def test_the_command_prints_the_text_and_json_the_same():
 
 def test_the_command_without_a_name_lists_them_all():
     lines = called().stdout.splitlines()
-    listed = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert listed == list(METRICS)
-    assert [e["name"] for e in json.loads(called("--json").stdout)["metrics"]] == list(METRICS)
+    listed = [line[2:].split("  ")[0] for line in lines if re.match(r"  [^ ]", line)]
+    assert listed[:-1] == [*METRICS, *WORDS]  # behind them the short words, in one block
+    told = json.loads(called("--json").stdout)
+    assert [entry["name"] for entry in told["metrics"]] == list(METRICS)
+    assert [entry["name"] for entry in told["words"]] == list(WORDS)
+    assert told["aliases"] == ALIASES
 
 
 def test_an_unknown_name_is_wrong_usage():
@@ -222,6 +242,103 @@ def test_an_unknown_name_is_wrong_usage():
     result = called("entropi")
     assert isinstance(result.exception, UnknownName)
     assert "nearest: entropy" in str(result.exception)
+
+
+# words of the display
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(out: io.StringIO) -> str:
+    """All that a display can print: both phases, alarms, scores, a transcript, the closing words."""
+    task = Episode(Task("", "", prompt=({"role": "user", "content": "1"},)))
+    root = task.append(Span(None, Author.TASK, [1], text="1"))
+    said = task.append(Span(root, Author.POLICY, [1], text="2"))
+    heard = task.append(Span(said, Author.ENV, [1], text="3"))
+    task.leaves += [Leaf((said, heard), status=status) for status in Status]
+    metrics = {row.metric: 0.5 for row in SHOWN}
+    panels: list[str] = []
+    with Display(2, stream=out) as display:
+
+        def look() -> None:
+            panel = Console(file=io.StringIO(), width=200, height=40, record=True)
+            panel.print(display._panel())
+            panels.append(panel.export_text())
+
+        look()  # before the first phase
+        for phase in PHASE_WORDS.values():
+            display.phase(phase, 2)
+            look()
+            display.update(1, {"loss": 1.0})
+            display.update(2, metrics)
+            for level in ("warn", "alarm"):
+                display.alarm("", level)
+            look()
+        display.table(dict.fromkeys(SCORES, 0.25), dict.fromkeys(SCORES, 0.5))
+        for leaf in range(len(task.leaves)):
+            display.transcript(task, leaf)
+        display.closing("", [])
+    return "\n".join([out.getvalue(), *panels])
+
+
+@pytest.mark.parametrize("out", [io.StringIO, Terminal])
+def test_every_word_that_the_display_prints_can_be_explained(out, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    text = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", printed(out()))
+    assert all(row.word in text for row in SHOWN)
+    known = [
+        re.sub(r"\\{\w+\\}", r"\\d+", re.escape(word)) for word in {*METRICS, *WORDS, *ALIASES}
+    ]
+    for word in sorted(known, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w/]){word}(?![\w/])", "", text)
+    left = set(re.findall(r"(?<!\d)[A-Za-z]+", text))
+    assert left <= {"in", "at", "the", "last"}, left  # between the words: "2/2 in 0:03"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *(row.word for row in SHOWN),
+        *PHASE_WORDS.values(),
+        *RUN_COLUMNS,
+        *RunStatus,
+        *Status,
+        *Author,
+        *SCORES,
+        *AGAINST,
+        *(*HEAD, SOURCE, TASKS, CALLS),
+        *Table([], {}, "", samples=8, k=(1, 8)).measures,
+        *CONDITIONS,
+    ],
+)
+def test_every_word_of_the_tables_can_be_explained(word):
+    assert explain(word).what
+    assert called(*word.split(" ")).exit_code == 0  # without quotes too
+
+
+def test_a_short_word_leads_to_its_metric():
+    assert explain("gap").name == "sampling/sampling_logp_difference/mean"
+    assert explain("Entropy collapse").name == "entropy"
+    assert explain("pass@16").what.startswith("Probability that at least one of 16 attempts")
+    assert explain("last 10").what.startswith("Mean over the latest 10 steps")
+    assert called("spread").stdout.startswith("spread: reward_std\n")
+    assert called("held", "out").stdout.startswith("held out\n") and not explain("held out").healthy
+
+
+def test_no_word_has_two_meanings():
+    assert not set(METRICS) & {*WORDS, *ALIASES} and not set(WORDS) & set(ALIASES)
+    assert set(ALIASES.values()) <= set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("spred", "spread"), ("heldout", "held out"), ("stoped", "stopped")]
+)
+def test_a_misspelled_word_is_led_home(typed, meant):
+    with pytest.raises(UnknownName, match=f"nearest: {meant}"):
+        explain(typed)
 
 
 def _has_text(name: str) -> bool:
