@@ -16,7 +16,7 @@ from graft.commands.doctor import doctor
 from graft.commands.evaluate import evaluate
 from graft.commands.explain import explain
 from graft.commands.export import export
-from graft.commands.options import AsJson, Overrides
+from graft.commands.options import AsJson, Overrides, setting_meant
 from graft.commands.plan import plan
 from graft.commands.replay import replay
 from graft.commands.report import report
@@ -311,6 +311,8 @@ def main() -> None:
 def _complain(error: Exception) -> int:
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's, wherever typer keeps it
         error.show()  # type: ignore[attr-defined]
+        if hint := setting_meant(error, sys.argv[1:]):
+            typer.echo(hint, err=True)
         return 2
     from graft.actions.fields import ActionsError
     from graft.config import ConfigError

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from graft.other_names import FIRST_KEYS, as_override, leaves_of, meant
 from graft.registry import nearest
 
 
@@ -417,9 +418,10 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path} is not a recipe: {error}") from error
     if not OmegaConf.is_dict(base):
         raise ConfigError(f"{path} is not a recipe: it holds {type(base).__name__}, not sections")
-    for override in overrides:
+    for place, override in enumerate(overrides):
         if "=" not in override or override.startswith("-"):
-            raise ConfigError(f"override {override!r} is not of the form key=value (train.lr=1e-4)")
+            hint = as_override(override, overrides[place + 1 : place + 2], keys())
+            raise ConfigError(f"override {override!r} is not of the form key=value: {hint}")
     try:
         for override in overrides:  # set, not merge: model.shape={} really is empty then
             key = override.partition("=")[0]
@@ -448,15 +450,19 @@ def check(values: Any, where: str = "config") -> Config:
         raise ConfigError(f"{where}: " + "; ".join(lines)) from error
 
 
+MOST_EXPLAINED = 12
+"""Unknown keys of one section that are translated; a whole recipe of verl's has hundreds."""
+
+
 def _explain(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        hint = nearest(key, keys()) or nearest(
-            key.split(".")[-1], [k.split(".")[-1] for k in keys()]
-        )
-        full = next((k for k in keys() if hint and (k == hint or k.endswith(f".{hint}"))), None)
-        meant = f"; did you mean {full!r}?" if full else "; see `graft config --keys`"
-        return f"unknown key {key!r}{meant}"
+        names = [name for name, _ in leaves_of(key, problem["input"])]
+        lines = [f"unknown key {name!r}; {meant(name, keys())}" for name in names[:MOST_EXPLAINED]]
+        left = len(names) - len(lines)
+        return "; ".join([*lines, f"and {left} more below {key!r}"] if left else lines)
+    if problem["type"] == "model_type" and key in FIRST_KEYS:
+        return f"{key}={problem['input']!r}: {key} is a section; did you mean {FIRST_KEYS[key]!r}?"
     message = str(problem["msg"]).removeprefix("Value error, ")
     if not key:
         return message

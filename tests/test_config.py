@@ -32,7 +32,7 @@ def test_a_resolved_config_loads_back_to_the_same(tmp_path):
     [
         (["train.learning_rat=1"], "unknown key 'train.learning_rat'"),
         (["train.warmpu=1"], "did you mean 'train.warmup'"),
-        (["rollot.samples=4"], "unknown key 'rollot'; did you mean 'rollout"),
+        (["rollot.samples=4"], "unknown key 'rollot.samples'; did you mean 'rollout.samples'"),
         (["train.lr=fast"], "train.lr='fast': input should be a valid number"),
         (["train.lr=-1"], "train.lr=-1: input should be greater than 0"),
         (["train.lr"], "not of the form key=value"),

@@ -1,0 +1,143 @@
+"""Settings as users of TRL, verl and transformers write them: the error names the key of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pytest
+
+from graft.config import ConfigError, keys, load_config
+from graft.other_names import FIRST_KEYS, OTHER_NAMES, as_override, meant
+
+
+def test_every_entry_names_a_key_that_exists_and_none_that_is_ours():
+    known = keys()
+    for theirs, entry in OTHER_NAMES.items():
+        ours, _, remark = entry.partition(" ")
+        assert ours in known or (ours == "-" and remark), theirs
+        assert theirs not in known
+        assert theirs == theirs.lower() and "-" not in theirs
+    assert set(FIRST_KEYS.values()) <= set(known)
+    assert set(FIRST_KEYS) == {key.partition(".")[0] for key in known}
+
+
+@pytest.mark.parametrize(
+    ("override", "ours"),
+    [
+        ("train.learning_rate=1e-4", "train.lr"),
+        ("learning_rate=1e-4", "train.lr"),
+        ("lr=1e-4", "train.lr"),
+        ("sft.learning_rate=1e-4", "sft.lr"),
+        ("train.learning_rat=1", "train.lr"),
+        ("actor_rollout_ref.actor.optim.lr=1e-6", "train.lr"),
+        ("+actor_rollout_ref.actor.optim.lr=1e-6", "train.lr"),
+        ("critic.optim.lr=1e-5", "algo.critic_lr"),
+        ("data.train_batch_size=1024", "rollout.tasks"),
+        ("data.max_response_length=1024", "rollout.max_tokens"),
+        ("data.train_files=gsm8k.parquet", "task.args"),
+        ("algorithm.adv_estimator=grpo", "algo.name"),
+        ("algorithm.kl_ctrl.kl_coef=0.001", "algo.kl_coef"),
+        ("actor_rollout_ref.rollout.n=8", "rollout.samples"),
+        ("actor_rollout_ref.rollout.name=vllm", "engine.name"),
+        ("actor_rollout_ref.model.path=Qwen/Qwen3-0.6B", "model.path"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "train.minibatches"),
+        ("actor_rollout_ref.actor.kl_loss_coef=0.001", "algo.kl_coef"),
+        ("actor_rollout_ref.actor.clip_ratio_high=0.28", "algo.loss"),
+        ("trainer.total_epochs=15", "train.steps"),
+        ("trainer.save_freq=10", "run.save_every"),
+        ("trainer.experiment_name=x", "run.name"),
+        ("num_generations=8", "rollout.samples"),
+        ("per_device_train_batch_size=8", "rollout.tasks"),
+        ("max_completion_length=512", "rollout.max_tokens"),
+        ("beta=0.04", "algo.kl_coef"),
+        ("epsilon=0.2", "algo.loss"),
+        ("max_steps=100", "train.steps"),
+        ("output_dir=out", "run.dir"),
+        ("num_train_epochs=1", "train.steps"),
+        ("gradient_accumulation_steps=4", "train.tokens_per_micro"),
+        ("lora_r=16", "lora.rank"),
+        ("rollout.n=8", "rollout.samples"),
+        ("model.name_or_path=Qwen/Qwen3-0.6B", "model.path"),
+        ("model_name_or_path=Qwen/Qwen3-0.6B", "model.path"),
+        ("model=Qwen/Qwen3-0.6B", "model.path"),
+        ("algo=grpo", "algo.name"),
+        ("env=calculator", "task.env"),
+        ("steps=10", "train.steps"),
+        ("rollot.samples=4", "rollout.samples"),
+    ],
+)
+def test_a_key_of_another_library_is_answered_with_ours(override, ours):
+    with pytest.raises(ConfigError, match=rf"did you mean '{ours}'\?"):
+        load_config("quickstart", [override])
+
+
+def test_what_differs_in_meaning_is_said():
+    with pytest.raises(
+        ConfigError, match=r"'rollout.tasks'\? \(TRL counts attempts: tasks = per_de"
+    ):
+        load_config("quickstart", ["per_device_train_batch_size=8"])
+    with pytest.raises(ConfigError, match=r"graft has no such key: every token is drawn from the"):
+        load_config("quickstart", ["rollout.top_p=0.9"])
+
+
+def test_every_key_of_a_foreign_section_is_answered_and_many_are_counted():
+    told = ["optim.lr=1", "fsdp_config.param_offload=true"]
+    with pytest.raises(ConfigError, match=r"'train.lr'.*'parallel.offload'"):
+        load_config("quickstart", [f"actor_rollout_ref.actor.{each}" for each in told])
+    with pytest.raises(ConfigError, match=r"and 8 more below 'verl'"):
+        load_config("quickstart", [f"verl.key{number}=1" for number in range(20)])
+
+
+@pytest.mark.parametrize(
+    ("option", "following", "hint"),
+    [
+        ("--learning_rate", ["1e-4"], "without dashes: train.lr=1e-4"),
+        ("--lr", ["1e-4"], "without dashes: train.lr=1e-4"),
+        ("-lr", ["1e-4"], "without dashes: train.lr=1e-4"),
+        ("--train.lr=1e-4", [], "without dashes: train.lr=1e-4"),
+        ("--num-generations=4", [], "without dashes: rollout.samples=4"),
+        ("train.lr", ["1e-4"], "without dashes: train.lr=1e-4"),
+        ("train.lr", ["run.name=x"], "without dashes: train.lr=VALUE"),
+        ("--per-device-train-batch-size", ["4"], "did you mean 'rollout.tasks'? (TRL counts"),
+        ("--foo", ["4"], "'foo' is no key of ours; see `graft config --keys`"),
+    ],
+)
+def test_an_option_is_answered_with_the_setting(option, following, hint):
+    assert hint in as_override(option, following, keys())
+
+
+def test_the_command_line_answers_an_option_with_the_setting(monkeypatch, capsys):
+    from graft.cli import main
+
+    monkeypatch.setattr("sys.argv", ["graft", "train", "quickstart", "--learning_rate", "1e-4"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert (
+        "settings are written key=value, without dashes: train.lr=1e-4" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.peer
+def test_entries_for_trl_are_names_that_trl_has():
+    """And of the settings that people change first, every one has an entry or is spelled like ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = pytest.importorskip("trl").GRPOConfig
+    names = {field.name for field in dataclasses.fields(config)}
+    first = {
+        "learning_rate", "num_generations", "per_device_train_batch_size", "max_completion_length",
+        "beta", "epsilon", "epsilon_high", "delta", "max_steps", "num_train_epochs", "output_dir",
+        "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation", "loss_type",
+        "num_iterations", "scale_rewards", "importance_sampling_level", "reward_weights", "bf16",
+        "mask_truncated_completions", "use_vllm", "vllm_mode", "vllm_server_base_url", "save_steps",
+        "eval_steps", "logging_steps", "report_to", "lr_scheduler_type", "warmup_steps", "run_name",
+        "gradient_checkpointing", "adam_beta1", "adam_beta2", "save_total_limit", "log_completions",
+        "vllm_importance_sampling_clip_max", "top_p", "top_k", "min_p", "fsdp", "deepspeed",
+    }  # fmt: skip
+    assert first <= names
+    assert first <= set(OTHER_NAMES)
+    for spelled_alike in ("temperature", "seed", "weight_decay", "max_grad_norm", "entropy_coef"):
+        assert spelled_alike in names
+        assert meant(spelled_alike, keys()).endswith(f".{spelled_alike}'?")
