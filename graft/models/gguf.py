@@ -41,6 +41,28 @@ INSIDE = {
     "ffn_down": "mlp.down_proj",
 }
 ROPE_FACTORS = "rope_freqs.weight"
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "use_parallel_residual": (False,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "swin_norm": (False,),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.temperature_scale": (0,),
+    "attention.shared_kv_layers": (0,),
+    "rope.scale_linear": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (1, -1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+"""Entries that change the function in llama.cpp, and the values with which they do not."""
 
 
 def load_gguf(
@@ -111,6 +133,16 @@ def gguf_shape(reader: GGUFReader, path: Path) -> Shape:
 
     if get("expert_count", 0):
         raise UnsupportedModel(f"'{path}': a mixture of experts has no native decoder")
+    for key, neutral in NEUTRAL.items():
+        if (value := _value(reader, f"{family}.{key}", None)) not in (None, *neutral):
+            raise UnsupportedModel(
+                f"'{path}': {family}.{key}={value} changes what the model computes, and our decoder "
+                "leaves it out; take another model"
+            )
+    if 0 < (window := get("attention.sliding_window", 0)) < get("context_length"):
+        raise UnsupportedModel(
+            f"'{path}': {family}.attention.sliding_window={window}; only full attention is computed"
+        )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if "token_embd.weight" not in tensors:
         raise ModelFileError(f"'{path}' has no token_embd.weight; is it a whole model?")
@@ -139,14 +171,18 @@ def gguf_shape(reader: GGUFReader, path: Path) -> Shape:
         rope_theta=_shortest(get("rope.freq_base", 10_000.0)),
         max_positions=get("context_length"),
     )
-    scaling = get("rope.scaling.type", "none")
+    # a factor without a type is linear to llama.cpp
+    is_scaled = get("rope.scaling.factor", 0.0) not in (0.0, 1.0)
+    scaling = get("rope.scaling.type", "linear" if is_scaled else "none")
     if ROPE_FACTORS in tensors:
         factors = dequantise(tensors[ROPE_FACTORS], path).tolist()
         return replace(shape, rope_scaling=_llama3_scaling(shape, factors, path))
     if scaling == "none":
         return shape
-    if scaling not in ("linear", "yarn") or get("rope.scaling.attn_factor", 1.0) != 1.0:
-        raise UnsupportedModel(f"'{path}': rope scaling {scaling!r} is not computed")
+    if scaling not in ("linear", "yarn"):
+        raise UnsupportedModel(
+            f"'{path}': rope scaling {scaling!r} is not computed; known: none, linear, yarn"
+        )
     rope: dict[str, Any] = {"rope_type": scaling, "factor": _shortest(get("rope.scaling.factor"))}
     if scaling == "yarn":
         rope |= {

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.fill import ModelFileError, fill
-from graft.models.shape import Shape, UnsupportedModel, rope_frequencies
+from graft.models.hf_config import read_shape
+from graft.models.shape import Shape, UnsupportedModel
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
@@ -137,15 +138,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def shape_of(config: dict[str, Any], file: Path) -> Shape:
     """The Shape of a parsed config.json; everything we cannot compute is refused here."""
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "an unnamed method")
-        raise UnsupportedModel(
-            f"'{file}': the weights are quantised ({method}) and cannot be trained; "
-            f"use the model's unquantised folder"
-        )
     try:
-        shape = Shape.from_hf(config)
-        rope_frequencies(shape)  # an unknown rope scaling should fail now, not in the first step
+        shape = read_shape(config)
     except KeyError as error:
         raise ModelFileError(
             f"'{file}' lacks the entry {error}; is it a complete config?"

@@ -1,4 +1,4 @@
-"""The numbers that make a decoder: read from and written to Hugging Face's `config.json`."""
+"""The numbers that make a decoder, and the `config.json` they are written as (`hf_config` reads one)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ ARCHITECTURES = {
 
 EXTRA_MULTIPLE = 64
 """Rows behind the vocabulary come in so many: products and masks stay as aligned as without them."""
+
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+NOT_COMPUTED = {
+    "dynamic": "turns the positions of a text otherwise once it exceeds max_position_embeddings "
+    "tokens, so keys of its beginning no longer hold. Up to that length it changes nothing: if no "
+    "context exceeds it (rollout.max_context), delete the entry from config.json",
+    "longrope": "has two sets of frequencies, and which of them counts depends on the length of the "
+    "text, so keys of its beginning no longer hold when it grows",
+}
+"""Why our decoder does not compute a rope type."""
 
 
 class UnsupportedModel(ValueError):
@@ -91,48 +102,6 @@ class Shape:
         ends = self.head_rows + (0 if self.tied else self.vocab_size)
         return self.layers * block + ends * self.width
 
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Shape:
-        """From a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters)."""
-        family = str(config.get("model_type", ""))
-        if family not in ARCHITECTURES:
-            raise UnsupportedModel(
-                f"model_type {family!r} has no native decoder; known: {', '.join(ARCHITECTURES)}"
-            )
-        if config.get("hidden_act", "silu") != "silu":
-            raise UnsupportedModel(f"hidden_act={config['hidden_act']!r}; only silu is computed")
-        if config.get("use_sliding_window"):
-            raise UnsupportedModel("use_sliding_window=true; only full attention is computed")
-        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        partial = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
-        if partial not in (None, 1.0):
-            raise UnsupportedModel(f"partial_rotary_factor={partial}; only whole heads are rotated")
-        theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
-        rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type", "default")
-        heads = config["num_attention_heads"]
-        biased = bool(config.get("attention_bias", False))
-        return cls(
-            family=family,
-            vocab_size=config["vocab_size"],
-            width=config["hidden_size"],
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            # absent, Qwen3's is 128 whatever the width; the other families divide the width
-            head_dim=config.get("head_dim")
-            or (128 if family == "qwen3" else config["hidden_size"] // heads),
-            ff=config["intermediate_size"],
-            tied=bool(config.get("tie_word_embeddings", False)),
-            qk_norm=family == "qwen3",
-            qkv_bias=True if family == "qwen2" else biased,
-            out_bias=False if family == "qwen2" else biased,
-            mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
-            norm_eps=config.get("rms_norm_eps", 1e-6),
-            rope_theta=float(theta),
-            rope_scaling={} if rope["rope_type"] == "default" else rope,
-            max_positions=config.get("max_position_embeddings", 4096),
-        )
-
     def to_hf(self) -> dict[str, Any]:
         """The `config.json` from which both we and transformers build this very decoder."""
         rope = {"rope_type": "default", **self.rope_scaling, "rope_theta": self.rope_theta}
@@ -168,47 +137,69 @@ def rope_frequencies(shape: Shape) -> tuple[list[float], float]:
     trained window look like positions inside it.
     """
     half = shape.head_dim // 2
+    if shape.rope_theta <= 0:
+        raise UnsupportedModel(f"rope_theta={shape.rope_theta}: need a number above 0")
     plain = [shape.rope_theta ** (-i / half) for i in range(half)]
     scaling = shape.rope_scaling
     kind = scaling.get("rope_type", "default")
     if kind == "default":
         return plain, 1.0
-    factor = float(scaling["factor"])
+    if kind not in ROPE_TYPES:
+        why = NOT_COMPUTED.get(kind, "is not known")
+        raise UnsupportedModel(
+            f"rope_type={kind!r} {why}. Computed are {', '.join(ROPE_TYPES)}: take a variant of the "
+            "model with one of these"
+        )
+    factor = _positive(scaling, "factor")
     if kind == "linear":
         return [f / factor for f in plain], 1.0
-    if kind == "llama3":
-        low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-        window = float(scaling["original_max_position_embeddings"])
-
-        def stretch(frequency: float) -> float:
-            turns = window * frequency / (2 * math.pi)  # full circles inside the trained window
-            keep = min(max((turns - low) / (high - low), 0.0), 1.0)
-            return keep * frequency + (1 - keep) * frequency / factor
-
-        return [stretch(f) for f in plain], 1.0
     if kind == "yarn":
         return _yarn(shape, plain, factor)
-    raise UnsupportedModel(
-        f"rope scaling {kind!r} is not computed; known: default, linear, llama3, yarn"
-    )
+    low, high = _positive(scaling, "low_freq_factor"), _positive(scaling, "high_freq_factor")
+    window = _positive(scaling, "original_max_position_embeddings", shape.max_positions)
+
+    def stretch(frequency: float) -> float:
+        turns = window * frequency / (2 * math.pi)  # full circles inside the trained window
+        # without room between the two factors there is no ramp: a step at the lower one
+        ramp = (turns - low) / (high - low) if high > low else float(turns >= low)
+        keep = min(max(ramp, 0.0), 1.0)
+        return keep * frequency + (1 - keep) * frequency / factor
+
+    return [stretch(f) for f in plain], 1.0
+
+
+def _positive(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = scaling[key] if default is None else scaling.get(key, default)
+    if not is_number(value) or not 0 < value < math.inf:
+        raise UnsupportedModel(
+            f"rope scaling with {key}={value!r}: need a number above 0; correct the entry"
+        )
+    return float(value)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _yarn(shape: Shape, plain: list[float], factor: float) -> tuple[list[float], float]:
     scaling = shape.rope_scaling
-    window = float(scaling.get("original_max_position_embeddings") or shape.max_positions)
+    window = _positive(scaling, "original_max_position_embeddings", shape.max_positions)
     half = len(plain)
+    if shape.rope_theta == 1:
+        raise UnsupportedModel("rope_theta=1.0 with yarn: all pairs turn alike; need another theta")
 
     def pair_turning(turns: float) -> float:  # index of the pair that turns so often in the window
         return half * math.log(window / (turns * 2 * math.pi)) / math.log(shape.rope_theta)
 
-    first = pair_turning(float(scaling.get("beta_fast") or 32))
-    last = pair_turning(float(scaling.get("beta_slow") or 1))
+    first = pair_turning(_positive({"beta_fast": scaling.get("beta_fast") or 32}, "beta_fast"))
+    last = pair_turning(_positive({"beta_slow": scaling.get("beta_slow") or 1}, "beta_slow"))
     if scaling.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, shape.head_dim - 1)
+    width = last - first or 1e-3  # negative where beta_fast < beta_slow, as in transformers
 
     def blend(i: int) -> float:
-        slow = min(max((i - first) / max(last - first, 1e-3), 0.0), 1.0)
+        slow = min(max((i - first) / width, 0.0), 1.0)
         return plain[i] / factor * slow + plain[i] * (1 - slow)
 
     def temper(scale: float, weight: float) -> float:

@@ -174,6 +174,9 @@ def test_rope_metadata_becomes_rope_scaling(tmp_path: Path) -> None:
     linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}
     loaded = load_model(write_gguf(decoder, tmp_path / "a.gguf", entries=linear))
     assert loaded.shape.rope_scaling == {"rope_type": "linear", "factor": 2.5}
+    neutral = {"rope.scaling.factor": 2.5, "attention.sliding_window": 512, "logit_scale": 1.0}
+    loaded = load_model(write_gguf(decoder, tmp_path / "untyped.gguf", entries=neutral))
+    assert loaded.shape.rope_scaling == {"rope_type": "linear", "factor": 2.5}
     yarn = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": 4.0,
@@ -219,6 +222,17 @@ def test_files_that_we_cannot_compute_are_refused(tmp_path: Path) -> None:
         ({"rope.dimension_count": 8}, UnsupportedModel, "rope.dimension_count=8, heads have 16"),
         ({"attention.head_count_kv": [2, 4]}, UnsupportedModel, r"differs by layer: \[2, 4\]"),
         ({"rope.scaling.type": "longrope"}, UnsupportedModel, "'longrope' is not computed"),
+        ({"attention.causal": False}, UnsupportedModel, r"llama\.attention\.causal=0 changes what"),
+        (
+            {"attention.sliding_window": 8},
+            UnsupportedModel,
+            "sliding_window=8; only full attention",
+        ),
+        ({"logit_scale": 0.5}, UnsupportedModel, r"llama\.logit_scale=0\.5 changes"),
+        ({"final_logit_softcapping": 30.0}, UnsupportedModel, "final_logit_softcapping=30"),
+        ({"rope.scaling.attn_factor": 0.5}, UnsupportedModel, r"rope\.scaling\.attn_factor=0\.5"),
+        ({"rope.scaling.yarn_log_multiplier": 0.1}, UnsupportedModel, "yarn_log_multiplier"),
+        ({"rope.scale_linear": 2.0}, UnsupportedModel, "rope.scale_linear=2"),
         ({"feed_forward_length": None}, ModelFileError, r"lacks the entry llama\.feed_forward_"),
         ({"split.count": 3}, ModelFileError, "one of 3 parts; join them"),
         ({"block_count": 3}, ModelFileError, r"missing: model\.layers\.2\."),

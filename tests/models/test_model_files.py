@@ -270,12 +270,12 @@ def test_broken_json_is_named(folder: Path) -> None:
 def test_configs_that_we_cannot_compute_are_refused(folder: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"model_type": "mamba"}, "model_type 'mamba' has no native decoder; known: llama, qwen2"),
-        ({"use_sliding_window": True}, "only full attention"),
+        ({"use_sliding_window": True, "max_window_layers": 1}, "only full attention"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5; only whole heads"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5: only whole heads"),
         (
             {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
-            "rope scaling 'longrope' is not computed",
+            "rope_type='longrope' has two sets of frequencies",
         ),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
     ]

@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from graft.models.hf_config import refuse_looking_ahead, refuse_quantised
 from graft.models.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
 from graft.models.save import (
     NOT_CARRIED,
@@ -97,12 +98,11 @@ def _config_of(folder: Path, raw: Mapping[str, Any]) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     file, family = folder / "config.json", raw.get("model_type", "")
-    nested = [raw, *(value for value in raw.values() if isinstance(value, Mapping))]
-    if any(part.get("quantization_config") for part in nested):
-        raise UnsupportedModel(
-            f"'{file}': the weights are quantised and cannot be trained; use the model's unquantised "
-            "folder"
-        )
+    try:
+        refuse_quantised(raw)
+        refuse_looking_ahead(raw)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"'{file}': {error}") from error
     if family not in transformers.CONFIG_MAPPING:
         own = (
             " brings code of its own (auto_map), which graft never runs, and"

@@ -45,9 +45,10 @@ from graft.models.foreign.mask import Sight
 from graft.models.foreign.probe import settle
 from graft.models.foreign.rows import path_rows
 from graft.models.foreign.scores import find_likeliest, score_logits
-from graft.models.foreign.shape import ForeignShape
+from graft.models.foreign.shape import ForeignShape, fixed_length
 from graft.models.functions import gather_rows
 from graft.models.logprobs import CHUNK_ELEMENTS
+from graft.models.shape import UnsupportedModel
 
 if TYPE_CHECKING:
     from graft.models.grid import Forest
@@ -65,6 +66,7 @@ class Foreign(nn.Module):
         self.configs = opened.configs
         self.notes = opened.notes
         self.shape = ForeignShape.of(opened.module)
+        self.fixed_length = fixed_length(opened.module.config.get_text_config())
         self.architecture = type(opened.module).__name__
         self.sight: Sight | None = None
         """How tree masks are made; None: every path is computed by itself."""
@@ -192,6 +194,12 @@ class Foreign(nn.Module):
         if not len(tokens):
             nothing = torch.zeros(1, 1, dtype=torch.long, device=device)
             return {"input_ids": nothing}, nothing[0]
+        if self.fixed_length and (longest := int(forest.positions.max()) + 1) > self.fixed_length:
+            raise UnsupportedModel(
+                f"a text of {longest} tokens, and the rope scaling of {self.shape.family} gives other "
+                f"frequencies to all rows of a call once one of them exceeds {self.fixed_length} "
+                f"tokens: set rollout.max_context={self.fixed_length} or less"
+            )
         if self.sight is None:
             index, cells = path_rows(forest.runs)
             return {"input_ids": tokens[index.to(device)]}, cells.to(device)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from graft.models.foreign.mask import Sight
 from graft.models.foreign.rows import paths_of
+from graft.models.foreign.shape import fixed_length
 from graft.models.grid import Forest
 from graft.models.shape import UnsupportedModel
 from graft.types import Author, Episode, Leaf, Span, Task
@@ -104,15 +105,10 @@ def _notes(model: Foreign, why_not: str) -> list[str]:
             f"the head of {model.shape.family} cannot be run by itself: logits of all tokens of a "
             "micro-batch are held at once; lower train.tokens_per_micro if memory runs out"
         )
-    config = model.module.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type")
-    if kind in ("dynamic", "longrope"):
-        limit = rope.get("original_max_position_embeddings") or model.shape.max_positions
+    if limit := fixed_length(model.module.config.get_text_config()):
         notes.append(
             f"the positions of {model.shape.family} are turned otherwise once a text exceeds {limit} "
-            f"tokens (rope_type={kind}): one such path does that to its whole micro-batch, and engines "
-            "differ in when they do it; keep paths below it"
+            f"tokens, in all rows of its micro-batch, so texts up to {limit} tokens can be trained"
         )
     return notes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,11 +61,25 @@ class ForeignShape:
             head_dim=_number(config, "head_dim", default=width // heads if heads else 0),
             ff=ff,
             tied=head is None or head.weight is embedding.weight,
-            max_positions=_number(
-                config, "max_position_embeddings", "max_seq_len", default=UNBOUNDED
-            ),
+            max_positions=fixed_length(config)
+            or _number(config, "max_position_embeddings", "max_seq_len", default=UNBOUNDED),
             num_params=sum(parameter.numel() for parameter in module.parameters()),
         )
+
+
+def fixed_length(config: Any) -> int:
+    """Tokens up to which the frequencies of a rotary model are the same for every text; 0: always.
+
+    Beyond it transformers takes others for all rows of a call, by the longest of them.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = [part for part in rope.values() if isinstance(part, Mapping)] or [rope]
+    limits = {
+        "dynamic": lambda part: config.max_position_embeddings,
+        "longrope": lambda part: part["original_max_position_embeddings"],
+    }
+    found = [limits[kind](part) for part in parts if (kind := part.get("rope_type")) in limits]
+    return min(found, default=0)
 
 
 def _number(config: Any, *names: str, default: int = 0) -> int:
