@@ -146,13 +146,13 @@ class Workers:
             with theirs:
                 socket.send_fds(self._control, [b"f"], [theirs.fileno()])
             pid = json.loads(receive(ours, time.monotonic() + START_LIMIT))
-        except (OSError, EOFError):
+        except BaseException:
             ours.close()
             raise
         return _Worker(ours, pid)
 
     def _start_template(self) -> None:
-        ours, theirs = socket.socketpair()
+        self._control, theirs = socket.socketpair()  # closed by `_drop_template` if this fails
         code = f"from graft.rewards.workers import serve; serve({theirs.fileno()}, {self.warm!r})"
         with theirs:
             self._template = subprocess.Popen(
@@ -170,8 +170,7 @@ class Workers:
                 },
                 start_new_session=True,  # Ctrl-C is for this process, which then closes the sockets
             )
-        self._control = ours
-        failure = json.loads(receive(ours, time.monotonic() + START_LIMIT))
+        failure = json.loads(receive(self._control, time.monotonic() + START_LIMIT))
         if failure is not None:
             self._drop_template()
             raise NoWorkers(f"cannot start worker processes: {failure}")

@@ -24,6 +24,7 @@ from graft.rewards.grading import WORKERS, decide, grade
 from graft.rewards.spelling import spell, tidy
 from graft.rewards.symbolic import math_equal
 from graft.rewards.workers import NoWorkers, WorkerError, Workers, WorkerTimeout
+from tests.held import open_files
 
 RIGHT = [
     ("1,200", "1200"),
@@ -325,6 +326,20 @@ def test_a_pool_that_cannot_warm_up_says_why():
     with pytest.raises(NoWorkers, match="no_such_function"):
         pool.call("math:factorial", 5, timeout=1)
     pool.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the files of this process in /proc")
+def test_a_pool_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch):
+    pool, before = Workers("gc:freeze"), open_files()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(NoWorkers, match="cannot start worker processes: FileNotFound") as caught:
+        pool.call("math:factorial", 5, timeout=1)
+    assert open_files() == before, caught.value  # which still holds the frames that failed
+    monkeypatch.undo()
+    pool.warm = "graft.rewards.symbolic:no_such_function"
+    with pytest.raises(NoWorkers, match="no_such_function"):
+        pool.call("math:factorial", 5, timeout=1)
+    assert open_files() == before
 
 
 def test_many_threads_share_the_pool():

@@ -77,8 +77,13 @@ def make_vec(
 
         return ProcessVector(recipes, autoreset, timeout, workers)
     seats = [Seat(recipe, autoreset) for recipe in recipes]
-    for seat in seats:
-        seat.open()
+    try:
+        for seat in seats:
+            seat.open()
+    except BaseException:  # those before it may hold processes
+        for seat in seats:
+            seat.close()
+        raise
     waits = timeout is not None or any(seat.env.blocking for seat in seats)
     if mode == "threads" or (mode == "auto" and waits):
         from graft.envs.vector.threads import ThreadVector

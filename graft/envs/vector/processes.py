@@ -53,11 +53,17 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        near, far = Pipe()
-        lifeline, self.lifeline = os.pipe()
-        with tempfile.TemporaryFile() as file:
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            near, far = Pipe()
+            self.connection: Connection = ours.enter_context(near)
+            theirs.enter_context(far)
+            lifeline, self.lifeline = os.pipe()
+            theirs.callback(os.close, lifeline)
+            ours.callback(os.close, self.lifeline)
+            file = theirs.enter_context(tempfile.TemporaryFile())
             file.truncate(BOARD_SIZE)
             self.board = Board(file.fileno())
+            ours.enter_context(self.board.memory)
             self.board.write(NOBODY)
             fds = (far.fileno(), file.fileno(), lifeline)
             self.process = subprocess.Popen(
@@ -66,9 +72,7 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the near side, which then ends this one
             )
-        self.connection: Connection = near
-        far.close()
-        os.close(lifeline)
+            self._files = ours.pop_all()
 
     def ask(self, bundle: Bundle) -> None:
         self.asked, self.asked_at = bundle, time.monotonic()
@@ -80,8 +84,7 @@ class Worker:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
-        self.connection.close()
-        os.close(self.lifeline)
+        self._files.close()
         return code
 
     @property
@@ -108,13 +111,15 @@ class ProcessVector(VectorEnv):
         self._pasts = [Past(Seat(one, autoreset).standing) for one in recipes]
         count = min(workers or num_cores(), len(recipes))
         everybody = range(len(recipes))
-        self._workers = [Worker(everybody[k::count]) for k in range(count)]
-        self._worker_of = {index: one for one in self._workers for index in one.indices}
+        self._workers: list[Worker] = []
         self._lock = threading.Lock()  # stream() sends in one thread and receives in another
         self._finalizer = weakref.finalize(self, end, self._workers)
-        for worker in self._workers:
-            worker.ask([(index, self._openings[index]) for index in worker.indices])
         try:
+            for k in range(count):
+                self._workers.append(Worker(everybody[k::count]))
+            self._worker_of = {index: one for one in self._workers for index in one.indices}
+            for worker in self._workers:
+                worker.ask([(index, self._openings[index]) for index in worker.indices])
             for worker in self._workers:
                 self._await_opening(worker)
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import secrets
@@ -54,19 +55,30 @@ class Host:
         self.method = method
         self.running: set[object] = set()
         """The programs that it runs now; sessions, which mostly wait, are not counted."""
-        self.scratch = ""
-        if method in ("landlock", "none"):
-            self.scratch = tempfile.mkdtemp(prefix="graft-scratch-")
-        elif method == "bubblewrap":
-            self.scratch = "/scratch"  # inside
-        self._errors: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as we do)
-        self._requests, theirs = socket.socketpair()
+        self.scratch = "/scratch" if method == "bubblewrap" else ""  # inside
+        with contextlib.ExitStack() as files:  # a host that cannot be started leaves none open
+            if method in ("landlock", "none"):
+                self.scratch = tempfile.mkdtemp(prefix="graft-scratch-")
+                files.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+            self._errors: BinaryIO = files.enter_context(tempfile.TemporaryFile())
+            self._requests, theirs = socket.socketpair()
+            files.enter_context(self._requests)
+            with theirs:
+                self._process = self._start(theirs.fileno(), preload)
+            self._files = files.pop_all()
+        try:
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, requests: int, preload: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        view = python_view()
         # seen to end even if a fork of ours still holds the other end of the socket
         caller = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
-        view = python_view()
         config = {
-            "method": method,
-            "requests": theirs.fileno(),
+            "method": self.method,
+            "requests": requests,
             "caller": caller,
             "preload": preload,
             "readable": view.readable,
@@ -75,30 +87,22 @@ class Host:
             "users": secrets.randbits(22),
             "scratch": self.scratch,
         }
-        passed = [fd for fd in (theirs.fileno(), caller) if fd >= 0]
         try:
-            self._process = subprocess.Popen(
-                _command(method, view, config),
+            return subprocess.Popen(
+                _command(self.method, view, config),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 env=ENVIRONMENT,
                 cwd="/",
-                pass_fds=passed,
+                pass_fds=[fd for fd in (requests, caller) if fd >= 0],
                 start_new_session=True,  # a Ctrl-C in the terminal is not for it
             )
         except OSError as error:
-            self._close_files()
-            raise SandboxError(f"cannot start {method}: {error}") from error
+            raise SandboxError(f"cannot start {self.method}: {error}") from error
         finally:
-            theirs.close()
             if caller >= 0:
                 os.close(caller)
-        try:
-            self._await_ready()
-        except BaseException:
-            self.close()
-            raise
 
     def send(self, descriptors: list[int]) -> None:
         """Ask for a child with these descriptors; HostDied if there is nobody to ask."""
@@ -115,19 +119,13 @@ class Host:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._close_files()
+        self._files.close()
 
     def forget(self) -> None:
         """In a fork of ours: the process is our parent's, so let go of it without a word."""
         self._process.returncode = 0
         self._requests.close()
         self._errors.close()
-
-    def _close_files(self) -> None:
-        self._requests.close()
-        self._errors.close()
-        if self.method in ("landlock", "none"):
-            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _await_ready(self) -> None:
         self._requests.settimeout(START_SECONDS)

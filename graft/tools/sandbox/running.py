@@ -45,36 +45,30 @@ class Running:
         # a policy's code may hold anything that a str can, half characters included
         job = f"{head}\n{code or ''}".encode(errors="surrogatepass")
         self.host = host
-        if code is not None:
-            host.running.add(self)
         self.stdout, self.stderr = bytearray(), bytearray()
         self.replies = bytearray()
         """What the session wrote to `control`."""
         self.ending: tuple[int, str] | None = None
         """The exit code of a child that has ended, and the limit that it was killed for."""
         self._said = bytearray()
-        self._status, status = socket.socketpair()
-        out, their_out = os.pipe()
-        err, their_err = os.pipe()
-        self._streams = {out: self.stdout, err: self.stderr, self._status.fileno(): self._said}
-        theirs = [their_out, their_err, status.fileno()]
-        self.control, control = None, None
-        if code is None:
-            self.control, control = socket.socketpair()
-            self._streams[self.control.fileno()] = self.replies
-            theirs.append(control.fileno())
-        try:
+        # a host that is gone, or no descriptors left: nothing stays open
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            if code is not None:
+                host.running.add(self)
+                ours.callback(host.running.discard, self)
+            self._status, status = _sockets(ours, theirs)
+            out, their_out = _pipe(ours, theirs)
+            err, their_err = _pipe(ours, theirs)
+            self._streams = {out: self.stdout, err: self.stderr, self._status.fileno(): self._said}
+            passed = [their_out, their_err, status.fileno()]
+            self.control = None
+            if code is None:
+                self.control, control = _sockets(ours, theirs)
+                self._streams[self.control.fileno()] = self.replies
+                passed.append(control.fileno())
             with _file(job) as job_file, _file(stdin) as stdin_file:
-                host.send([job_file.fileno(), stdin_file.fileno(), *theirs])
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            os.close(their_out)
-            os.close(their_err)
-            status.close()
-            if control is not None:
-                control.close()
+                host.send([job_file.fileno(), stdin_file.fileno(), *passed])
+            self._files = ours.pop_all()
         self._poll = select.poll()
         for descriptor in self._streams:
             os.set_blocking(descriptor, False)
@@ -148,13 +142,7 @@ class Running:
             self._status.shutdown(socket.SHUT_WR)  # the host hears it
 
     def close(self) -> None:
-        self.host.running.discard(self)
-        self._status.close()
-        if self.control is not None:
-            self.control.close()
-        out, err, *_ = self._streams
-        os.close(out)
-        os.close(err)
+        self._files.close()
 
     def __enter__(self) -> Running:
         return self
@@ -197,6 +185,22 @@ def _read(descriptor: int) -> bytes | None:
         return None
     except ConnectionResetError:
         return b""
+
+
+def _sockets(
+    ours: contextlib.ExitStack, theirs: contextlib.ExitStack
+) -> tuple[socket.socket, socket.socket]:
+    """Two ends, each closed by its stack."""
+    near, far = socket.socketpair()
+    return ours.enter_context(near), theirs.enter_context(far)
+
+
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+    """What the child writes into the second is read from the first."""
+    near, far = os.pipe()
+    ours.callback(os.close, near)
+    theirs.callback(os.close, far)
+    return near, far
 
 
 def _file(content: bytes) -> BinaryIO:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from graft.envs.vector import make_vec
+from graft.envs.vector import make_vec, processes
+from tests.envs.vector.toy_envs import Adder
+from tests.held import open_files
 
 TOYS = "tests.envs.vector.toy_envs"
 ADDER = f"{TOYS}:Adder"
@@ -205,3 +207,35 @@ def test_close_ends_threads_and_processes_and_a_hanging_env_does_not_keep_us():
 
 def sitters(vector: Any) -> list[threading.Thread]:
     return [sitter.thread for sitter in vector._sitters]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the files of this process in /proc")
+def test_a_second_worker_that_cannot_be_started_ends_the_first(monkeypatch: pytest.MonkeyPatch):
+    before, started, popen = open_files(), [], subprocess.Popen
+
+    def one(*args: Any, **kwargs: Any) -> Any:
+        if started:
+            raise OSError(11, "Resource temporarily unavailable")
+        started.append(popen(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(processes.subprocess, "Popen", one)
+    with pytest.raises(OSError, match="temporarily unavailable") as caught:
+        make_vec(ADDER, n=4, mode="processes", workers=2)
+    assert open_files() == before, caught.value  # which still holds the frames that failed
+    assert started[0].returncode is not None
+
+
+@pytest.mark.parametrize("mode", ["serial", "threads"])
+def test_an_env_that_cannot_be_built_closes_those_before_it(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+):
+    closed: list[int] = []
+    monkeypatch.setattr(Adder, "close", lambda self: closed.append(self.add))
+    with pytest.raises(ValueError, match="no licence for this env"):
+        make_vec(
+            [ADDER, ADDER, f"{TOYS}:Unbuildable"],
+            vec_kwargs=[{"add": 1}, {"add": 2}, {}],
+            mode=mode,
+        )
+    assert closed == [1, 2]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,12 @@ from pathlib import Path
 import pytest
 
 from graft.tools.sandbox import SandboxUnavailable, choice, hosts, methods, run_python
-from graft.tools.sandbox.choice import STRONGEST_FIRST, Method, choose
+from graft.tools.sandbox.choice import NONE, STRONGEST_FIRST, Method, choose
+from graft.tools.sandbox.hosts import Host
+from graft.tools.sandbox.outcome import SandboxError
+from graft.tools.sandbox.running import Running
 from graft.tools.sandbox.view import python_view
+from tests.held import open_files
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -245,6 +250,72 @@ def test_without_isolation_code_is_refused(monkeypatch: pytest.MonkeyPatch):
         run_python("print(1)")
     with pytest.raises(SandboxUnavailable, match="'bubblewrap' does not work here: no bubblewrap"):
         run_python("print(1)", sandbox="bubblewrap")
+
+
+def not_installed(*_: object) -> list[str]:
+    raise SandboxError("bwrap is not installed")
+
+
+FAILURES = {
+    "bwrap is not installed": not_installed,
+    "cannot start": lambda *_: ["/nowhere/bwrap"],
+    "no namespaces here": lambda *_: [
+        sys.executable,
+        "-c",
+        "raise SystemExit('no namespaces here')",
+    ],
+}
+"""What a method that cannot be had says -> how its host is started then."""
+
+
+@pytest.mark.parametrize("name", [*STRONGEST_FIRST, NONE])
+@pytest.mark.parametrize("why", FAILURES)
+def test_a_method_that_cannot_be_had_leaves_nothing_open(
+    name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hosts, "_command", FAILURES[why])
+    monkeypatch.setattr(hosts, "_hosts", {})  # not one that was started by another test
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = open_files()
+    with pytest.raises(SandboxError, match=why) as caught:
+        Host(name)
+    assert open_files() == before, caught.value  # which still holds the frame that failed
+    assert choice._try(name) == Method(name, False, str(caught.value))
+    assert open_files() == before
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("code", ["pass", None])
+def test_a_program_whose_host_has_ended_leaves_nothing_open(code: str | None):
+    host = Host(NONE)
+    host.close()
+    before = open_files()
+    with pytest.raises(hosts.HostDied, match="the none sandbox has ended") as caught:
+        Running(host, code)
+    assert open_files() == before, caught.value
+    assert not host.running
+
+
+def test_a_program_for_which_no_descriptors_are_left_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    host = Host(NONE)
+    try:
+        before, made, pipe = open_files(), [], os.pipe
+
+        def one_pipe() -> tuple[int, int]:
+            if made:
+                raise OSError(24, "Too many open files")
+            made.append(pipe())
+            return made[0]
+
+        monkeypatch.setattr(os, "pipe", one_pipe)
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            Running(host, "pass")
+        assert open_files() == before, caught.value
+        assert not host.running
+    finally:
+        host.close()
 
 
 def test_no_sandbox_must_be_asked_for_by_name():
