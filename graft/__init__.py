@@ -10,15 +10,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from graft.config import load_config as load_recipe
     from graft.envs import make, make_vec, register
+    from graft.tools.function import tool
     from graft.train.run import train_recipe as train
 
-__all__ = ["__version__", "load_recipe", "make", "make_vec", "register", "train"]
+__all__ = ["__version__", "load_recipe", "make", "make_vec", "register", "tool", "train"]
 
 _LAZY = {
     "load_recipe": "graft.config:load_config",
     "make": "graft.envs:make",
     "make_vec": "graft.envs:make_vec",
     "register": "graft.envs:register",
+    "tool": "graft.tools.function:tool",
 }
 """Looked up when first used: importing graft imports neither torch nor transformers."""
 

@@ -144,7 +144,7 @@ def where(wait: Wait) -> str:
             file, line = deepest
             break
         frame = frame.f_back
-    return f"{_short(file)}:{line}"
+    return f"{short_file(file)}:{line}"
 
 
 def _outside(frame: FrameType) -> FrameType:
@@ -177,7 +177,13 @@ _LIBRARIES = tuple(
 )
 
 
-def _short(file: str) -> str:
+def is_users(file: str) -> bool:
+    """Whether a file is the user's own: neither a library's nor graft's."""
+    return not file.startswith((_PACKAGE, "<")) and _is_no_library(file)
+
+
+def short_file(file: str) -> str:
+    """As messages name a file: from the working folder, or with the folder that it lies in."""
     path = Path(file)
     for base in (Path(_PACKAGE).parent, Path.cwd()):
         if path.is_relative_to(base):

@@ -1,7 +1,7 @@
 """The house rules about imports: files look downhill, heavy libraries wait until they are needed.
 
-Floors, from the ground: 0 types, protocols, registry, config, other_names, waits; 1a text, actions, data, tools,
-rewards, envs; 1b algos; 2 models, engine; 3 rollout; 4 train, evaluate; 5 the rest (cli, doctor, ...).
+Floors, from the ground: 0 types, protocols, registry, config, other_names, waits, border; 1a text, actions, data,
+tools, rewards, envs; 1b algos; 2 models, engine; 3 rollout; 4 train, evaluate; 5 the rest (cli, doctor, ...).
 """
 
 from __future__ import annotations
@@ -23,7 +23,16 @@ LOOKS_AT: dict[str, set[str]] = {}
 """Room -> the rooms it may import from. A room is a file or folder directly under graft/."""
 
 VERSION = "graft.__version__"  # a constant: anybody may ask for it
-GROUND = {"types", "protocols", "registry", "config", "other_names", "waits", "__version__"}
+GROUND = {
+    "types",
+    "protocols",
+    "registry",
+    "config",
+    "other_names",
+    "waits",
+    "border",
+    "__version__",
+}
 for room in GROUND:
     LOOKS_AT[room] = GROUND
 below = set(GROUND)

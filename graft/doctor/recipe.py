@@ -1,7 +1,7 @@
 """Is this recipe ready? Everything that can be known before money is spent, in the order of its cost.
 
     nothing is loaded   trackers, tokenizer, a first prompt, chat template, memory, room on the disk
-    no model is asked   the reward on right answers and on garbage, every tool
+    no model is asked   the reward on right answers and on garbage, every tool, copies of the environment
     the model is        the engine's health, a few attempts, their loss mask, the end of turns, the
                         log-probs of engine and learner, micro-batches, adapters
 
@@ -22,6 +22,7 @@ from graft.algos.presets import build
 from graft.config import Config
 from graft.data.chats import open_chats
 from graft.doctor.conversation import conversation_check
+from graft.doctor.isolation import isolation_check
 from graft.doctor.patience import Look, made
 from graft.doctor.rewards import TRIES, Stage, reward_check
 from graft.doctor.tools import tool_checks
@@ -90,6 +91,7 @@ class Examination:
         if self.has_env:
             yield from made("reward", self._reward, ASKING)
             yield from made("tools", self._tools, ASKING)
+            yield from made("isolation", self._isolation, ASKING)
         if why := self._why_not_to_open():
             yield Check("model", WARN, f"not opened: {why}. Nothing that needs it was looked at")
             return
@@ -281,6 +283,10 @@ class Examination:
         env = self._env(config.task.args)(task)
         deadline = min(TOOL_DEADLINE, config.rollout.deadline)
         yield from tool_checks(env, deadline)
+
+    def _isolation(self) -> Check:
+        task = next(TaskStream(self.config.task.env, self.config.run.seed))
+        return isolation_check(self._env(self.config.task.args), task)
 
     def _model(self) -> Check:
         parts = self.parts = assemble(self.config)

@@ -16,6 +16,7 @@ from graft.envs.dataset import DATASETS
 from graft.envs.earl import EARL
 from graft.envs.games import GAMES
 from graft.envs.reasoning import REASONING
+from graft.envs.tooled import with_own_tools
 from graft.envs.vector import make_vec
 from graft.envs.webshop import WEBSHOP
 from graft.protocols import Env
@@ -63,6 +64,7 @@ def make(
     innermost.env_id = env_id
     where = getattr(build, "func", build)  # a functools.partial has no name of its own
     innermost.entry_point = f"{where.__module__}:{where.__qualname__}"
+    env = with_own_tools(env)
     if wrappers:
         from graft.envs.wrappers import wrap
 

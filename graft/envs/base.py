@@ -14,11 +14,14 @@ import copy
 import hashlib
 import operator
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Self
 
 from graft.envs.dice import Dice
 from graft.protocols import Env, Observation
+from graft.tools.rebind import Memo, counterparts
 from graft.types import Author, Message, Task, Turn
 
 Trace = list[tuple[Author, str]]
@@ -26,6 +29,28 @@ Trace = list[tuple[Author, str]]
 
 SPLITS = ("train", "test")
 TEST_SHARE = 10  # per cent
+
+
+_memo: ContextVar[Memo | None] = ContextVar("_memo", default=None)
+
+
+@contextmanager
+def forking() -> Iterator[Memo]:
+    """What was copied so far of an environment and the wrappers around it: id(original) -> copy.
+
+    One for all of them: a wrapper or tool that refers to a part of the environment refers to the
+    same part of the copy.
+    """
+    memo = _memo.get()
+    if memo is not None:
+        yield memo
+        return
+    memo = {}
+    token = _memo.set(memo)
+    try:
+        yield memo
+    finally:
+        _memo.reset(token)
 
 
 class Made:
@@ -151,9 +176,13 @@ class BaseEnv(Made):
                 f"env {self.env_id!r} cannot be copied (forkable = False); rebuild it by replaying "
                 "its actions, or write fork()"
             )
-        twin = copy.copy(self)
-        vars(twin).update(copy.deepcopy(without((*self.shared, "made_by"), vars(self))))
-        return twin
+        with forking() as memo:
+            twin = memo[id(self)] = copy.copy(self)
+            for name in self.shared:
+                common = getattr(self, name, None)
+                memo[id(common)] = common
+            vars(twin).update(copy.deepcopy(without((*self.shared, "made_by"), vars(self)), memo))
+            return twin
 
     def get_state(self) -> dict[str, Any]:
         """The current episode as plain data: generator and `saved` attributes, not the settings."""
@@ -203,10 +232,14 @@ class Wrapper(Made):
         return self.env.step(action)
 
     def fork(self) -> Self:
-        twin = copy.copy(self)
-        own = without((*self.shared, "made_by", "env"), vars(self))
-        vars(twin).update(copy.deepcopy(own), env=self.env.fork())
-        return twin
+        with forking() as memo:
+            inner = self.env.fork()
+            if id(self.env) not in memo:  # its fork() is its own
+                counterparts(self.env, inner, memo)
+            twin = memo[id(self)] = copy.copy(self)
+            own = without((*self.shared, "made_by", "env"), vars(self))
+            vars(twin).update(copy.deepcopy(own, memo), env=inner)
+            return twin
 
     def get_state(self) -> dict[str, Any]:
         saved = {name: getattr(self, name) for name in self.saved}

@@ -18,12 +18,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
+from graft.border import UserCodeError, named
 from graft.data.corpus import whole
-from graft.envs.base import Wrapper, as_messages, limit_turns
+from graft.envs.base import Wrapper, as_messages, forking, limit_turns
 from graft.protocols import Env, Observation
 from graft.registry import resolve
 from graft.text.parse import ToolCall
-from graft.tools import ERROR, has_state, is_error, make_tools
+from graft.tools import ERROR, has_state, is_error, make_tool, make_tools
 from graft.tools.calling import call_tool, shorten
 from graft.tools.formats import (
     COMPACT,
@@ -35,6 +36,9 @@ from graft.tools.formats import (
     instructions_for,
     tagged,
 )
+from graft.tools.function import FunctionTool
+from graft.tools.options import check_options
+from graft.tools.rebind import Memo, check_tools, rebound
 from graft.tools.schema import schema
 from graft.types import Task, Turn
 
@@ -146,6 +150,7 @@ class ToolEnv(Wrapper):
         self.turns = 0
         self.tool_uses = 0
         self.is_over = True
+        self.is_checked = False
         self.prompt: Observation = ""
         self.counts: dict[str, dict[str, float]] = {}
         self.faults: dict[str, int] = {}
@@ -163,6 +168,9 @@ class ToolEnv(Wrapper):
         return None if self.max_uses is None or inner is None else inner + self.max_uses + 1
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        if not self.is_checked:
+            check_tools(self._own(), [self, *inside(self)])
+            self.is_checked = True
         self.previous = self._counters()
         observation, info = self.env.reset(seed, **options)
         for tool in self._stateful():
@@ -198,11 +206,10 @@ class ToolEnv(Wrapper):
         return replace(task, prompt=as_messages(self.prompt)) if self.prompt else task
 
     def fork(self) -> Self:
-        twin = super().fork()
-        twin.tools = {
-            name: tool.fork() if has_state(tool) else tool for name, tool in self.tools.items()
-        }
-        return twin
+        with forking() as memo:
+            twin = super().fork()
+            twin.tools = {name: _forked(tool, memo) for name, tool in self.tools.items()}
+            return twin
 
     def get_state(self) -> dict[str, Any]:
         return {
@@ -219,6 +226,10 @@ class ToolEnv(Wrapper):
         self.env.close()
         for tool in self._stateful():
             tool.close()
+
+    def _own(self) -> dict[str, Any]:
+        """Tools of the user's that are made again for a fork."""
+        return {name: tool for name, tool in self.tools.items() if is_rebound(tool)}
 
     def _stateful(self) -> list[Any]:
         return [tool for tool in self.tools.values() if has_state(tool)]
@@ -282,11 +293,25 @@ class ToolEnv(Wrapper):
             return f"{ERROR}there is no tool {call.name[:40]!r}; known: {', '.join(self.tools)}"
         tool = self.tools[call.name]
         if self.format.is_json:
-            return call_tool(tool, call.arguments)
+            return self._call(tool, call.arguments)
         stated: Mapping[str, Any] = getattr(tool, "parameters", None) or {}
         if not call.content.strip() and (needed := stated.get("required")):
             return f"{ERROR}empty {needed[0]}; write it inside the call"
-        return call_tool(tool, call.content)
+        return self._call(tool, call.content)
+
+    def _call(self, tool: Any, what: str | Mapping[str, Any]) -> str:
+        if hasattr(tool, "is_stateful") or hasattr(tool, "fork") or not is_rebound(tool):
+            return call_tool(tool, what)
+        before = sizes(tool)
+        answer = call_tool(tool, what)
+        changed = [name for name, size in sizes(tool).items() if before.get(name) != size]
+        if changed and tool is self.tools[tool.name] and not isinstance(tool, FunctionTool):
+            raise UserCodeError(
+                f"{named(tool, 'tool')} changed its attribute {changed[0]!r} in a call, and all attempts "
+                "share the object. Give it fork(), reset() and close(), or keep the state in the "
+                "environment (docs/tools.md); is_stateful = False says that sharing is meant"
+            )
+        return answer
 
     def _pay(self, is_ok: bool) -> float:
         if is_ok:
@@ -345,6 +370,61 @@ class ToolEnv(Wrapper):
             for what, number in counts.items()
         }
         return {**of_tools, **{f"tools/{fault}": number for fault, number in faults.items()}}
+
+
+def own_tools(env: Any) -> list[Any]:
+    """The methods of an environment that are marked with @tool, in the order they are written.
+
+    They are as quick or slow as the environment itself, so `blocking` is its own unless they say.
+    """
+    marked: dict[str, None] = {}
+    for kind in reversed(type(env).__mro__):
+        marked |= {name: None for name, one in vars(kind).items() if hasattr(one, "__tool__")}
+    methods = [getattr(env, name) for name in marked]
+    return [
+        make_tool(method, **{"blocking": env.blocking, **method.__tool__})
+        for method in methods
+        if hasattr(method, "__tool__")  # a subclass may have written it anew, without the mark
+    ]
+
+
+def with_own_tools(env: Any) -> Any:
+    """`env` in a ToolEnv with its own tools, if it has any; options are its class's `tool_options`."""
+    if isinstance(env, Wrapper) or not (tools := own_tools(env)):
+        return env
+    options = {"instructions": None, "counters": True, **getattr(env, "tool_options", {})}
+    check_options(ToolEnv, options, f"tool_options of {type(env).__name__}", given=("env", "tools"))
+    return ToolEnv(env, tools, **options)
+
+
+def is_rebound(tool: Any) -> bool:
+    """Whether a fork looks into a tool for parts of its environment: not into those of ours."""
+    if isinstance(tool, FunctionTool):
+        return not tool.shared
+    return not type(tool).__module__.startswith("graft.") and getattr(tool, "is_stateful", True)
+
+
+def sizes(tool: Any) -> dict[str, tuple[int, int]]:
+    """A tool's attributes, as far as a change of them can be told at a glance."""
+    attributes: dict[str, Any] = getattr(tool, "__dict__", {})
+    return {
+        name: (id(one), len(one) if isinstance(one, list | dict | set) else 0)
+        for name, one in attributes.items()
+    }
+
+
+def _forked(tool: Any, memo: Memo) -> Any:
+    twin = tool.fork() if has_state(tool) else tool
+    return rebound(twin, memo) if is_rebound(twin) else twin
+
+
+def inside(env: Any) -> list[Any]:
+    """The environments that a wrapper goes around, from outside in."""
+    found: list[Any] = []
+    while isinstance(env, Wrapper):
+        env = env.env
+        found.append(env)
+    return found
 
 
 def with_instructions(observation: Observation, instructions: str, suffix: str = "") -> Observation:

@@ -72,7 +72,7 @@ def make_tool(what: Any, **arguments: Any) -> Any:
         from graft.tools.function import FunctionTool
 
         check_options(FunctionTool, arguments, f"tool {what!r}", given=("function",))
-        return FunctionTool(target, **arguments)
+        return FunctionTool(target, **{**getattr(target, "__tool__", {}), **arguments})
     if arguments:
         raise ValueError(f"tool {what!r} is built already and takes no arguments, got {arguments}")
     return target

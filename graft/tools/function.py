@@ -18,6 +18,8 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import MethodType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -26,6 +28,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from graft.tools import ERROR, background
 from graft.tools.errors import ToolError
+from graft.tools.options import check_options
 from graft.tools.schema import arguments_in, tidy
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -55,14 +58,19 @@ class FunctionTool:
         timeout: float | None = None,
         blocking: bool = True,
         concurrency: int | None = None,
+        shared: bool = False,
     ) -> None:
+        """`shared`: what the function closes over is common to all attempts, not copied for each."""
         self.function = function
-        self.name = name or getattr(function, "__name__", "")
+        source = function
+        while isinstance(source, partial):
+            source = source.func
+        self.name = name or getattr(source, "__name__", "")
         if not _NAME.fullmatch(self.name):
             raise ValueError(
                 f"tool name {self.name!r}: must be 1 to 64 letters, digits, _ or -; pass name="
             )
-        told, about = read_docstring(inspect.getdoc(function) or "")
+        told, about = read_docstring(inspect.getdoc(source) or "")
         self.description = told if description is None else description
         if not self.description:
             raise ValueError(
@@ -72,6 +80,7 @@ class FunctionTool:
         self.timeout = timeout
         self.blocking = blocking
         self.concurrency = concurrency
+        self.shared = shared
         self.is_async = inspect.iscoroutinefunction(function)
         self._model = arguments_model(function, self.name, about)
         self.parameters = tidy(self._model.model_json_schema())
@@ -114,6 +123,31 @@ class FunctionTool:
 def as_tool(function: Callable[..., Any], **options: Any) -> FunctionTool:
     """`function` as a tool; see FunctionTool for the options."""
     return FunctionTool(function, **options)
+
+
+def tool(function: Any = None, **options: Any) -> Any:
+    """Mark a function, or a method of an environment, as a tool; options are FunctionTool's.
+
+    class Room(BaseEnv):
+        @tool
+        def look(self) -> str:
+            '''What is in the room.'''
+            return self.contents
+
+    `graft.make` gives an environment its own tools (`graft.envs.tooled.own_tools`).
+    """
+    if function is None:
+        return partial(tool, **options)
+    if isinstance(function, staticmethod | classmethod | property | type):
+        kind = type(function).__name__
+        raise TypeError(
+            f"@tool marks a function or method, not a {kind}; of a {kind} put it on the plain function"
+        )
+    check_options(FunctionTool, options, "@tool", given=("function",))
+    if isinstance(function, MethodType):  # of an object that is there already: nothing to mark
+        return FunctionTool(function, **options)
+    function.__tool__ = options
+    return function
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
