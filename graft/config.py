@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -218,8 +218,9 @@ class Sft(Section):
     """Peak learning rate; linear decay to a tenth."""
     warmup: int = Field(default=50, ge=0)
     """Steps of linear warm-up."""
-    skip_bad: bool = False
-    """Leave out rows that cannot be used, and count them; false stops at the first."""
+    skip_bad: bool | Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Leave out rows that cannot be used, up to this share, and count them; more stop the run. true leaves
+    out any number, false none."""
     overlong: Literal["refuse", "cut", "skip"] = "refuse"
     """Rows of more tokens than rollout.max_context: stop, learn their beginning, or leave them out."""
     mask_results: tuple[str, str] | None = None

@@ -32,7 +32,7 @@ def show(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a file of rows is read as, how long its rows are, and which are bad. Exit 1: some are."""
+    """Say what a file of rows is read as, how long its rows are, and which are bad. Exit 1: a run stops."""
     from graft.data.show import inspect
 
     if purpose not in ("any", "task", "chat"):
@@ -40,7 +40,7 @@ def show(
     count = token_counter(model) if model else None
     found = inspect(source, layout, purpose, rows, count)  # type: ignore[arg-type]
     typer.echo(json.dumps(found.to_json()) if as_json else "\n".join(found.lines(skip_bad)))
-    if found.broken or (found.bad and not skip_bad):
+    if not found.is_usable(skip_bad):
         raise typer.Exit(1)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from graft.data.check import check
+from graft.data.check import SPARED, check
 from graft.data.errors import DataError
 from graft.data.place import open_place
 from graft.data.schemas import LOOKED_AT, ChatRow, Layout, recognise
@@ -41,10 +41,11 @@ class Chats(Sequence[ChatRow]):
         return f"{self.table.source}, row {self.numbers[number] + 1}"
 
 
-def open_chats(path: str, skip_bad: bool = False, layout: str = "auto") -> Chats:
+def open_chats(path: str, skip_bad: bool | float = SPARED, layout: str = "auto") -> Chats:
     """The chats of a file, a folder, SPLIT@PATH or a dataset of the hub, each of them checked once.
 
-    A bad row is a DataError that names it; with `skip_bad` bad rows are left out, counted and said once.
+    Bad rows are left out, counted and said once, up to the share `skip_bad`; more are a DataError that
+    names the first.
     """
     table = open_place(path, check=False)
     first = [row for row in islice(table.scan(), LOOKED_AT) if not isinstance(row, DataError)]

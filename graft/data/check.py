@@ -4,7 +4,8 @@ row 1 {"prompt": "2+3=", "reward_model": {"ground_truth": "5"}}    good
 row 2 {"prompt": "", ...}                                          bad: 'prompt': there is not a word in it
 row 3 {"id": 7, ...} where row 1 has the id 7 too                  bad: 'id' 7 stands in row 1 already
 
-A bad row stops a run; with skip_bad they are counted, said once and left out.
+Up to one row in a hundred may be bad: they are left out, counted, and said once. More of them stop a run,
+unless `skip_bad` allows a larger share; false allows none.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from graft.data.tables import Table
 
 log = logging.getLogger(__name__)
 
+SPARED = 0.01
+"""The share of bad rows that a run leaves out: one of 10,000 shall not stop it, one of 20 should."""
 TOLD = 10  # bad rows that are described; the others are counted
 _QUOTED = re.compile(r"`(\w+)`|'(\w+)'")
 
@@ -142,20 +145,29 @@ _verdicts: WeakKeyDictionary[Table, dict[tuple[str, str], Verdict]] = WeakKeyDic
 _checking = threading.Lock()
 
 
-def check(table: Table, layout: Layout, purpose: str, skip_bad: bool) -> Verdict:
-    """What is bad in a table; DataError unless bad rows are to be skipped. Looked for once."""
+def check(table: Table, layout: Layout, purpose: str, skip_bad: bool | float = SPARED) -> Verdict:
+    """What is bad in a table; DataError if that is more than the share `skip_bad`. Looked for once."""
     with _checking:  # sixty-four envs of one file: the first one looks
         known = _verdicts.setdefault(table, {})
         key = (f"{layout.name} {layout.says}", purpose)
         if key not in known:
             known[key] = _look_at(table, layout, purpose)
         verdict = known[key]
-        if verdict.bad and (not skip_bad or len(verdict.bad) == len(table)):
+        if not is_spared(len(verdict.bad), len(table), skip_bad):
             raise DataError(refusal(table.source, verdict, len(table)))
         if verdict.bad and not verdict.is_said:
             verdict.is_said = True
             log.warning("%s", skipped(table, verdict))
     return verdict
+
+
+def is_spared(bad: int, rows: int, skip_bad: bool | float) -> bool:
+    """Whether a run may leave so many rows out and go on.
+
+    >>> is_spared(1, 10_000, SPARED), is_spared(1, 20, SPARED), is_spared(19, 20, True)
+    (True, False, True)
+    """
+    return not bad or (bad <= skip_bad * rows and bad < rows)
 
 
 def _look_at(table: Table, layout: Layout, purpose: str) -> Verdict:

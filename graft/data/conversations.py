@@ -12,11 +12,14 @@ and the row puts them before it.
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from graft.data.pictures import UNSEEN
 from graft.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -40,8 +43,8 @@ def chat_of(row: Mapping[str, Any]) -> list[Message]:
         messages = from_sharegpt(row)
     elif row.get("messages") is None and row.get("instruction") is not None:
         messages = from_alpaca(row)
-    elif isinstance(listed(row.get("messages")), list):
-        messages = read_messages(row["messages"])
+    elif isinstance(said := opened(row.get("messages")), list):
+        messages = read_messages(said)
     else:
         raise ValueError(
             f"no list `messages` (found: {', '.join(map(str, row))}); a chat is a list `messages` of "
@@ -66,8 +69,8 @@ def with_turns(messages: list[Message]) -> list[Message]:
 
 def from_sharegpt(row: Mapping[str, Any]) -> list[Message]:
     """{"from": "human", "value": "Hi"} is {"role": "user", "content": "Hi"}, and so on."""
-    entries = row["conversations"]
-    if not isinstance(listed(entries), list):
+    entries = opened(row["conversations"])
+    if not isinstance(entries, list):
         raise ValueError(f"`conversations` holds {shown(entries)}, not a list of {{from, value}}")
     messages = [_entry(entry, f"entry {number}") for number, entry in enumerate(entries, 1)]
     # a conversation that brings its own system message keeps it, as in LLaMA-Factory
@@ -94,7 +97,8 @@ def read_messages(value: Any) -> list[Message]:
 
     What comes first is something to answer; only thoughts or calls may stand without a content.
     """
-    if not isinstance(value := listed(value), list):
+    value = [value] if isinstance(value, Mapping) else listed(value)
+    if not isinstance(value, list):
         raise ValueError(f"holds {shown(value)}, not a list of messages {{role, content}}")
     messages = [_message(one, f"message {number}") for number, one in enumerate(value, 1)]
     if not messages:
@@ -102,6 +106,45 @@ def read_messages(value: Any) -> list[Message]:
     if messages[0]["role"] == "assistant":
         raise ValueError("starts with the assistant; there must be something to answer")
     return messages
+
+
+def messages_in(text: str) -> list[Any] | None:
+    """The messages that a text holds as JSON, or as Python prints a list of them; None: it is a text.
+
+    >>> messages_in('[{"role": "user", "content": "Hi"}]')
+    [{'role': 'user', 'content': 'Hi'}]
+    """
+    if not _LISTED.match(text) or text.rstrip()[-1] not in "]}":
+        return None
+    try:
+        found = _read_list(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(
+            f"begins and ends like a list of messages, and is neither JSON nor a list of Python's: {error}; "
+            "write the column as JSON: json.dumps(messages)"
+        ) from error
+    several = [found] if isinstance(found, Mapping) else found
+    are_messages = all(isinstance(one, Mapping) and "role" in one for one in several)
+    return several if are_messages else None
+
+
+_LISTED = re.compile(r"""\s*(?:\[\s*)?\{\s*["'](?:role|content|name|tool_calls)["']\s*:""")
+
+
+def _read_list(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        if "'" not in text[: text.find(":")]:
+            raise
+        return ast.literal_eval(text.strip())
+
+
+def opened(value: Any) -> Any:
+    """A list, or the list that a text holds; anything else as it is."""
+    if not isinstance(value, str):
+        return listed(value)
+    return _read_list(value) if value.lstrip()[:1] == "[" else value
 
 
 def _message(message: Any, where: str) -> Message:
@@ -132,7 +175,7 @@ def _joined(parts: list[Any], where: str) -> str:
     for number, part in enumerate(parts, 1):
         kind = part.get("type") or "text" if isinstance(part, Mapping) else shown(part)
         if kind != "text":
-            raise ValueError(f"{where}part {number} is {kind}; only text is read")
+            raise ValueError(f"{where}part {number} is {kind}; {UNSEEN}")
         texts.append(_text(part, "text", f"{where}part {number}: "))
     return "".join(texts)
 

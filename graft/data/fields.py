@@ -1,19 +1,28 @@
 """Fields of a row as plain data: prompts, right answers, tools, calls, whatever else it says.
 
-A parquet file fills every struct with every key, pandas makes arrays of lists and NaN of nothing, and
-older versions of `datasets` hold free JSON as text; here all of that is what JSON would have said.
+pandas makes arrays of lists and NaN of nothing, older versions of `datasets` hold free JSON as text, and
+some writers keep an object as a list of pairs; here all of that is what JSON would have said. A null that
+somebody wrote stays: a template shows {"a": null} as it stands.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-from graft.data.conversations import listed, read_messages, refuse_half_characters, shown
+from graft.data.conversations import (
+    listed,
+    messages_in,
+    read_messages,
+    refuse_half_characters,
+    shown,
+)
 from graft.data.errors import BadField
+from graft.data.pictures import refuse_pictures
 from graft.types import Message
 
 Row = Mapping[str, Any]
@@ -25,29 +34,65 @@ def found_at(row: Row, path: str) -> Any:
         return row[path]
     value: Any = row
     for key in path.split("."):
+        value = as_object(value)
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
 
 
-def plain(value: Any) -> Any:
-    """As JSON knows it: no arrays, no dates, no NaN, and no key whose value is None."""
+def as_object(value: Any) -> Any:
+    """An object that is JSON text or a list of pairs as an object; anything else as it is.
+
+    >>> as_object('{"style": "rule"}'), as_object([["style", "rule"]]), as_object("rule")
+    ({'style': 'rule'}, {'style': 'rule'}, 'rule')
+    """
+    if isinstance(value, str):
+        found = from_json(value) if value.lstrip()[:1] in ("{", "[") else value
+        opened = as_object(found) if isinstance(found, Mapping | list) else value
+        return opened if isinstance(opened, Mapping) else value
+    pairs = listed(value)
+    if not isinstance(pairs, list) or not pairs:
+        return value
+    if all(isinstance(one, Mapping) and one.keys() == {"key", "value"} for one in pairs):
+        pairs = [(one["key"], one["value"]) for one in pairs]
+    are_pairs = all(isinstance(one, list | tuple) and len(one) == 2 for one in pairs)
+    if are_pairs and all(isinstance(name, str) for name, _ in pairs):
+        return dict(pairs)
+    return value
+
+
+def plain(value: Any, field: str = "") -> Any:
+    """As JSON knows it: no arrays, no dates, and no NaN, which is how pandas says that there is nothing."""
     value = listed(value)
     if isinstance(value, Mapping):
-        inner = {str(key): plain(one) for key, one in value.items()}
-        return {key: one for key, one in inner.items() if one is not None}
+        given = {str(key): one for key, one in value.items() if not _is_nan(one)}
+        return {key: plain(one, field or key) for key, one in given.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
+        return [plain(one, field) for one in value]
+    if isinstance(value, float) and math.isinf(value):
+        raise BadField(
+            field, f"{field!r} holds {value}, which JSON has no number for; write a finite one"
+        )
+    if _is_nan(value):
         return None
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def filled_in(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys that hold nothing, where nobody could tell the difference."""
+    return {key: one for key, one in value.items() if one is not None}
+
+
 def read_prompt(row: Row, key: str) -> list[Message]:
-    """A list of {role, content}, or a text, which is one user message."""
+    """A list of {role, content}, the same as JSON text, or any other text, which is one user message."""
     prompt = row.get(key)
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
+    refuse_pictures(row)
     try:
+        if isinstance(prompt, str):
+            prompt = messages_in(prompt) or [{"role": "user", "content": prompt}]
         messages = with_opened_calls(read_messages(prompt))
         if not any(str(message.get("content") or "").strip() for message in messages):
             raise ValueError("there is not a word in it; there must be something to answer")
@@ -71,6 +116,9 @@ def read_golds(row: Row, path: str) -> Any:
     {"target": 24, "numbers": [4, 6]}    {"numbers": [4, 6], "target": 24}, as TinyZero does
     """
     value = listed(found_at(row, path))
+    found = as_object(value)
+    if isinstance(found, Mapping) and ("target" in found or not isinstance(value, str)):
+        value = found  # any other text is the answer as it stands, also if it is JSON
     if isinstance(value, Mapping) and value.get("target") is not None:
         if value.get("numbers") is not None:
             return read_countdown(value["numbers"], value["target"], path)
@@ -118,7 +166,7 @@ def _whole(value: Any) -> int | None:
 def read_tools(row: Row) -> list[dict[str, Any]] | None:
     """Schemas of the functions that may be called: a list, or JSON text of one; None without any."""
     given = listed(from_json(row.get("tools"), "tools"))
-    if given is None or given == []:
+    if given is None or given == [] or named_tools(row):
         return None
     if isinstance(given, Mapping):
         given = [given]
@@ -127,8 +175,16 @@ def read_tools(row: Row) -> list[dict[str, Any]] | None:
     return [_tool(plain(from_json(one, "tools")), number) for number, one in enumerate(given, 1)]
 
 
+def named_tools(row: Row) -> list[str]:
+    """["search"]: tools by their names alone, as ARPO's rows have them; their schemas are the run's."""
+    given = listed(from_json(row.get("tools")))
+    names = given if isinstance(given, list) else []
+    are_names = all(isinstance(one, str) and re.fullmatch(r"[\w.:/-]+", one) for one in names)
+    return names if are_names else []
+
+
 def _tool(schema: Any, number: int) -> dict[str, Any]:
-    function = schema.get("function", schema) if isinstance(schema, dict) else None
+    function = (schema.get("function") or schema) if isinstance(schema, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadField(
             "tools",
@@ -153,29 +209,35 @@ def with_opened_calls(messages: list[Message]) -> list[Message]:
 
 
 def _calls(value: Any, where: str) -> list[dict[str, Any]]:
-    calls = listed(value)
+    calls = listed(from_json(value))
     if not isinstance(calls, list):
         raise ValueError(f"{where}: `tool_calls` holds {shown(value)}, not a list of calls")
     made: list[dict[str, Any]] = []
     for call in map(plain, calls):
-        function = call.get("function", call) if isinstance(call, dict) else None
+        function = (call.get("function") or call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError(
                 f"{where}: {shown(call)} is no call: it must be {{function: {{name, arguments}}}}"
             )
-        arguments = function.get("arguments", {})
+        arguments = function.get("arguments")
+        if arguments is None:
+            arguments = {}
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments or "{}")
+                arguments = json.loads(arguments or "{}", parse_constant=_no_number)
             except (ValueError, RecursionError) as error:
                 raise ValueError(
                     f"{where}: `arguments` of the call to {function['name']!r} are not JSON: {error}"
                 ) from error
         refuse_half_characters(arguments, f"{where}: `arguments`: ")
         function = {**function, "arguments": arguments}
-        kept = {key: one for key, one in call.items() if key == "id"}
+        kept = {"id": call["id"]} if call.get("id") is not None else {}
         made.append({**kept, "type": "function", "function": function})
     return made
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON's")
 
 
 def from_json(value: Any, field: str = "") -> Any:

@@ -45,17 +45,20 @@ class JsonLines:
                         f"{self.file}, line {self.line_of(at)} is longer than {MOST >> 20} MB; is it "
                         "one row per line? A list of rows is called .json"
                     )
-                if not line.isspace() and line != MARK:
+                if line.removeprefix(MARK).strip():  # files put together have a mark within
                     yield at, line
                 at += len(line)
 
     def parse(self, text: bytes) -> dict[str, Any]:
-        return an_object(json.loads(text.removeprefix(MARK).decode("utf-8")))
+        line = text.removeprefix(MARK).partition(b"\n")[0]  # what follows is blank, or a mark
+        return an_object(_loads(line.decode("utf-8")))
 
     def complaint(self, start: int, row: int, error: Exception) -> str:
         """What is wrong with the row at byte `start`, with its place as an editor counts it."""
         if isinstance(error, NotAnObject):
             return f"row {row} is {error}"
+        if isinstance(error, TwoOfOneName):
+            return f"line {self.line_of(start)}: {error}"
         return f"line {self.line_of(start)} is not JSON in UTF-8: {error}"
 
     def line_of(self, start: int) -> int:
@@ -129,10 +132,10 @@ class JsonList:
 
     def parse(self, text: bytes) -> dict[str, Any]:
         # up to where the next row starts there is a comma, or the end of the list
-        return an_object(json.JSONDecoder().raw_decode(text.decode("utf-8"))[0])
+        return an_object(_DECODER.raw_decode(text.decode("utf-8"))[0])
 
     def complaint(self, start: int, row: int, error: Exception) -> str:
-        return f"row {row} is {error}"
+        return f"row {row}: {error}" if isinstance(error, TwoOfOneName) else f"row {row} is {error}"
 
 
 class _Window:
@@ -216,7 +219,10 @@ class Csv:
         def lines() -> Iterator[str]:
             while line := stream.readline(MOST):
                 taken.append(line)
-                yield line.decode("utf-8", "surrogateescape")  # refused when the row is parsed
+                text = (
+                    line if taken[1:] else line.removeprefix(MARK)
+                )  # or a quote would not be first
+                yield text.decode("utf-8", "surrogateescape")  # refused when the row is parsed
 
         with self.file.open("rb") as stream:
             stream.seek(at)
@@ -235,6 +241,7 @@ class Csv:
                 ) from error
 
     def parse(self, text: bytes) -> dict[str, Any]:
+        text = text.removeprefix(MARK)
         cells = next(csv.reader(io.StringIO(text.decode("utf-8"), newline=""), strict=True))
         if len(cells) != len(self.fields):
             raise ValueError(f"it has {len(cells)} values, and the first line {len(self.fields)}")
@@ -250,10 +257,29 @@ TextRows = JsonLines | JsonList | Csv
 def _cell(text: str) -> Any:
     if text.startswith(("{", "[{")):
         try:
-            return json.loads(text)
+            return _loads(text)
+        except TwoOfOneName:
+            raise
         except (ValueError, RecursionError):
             return text
     return text or None
+
+
+class TwoOfOneName(ValueError):
+    """An object that says two things under one name, of which only the last would be seen."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TwoOfOneName(f"the name {twice!r} stands in it twice; leave one of the two out")
+    return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_loads = _DECODER.decode
 
 
 class NotAnObject(ValueError):
@@ -278,10 +304,9 @@ def line_at(file: Path, start: int) -> int:
 def lines_or_list(file: Path) -> JsonLines | JsonList:
     """What a .json file is: a list of rows, or jsonl by another name."""
     with file.open("rb") as stream:
-        first = stream.readline(MOST).removeprefix(MARK).strip()
-        rest = stream.readline(MOST)
-        while rest and rest.isspace():
-            rest = stream.readline(MOST)
+        lines = iter(lambda: stream.readline(MOST), b"")
+        filled = (text for line in lines if (text := line.removeprefix(MARK).strip()))
+        first, rest = next(filled, b""), next(filled, b"")
     if first.startswith(b"{") and rest:
         try:
             json.loads(first.decode("utf-8"))

@@ -18,12 +18,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from graft.data.conversations import chat_of, read_messages, shown, with_turns
+from graft.data.conversations import (
+    chat_of,
+    listed,
+    messages_in,
+    read_messages,
+    shown,
+    with_turns,
+)
 from graft.data.errors import BadField, DataError
 from graft.data.fields import (
     Row,
+    as_object,
+    filled_in,
     first_of,
     found_at,
+    from_json,
+    named_tools,
     plain,
     read_countdown,
     read_golds,
@@ -32,6 +43,7 @@ from graft.data.fields import (
     whole_characters,
     with_opened_calls,
 )
+from graft.data.pictures import refuse_pictures
 from graft.types import Message
 
 LOOKED_AT = 20  # rows in which a layout is looked for
@@ -99,14 +111,21 @@ def source_of(row: Row) -> str:
 
 def meta_of(row: Row) -> dict[str, Any]:
     """`ability` and what is in `extra_info`, side by side: what verl hands to a reward."""
-    extra = row.get("extra_info")
-    named = extra if isinstance(extra, Mapping) else {"extra_info": extra}
-    return plain({"ability": row.get("ability"), **named})
+    extra = as_object(row.get("extra_info"))
+    named = extra if isinstance(extra, Mapping) else filled_in({"extra_info": extra})
+    return plain({**filled_in({"ability": row.get("ability")}), **tool_names(row), **named})
 
 
 def rest_of(row: Row, *used: str | None) -> dict[str, Any]:
     """The columns that have not been used: TRL hands them to rewards by their names."""
-    return plain({k: v for k, v in row.items() if k not in (*used, "tools", "data_source")})
+    rest = {k: v for k, v in row.items() if k not in (*used, "tools", "data_source")}
+    return plain({**rest, **tool_names(row)})
+
+
+def tool_names(row: Row) -> dict[str, Any]:
+    """Tools that are named without a schema, for rewards: the run has them, or not."""
+    names = named_tools(row)
+    return {"tools": names} if names else {}
 
 
 def keyed(prompt: str, answer: str) -> Callable[[Row], TaskRow]:
@@ -132,10 +151,11 @@ def completed(row: Row) -> ChatRow:
     """The prompt, then the completion: a text, or the messages that follow."""
     said = row.get("completion")
     try:
-        told = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
+        if isinstance(said, str):
+            said = messages_in(said) or [{"role": "assistant", "content": said}]
         prompt = read_prompt(row, "prompt")
         # alone they would start with the assistant
-        messages = read_messages([*prompt, *read_messages([_ANYTHING, *_list(told)])[1:]])
+        messages = read_messages([*prompt, *read_messages([_ANYTHING, *_list(said)])[1:]])
         return ChatRow(with_turns(with_opened_calls(messages)), read_tools(row))
     except BadField:
         raise
@@ -168,17 +188,19 @@ def listed_task(row: Row) -> TaskRow:
 
 def talked(row: Row) -> ChatRow:
     """`messages`, `conversations` or `instruction`: whatever `chat_of` knows."""
+    refuse_pictures(row)
     return ChatRow(with_opened_calls(chat_of(row)), read_tools(row))
 
 
 def spanned(row: Row) -> ChatRow:
     """A prompt, and what the policy and its environment wrote behind it."""
     messages = read_prompt(row, "messages")
-    given = row["spans"].tolist() if hasattr(row["spans"], "tolist") else row["spans"]
+    given = listed(from_json(row["spans"], "spans"))
     if not isinstance(given, list) or not given:
         raise BadField("spans", f"'spans' holds {shown(given)}, not a list of {{author, text}}")
     spans: list[dict[str, Any]] = []
     for number, one in enumerate(map(plain, given), 1):
+        one = filled_in(one) if isinstance(one, dict) else one
         is_span = isinstance(one, dict) and one.get("author") in ("policy", "env")
         if not is_span or not (isinstance(one.get("text"), str) or "call" in one):
             raise BadField(

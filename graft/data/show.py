@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from graft.data.check import Repeats, Verdict, fault_of, id_of, same_id
+from graft.data.check import SPARED, Repeats, Verdict, fault_of, id_of, is_spared, same_id
+from graft.data.conversations import messages_in
 from graft.data.errors import DataError
+from graft.data.fields import from_json, named_tools
 from graft.data.place import local_files, open_place
 from graft.data.rows import rows_in
 from graft.data.schemas import LOOKED_AT, ChatRow, Layout, Purpose, TaskRow, recognise, source_of
@@ -75,6 +77,9 @@ class Report:
         self.lengths: dict[str, Lengths] = {}
         self.sources: Counter[str] = Counter()
         self.tools = self.marked = self.unanswered = 0
+        self.named_tools: Counter[str] = Counter()
+        self.opened: Counter[str] = Counter()
+        """Columns that are JSON text, or a list of pairs, and are read as what they say."""
         self.verdict = Verdict()
         self.same_prompt: list[tuple[int, int]] = []
         self.broken = ""
@@ -83,6 +88,11 @@ class Report:
     @property
     def bad(self) -> int:
         return len(self.verdict.bad) + bool(self.broken)
+
+    def is_usable(self, skip_bad: bool = False) -> bool:
+        """Whether a run with these rows would start."""
+        bad = len(self.verdict.bad)
+        return not self.broken and is_spared(bad, self.rows, skip_bad or SPARED)
 
     def measure(self, name: str, length: int) -> None:
         self.lengths.setdefault(name, Lengths()).add(length)
@@ -98,6 +108,8 @@ class Report:
             "lengths": {name: one.to_json() for name, one in self.lengths.items()},
             "data_sources": dict(self.sources.most_common()),
             "with_tools": self.tools,
+            "named_tools": dict(self.named_tools),
+            "opened": dict(self.opened),
             "with_results_inside": self.marked,
             "without_answer": self.unanswered,
             "same_prompt": len(self.same_prompt),
@@ -140,8 +152,13 @@ class Report:
             most = [f"{name} {count:,}" for name, count in self.sources.most_common(SOURCES)]
             more = len(self.sources) - SOURCES
             yield f"data sources: {', '.join(most)}" + (f", {more} more" if more > 0 else "")
+        for name, count in self.opened.items():
+            yield f"{name}: text in {count:,} rows, read as the JSON that it is"
         if self.tools:
             yield f"tools: {self.tools:,} rows bring their own"
+        if self.named_tools:
+            several = ", ".join(f"{name} {count:,}" for name, count in self.named_tools.items())
+            yield f"tools by name alone: {several}; the run must bring them (task.wrappers)"
         if self.unanswered:
             yield f"{self.unanswered:,} rows have no answer: a reward from outside has to grade them"
         if self.marked:
@@ -161,7 +178,8 @@ class Report:
         if not count:
             yield "no bad rows" if not self.broken else "no bad rows until there"
             return
-        what = "left out" if skip_bad else "a run stops there; skip_bad=true leaves them out"
+        spared = is_spared(count, self.rows, skip_bad or SPARED)
+        what = "left out" if spared else "a run stops there; skip_bad=true leaves them out"
         yield f"bad rows: {count:,} of {self.rows:,} ({what})"
         for fault in faults:
             yield f"    row {fault.row}, {fault.field or 'the whole of it'}: {fault.why}"
@@ -280,9 +298,21 @@ def _take(
         report.sources[source] += 1
     report.unanswered += isinstance(found, TaskRow) and found.answer is None
     report.tools += bool(found.tools)
+    report.named_tools.update(named_tools(row))
+    report.opened.update(opened_columns(row, layout.asks))
     report.marked += isinstance(found, ChatRow) and all(mark in said for mark in MARKS)
     if len(report.examples) < wanted:
         report.examples.append((number, written(found)))
+
+
+def opened_columns(row: Mapping[str, Any], asks: Iterable[str]) -> list[str]:
+    """The columns of a row that hold messages or an object as text."""
+    texts = {name: value for name, value in row.items() if isinstance(value, str)}
+    messages = {*asks, "messages", "completion"} & texts.keys()
+    objects = {"reward_model", "reward_spec", "extra_info", "tools", "conversations"} & texts.keys()
+    found = [name for name in objects if not isinstance(from_json(texts[name]), str)]
+    found += [name for name in messages if isinstance(read(messages_in, texts[name]), list)]
+    return sorted(found)
 
 
 def parted(found: TaskRow | ChatRow) -> tuple[list[Message], str]:

@@ -18,7 +18,8 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-from graft.data.arrow import Groups, arrow_rows, batches, dicts, parquet_rows
+from graft.data.arrow import Groups, arrow_rows, batches, parquet_rows
+from graft.data.arrow_values import rows_of
 from graft.data.errors import DataError
 from graft.data.records import TextRows
 from graft.data.rows import ENDINGS, ending_of, parsed, rows_in, source_of
@@ -45,7 +46,7 @@ class Table(Sequence[dict[str, Any]]):
         if isinstance(self.rows, Sequence):
             row = self.rows[number]
         else:
-            row = next(dicts(self.rows.slice(number, 1), self.source, number))
+            row = next(rows_of(self.rows.slice(number, 1), self.source, number))
         if isinstance(row, DataError):
             raise row
         return row

@@ -23,6 +23,7 @@ from hashlib import blake2b
 
 from graft.config import Sft
 from graft.data.chats import Chats, open_chats
+from graft.data.check import is_spared
 from graft.data.errors import DataError
 from graft.data.schemas import ChatRow
 from graft.rollout.demonstrate import demonstration
@@ -173,11 +174,11 @@ def recorded(parts: Parts, path: str) -> Rows:
         except MISSHAPEN as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             first = first or f"{where}: {kind}{error}"
-            if not sft.skip_bad:
-                raise DataError(
-                    f"{where}: {kind}{error}. Mend the row, or leave such rows out: sft.skip_bad=true"
-                ) from error
             counts["bad"] += 1
+            if not is_spared(counts["bad"], len(chats.table), sft.skip_bad):
+                raise DataError(
+                    f"{first}. Mend the row, or leave such rows out: sft.skip_bad=true"
+                ) from error
             continue
         if length > limit and sft.overlong == "skip":
             counts["overlong"] += 1

@@ -109,7 +109,7 @@ def test_text_of_a_parquet_file_that_is_not_utf8_is_a_bad_row(tmp_path: Path):
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     found = [row for _, row in rows_in(tmp_path / "a.parquet")]
     assert (found[0], found[2]) == ({"a": "fine"}, {"a": "too"})
-    assert "row 2 holds text that is not UTF-8" in str(found[1])
+    assert "row 2: 'a' holds text that is not UTF-8" in str(found[1])
 
 
 @pytest.mark.parametrize(

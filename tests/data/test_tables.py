@@ -238,7 +238,7 @@ def test_an_absent_dataset_says_how_to_get_it(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.peer
 def test_the_hub_librarys_rows_are_the_files_rows(monkeypatch: pytest.MonkeyPatch):
     datasets = pytest.importorskip("datasets")
-    rows = [{"problem": "p", "answer": ["a", "b"], "image": {"bytes": b"\x89PNG", "path": None}}]
+    rows = [{"problem": "p", "answer": ["a", "b"], "image": {"bytes": b"\x89PNG"}}]
     features = datasets.Features(
         problem=datasets.Value("string"),
         answer=datasets.List(datasets.Value("string")),

@@ -306,6 +306,23 @@ def test_a_row_that_cannot_be_posed_is_named_with_its_field(bad: dict[str, Any],
     assert list(env.numbers) == [0, 2]
 
 
+def test_one_bad_row_among_many_is_left_out_and_said(caplog: pytest.LogCaptureFixture):
+    """ARPO's own training file: 10,000 rows, of which row 5275 has the answer " "."""
+    rows = [row([ASKED], "Paris") for _ in range(400)]
+    rows[275] = row([ASKED], " ")
+    env = make("prompts", rows=rows)
+    assert len(env.numbers) == 399 and 275 not in env.numbers
+    (message,) = caplog.messages
+    assert "1 of 400 rows are bad and left out; the first: rows, row 276: " in message
+    with pytest.raises(DataError, match=r"row 276: .*399 of 400 rows are fine; skip_bad=true"):
+        make("prompts", rows=rows, skip_bad=False)
+    for number in range(5):  # 5 of 400 are more than 1%
+        rows[number] = row([ASKED], " ")
+    with pytest.raises(DataError, match=r"row 1: .*6 of 400 rows are bad"):
+        make("prompts", rows=rows)
+    assert len(make("prompts", rows=rows, skip_bad=0.05).numbers) == 394
+
+
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
 def test_bad_rows_of_a_file_are_named_by_file_and_row(tmp_path: Path, ending: str):
     rows = [

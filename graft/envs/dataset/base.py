@@ -180,7 +180,11 @@ def open_table(
     return read_hub(hub, chosen), is_shared_out
 
 
-def rows_in_memory(rows: Sequence[Mapping[str, Any]]) -> Table:
+def rows_in_memory(rows: Any) -> Table:
+    if hasattr(
+        rows, "with_format"
+    ):  # of the hub's library: Arrow's own, which knows what it filled in
+        return Table(rows.with_format("arrow")[:])
     if isinstance(rows, str | Mapping):
         raise ValueError(
             f"rows= is a {type(rows).__name__}; give a list of dicts, one for each row"

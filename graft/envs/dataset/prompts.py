@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from graft.data.check import check
+from graft.data.check import SPARED, check
 from graft.data.errors import BadField, DataError
 from graft.data.schemas import LOOKED_AT, Layout, by_keys, recognise
 from graft.data.tables import Table
@@ -58,7 +58,8 @@ class PromptsEnv(DatasetEnv):
     What the columns mean is seen in the first rows (`graft.data.schemas`), or said: `layout="verl"`.
     Other columns are named by `prompt_key` (a list of {role, content}, or a text) and `answer_key` (a
     text, a number, a list of them, or {"target": any of these}); a point leads into a column. All rows
-    are looked at when the first env is built: a bad one stops it, or with `skip_bad` is left out.
+    are looked at when the first env is built: bad ones are left out up to the share `skip_bad`, which is
+    1%; more of them, or with False any, stop it.
     """
 
     looks_itself = True
@@ -75,7 +76,7 @@ class PromptsEnv(DatasetEnv):
         layout: str = "auto",
         prompt_key: str | None = None,
         answer_key: str | None = None,
-        skip_bad: bool = False,
+        skip_bad: bool | float = SPARED,
         evaluation: bool = False,
         timeout: float = 1.0,
     ) -> None:

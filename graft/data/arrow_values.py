@@ -1,0 +1,115 @@
+"""Rows of an Arrow table as plain data, as a JSON file with the same rows would have them.
+
+struct<a: int, b: int> {a: 1, b: null}    {"a": 1}: Arrow fills every struct with every key
+map<string, string> [("a", "1")]          {"a": "1"}
+a timestamp in the year 148107            text, since Python's datetime ends with 9999
+
+Whether a null in a struct was written or filled in cannot be known from the file, so it is left out; a
+null in a map, in a list or in JSON text was written, and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from graft.data.errors import DataError
+
+UNREADABLE = (ValueError, OverflowError, KeyError, NotImplementedError)
+"""What `to_pylist` raises for values that Python's types cannot hold; an unknown time zone is a KeyError."""
+
+Clean = Callable[[Any], Any]
+
+
+def rows_of(part: Any, source: Any, first: int) -> Iterator[Any]:
+    """The rows of a batch or table; one that cannot be read is a DataError in its place.
+
+    `first` rows of `source` came before this part.
+    """
+    names: list[str] = part.schema.names
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(
+            f"{source} has several columns called {', '.join(map(repr, twice))}, of which only one could "
+            "be read; rename the others"
+        )
+    cleaners = [(field.name, clean) for field in part.schema if (clean := cleaner(field.type))]
+    try:
+        rows: Any = part.to_pylist()
+    except UNREADABLE:  # one of them; the others are fine
+        rows = (
+            _row(part.slice(place, 1), f"{source}, row {first + place + 1}")
+            for place in range(len(part))
+        )
+    for row in rows:
+        if not isinstance(row, DataError):
+            for name, clean in cleaners:
+                row[name] = clean(row[name])
+        yield row
+
+
+def _row(part: Any, where: str) -> Any:
+    """One row, column by column, so that a fault can say which column has it."""
+    import pyarrow
+
+    row: dict[str, Any] = {}
+    for name, column in zip(part.schema.names, part.columns, strict=True):
+        try:
+            row[name] = column.to_pylist()[0]
+        except UnicodeDecodeError as error:
+            return DataError(f"{where}: {name!r} holds text that is not UTF-8: {error}")
+        except UNREADABLE as error:
+            try:
+                row[name] = column.cast(timeless(column.type)).to_pylist()[0]
+            except (*UNREADABLE, pyarrow.ArrowException):
+                return DataError(
+                    f"{where}: {name!r} ({column.type}) holds a value that Python has no type for: {error}"
+                )
+    return row
+
+
+def timeless(kind: Any) -> Any:
+    """The same type with text in the place of times."""
+    from pyarrow import field, large_list, list_, map_, string, struct, types
+
+    if types.is_temporal(kind):
+        return string()
+    if types.is_struct(kind):
+        return struct([field(one.name, timeless(one.type)) for one in kind])
+    if types.is_map(kind):
+        return map_(timeless(kind.key_type), timeless(kind.item_type))
+    if types.is_large_list(kind):
+        return large_list(timeless(kind.value_type))
+    if types.is_list(kind) or types.is_fixed_size_list(kind):
+        return list_(timeless(kind.value_type))
+    return timeless(kind.value_type) if types.is_dictionary(kind) else kind
+
+
+@lru_cache(maxsize=256)
+def cleaner(kind: Any) -> Clean | None:
+    """What makes plain data of the values of a type; None where they are that already."""
+    from pyarrow import BaseExtensionType, types
+
+    if isinstance(kind, BaseExtensionType):
+        return cleaner(kind.storage_type)
+    if types.is_dictionary(kind):
+        return cleaner(kind.value_type)
+    if types.is_struct(kind):
+        inner = {one.name: cleaner(one.type) for one in kind}
+        return lambda value: value and _struct(value, inner)
+    if types.is_map(kind):
+        item = cleaner(kind.item_type) or _same
+        return lambda value: None if value is None else {str(key): item(one) for key, one in value}
+    if types.is_nested(kind) and hasattr(kind, "value_type"):  # lists of every kind
+        each = cleaner(kind.value_type)
+        return each and (lambda value: value and [each(one) for one in value])
+    return None
+
+
+def _struct(value: dict[str, Any], inner: dict[str, Clean | None]) -> dict[str, Any]:
+    given = {key: one for key, one in value.items() if one is not None}
+    return {key: clean(one) if (clean := inner[key]) else one for key, one in given.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
