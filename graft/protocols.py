@@ -119,6 +119,7 @@ class Tokenizer(Protocol):
 
     vocab_size: int
     eos_id: int | None
+    eos_ids: tuple[int, ...]
     pad_id: int | None
     chat_template: str | None
 

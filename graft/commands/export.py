@@ -215,12 +215,15 @@ def _refuse_to_write_gguf(file: Path, model: Path, force: bool) -> None:
 def _to_gguf(subject: _Subject, file: Path, title: str, kind: str) -> list[str]:
     """Write it; what there is to say about it comes back."""
     from graft.models.extra import ACTIONS
-    from graft.models.gguf_write import write_gguf
+    from graft.models.gguf_write import ENDS_BESIDE_EOS, ends_beside_eos, write_gguf
 
     write_gguf(subject.stored, subject.tokenizer, file, kind, title)
-    if not (subject.model / ACTIONS).exists():
-        return []
-    return [f"The actions beyond the vocabulary ({ACTIONS}) have no place in a GGUF file."]
+    notes: list[str] = []
+    if lost := ends_beside_eos(subject.tokenizer)[len(ENDS_BESIDE_EOS) :]:
+        notes.append(f"The eos ids {lost} have no place in a GGUF file beside the other three.")
+    if (subject.model / ACTIONS).exists():
+        notes.append(f"The actions beyond the vocabulary ({ACTIONS}) have no place in a GGUF file.")
+    return notes
 
 
 def size_in_bytes(text: str) -> int:

@@ -35,8 +35,8 @@ class Generator:
             self.note = "\n".join(filter(None, (self.note, words_only)))
         asked = template or self.tokenizer.chat_template
         self.chat = Chat(self.tokenizer, template) if asked else None
-        ends = {self.tokenizer.eos_id, *(self.chat.end_ids if self.chat else ())}
-        self.ends = tuple(sorted(i for i in ends if i is not None))
+        ends = {*self.tokenizer.eos_ids, *(self.chat.end_ids if self.chat else ())}
+        self.ends = tuple(sorted(ends))
         self.engine = NativeEngine(self.model, tokenizer=self.tokenizer, eos_ids=self.ends)
 
     def prompt_tokens(self, prompt: str | list[Message], raw: bool) -> list[int]:

@@ -39,7 +39,15 @@ from graft.models.load import (
 )
 from graft.models.lora import ADAPTER, ADAPTER_CONFIG
 from graft.models.names import hf_names
-from graft.models.save import SHARD_BYTES, save_configs, sync_folder, write_weights
+from graft.models.save import (
+    SHARD_BYTES,
+    TokenIds,
+    ids_of,
+    save_configs,
+    sync_folder,
+    with_ids,
+    write_weights,
+)
 from graft.models.shape import Shape
 from graft.text.chat import Chat, TemplateRewrites
 from graft.text.template import TemplateError
@@ -54,9 +62,22 @@ WRITTEN = re.compile(
     r"|chat_template\.jinja|additional_chat_templates(/.+\.jinja)?|README\.md"
 )
 """Names in an exported folder; one that is not among them was put there by somebody."""
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p")
-"""What of a base model's generation config is kept beside the ids. Penalties would change even greedy
-text, and a policy that was trained without them is not itself with them."""
+UNTRAINED = (
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "min_length",
+    "min_new_tokens",
+    "guidance_scale",
+    "num_beams",
+)
+"""Entries of a generation config that change even greedy text: a policy was trained without them."""
 
 
 class ExportError(RuntimeError):
@@ -231,32 +252,22 @@ def _generation_config(source: Path) -> dict[str, Any]:
 
 def generation_config(
     tokenizer: Tokenizer, given: Mapping[str, Any], notes: list[str]
-) -> tuple[dict[str, int | Sequence[int]], dict[str, Any]]:
-    """(ids for config.json, the generation config): whatever ends a turn is an eos id.
+) -> tuple[TokenIds, dict[str, Any]]:
+    """(ids for config.json, the generation config): the base's, and whatever ends a turn is an eos id.
 
     With ChatML's template and eos "<|endoftext|>" (id 0, "<|im_end|>" is 2): eos_token_id [0, 2].
     """
-    before = given.get("eos_token_id")
-    before = [before] if isinstance(before, int) else list(before or [])
-    ends = [tokenizer.eos_id, *_turn_ends(tokenizer, notes), *before]
-    ends = list(dict.fromkeys(index for index in ends if index is not None))
-    special: dict[str, int | Sequence[int]] = {}
-    if ends:
-        special["eos_token_id"] = ends[0] if len(ends) == 1 else ends
-    if tokenizer.pad_id is not None:
-        special["pad_token_id"] = tokenizer.pad_id
-    if tokenizer.bos_id is not None:
-        special["bos_token_id"] = tokenizer.bos_id
-    kept = {name: given[name] for name in SAMPLING if name in given}
-    known = {*SAMPLING, "eos_token_id", "pad_token_id", "bos_token_id", "transformers_version"}
-    known |= {"_from_model_config"}
-    if dropped := {name: value for name, value in given.items() if name not in known}:
-        listed = ", ".join(f"{name}={value}" for name, value in dropped.items())
+    special = ids_of(tokenizer, _turn_ends(tokenizer, notes))
+    others = {name: given[name] for name in UNTRAINED if given.get(name) not in (None, 0, 1, [])}
+    if others:
+        entries = ", ".join(f"{name}={value}" for name, value in others.items())
         notes.append(
-            f"Left out of the base's generation config, since the policy was trained without: "
-            f"{listed}."
+            f"The base's generation config has {entries}, which the policy was trained without: it "
+            f"changes even greedy text. Give generate() neutral values to sample as in training."
         )
-    return special, {**special, **kept}
+    if not given:
+        return special, dict(special)
+    return special, {**given, **with_ids(given, special, only=("eos_token_id",))}
 
 
 def _turn_ends(tokenizer: Tokenizer, notes: list[str]) -> Sequence[int]:

@@ -5,6 +5,7 @@ Weights are dequantised while they are read; the decoder that comes out is an or
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from dataclasses import replace
@@ -41,6 +42,8 @@ INSIDE = {
     "ffn_down": "mlp.down_proj",
 }
 ROPE_FACTORS = "rope_freqs.weight"
+ENDS = ("eos", "eot", "eom")
+"""Of a text, a turn, a message: sampling stops at each."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
     "logit_scale": (0, 1),
@@ -280,8 +283,12 @@ def open_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a Hugging Face folder or of a .gguf file."""
     if path.suffix != ".gguf":
         return Tokenizer.load(path)
+    reader = open_gguf(path)
+    named = (_value(reader, f"tokenizer.ggml.{kind}_token_id", None) for kind in ENDS)
     with tempfile.TemporaryDirectory() as folder:
         gguf_tokenizer_files(path, folder)
+        ends = {"eos_token_id": [int(index) for index in named if index is not None]}
+        Path(folder, "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
         return Tokenizer.load(folder)
 
 

@@ -46,6 +46,9 @@ SPLITS = {
 """Part of a tokenizer's regular expression -> llama.cpp's name for it. The two great families cut words
 alike and numbers differently; what cuts words in another way is neither."""
 
+ENDS_BESIDE_EOS = ("eot_token_id", "eom_token_id")
+"""Places in a GGUF file for tokens that end a text: of a turn, of a message."""
+
 
 def write_gguf(
     stored: Stored, tokenizer: Tokenizer, path: Path, kind: str = "f16", name: str = ""
@@ -199,10 +202,15 @@ def tokenizer_metadata(tokenizer: Tokenizer, shape: Shape) -> dict[str, Any]:
     }
     if tokenizer.chat_template is not None:
         found["tokenizer.chat_template"] = tokenizer.chat_template
-        others = sorted(set(Chat(tokenizer).end_ids) - {tokenizer.eos_id})
-        ids["eot_token_id"] = others[0] if others else None
+    ids |= dict(zip(ENDS_BESIDE_EOS, ends_beside_eos(tokenizer), strict=False))
     found |= {f"tokenizer.ggml.{key}": index for key, index in ids.items() if index is not None}
     return found
+
+
+def ends_beside_eos(tokenizer: Tokenizer) -> list[int]:
+    """Tokens that end a turn or a text, without the eos token itself; those of turns first."""
+    turn_ends = sorted(Chat(tokenizer).end_ids) if tokenizer.chat_template is not None else []
+    return [i for i in dict.fromkeys([*turn_ends, *tokenizer.eos_ids]) if i != tokenizer.eos_id]
 
 
 def _unwritten(what: str) -> UnsupportedModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from graft.models.extra import ACTIONS, ROWS, extra_rows
 from graft.models.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
 from graft.models.names import hf_names
 from graft.models.shape import Shape
+from graft.text.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -151,7 +152,11 @@ def save_configs(
     generation_config: dict[str, Any] | None = None,
     source: str | os.PathLike[str] | None = None,
 ) -> None:
-    """config.json and generation_config.json. Ids in `special` win over those of the source."""
+    """config.json and generation_config.json.
+
+    Both are the source's beyond the shape; eos ids in `special` that it does not name are added to
+    its own, the other ids fill gaps.
+    """
     if unknown := sorted(set(special) - set(SPECIAL)):
         raise ValueError(f"special has unknown entries {unknown}; known: {', '.join(SPECIAL)}")
     config, generation = _carried(source)
@@ -160,18 +165,55 @@ def save_configs(
         **dict.fromkeys(SPECIAL),  # null rather than absent: some families default to ids 1 and 2
         **config,
         **shape.to_hf(),
-        **special,
+        **with_ids(config, special),
         "dtype": kind,
         "torch_dtype": kind,  # the same for readers older than transformers 5
     }
     if generation_config is not None:
         generation = generation_config
+    elif generation:
+        generation = generation | with_ids(generation, special, only=("eos_token_id",))
     else:
-        ids = {name: written[name] for name in SPECIAL if written[name] is not None}
-        generation = {**ids, **generation, **special}
+        generation = {name: written[name] for name in SPECIAL if written[name] is not None}
     write_json(folder / "config.json", written)
     write_json(folder / "generation_config.json", generation)
     sync_folder(folder)
+
+
+def ids_of(tokenizer: Tokenizer, turn_ends: Iterable[int] = ()) -> TokenIds:
+    """The special ids of a tokenizer as `config.json` has them; whatever ends a turn is an eos id.
+
+    eos "<|endoftext|>" 0, and "<|im_end|>" 2 ends a turn: {"eos_token_id": [0, 2], ...}
+    """
+    ends = list(dict.fromkeys([*tokenizer.eos_ids, *turn_ends]))
+    ids: dict[str, int | Sequence[int] | None] = {
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.bos_id,
+    }
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def with_ids(
+    given: Mapping[str, Any], special: TokenIds, only: Sequence[str] = SPECIAL
+) -> dict[str, Any]:
+    """Those of `given` where it has any; eos ids that it lacks are added behind its own.
+
+    >>> with_ids({"eos_token_id": 5, "pad_token_id": 1}, {"eos_token_id": [7, 5], "pad_token_id": 0})
+    {'eos_token_id': [5, 7], 'pad_token_id': 1}
+    """
+    found = {name: special[name] for name in only if name in special}
+    found |= {name: given[name] for name in only if given.get(name) is not None}
+    lists = [listed(source.get("eos_token_id")) for source in (given, special)]
+    if set(lists[1]) - set(lists[0]):
+        ends = list(dict.fromkeys([*lists[0], *lists[1]]))
+        found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return found
+
+
+def listed(ids: int | Sequence[int] | None) -> list[int]:
+    """[] from null, [5] from 5, [5, 7] from [5, 7]."""
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 def _carried(source: str | os.PathLike[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:

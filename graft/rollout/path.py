@@ -220,7 +220,7 @@ class Path:
     def _words(self, tokens: list[int], is_closed: bool) -> str:
         """Tokens without the end of the turn, be it the template's or plain eos."""
         chat = self.growth.setting.chat
-        if not is_closed and tokens and tokens[-1] == chat.tokenizer.eos_id:
+        if not is_closed and tokens and tokens[-1] in chat.tokenizer.eos_ids:
             tokens = tokens[:-1]
         text = chat.tokenizer.decode(tokens)
         return text.removesuffix(chat.end_text) if is_closed else text

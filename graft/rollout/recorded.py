@@ -70,7 +70,7 @@ def spans_of_attempt(row: Trajectory, chat: Chat, actions: Actions | None = None
             spans += [_policy_span(words, ends=False)] if words else []
             spans.append(call)
         else:
-            ended = is_closed or span.tokens[-1:] == [chat.tokenizer.eos_id]
+            ended = is_closed or not set(span.tokens[-1:]).isdisjoint(chat.tokenizer.eos_ids)
             spans.append(_policy_span(span.text, ends=ended))
     return _without_the_obvious(spans)
 

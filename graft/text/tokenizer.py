@@ -44,7 +44,9 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_templates: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
+        eos_ids: Iterable[int] = (),
     ) -> None:
+        """`eos_ids` are further tokens that end a text, such as those of generation_config.json."""
         # a tokenizer.json may carry padding and truncation, which would cut prompts in silence
         backend.no_padding()
         backend.no_truncation()
@@ -63,6 +65,9 @@ class Tokenizer:
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
+        ends = (*eos_ids, *([] if self.eos_id is None else [self.eos_id]))
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
+        """Every token at which sampling stops; `eos_id` is among them."""
         self.pad_id = self._id("pad_token")
         self.unk_id = self._id("unk_token")
         self._is_strict = isinstance(backend.model, models.WordLevel)
@@ -168,7 +173,7 @@ class Tokenizer:
         _declare_from_config(backend, config)
         names = {**_read_json(folder / "special_tokens_map.json"), **config}
         special = {name: _content(names[name]) for name in NAMED if names.get(name)}
-        return cls(backend, special, _read_templates(folder, config), config)
+        return cls(backend, special, _read_templates(folder, config), config, read_eos_ids(folder))
 
     def save(self, folder: str | Path) -> None:
         """Write the files from which `load` and transformers' AutoTokenizer get this tokenizer."""
@@ -223,6 +228,24 @@ def _declare_from_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any
                 f"tokenizer_config.json gives {entry['content']!r} the id {index}, tokenizer.json "
                 f"makes it {got}; the two files do not belong together"
             )
+
+
+def read_eos_ids(folder: Path) -> list[int]:
+    """Where transformers would stop a text of the model in this folder.
+
+    generation_config.json {"eos_token_id": [151645, 151643]}; without one config.json says it.
+    """
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        given = _read_json(file).get("eos_token_id")
+        if given is None:
+            continue
+        ends = given if isinstance(given, list) else [given]
+        if any(isinstance(end, bool) or not isinstance(end, int) or end < 0 for end in ends):
+            raise TokenizerNotFound(
+                f"'{file}' has eos_token_id={given!r}; expected the id of a token, or a list of ids"
+            )
+        return ends
+    return []
 
 
 def _default_template(templates: Mapping[str, str]) -> str | None:
@@ -283,7 +306,7 @@ def _through_transformers(folder: Path) -> Tokenizer:
         )
     stored = found.chat_template or {}
     templates = {"default": stored} if isinstance(stored, str) else dict(stored)
-    return Tokenizer(backend, found.special_tokens_map, templates)
+    return Tokenizer(backend, found.special_tokens_map, templates, eos_ids=read_eos_ids(folder))
 
 
 def _byte_characters() -> list[str]:

@@ -110,8 +110,9 @@ def ends(chat: Chat, vocab_size: int, stop: Sequence[str] = ()) -> Check:
         seen = f"a turn ends with {ends_with}, token {end}, and the model knows {vocab_size} tokens"
         return Check("ends", FAIL, seen, "give the tokenizer that belongs to the model")
     seen = f"a turn ends with {ends_with}, token {end}, and sampling stops there{then}"
-    if tokenizer.eos_id is not None and tokenizer.eos_id != end:
-        seen += f"; it also stops at {tokenizer.eos_token!r}, token {tokenizer.eos_id}"
+    if others := [index for index in tokenizer.eos_ids if index != end]:
+        named = (f"{tokenizer.decode([index])!r}, token {index}" for index in others)
+        seen += f"; it also stops at {' and at '.join(named)}"
     return Check("ends", PASS, seen)
 
 
@@ -149,7 +150,7 @@ def eos(rows: Sequence[Trajectory], chat: Chat) -> Check:
     for row in rows:
         turns = list(turns_of(row))
         for tokens, trained, _ in turns:
-            if chat.is_closed(tokens) or tokens[-1] == chat.tokenizer.eos_id:
+            if chat.is_closed(tokens) or tokens[-1] in chat.tokenizer.eos_ids:
                 closed += 1
                 untrained += not trained[-1]
         cut += bool(turns) and turns[-1][2] == Finish.LENGTH

@@ -132,6 +132,7 @@ class Session:
             later=self.config.run.save_later,
             source=self.config.model.path and str(latest_model(self.config.model.path)),
             names=() if self.parts.actions is None else self.parts.actions.names,
+            turn_ends=self.parts.chat.end_ids,
         )
         self._tell_notes()
         if newest is not None:

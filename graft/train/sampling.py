@@ -17,6 +17,7 @@ from graft.engine.errors import EngineError
 from graft.engine.top_entropy import TOP_K, known_tokens
 from graft.models.decoder import Decoder
 from graft.models.policies import save_policy
+from graft.models.save import ids_of
 from graft.protocols import Engine, Stateful
 from graft.registry import resolve
 from graft.rollout.crew import Background, Crew, Ground, Here
@@ -61,7 +62,7 @@ def make_engine(
     return resolve(section.name, ENGINES, "engine")(
         decoder,
         tokenizer=tokenizer,
-        eos_ids=() if tokenizer.eos_id is None else (tokenizer.eos_id,),
+        eos_ids=tokenizer.eos_ids,
         kv_tokens=section.kv_tokens or kv_tokens_for(config, decoder.shape, decoder.dtype, room),
         page_size=section.page_size or None,
         seed=config.run.seed,
@@ -126,7 +127,7 @@ def make_external(
     folder = _folder_for(policy, tokenizer, source, exchange, processes)
     common: dict[str, Any] = {
         "tokenizer": tokenizer,
-        "eos_ids": () if tokenizer.eos_id is None else (tokenizer.eos_id,),
+        "eos_ids": tokenizer.eos_ids,
         "seed": config.run.seed,
         "deadline": config.rollout.deadline,
     }
@@ -154,8 +155,7 @@ def _folder_for(
     if processes.is_first:
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
-    ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
-    special = {name: value for name, value in ids.items() if value is not None}
+    special = ids_of(tokenizer)
     save_policy(policy, folder if processes.is_first else None, special=special, source=None)
     processes.barrier("the model that the engine starts from")
     return folder

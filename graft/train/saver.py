@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from graft.models.policies import host_copy, save_policy
-from graft.models.save import sync_folder, write_json, write_whole
+from graft.models.save import ids_of, sync_folder, write_json, write_whole
 from graft.train.checkpoint import ACTION_NAMES, ADAPTER_FOLDER, TRAINER_FOLDER, checkpoints
 from graft.train.folder import out_of_disk
 from graft.train.learner import Learner
@@ -42,11 +42,13 @@ class Saver:
         later: bool = False,
         source: str = "",
         names: Sequence[str] = (),
+        turn_ends: Iterable[int] = (),
     ) -> None:
-        """`names` are those of the actions beyond the vocabulary, in the order of their head rows."""
+        """`names` are those of the actions beyond the vocabulary, in the order of their head rows;
+        `turn_ends` tokens that end a turn in the run's chat template: others should stop there too."""
         self.folder, self.tokenizer, self.keep_last = folder, tokenizer, keep_last
         self.processes, self.later = processes, later
-        self.source, self.names = source, names
+        self.source, self.names, self.turn_ends = source, names, tuple(turn_ends)
         self._writing: tuple[Path, Future[Any]] | None = None
         self._newest: Path | None = None
         self._group = self._own_group() if later and processes.world > 1 else None
@@ -153,12 +155,10 @@ class Saver:
 
     def _write_model(self, aside: Path, policy: Any) -> None:
         """The Hugging Face folder; of a policy that is split all processes must come along."""
-        ids = {"eos_token_id": self.tokenizer.eos_id, "pad_token_id": self.tokenizer.pad_id}
-        special = {name: value for name, value in ids.items() if value is not None}
         save_policy(
             policy,
             aside if self.processes.is_first else None,
-            special=special,
+            special=ids_of(self.tokenizer, self.turn_ends),
             source=self.source or None,
         )
 

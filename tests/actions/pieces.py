@@ -32,6 +32,7 @@ class Pieces:
         self.pieces = list(pieces)
         self.vocab_size = len(self.pieces)
         self.eos_id, self.pad_id, self.chat_template = 0, None, None
+        self.eos_ids = (0,)
 
     def encode(self, text: str) -> list[int]:
         ids = []

@@ -182,6 +182,7 @@ class ByteTokenizer:
 
     vocab_size: int = 256
     eos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
     chat_template: str | None = None
 

@@ -169,7 +169,7 @@ def _regex(text: str) -> Any:
 QWEN_SPLIT = _regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+")
 
 
-def test_what_ends_a_turn_ends_generation_and_penalties_stay_behind(
+def test_what_ends_a_turn_ends_generation_and_penalties_are_told_of(
     tmp_path: Path, export: Any
 ) -> None:
     source = checkpoint(tmp_path, tokenizer=chatml_tokenizer())
@@ -179,9 +179,8 @@ def test_what_ends_a_turn_ends_generation_and_penalties_stay_behind(
     )
     told = done(export, source, "--out", tmp_path / "out")
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == [258, 260, 7]
-    assert generation["pad_token_id"] == 258 and generation["temperature"] == 0.7
-    assert "repetition_penalty" not in generation
+    assert generation["eos_token_id"] == [258, 7, 260]
+    assert generation["temperature"] == 0.7 and generation["repetition_penalty"] == 1.05
     assert any("repetition_penalty=1.05" in note for note in told["notes"])
     assert "repetition_penalty=1.05" in (tmp_path / "out" / "README.md").read_text()
 

@@ -198,12 +198,12 @@ def test_a_source_hands_on_what_the_shape_does_not_say(folder: Path, tmp_path: P
     assert config["vocab_size"] == 11  # the shape is ours to say
     assert "auto_map" not in config and "quantization_config" not in config
     kept = json.loads((tmp_path / "kept" / "generation_config.json").read_text())
-    assert kept == {**generation, "bos_token_id": 1}
+    assert kept == generation  # the whole file, as it was
 
     save_model(random_decoder(), tmp_path / "new", source=folder, special={"eos_token_id": 7})
-    assert json.loads((tmp_path / "new" / "config.json").read_text())["eos_token_id"] == 7
-    renewed = json.loads((tmp_path / "new" / "generation_config.json").read_text())
-    assert renewed["eos_token_id"] == 7 and renewed["temperature"] == 0.6
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["eos_token_id"] == [3, 7]
+    extended = json.loads((tmp_path / "new" / "generation_config.json").read_text())
+    assert extended == {**generation, "eos_token_id": [3, 4, 7]}
 
     save_model(random_decoder(), tmp_path / "own", source=folder, generation_config={"top_k": 5})
     assert json.loads((tmp_path / "own" / "generation_config.json").read_text()) == {"top_k": 5}
