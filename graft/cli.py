@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -20,6 +21,7 @@ from graft.commands.options import AsJson, Overrides, setting_meant
 from graft.commands.plan import plan
 from graft.commands.replay import replay
 from graft.commands.report import report
+from graft.commands.rollout import rollout
 from graft.commands.runs import runs, watch
 from graft.commands.scale import scale
 from graft.commands.view import view
@@ -109,29 +111,25 @@ def _train(config: Any, as_json: bool, processes: Any) -> None:
 
 def _show(display: Any, session: Any, summary: dict[str, Any]) -> None:
     """Scores, three attempts, and what to type next."""
-    display.table(summary["before"], summary["after"])
+    from graft.train.run_names import short
+
+    display.table(summary.get("before", {}), summary.get("after", {}))
     for number, episode in enumerate(session.episodes[:3], 1):
         display.note(f"held-out attempt {number}")
         display.transcript(episode, leaf=0)
-    folder = session.folder.path
-    started_as = Path(os.path.relpath(sys.argv[0]))  # .venv/bin/graft, where nothing is activated
-    command = started_as if started_as.name == "graft" else Path("graft")
-    stops = "".join(f" --stop '{text}'" for text in session.stop_strings)
-    example = _example(session.episodes)
-    display.closing(
-        folder,
-        [
-            f"{command} generate {folder} --prompt '{example}' --greedy{stops}",
-            f"{command} view {folder}",
-        ],
-    )
+    run, command = short(session.folder.path), _command()
+    has_env = session.folder.config.task.env
+    see = f"rollout {run}" if has_env else f"generate {run} --prompt '...'"
+    display.closing(session.folder.path, [f"{command} {see}", f"{command} view {run}"])
 
 
-def _example(episodes: list[Any]) -> str:
-    """A prompt of this run's kind, short enough for a command line."""
-    texts = [str(e.task.prompt[-1].get("content", "")) for e in episodes if e.task.prompt]
-    short = [text for text in texts if 0 < len(text) <= 60 and "'" not in text]
-    return short[0] if short else "..."
+def _command() -> str:
+    """How this program was called: graft, or .venv/bin/graft where nothing is activated."""
+    called = Path(sys.argv[0])
+    found = shutil.which("graft")
+    if called.name != "graft" or (found and Path(found).resolve() == called.resolve()):
+        return "graft"
+    return min(str(called), os.path.relpath(called), key=len)
 
 
 @app.command()
@@ -280,6 +278,7 @@ def serve_search(
 
 app.add_typer(data, name="data")
 app.command("eval")(evaluate)
+app.command("rollout")(rollout)
 app.command("export")(export)
 app.command("plan")(plan)
 app.command("explain")(explain)

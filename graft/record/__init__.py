@@ -12,11 +12,12 @@ that is resumed cuts its metrics back, and then all is read anew.
 """
 
 from graft.record.curves import Curves, is_step, numbers
-from graft.record.find import find_run, find_runs, is_run
+from graft.record.find import find_run, find_runs
 from graft.record.lines import JsonLines, parse_object, read_object
 from graft.record.lock import is_held
 from graft.record.run import Alarm, Record, Saved, Status
 from graft.train.labels import PHASE_WORDS
+from graft.train.run_names import is_run
 
 __all__ = [
     "PHASE_WORDS",

@@ -6,18 +6,14 @@ from pathlib import Path
 
 from graft.config import ConfigError
 from graft.record.run import Record
-
-
-def is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("metrics.jsonl", "config.yaml"))
+from graft.train.run_names import is_run, named
 
 
 def find_run(given: str) -> Record:
     """The run that a person names: its folder, or its name under `runs`."""
-    for path in (Path(given), Path("runs") / given):
-        if is_run(path):
-            return Record(path)
-    path = Path(given)
+    path = named(given)
+    if is_run(path):
+        return Record(path)
     if not path.exists():
         raise ConfigError(f"no run '{given}': there is no such folder, nor one in runs/")
     if inside := find_runs(path):

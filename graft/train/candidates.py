@@ -32,7 +32,9 @@ class Candidate:
 def run_behind(path: Path) -> Path | None:
     """The run that a path is, or that it is a checkpoint of."""
     if not path.exists():
-        raise ConfigError(f"no run or model at '{path}': there is no such folder or file")
+        raise ConfigError(
+            f"no run or model at '{path}': there is no such folder or file, nor a run of that name in runs/"
+        )
     if (path / "checkpoints").is_dir() or (path / "config.yaml").is_file():
         return path
     above = path.absolute().parent

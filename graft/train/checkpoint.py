@@ -27,6 +27,7 @@ import torch
 from graft.models.load import read_json
 from graft.train.folder import RunStopped
 from graft.train.learner import Learner
+from graft.train.run_names import named
 from graft.train.trainer_state import load_tensors, tensors_of
 
 PHASES = ("sft", "rl")
@@ -82,9 +83,10 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def latest_model(path: str) -> Path:
-    """The model behind a path: a run folder's newest checkpoint, or the path itself."""
-    found = checkpoints(Path(path) / "checkpoints")
-    return found[-1].path if found else Path(path)
+    """The model behind a path or a run's name: a run's newest checkpoint, or the path itself."""
+    where = named(path)
+    found = checkpoints(where / "checkpoints")
+    return found[-1].path if found else where
 
 
 def action_names(source: Path | None) -> list[str]:

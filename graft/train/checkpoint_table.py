@@ -27,6 +27,7 @@ from graft.train.bench import Bench, EndpointBench, Posed, pose
 from graft.train.candidates import Candidate, candidates, place, run_behind
 from graft.train.folder import out_of_disk
 from graft.train.model import by_itself
+from graft.train.run_names import named
 
 PLAIN: dict[str, Any] = {
     "rollout": {"max_tokens": 4096, "max_context": 16384, "max_turns": 16},
@@ -74,7 +75,8 @@ def evaluate_checkpoints(
     if not name or Path(name).name != name:
         raise ConfigError(f"--name {name!r} names files; give one word, without folders")
     ks, samples = read_k(k, samples)
-    earlier = read_earlier(against) if against else None
+    source = source and str(named(source))
+    earlier = read_earlier(str(named(against))) if against else None
     server = read_endpoint(source, endpoint, model, api)
     run = run_behind(Path(source)) if source else None
     config, recipe_tasks = _settings(source, run, recipe, overrides, on, server)

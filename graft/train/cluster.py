@@ -55,7 +55,6 @@ class Finished:
     summary: dict[str, Any]
     episodes: list[Episode]
     """Some held-out ones."""
-    stop_strings: tuple[str, ...]
     folder: RunFolder
 
 
@@ -213,8 +212,7 @@ class LearnerActor:
             summary = session.train()
         except KeyboardInterrupt:
             return {"stopped": any(folder.checkpoints.glob("*/state.json"))}
-        shown = session.episodes[:3], session.stop_strings
-        return {"finished": (summary, *shown)}
+        return {"finished": (summary, session.episodes[:3])}
 
     def _take_over(self, folder: RunFolder) -> None:
         """A number of workers that somebody asked for holds for this command; and the learner that
@@ -314,8 +312,8 @@ def _supervise(config: Config, ray: Any, display: Display) -> Finished:
             _tell_of_stop(found["stopped"], config, display)
             raise KeyboardInterrupt
         if "finished" in found:
-            summary, episodes, stops = found["finished"]
-            return Finished(summary, episodes, stops, RunFolder(config))
+            summary, episodes = found["finished"]
+            return Finished(summary, episodes, RunFolder(config))
         if attempt == restarts:
             times = "once" if not attempt else f"{attempt + 1} times"
             raise RunStopped(

@@ -185,8 +185,12 @@ class Display:
             grid.add_row(Text(name), score(old), score(new), moved)
         self.console.print(grid)
 
-    def transcript(self, episode: Episode, leaf: int) -> None:
+    def transcript(
+        self, episode: Episode, leaf: int, is_graded: bool = True, is_whole: bool = False
+    ) -> None:
         """One attempt as it was read and written, each author's words in a row and a colour.
+
+        Long spans are cut unless `is_whole`; without `is_graded` there is no reward to show.
 
         task    2+3=
         policy  [2+3]
@@ -204,9 +208,11 @@ class Display:
                 said = "".join(span.text for span in run)
                 if not said and author is Author.TASK:
                     said = "\n".join(str(m.get("content", "")) for m in episode.task.prompt)
-                words = Text(clip(visible(said.rstrip("\n"))), style=STYLES[author])
+                said = visible(said.rstrip("\n"))
+                words = Text(said if is_whole else clip(said), style=STYLES[author])
                 rows.add_row(Text(author, style=f"bold {STYLES[author]}"), words)
-        verdict = Text(f"{end.reward:.2f} ({end.status})", style="bold")
+        reward = f"{end.reward:.2f}" if is_graded else "-"
+        verdict = Text(f"{reward} ({end.status})", style="bold")
         rows.add_row(Text("reward", style="bold"), verdict)
         self.console.print(rows)
 

@@ -55,6 +55,7 @@ from graft.train.folder import RunStopped
 from graft.train.model import by_itself
 from graft.train.rl import TRAIN_SEEDS, TaskStream
 from graft.train.row_file import check_place, new_rows
+from graft.train.run_names import named
 from graft.train.setup import assemble, env_factory, is_chatty
 from graft.types import Author, Episode, Finish, Message, Status, Task, Trajectory
 
@@ -125,6 +126,7 @@ def sample_rows(
     """
     path, condition = Path(out), read_condition(keep)
     check_place(path)
+    model = model and str(named(model))
     server = read_endpoint(model, endpoint, served, api)
     config = config_for(model, env, recipe, overrides)
     if temperature is None:
@@ -180,7 +182,7 @@ def sample_rows(
 
 
 def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> Config:
-    """The recipe of the model's run, or the one that was named, with this environment in it."""
+    """The recipe of the model's run, or the one that was named, with this environment in it ("": its own)."""
     run = run_behind(Path(model)) if model else None
     if not recipe and run is not None and (run / "config.yaml").is_file():
         recipe = str(run / "config.yaml")
@@ -188,15 +190,18 @@ def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> C
         config = load_config(recipe, overrides)
     else:
         config = _bare_config(model, env, overrides)
-    if config.task.env == env:
+    if env in ("", config.task.env):
         return config
     said = [text.partition("=")[0] for text in overrides]
-    args = {
-        key: value
-        for key, value in config.task.args.items()
-        if "task.args" in said or f"task.args.{key}" in said or _fits(env, key)
+    kept = {
+        section: {
+            key: value
+            for key, value in getattr(config.task, section).items()
+            if {f"task.{section}", f"task.{section}.{key}"} & {*said} or _fits(env, key)
+        }
+        for section in ("args", "eval_args")
     }
-    task = config.task.model_copy(update={"env": env, "args": args})
+    task = config.task.model_copy(update={"env": env, **kept})
     return config.model_copy(update={"task": task})
 
 

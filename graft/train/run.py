@@ -7,11 +7,13 @@ and the run that was not have the same metrics, to the bit on a CPU.
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, TextIO
 
 import torch
@@ -38,6 +40,7 @@ from graft.train.model import load_reference, refuse_what_cannot_fit
 from graft.train.plan import has_reference
 from graft.train.processes import ALONE, Processes
 from graft.train.rl import Source, TaskStream, held_out_tasks, learn
+from graft.train.run_names import short
 from graft.train.sampling import make_crew
 from graft.train.saver import Saver
 from graft.train.setup import Parts, assemble, make_learner, sft_learner
@@ -78,12 +81,17 @@ class Session:
         self.journal = Journal(self.folder, config, display, processes.is_first)
 
     def train(self) -> dict[str, Any]:
-        """Warm-up if the recipe has one, evaluation, RL, evaluation; returns the summary."""
+        """Warm-up if the recipe has one, evaluation, RL, evaluation; returns the summary.
+
+        A run that is done already is left as it is: its summary is the one of then.
+        """
         is_first = self.processes.is_first
         try:
             if is_first:
                 self.folder.claim()
             self.processes.barrier("the run's folder")
+            if (finished := self._finished()) is not None:
+                return finished
             with self.interrupt, self.journal:
                 resumed = self._open()
                 try:
@@ -103,6 +111,29 @@ class Session:
         finally:
             if is_first:
                 self.folder.release()
+
+    def _finished(self) -> dict[str, Any] | None:
+        """The summary of a run that has no step left to make; None where one is left."""
+        listed, path = checkpoints(self.folder.checkpoints), self.folder.path
+        try:
+            summary: Any = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        steps = self.config.train.steps
+        if not listed or not isinstance(summary, dict):
+            return None
+        newest = listed[-1]
+        is_scored = PurePath(str(summary.get("checkpoint", ""))).name == newest.path.name
+        is_trained = newest.step >= steps if newest.phase == "rl" else not steps
+        if not is_scored or not is_trained:
+            return None
+        more = f"train.steps={2 * newest.step}" if newest.step and steps else "train.steps=100 (RL)"
+        self.display.note(
+            f"{path} is done, with {PHASE_WORDS[newest.phase]} step {newest.step} as its last. Nothing was "
+            f"trained or evaluated now; the scores are those of summary.json. To train more: {more}. To "
+            f"start anew: another run.name. To score it again: graft eval {short(path)}"
+        )
+        return summary
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from graft.record import Record, find_runs, is_run, parse_object
+from graft.record import Record, find_runs, parse_object
+from graft.train.run_names import named
 from graft.viewer.curves import metric_names
 from graft.viewer.episodes import EpisodeFile
 from graft.viewer.learned import Learned
@@ -122,7 +123,7 @@ def open_runs(folders: Sequence[str]) -> list[Run]:
     """The runs of a command line. A folder that holds run folders stands for all of them."""
     paths: list[Path] = []
     for given in folders:
-        path = next((p for p in (Path(given), Path("runs") / given) if is_run(p)), Path(given))
+        path = named(given)
         if not path.is_dir():
             raise ValueError(f"no run {given!r}: there is no such folder, nor one in runs/")
         inside = find_runs(path)
