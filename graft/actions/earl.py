@@ -9,19 +9,28 @@
           - name: items                                   between: " and", distinct: true}}
             actions: [{desc: " A"}, ...]                groups: [{name: items, actions: [...]}]
 
-Those files do not say by which rules a tool is used, so it has to be one of the four whose rules are
-known. A baseline (`earl: false`) becomes a tool in tags. Where it lists "," as an action, the "," is
-written between two arguments instead of being drawn, as " and" is between actions.
+Keys that mean nothing here are passed over, and a line of the log names them. Those files do not say by
+which rules a tool is used, so it has to be one of the four whose rules are known. A baseline (`earl: false`)
+becomes a tool in tags. Where it lists "," as an action, the "," is written between two arguments instead of
+being drawn, as " and" is between actions; a calculator does without.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 from graft.actions.fields import ActionsError, fields, required, several, text
 
-DEAD = ("train_entry", "trainable", "do_not_expand_actions")
-"""Keys that stand in EARL's files and that its code never reads."""
+log = logging.getLogger(__name__)
+
+UNUSED = {
+    "train_entry": "EARL's code never reads it",
+    "trainable": "EARL's code never reads it",
+    "do_not_expand_actions": "EARL's code never reads it",
+    "is_sft_mode": "demonstrations are imitated with any file",
+}
+"""Keys that stand in EARL's files -> why they are passed over."""
 KEYS = ("name", "earl", "entry_desc", "output_template", "cpo_words", "init_weight_with")
 RESULT = " <result> %s </result>"
 """How every environment of ours writes a result between tags."""
@@ -32,9 +41,10 @@ def translate(data: dict[str, Any], file: str) -> dict[str, Any]:
     listed = several(fields(data, ("tool_list",), file)["tool_list"], f"{file}, tool_list")
     tools: list[dict[str, Any]] = []
     styles: set[str] = set()
+    passed: set[str] = set()
     for i, value in enumerate(listed, 1):
         where = f"{file}, tool {i}"
-        _refuse_dead(value, where)
+        value = _without_unused(value, passed)
         is_baseline = isinstance(value, dict) and cast(Any, value).get("earl") is False
         more = ("exit_desc", "actions") if is_baseline else ("action_groups",)
         values = fields(value, (*KEYS, *more), where)
@@ -42,20 +52,23 @@ def translate(data: dict[str, Any], file: str) -> dict[str, Any]:
         where = f"{file}, tool {name!r}"
         tools.append((_baseline if is_baseline else _expanded)(values, name, where))
         styles.add("tags" if is_baseline else "actions")
+    if passed:
+        why = "; ".join(f"{key!r}: {UNUSED[key]}" for key in UNUSED if key in passed)
+        log.warning("%s: keys that are passed over: %s", file, why)
     if len(styles) > 1:
         raise ActionsError(f"{file}: some tools have `earl: false` and some not; split the file")
     return {"style": styles.pop(), "tools": tools}
 
 
-def _refuse_dead(value: Any, where: str) -> None:
-    keys = cast(dict[Any, Any], value) if isinstance(value, dict) else {}
-    for key in keys:
-        if key in DEAD:
-            raise ActionsError(f"{where}: EARL never reads {key!r}, and nor do we; delete the line")
-    if "is_sft_mode" in keys:
-        raise ActionsError(
-            f"{where}: 'is_sft_mode' is not needed to imitate demonstrations; delete the line"
-        )
+def _without_unused(value: Any, passed: set[str]) -> Any:
+    """The same tool without keys that mean nothing here, at any depth; `passed` gets their names."""
+    if isinstance(value, list):
+        return [_without_unused(one, passed) for one in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    found = cast(dict[Any, Any], value)
+    passed |= found.keys() & UNUSED.keys()
+    return {key: _without_unused(one, passed) for key, one in found.items() if key not in UNUSED}
 
 
 def _expanded(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
@@ -63,7 +76,6 @@ def _expanded(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
         raise ActionsError(f"{where}: earl is {values['earl']!r}; it may be true or false")
     groups: list[dict[str, Any]] = []
     for value in several(required(values, "action_groups", where), f"{where}, action_groups"):
-        _refuse_dead(value, where)
         group = dict(fields(value, ("name", "actions"), f"{where}, action_groups"))
         if "actions" in group:
             listed = several(group["actions"], f"{where}, action_groups")
@@ -90,7 +102,6 @@ def _expanded(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
 
 def _described(value: Any, where: str) -> dict[str, Any]:
     """{desc: " is odd", init_weight_with: 1} -> {text: " is odd", init: 1}."""
-    _refuse_dead(value, where)
     values = fields(value, ("desc", "init_weight_with"), f"{where}, actions")
     described = {"text": required(values, "desc", f"{where}, actions")}
     if "init_weight_with" in values:
@@ -109,7 +120,11 @@ def _baseline(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
         for one in several(required(values, "actions", where), f"{where}, actions")
     ]
     between = "," if name != "calculator" and "," in actions else ""
-    drawn = [action for action in actions if action != between]
+    drawn = [action for action in actions if action != ","]
+    if name == "calculator" and "," in actions:  # of the file for demonstrations, which have 4,000
+        log.warning(
+            "%s: the action ',' is left out: numbers have no commas in an expression", where
+        )
     symbols = [action for action in drawn if len(action.strip()) == 1]
     groups = [{"name": "items", "actions": symbols}, {"name": "properties", "actions": drawn}]
     if name == "check":

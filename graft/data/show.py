@@ -76,6 +76,8 @@ class Report:
         self.examples: list[tuple[int, list[tuple[str, str]]]] = []
         self.lengths: dict[str, Lengths] = {}
         self.sources: Counter[str] = Counter()
+        self.ruled: list[str] = []
+        """Data sources that are graded by a rule of their own."""
         self.tools = self.marked = self.unanswered = 0
         self.named_tools: Counter[str] = Counter()
         self.opened: Counter[str] = Counter()
@@ -107,6 +109,7 @@ class Report:
             "examples": [{"row": row, "text": dict_of(text)} for row, text in self.examples],
             "lengths": {name: one.to_json() for name, one in self.lengths.items()},
             "data_sources": dict(self.sources.most_common()),
+            "graded_by_their_source": self.ruled,
             "with_tools": self.tools,
             "named_tools": dict(self.named_tools),
             "opened": dict(self.opened),
@@ -152,6 +155,11 @@ class Report:
             most = [f"{name} {count:,}" for name, count in self.sources.most_common(SOURCES)]
             more = len(self.sources) - SOURCES
             yield f"data sources: {', '.join(most)}" + (f", {more} more" if more > 0 else "")
+            if self.purpose == "task":
+                rule = f"{', '.join(self.ruled)} by EARL's rules" if self.ruled else ""
+                is_all = len(self.ruled) == len(self.sources)
+                last = "" if is_all else "by the last answer, since no rule of their own is known"
+                yield f"graded, without task.reward: {'; others '.join(filter(None, (rule, last)))}"
         for name, count in self.opened.items():
             yield f"{name}: text in {count:,} rows, read as the JSON that it is"
         if self.tools:

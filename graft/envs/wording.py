@@ -39,7 +39,6 @@ _SIGNS: dict[type[ast.operator], str] = {
     ast.Mult: "*",
     ast.Div: "/",
 }
-_MARKED = re.compile(r"####\s?(-?[0-9.,]+)")
 
 
 def number_in_words(number: int) -> str:
@@ -91,15 +90,6 @@ def flat_in_words(left: str, sign: str, right: str) -> str:
     """
     sides = [re.sub(r"[-+*/]", lambda found: INNER[found[0]], side) for side in (left, right)]
     return OUTER[sign].format(*sides)
-
-
-def marked_number(text: str) -> str | None:
-    """The last number that directly follows "####", without its commas; None if there is none.
-
-    "#### 5\\n#### 1,234." -> "1234."; "#### about 5" -> None
-    """
-    found = _MARKED.findall(text)
-    return found[-1].replace(",", "") if found else None
 
 
 def _below_thousand(number: int) -> str:

@@ -4,8 +4,11 @@
     verl    compute_score(data_source, solution_str, ground_truth, extra_info=None)
             -> a number, or a dict with "score"
     TRL     f(prompts, completions, **columns) -> a list with one number; texts, not messages
+    ARPO    compute_score(data), a list with one {output, answer, data_source} -> a list with one number;
+            the form of its documentation (its own code has verl's)
 
-The names of the parameters tell which is meant: `solution_str` is verl's, `completions` TRL's.
+The names of the parameters tell which is meant: `solution_str` is verl's, `completions` TRL's, `data` alone
+ARPO's.
 """
 
 from __future__ import annotations
@@ -37,14 +40,16 @@ def adapt(function: Callable[..., Any]) -> Reward:
         collect = verl_arguments
     elif "completions" in signature.parameters:
         collect = trl_arguments
+    elif takes_data(signature):
+        collect = arpo_arguments
     else:
         try:
             signature.bind(None, None)
         except TypeError:
             raise ValueError(
                 f"reward {name_of(function)}{signature} has no form that is known: (task, "
-                "trajectory), verl's (data_source, solution_str, ground_truth, extra_info=None) or "
-                "TRL's (completions, **columns)"
+                "trajectory), verl's (data_source, solution_str, ground_truth, extra_info=None), "
+                "TRL's (completions, **columns) or ARPO's (data)"
             ) from None
         return function
     return Plugin(function, signature, collect, bool(getattr(function, "blocking", False)))
@@ -57,6 +62,8 @@ def filled_in(function: Callable[..., Any]) -> list[str]:
         return ["data_source", "solution_str", "ground_truth", "extra_info"]
     if "completions" in parameters:  # columns have no defaults, and depend on the data
         return [name for name, one in parameters.items() if one.default is one.empty]
+    if takes_data(inspect.signature(function)):
+        return ["data"]
     return list(parameters)[:2]
 
 
@@ -107,6 +114,25 @@ def trl_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
         "completions": trajectory.text,
     }
     return {name: [value] for name, value in row.items()}
+
+
+def takes_data(signature: inspect.Signature) -> bool:
+    """Whether `data` is all that has to be given."""
+    needed = [name for name, one in signature.parameters.items() if one.default is one.empty]
+    return needed == ["data"]
+
+
+def arpo_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
+    """A batch of one; the prompt and the meta stand beside what is documented."""
+    row = {
+        **task.meta,
+        "prompt": [dict(message) for message in task.prompt],
+        "output": trajectory.text,
+        "answer": task.answer,
+        "ground_truth": task.answer,
+        "data_source": task.data_source,
+    }
+    return {"data": [row]}
 
 
 def read_score(result: Any, function: Callable[..., Any]) -> float:

@@ -18,6 +18,7 @@ from graft.registry import resolve
 _ANY_TAG = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_-]{0,63})>")
 _BOX = re.compile(r"\\(?:boxed|fbox)[ \t]{0,8}\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not structure
+_MARKED_NUMBER = re.compile(r"####\s?(-?[0-9.,]+)")
 _NUMBER = re.compile(
     r"(?:(?<![\w)\]])[-+\u2212])?"  # a sign, unless it is the minus of a difference
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+|(?<![0-9])(?=\.[0-9]))"  # 1,234 or 1234 or .5
@@ -111,6 +112,28 @@ def last_number(text: str) -> str | None:
     """The last number, fit for `float`: "5-3 = 2, so x = -2." -> "-2"."""
     last = _last_match(_NUMBER, text)
     return _bare(last[0]) if last else None
+
+
+def marked_number(text: str) -> str | None:
+    """The last number that directly follows "####", without its commas; None if there is none.
+
+    "#### 5\\n#### 1,234." -> "1234."; "#### about 5" -> None
+    """
+    found = _MARKED_NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
+
+
+def first_answer(text: str) -> str | None:
+    """What the first <answer>...</answer> holds: "<answer>1+2</answer> <answer>3</answer>" -> 1+2."""
+    start = text.find("<answer>")
+    end = text.find("</answer>", start)
+    return text[start + len("<answer>") : end] if 0 <= start < end else None
+
+
+def first_marked(text: str) -> str | None:
+    """The line after the first "####", blanks and line ends before it passed over."""
+    _, mark, rest = text.partition("####")
+    return rest.lstrip().partition("\n")[0] if mark else None
 
 
 def code_blocks(text: str, language: str | None = None) -> list[CodeBlock]:

@@ -308,20 +308,45 @@ def test_earls_baselines_are_read_as_tags(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "old", "new", "complaint"),
+    ("text", "old", "new", "note"),
     [
         (
             EARL,
             "    entry_desc:",
-            "    train_entry: 1\n    entry_desc:",
-            "EARL never reads 'train_entry'",
+            "    train_entry: false\n    entry_desc:",
+            "'train_entry': EARL's",
         ),
         (
             EARL,
             "name: items\n   ",
             "name: items\n        trainable: true\n   ",
-            "'trainable'.*delete",
+            "'trainable': EARL's",
         ),
+        (EARL, "' is even'\n", "' is even'\n            trainable: true\n", "'trainable': EARL's"),
+        (
+            EARL_TAGS,
+            "    earl: false\n",
+            "    earl: false\n    is_sft_mode: sft\n",
+            "'is_sft_mode': ",
+        ),
+        (EARL_TAGS, '" (", ")"', '" (", ")", ","', "the action ',' is left out"),
+    ],
+)
+def test_what_means_nothing_in_earls_files_is_passed_over_and_said(
+    tmp_path, caplog, text, old, new, note
+):
+    """Three of EARL's seven files have such keys; the one for demonstrations has a comma too."""
+    assert old in text
+    read, plain = load(text.replace(old, new, 1), tmp_path), load(text, tmp_path)
+    assert (read.names, read.tools) == (plain.names, plain.tools)
+    assert (read.space.extra, read.init_tokens) == (plain.space.extra, plain.init_tokens)
+    (message,) = caplog.messages
+    assert note in message and "mine.yaml" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "complaint"),
+    [
         (EARL, "{desc: ' A'}", "{dsc: ' A'}", "unknown key 'dsc'; did you mean 'desc'"),
         (EARL, "name: check", "name: ask", "'ask' is none of calculator, compare, swap, check"),
         (EARL, "entry_desc", "entry_dsc", "unknown key 'entry_dsc'; did you mean 'entry_desc'"),
@@ -330,7 +355,6 @@ def test_earls_baselines_are_read_as_tags(tmp_path):
         (EARL, "action_groups", "actions", "unknown key 'actions'; did you mean 'action_groups'"),
         (EARL, "    entry_desc:", "    earl: 2\n    entry_desc:", "earl is 2"),
         (EARL_TAGS, "    earl: false\n", "", "unknown key 'exit_desc'"),
-        (EARL_TAGS, "    earl: false\n", "    earl: false\n    is_sft_mode: sft\n", "is_sft_mode"),
         (EARL_TAGS, "<result> %s </result>", "%s", "the environment writes the result"),
     ],
 )

@@ -39,7 +39,7 @@ CODE = [
 REWRITTEN = [
     {
         "question_rewrite": f"Ann has {n} apples and buys {n} more. How many has she?",
-        "answer": f"{n}+{n}={2 * n}\n#### {2 * n}",
+        "answer_rewrite": f"{n}+{n}={2 * n}\n#### {2 * n}",
         "extra_info": {"rewrite_tag": "yes"},
     }
     for n in range(1000, 1400, 10)

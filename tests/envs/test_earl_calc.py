@@ -21,8 +21,9 @@ from graft.envs import ENVS, make
 from graft.envs.base import split_of
 from graft.envs.earl.calc import TASKS
 from graft.envs.earl.count import Count
-from graft.envs.earl.countdown import ExpressionCountdown, first_answer, first_marked
+from graft.envs.earl.countdown import ExpressionCountdown
 from graft.envs.earl.gsm import GsmRewrite
+from graft.text.parse import first_answer, first_marked
 from graft.tools.calculator import evaluate, work
 from graft.types import Author, Turn
 
@@ -375,7 +376,9 @@ def test_the_task_carries_the_chat_and_the_set():
 ROWS: list[dict[str, Any]] = [
     {
         "question_rewrite": f"Ann has {n} clips and buys {n}. How many has she?",
-        "answer": f"{n} + {n} = {2 * n}\n#### {2 * n:,}",
+        "answer_rewrite": f"{n} + {n} = {2 * n}\n#### {2 * n:,}",
+        "question": "Ann has 7 clips and buys 7. How many has she?",
+        "answer": "7 + 7 = 14\n#### 14",
         "extra_info": {"rewrite_tag": "yes", "index": n},
     }
     for n in range(10_000, 10_060)
@@ -407,6 +410,26 @@ def test_rewritten_questions_come_from_a_file(rows_file: Path, tmp_path: Path):
         assert wrong.step(f"#### {2 * n + 1}").reward == 0.0
         env.reset(seed)
         assert follow(env, env.demonstrate(random.Random(0))).reward == 1.0
+
+
+def test_rewritten_questions_are_graded_by_their_own_answer_and_only_tagged_rows_are_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """EARL's layout: everything in `extra_info`; `answer` is that of the question before."""
+    columns = {name: value for name, value in ROWS[0].items() if name != "extra_info"}
+    tags = [{"rewrite_tag": "yes"}, {"rewrite_tag": "no"}, {}, {"rewrite_tag": None}]
+    rows = [{"prompt": "?", "extra_info": {**columns, **tag}} for tag in tags]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    (problem,) = {*GsmRewrite(data=str(file)).problems}
+    assert (problem.question, problem.answer) == (columns["question_rewrite"], "20000")
+    assert "3 of 4 rows are passed over" in caplog.text
+    del rows[0]["extra_info"]["answer_rewrite"]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(
+        DataError, match="row 1: needs the texts question_rewrite and answer_rewrite"
+    ):
+        GsmRewrite(data=str(file))
 
 
 def test_a_file_is_split_by_its_questions_and_a_folder_by_its_files(rows_file: Path):

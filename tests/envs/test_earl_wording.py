@@ -13,11 +13,11 @@ from graft.envs.arithmetic import Arithmetic, draw_nested, value_in_bounds
 from graft.envs.wording import (
     TOO_LARGE,
     flat_in_words,
-    marked_number,
     number_in_words,
     numbers_in_words,
     operators_in_words,
 )
+from graft.text.parse import marked_number
 from graft.tools.calculator import CalculatorError, evaluate
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,6 +48,20 @@ def test_verls_signature_is_called_by_keyword_with_the_whole_response():
     assert seen == [("sums", "[2+3]5;5", ["5", "five"], {"index": 7, "level": "easy"})]
     seen[0][3]["index"] = 8  # it is a copy: the task is not the plug-in's to change
     assert task.meta["index"] == 7
+
+
+def test_arpos_documented_form_gets_a_list_of_one_row():
+    def compute_score(data, worth=1.0):
+        seen.extend(data)
+        return [worth * (one["output"][-1] in one["answer"]) for one in data]
+
+    seen: list[dict[str, Any]] = []
+    task, trajectory = attempt()
+    assert adapt(compute_score)(task, trajectory) == 1.0
+    (row,) = seen
+    assert row["output"] == "[2+3]5;5"
+    assert (row["answer"], row["data_source"], row["level"]) == (["5", "five"], "sums", "easy")
+    assert adapt(partial(compute_score, worth=0.5))(task, trajectory) == 0.5
 
 
 def test_a_function_gets_what_it_has_names_for():

@@ -21,6 +21,7 @@ from typing import Any
 
 from graft.data.check import SPARED, check
 from graft.data.errors import BadField, DataError
+from graft.data.fields import from_json
 from graft.data.schemas import LOOKED_AT, Layout, by_keys, recognise
 from graft.data.tables import Table
 from graft.envs.base import Trace
@@ -34,6 +35,7 @@ from graft.rewards.answers import (
     word_f1,
 )
 from graft.rewards.grading import grade
+from graft.rewards.sources import grade_by_source, is_graded_by_state
 from graft.text.parse import last_boxed
 from graft.types import Author, Turn
 
@@ -52,8 +54,8 @@ class PromptsEnv(DatasetEnv):
     What counts is the last <answer>, else the last box, else what follows ####, else the whole text;
     a box inside <answer> is opened. info["f1"] is how far the words overlap with the nearest gold.
 
-    Numbers and a target are graded as countdown. A row without an answer is left to a reward from
-    outside: here it earns 0.0.
+    Numbers and a target are graded as countdown, rows of EARL's sources by EARL's rules
+    (`graft.rewards.sources`). A row without an answer is left to a reward from outside: here it earns 0.0.
 
     What the columns mean is seen in the first rows (`graft.data.schemas`), or said: `layout="verl"`.
     Other columns are named by `prompt_key` (a list of {role, content}, or a text) and `answer_key` (a
@@ -122,6 +124,12 @@ class PromptsEnv(DatasetEnv):
             task = self.layout.task(row)
         except BadField as error:
             raise DataError(f"{self.where}: {error}") from error
+        if is_graded_by_state(task.data_source, task.meta):
+            raise DataError(
+                f"{self.where}: rows of the data source {task.data_source!r} are graded by the order that "
+                "their tools have brought about, not by a text; the environments earl:sort, earl:order and "
+                "earl:compare pose the same tasks with the tools"
+            )
         self.answer, self.data_source = task.answer, task.data_source
         self.meta, self.tools = task.meta, task.tools
         return task.messages
@@ -132,11 +140,14 @@ class PromptsEnv(DatasetEnv):
     def respond(self, action: str) -> Turn:
         if self.answer is None:
             return Turn(reward=0.0, terminated=True, info={"is_graded": False})
+        ruled = grade_by_source(self.data_source, action, self.answer, self.meta)
+        if ruled is not None:
+            return Turn(reward=ruled, terminated=True, info={"correct": ruled == 1.0})
         if isinstance(self.answer, Mapping):
             given, target = self.answer["numbers"], self.answer["target"]
             score = countdown_score(opened(action), given, target)
             return Turn(reward=score, terminated=True, info={"correct": score == 1.0})
-        answer, golds = opened(action), [opened(gold) for gold in accepted_answers(self.answer)]
+        answer, golds = opened(action), [opened(gold) for gold in golds_of(self.answer)]
         info = {
             "correct": self._is_right(answer, golds),
             "has_answer": answer != action.strip(),
@@ -156,11 +167,33 @@ class PromptsEnv(DatasetEnv):
                 f"{self.where}: {self.layout.name} rows have no answer in words that a teacher could "
                 "write; warm up from recorded chats (sft.data)"
             )
-        return [(Author.POLICY, written(opened(accepted_answers(self.answer)[0])))]
+        gold = accepted_answers(self.answer)[0]
+        solution = self.meta.get("expr", gold)
+        tries = (f"#### {gold}", f"#### {solution}", f"<answer> {solution} </answer>")
+        ruled = {t: grade_by_source(self.data_source, t, self.answer, self.meta) for t in tries}
+        if None in ruled.values():  # graded like any other row
+            return [(Author.POLICY, written(opened(gold)))]
+        if right := [text for text, score in ruled.items() if score == 1.0]:
+            return [(Author.POLICY, right[0])]
+        raise DataError(f"{self.where}: the row holds no solution that a teacher could write")
 
     def sample_random_action(self) -> str:
         whim = self.whim()
         return written(whim.choice(("Paris", "yes", "no", str(whim.randint(0, 100)))))
+
+
+def golds_of(answer: Any) -> list[str]:
+    """The texts that are right; of one that is a JSON list of texts, as csv has them, each of these too.
+
+    >>> golds_of('["Paris", "Paris, France"]')
+    ['["Paris", "Paris, France"]', 'Paris', 'Paris, France']
+    """
+    found: list[str] = []
+    for gold in accepted_answers(answer):
+        several = from_json(gold) if gold.startswith('["') else []
+        are_texts = isinstance(several, list) and all(isinstance(one, str) for one in several)
+        found += [gold, *(several if are_texts else [])]
+    return found
 
 
 def written(answer: str) -> str:

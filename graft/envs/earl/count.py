@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from graft.envs.base import BaseEnv, Trace, check_range, check_split, split_of
-from graft.envs.wording import TOO_LARGE, marked_number, number_in_words
+from graft.envs.wording import TOO_LARGE, number_in_words
 from graft.rewards.answers import same_number
+from graft.text.parse import marked_number
 from graft.types import Author, Turn
 
 MAX_TRIES = 10_000  # draws until an instance of the wanted split turns up

@@ -10,6 +10,7 @@ from graft.envs.base import check_split, split_of
 from graft.envs.countdown import MAX_TRIES, NumberPuzzle
 from graft.registry import resolve
 from graft.rewards.answers import countdown_score
+from graft.text.parse import first_answer, first_marked
 from graft.tools.calculator import evaluate, format_number, work
 from graft.types import Turn
 
@@ -85,19 +86,6 @@ class ExpressionCountdown(NumberPuzzle):
 
     def write(self, expression: str) -> str:
         return f"<answer> {expression} </answer>" if self.form == "tag" else f"#### {expression}"
-
-
-def first_answer(text: str) -> str | None:
-    """What the first <answer>...</answer> holds: "<answer>1+2</answer> <answer>3</answer>" -> 1+2."""
-    start = text.find("<answer>")
-    end = text.find("</answer>", start)
-    return text[start + len("<answer>") : end] if 0 <= start < end else None
-
-
-def first_marked(text: str) -> str | None:
-    """The line after the first "####", blanks and line ends before it passed over."""
-    _, mark, rest = text.partition("####")
-    return rest.lstrip().partition("\n")[0] if mark else None
 
 
 FORMS: dict[str, Callable[[str], str | None]] = {"tag": first_answer, "marked": first_marked}

@@ -3,27 +3,33 @@ r"""Grade-school word problems with large numbers, from a file.
 EARL trains on GSM8K questions rewritten so that mental arithmetic fails. How they were rewritten is
 not public, so the rows have to be brought along; one line of such a file:
 
-    {"question_rewrite": "Ann has 48210 clips ...", "answer": "48210/2 = ...\n#### 72315",
-     "extra_info": {"rewrite_tag": "yes"}}
+    {"extra_info": {"question_rewrite": "Ann has 48210 clips ...",
+                    "answer_rewrite": "48210/2 = ...\n#### 72315", "rewrite_tag": "yes",
+                    "question": "Ann has 48 clips ...", "answer": "48/2 = ...\n#### 72"}}
 
-Plain GSM8K rows (`question`, `answer`) are read too.
+The columns may also stand beside `extra_info`. In such a file only rows with the tag "yes" are asked, as in
+the original. A file of plain GSM8K rows (`question`, `answer`) is read too.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graft.data.fields import as_object
 from graft.data.hub import locate
 from graft.data.rows import DataError
 from graft.data.tables import Table, data_files, read_table
 from graft.envs.base import BaseEnv, Trace, check_split, split_of
-from graft.envs.wording import marked_number
 from graft.rewards.answers import last_marked, parse_number, same_number
+from graft.text.parse import marked_number
 from graft.types import Author, Turn
+
+log = logging.getLogger(__name__)
 
 DATA = "gsm_8k_rewrite"
 
@@ -38,7 +44,8 @@ class GsmRewrite(BaseEnv):
     """One turn: 1.0 if the number after the last "####" is the problem's, else 0.0.
 
     `data` is a file, then one question in ten is a test question; or a folder in which the files
-    train and test hold the splits. Rows with a `rewrite_tag` other than "yes" are passed over.
+    train and test hold the splits. Of a file with rewritten questions, rows without `rewrite_tag` "yes" are
+    passed over, and the answer is `answer_rewrite`: `answer` is that of the question before.
     """
 
     env_id = "gsm"
@@ -81,7 +88,8 @@ def open_problems(data: str | None, split: str) -> tuple[Problem, ...]:
         raise DataError(
             f"the rewritten GSM8K questions ({DATA}) are not on this machine and nowhere to be "
             'downloaded; name your copy: make("earl:calc-gsm8k", data="path/to/rows.jsonl"), a jsonl '
-            "or parquet file with question_rewrite and answer, or with question and answer (a folder "
+            "or parquet file with question_rewrite, answer_rewrite and rewrite_tag, or with question and "
+            "answer (a folder "
             f"{DATA} under $GRAFT_DATA is found without data=)"
         )
     names = list(data_files(place)) if place.is_dir() else []
@@ -103,22 +111,44 @@ def _chosen(table: Table, split: str | None) -> tuple[Problem, ...]:
 
 
 def _problems(table: Table) -> Iterator[Problem]:
+    is_rewritten = any(_has_rewrite(_columns(row)) for row in table)
+    asked, right = (
+        ("question_rewrite", "answer_rewrite") if is_rewritten else ("question", "answer")
+    )
+    passed = 0
     for number, row in enumerate(table, 1):
-        extra = row.get("extra_info")
-        columns = {**extra, **row} if isinstance(extra, Mapping) else dict(row)
-        if columns.get("rewrite_tag") not in (None, "yes"):  # parquet writes None for an absent one
+        columns = _columns(row)
+        if is_rewritten and columns.get("rewrite_tag") != "yes":
+            passed += 1
             continue
-        question = columns.get("question_rewrite") or columns.get("question")
-        solution = columns.get("answer")
+        question, solution = columns.get(asked), columns.get(right)
         if not isinstance(question, str) or not isinstance(solution, str):
             raise DataError(
-                f"{table.source}, row {number}: needs the texts question_rewrite (or question) and "
-                f"answer; found: {', '.join(map(str, columns))}"
+                f"{table.source}, row {number}: needs the texts {asked} and {right}; found: "
+                f"{', '.join(map(str, columns))}"
             )
         answer = (last_marked(solution) or "").replace(",", "")
         if parse_number(answer) is None:
             raise DataError(
-                f"{table.source}, row {number}: the answer must end with '#### ' and a number, "
-                f"not {solution[-40:]!r}"
+                f"{table.source}, row {number}: {right} must end with '#### ' and a number, not "
+                f"{solution[-40:]!r}"
             )
         yield Problem(question.strip(), solution.strip(), answer)
+    if passed:
+        log.warning(
+            "%s: %s of %s rows are passed over, since their rewrite_tag is not 'yes'",
+            table.source,
+            f"{passed:,}",
+            f"{len(table):,}",
+        )
+
+
+def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands in a row or in its `extra_info`."""
+    extra = as_object(row.get("extra_info"))
+    return {**extra, **row} if isinstance(extra, Mapping) else dict(row)
+
+
+def _has_rewrite(columns: Mapping[str, Any]) -> bool:
+    names = ("question_rewrite", "answer_rewrite", "rewrite_tag")
+    return any(columns.get(name) is not None for name in names)

@@ -1,0 +1,126 @@
+"""Rows that are graded by the rule of their `data_source`, as the systems that published them do.
+
+calc_bench    {"task": "countdown", "expr": "(1 + 2) / 3"}, gold 1      "#### (1 + 2) / 3"  ->  1.0
+                                                                        "#### 1"            ->  0.0
+countdown     {"nums": [3, 1, 2], "target": "1"}                        "<answer> (1 + 2) / 3 </answer>"
+
+All of them are EARL's. Its rows keep beside the gold what a general comparison would not ask for: the bare
+target of a countdown, or the gold's own text, is no solution. A row of such a source that lacks it is
+somebody else's, and is graded like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from graft.rewards.answers import parse_number, same_number
+from graft.text.parse import first_answer, first_marked, last_number, marked_number
+from graft.tools.calculator import CalculatorError, work
+
+Grader = Callable[[str, Any, Mapping[str, Any]], float | None]
+"""(what the policy wrote, the gold, the row's meta) -> the reward; None: this row has another form."""
+
+NUMERIC = ("arithmetic", "gsm8kr", "modulo", "repeat", "count", "big_math")
+"""Tasks of CalcBench whose answer is one number after ####."""
+NEAR = Fraction(1, 100_000)
+"""How far from the target an expression may be: targets are written with three decimals."""
+MAX_BOARD = 4_000  # characters of a sudoku
+
+
+def grade_by_source(source: str, text: str, answer: Any, meta: Mapping[str, Any]) -> float | None:
+    """What the rule of the source pays; None where it has none, or the row is not in its form.
+
+    >>> grade_by_source("calc_bench", "#### 1", "1", {"task": "countdown", "expr": "(1 + 2) / 3"})
+    0.0
+    """
+    grader = SOURCES.get(source)
+    return None if grader is None else grader(text, answer, meta)
+
+
+def is_graded_by_state(source: str, meta: Mapping[str, Any]) -> bool:
+    """Whether a row is graded by where its tools have led, which its text does not tell: EARL's sorting."""
+    return source == "sorting" and isinstance(meta.get("interaction_kwargs"), Mapping)
+
+
+def last_number_counts(text: str, answer: Any, meta: Mapping[str, Any]) -> float:
+    """The last number of all that was written, wherever it stands."""
+    return float(same_number(last_number(text) or "", str(answer)))
+
+
+def calc_bench(text: str, answer: Any, meta: Mapping[str, Any]) -> float | None:
+    """By `task`: a number, an expression or a board after ####."""
+    match meta.get("task"):
+        case str(task) if task in NUMERIC:
+            return float(same_number(marked_number(text) or "", str(answer)))
+        case "approximate":
+            said, right = parse_number(marked_number(text) or ""), parse_number(str(answer))
+            return None if right is None else 0.0 if said is None else _closeness(said, right)
+        case "countdown":
+            numbers, target = (
+                re.findall(r"\d+", str(meta.get("expr", ""))),
+                parse_number(str(answer)),
+            )
+            if not numbers or target is None:
+                return None
+            return _solves(first_marked(text), [int(one) for one in numbers], target)
+        case "sudoku":
+            board = _board(str(answer))
+            return None if board is None else float(_board(_after_mark(text)) == board)
+        case _:
+            return None
+
+
+def countdown(text: str, answer: Any, meta: Mapping[str, Any]) -> float | None:
+    """An expression in the first <answer>; the numbers stand in the meta, or in a gold "[1, 2]->3"."""
+    numbers, target = meta.get("nums"), meta.get("target")
+    if isinstance(answer, str) and (numbers is None or target is None):
+        given, arrow, target = answer.partition("->")
+        numbers = re.findall(r"\d+", given) if arrow else None
+    goal = parse_number(str(target))
+    if not isinstance(numbers, list) or not numbers or goal is None:
+        return None
+    return _solves(first_answer(text), [int(one) for one in numbers], goal)
+
+
+SOURCES: dict[str, Grader] = {
+    "basic_calculator_tutorial": last_number_counts,
+    "big_math": calc_bench,
+    "calc_bench": calc_bench,
+    "countdown": countdown,
+    "countdown3to4": countdown,
+}
+"""`data_source` of a row -> the rule of those who published it."""
+
+
+def _solves(expression: str | None, numbers: Sequence[int], target: Fraction) -> float:
+    """1.0 if the expression uses exactly these numbers and its value is the target."""
+    try:
+        working = work(expression or "")
+    except CalculatorError:
+        return 0.0
+    is_near = abs(working.value - target) < NEAR
+    return float(is_near and sorted(working.numbers) == sorted(numbers))
+
+
+def _closeness(said: Fraction, right: Fraction) -> float:
+    return float(max(Fraction(0), 1 - abs(said - right)))
+
+
+def _after_mark(text: str) -> str:
+    """From the first [ behind the first #### to the last ]."""
+    found = re.search(r"####\s*(\[[\s\S]*\])", text)
+    return found[1] if found else ""
+
+
+def _board(text: str) -> Any:
+    """A list of lists as Python writes it; None if the text is none."""
+    if not text.startswith("[") or len(text) > MAX_BOARD:
+        return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
