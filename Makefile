@@ -16,7 +16,7 @@ VLLM := .venv/vllm/.ready
 COMMA := ,
 PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help setup browser quickstart test test-all lint format bench clean
+.PHONY: help setup browser quickstart test test-all test-slow lint format bench clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -38,11 +38,12 @@ quickstart: $(CORE)  ## train a small tool-using agent on the CPU, in minutes (A
 test: $(TEST) $(OPENENV) browser  ## run the tests (ARGS go to pytest, such as ARGS="tests/algos -x")
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS)) $(ARGS)
 
-# the slow ones first and one after the other: several processes, a Ray cluster or a browser each
-test-all: $(TEST) $(OPENENV) $(VLLM) browser  ## the slow tests too: torchrun, Ray, vLLM, large pages
+test-all: test test-slow  ## the slow tests too: torchrun, Ray, vLLM, large pages
+
+# one after the other: several processes, a Ray cluster or a browser each
+test-slow: $(TEST) $(OPENENV) $(VLLM) browser  ## only those
 	@OMP_NUM_THREADS=1 .venv/vllm/bin/python -m pytest -q -m vllm tests/engine tests/train/test_external_runs.py
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m slow
-	@$(MAKE) --no-print-directory test
 
 lint: $(TEST)  ## ruff and pyright
 	@.venv/bin/ruff check .

@@ -146,18 +146,24 @@ class Rows:
         return Rows(self.chats, self.build, self.limit, array("q", numbers))
 
 
-def recorded(parts: Parts, path: str) -> Rows:
-    """The rows of a file, each looked at once; what cannot be learned from is refused or counted."""
-    config = parts.config
-    sft, limit = config.sft, config.rollout.max_context
+def row_builder(parts: Parts, path: str) -> tuple[Chats, Callable[[int, ChatRow], Episode]]:
+    """The rows of a file, and what makes an example of one; none is looked at yet."""
+    sft = parts.config.sft
     chats = open_chats(path, sft.skip_bad, sft.layout)
     marks = sft.mask_results
     speller = None if parts.actions is None else Speller(parts.actions, parts.tokenizer, marks)
 
     def build(number: int, row: ChatRow) -> Episode:
         task = Task(f"row:{chats.numbers[number]}", "", data_source=path)
-        return example(task, row, parts.chat, marks, speller, config.task.prefill)
+        return example(task, row, parts.chat, marks, speller, parts.config.task.prefill)
 
+    return chats, build
+
+
+def recorded(parts: Parts, path: str) -> Rows:
+    """The rows of a file, each looked at once; what cannot be learned from is refused or counted."""
+    sft, limit = parts.config.sft, parts.config.rollout.max_context
+    chats, build = row_builder(parts, path)
     numbers, counts = array("q"), {"bad": chats.bad, "cut": 0, "overlong": 0}
     first, seen = "", blake2b(digest_size=8)
     for number in range(len(chats)):

@@ -105,9 +105,9 @@ def activation_bytes(
         # gradients of the gated product and of gate|up beside that product, or those of attention
         space = max(4 * shape.ff, 3 * q + 4 * kv) + 2 * shape.width
     else:
-        group = work.prompt + work.samples * work.sampled
+        group = work.prompt + work.samples * work.written
         gathered = (work.prompt + work.samples * work.context) / group
-        seen = (work.prompt**2 + work.samples * work.sampled * work.context) / group
+        seen = (work.prompt**2 + work.samples * work.written * work.context) / group
         block += 3 * q + math.ceil(2 * kv * gathered + shape.heads // shape.kv_heads * seen)
         space = max(5 * shape.ff * size, 16 * (q + kv), 16 * shape.width) // size
     # root-mean-squares (4 bytes per norm), log-sum-exps of attention (per head)

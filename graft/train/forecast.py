@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
@@ -16,12 +17,14 @@ from graft.config import Config
 from graft.models.device import choose_device, choose_dtype
 from graft.models.shape import Shape
 from graft.train.footprint import gigabytes, num_parameters
+from graft.train.lengths import lengths_of
 from graft.train.model import recipe_shape
 from graft.train.pace import Pace, Rates, known_rates, pace
 from graft.train.plan import Item, Memory, plan_memory, remedy
 from graft.train.probe import Measured, probe
 from graft.train.room import Room, room_on
 from graft.train.words import clock_face
+from graft.train.workload import SFT_CHECK_EVERY, Examples, Lengths, workload_of
 
 PROBED = "found by the probe"
 
@@ -39,7 +42,12 @@ class Forecast:
     """From the rates of a known device."""
     measured: Measured | None
     pace: Pace | None
-    """From the probe's rates where there was one."""
+    """From the probe's rates where there was one; every attempt fills its budget."""
+    examples: Examples | None
+    """How long attempts are likely to be."""
+    likely: Pace | None
+    """The same with attempts of that length."""
+    notes: list[str]
     advice: str
     """What to change, if it does not fit."""
 
@@ -60,8 +68,11 @@ class Forecast:
             "tokens_per_micro": memory.tokens_per_micro,
             "recompute": memory.recompute,
             "seconds": _seconds(self.pace),
+            "likely_seconds": _seconds(self.likely),
+            "lengths": None if self.examples is None else asdict(self.examples),
             "expected_seconds": _seconds(self.expected),
             "probe": None if self.measured is None else asdict(self.measured),
+            "notes": self.notes,
             "fits": memory.fits,
             "advice": self.advice,
         }
@@ -71,26 +82,35 @@ def _seconds(found: Pace | None) -> dict[str, float] | None:
     if found is None:
         return None
     derived = {"rollout": found.rollout, "step": found.step, "run": found.run}
+    derived["shortest_run"] = found.shortest_run
     return {**asdict(found), **derived}
 
 
 def forecast(config: Config, *, probing: bool = True, room: Room | None = None) -> Forecast:
     """Count, choose, and measure if it fits; `room` stands in for the device's own."""
     device = choose_device(config.model.device)
-    dtype, _ = choose_dtype(config.model.dtype, device)
+    dtype, note = choose_dtype(config.model.dtype, device)
     shape = recipe_shape(config)
     room = room or room_on(device)
     memory = plan_memory(config, shape, dtype, room)
     known = known_rates(room.name)
+    notes, examples = [note] if note else [], None
+    if memory.fits and (probing or known):
+        try:
+            examples = lengths_of(config)
+        except Exception as error:  # of data or an environment, which are not what is asked about
+            notes.append(f"lengths of attempts are not known: {type(error).__name__}: {error}")
     measured = None
     if probing and memory.fits:
-        measured = probe(config, shape, dtype, room, memory)
+        measured = probe(config, shape, dtype, room, memory, examples and examples.attempt)
         memory = corrected(memory, measured)
     found = sum(item.bytes for item in memory.items if item.name == PROBED)
     left = replace(room, available=room.available - found)
 
-    def at(rates: Rates | None) -> Pace | None:
-        return None if rates is None else pace(config, shape, dtype, memory, rates)
+    rates = measured.rates if measured else known
+
+    def at(rates: Rates | None, examples: Examples | None = None) -> Pace | None:
+        return None if rates is None else pace(config, shape, dtype, memory, rates, examples)
 
     return Forecast(
         name=config.run.name,
@@ -100,9 +120,18 @@ def forecast(config: Config, *, probing: bool = True, room: Room | None = None) 
         memory=memory,
         expected=at(known),
         measured=measured,
-        pace=at(measured.rates if measured else known),
+        pace=at(rates, None if examples is None else replace(examples, attempt=budget(config))),
+        examples=examples,
+        likely=None if examples is None else at(rates, examples),
+        notes=notes,
         advice="" if memory.fits else remedy(config, shape, dtype, left),
     )
+
+
+def budget(config: Config) -> Lengths:
+    """Of an attempt at its longest."""
+    work = workload_of(config)
+    return Lengths(work.prompt, work.sampled, work.observed)
 
 
 def corrected(memory: Memory, measured: Measured) -> Memory:
@@ -137,9 +166,10 @@ def show(found: Forecast, stream: TextIO | None = None) -> None:
         console.print("time: unknown without the probe on this device")
     else:
         console.print(time_table(found))
-        console.print(
-            "if every attempt fills its budget; tools and environments come on top", style="dim"
-        )
+        for line in about_time(found):
+            console.print(line, style="dim")
+    for note in found.notes:
+        console.print(note)
     verdict = "fits" if memory.fits else "does not fit"
     numbers = f"{gigabytes(memory.total)} of {gigabytes(memory.usable)}"
     advice = "" if memory.fits else f". {found.advice}"
@@ -181,24 +211,49 @@ def probe_table(found: Forecast) -> Table:
 
 
 def time_table(found: Forecast) -> Table:
-    pace = found.pace
-    assert pace is not None
+    """Seconds of attempts as long as the examples, where there are some, and as long as they may be."""
+    paces = [one for one in (found.likely, found.pace) if one is not None]
     table = Table("time", box=SIMPLE)
-    table.add_column("seconds", justify="right")
-    table.add_row("prompts, per step", span(pace.prefill))
-    table.add_row("decoding, per step", span(pace.decode))
-    table.add_row("learning, per step", span(pace.learn))
-    table.add_row("optimizer, per step", span(pace.optimizer))
-    table.add_row("a step", span(pace.step))
+    for name in ("likely", "at most")[-len(paces) :]:
+        table.add_column(name, justify="right")
+
+    def row(name: str, seconds: Callable[[Pace], float]) -> None:
+        table.add_row(name, *(span(seconds(one)) for one in paces))
+
+    most = paces[-1]
+    row("prompts, per step", lambda one: one.prefill)
+    row("decoding, per step", lambda one: one.decode)
+    row("learning, per step", lambda one: one.learn)
+    row("optimizer, per step", lambda one: one.optimizer)
+    row("a step", lambda one: one.step)
     table.add_section()
-    if pace.sft:
-        table.add_row("the warm-up", span(pace.sft))
-    table.add_row(f"{pace.steps} steps", span(pace.steps * pace.step))
-    if pace.evaluations:
-        total = pace.evaluations * pace.evaluation
-        table.add_row(f"{pace.evaluations} evaluations", span(total))
-    table.add_row("the whole run", span(pace.run))
+    if most.sft:
+        row("the warm-up", lambda one: one.sft)
+    row(f"{most.steps} steps", lambda one: one.steps * one.step)
+    if most.evaluations:
+        row(f"{most.evaluations} evaluations", lambda one: one.evaluations * one.evaluation)
+    row("the whole run", lambda one: one.run)
+    if most.shortest_sft < most.sft:
+        row("with the shortest warm-up", lambda one: one.shortest_run)
     return table
+
+
+def about_time(found: Forecast) -> list[str]:
+    """Which lengths the table is about, and what it leaves out."""
+    most = "at most: every attempt fills its budget"
+    lines = [f"{most}; environments and tools come on top"]
+    if found.examples is not None:
+        own, tried = found.examples.example, found.examples.attempt
+        lines.insert(
+            0,
+            f"likely: attempts like the examples that call tools, {tried.prompt} + {tried.sampled} "
+            f"tokens and {tried.observed} of results; a warm-up example has {sum(own)}"
+            if tried.observed
+            else f"likely: attempts like the examples, {tried.prompt} + {tried.sampled} tokens",
+        )
+    if found.pace is not None and found.pace.shortest_sft < found.pace.sft:
+        lines.append(f"sft.stop_at may end the warm-up from step {SFT_CHECK_EVERY} on")
+    return lines
 
 
 def span(seconds: float) -> str:

@@ -9,7 +9,8 @@ device really reaches: its roof times the share that this code has, or what the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +19,14 @@ from graft.config import Config
 from graft.models.shape import Shape
 from graft.train.footprint import kv_bytes, num_parameters
 from graft.train.plan import Memory, has_reference
-from graft.train.workload import MAX_RUNNING, Workload, workload_of
+from graft.train.workload import (
+    MAX_RUNNING,
+    SFT_CHECK_EVERY,
+    SFT_CHECK_TASKS,
+    Examples,
+    Workload,
+    workload_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,9 @@ class Pace:
     evaluation: float
     """One evaluation: all held-out tasks, sampled and greedy."""
     sft: float
-    """The whole warm-up."""
+    """The whole warm-up, looks at held-out tasks included."""
+    shortest_sft: float
+    """The warm-up until its first look, where `sft.stop_at` may end it; else the whole."""
     steps: int
     evaluations: int
 
@@ -87,12 +97,28 @@ class Pace:
     def run(self) -> float:
         return self.sft + self.steps * self.step + self.evaluations * self.evaluation
 
+    @property
+    def shortest_run(self) -> float:
+        """The run whose warm-up ends at its first look at held-out tasks."""
+        return self.run - self.sft + self.shortest_sft
 
-def pace(config: Config, shape: Shape, dtype: torch.dtype, memory: Memory, rates: Rates) -> Pace:
-    work, run = workload_of(config), config.run
+
+def pace(
+    config: Config,
+    shape: Shape,
+    dtype: torch.dtype,
+    memory: Memory,
+    rates: Rates,
+    examples: Examples | None = None,
+) -> Pace:
+    """Of attempts as long as `examples`; without them every attempt fills its budget."""
+    work, run, sft = workload_of(config), config.run, config.sft
+    warm_up = replace(work, groups=sft.batch, samples=1)
+    if examples is not None:
+        work = replace(work, **examples.attempt._asdict())
+        warm_up = replace(warm_up, **examples.example._asdict())
     rounds = config.train.epochs * config.train.minibatches
-    held_out = Workload(max(run.eval_tasks, 1), 1, work.prompt, work.sampled)
-    warm_up = Workload(config.sft.batch, 1, work.prompt, work.sampled)
+    held_out = replace(work, groups=max(run.eval_tasks, 1), samples=1)
     steps = config.train.steps
     evaluations = 0
     if run.eval_tasks and config.task.env:
@@ -104,21 +130,45 @@ def pace(config: Config, shape: Shape, dtype: torch.dtype, memory: Memory, rates
     sft_flops = train_flops(shape, warm_up, recompute)
 
     def prefill(asked: Workload) -> float:
-        return forward_flops(shape, asked.groups * asked.prompt, asked.prompt / 2) / rates.prefill
+        prompts = forward_flops(shape, asked.groups * asked.prompt, asked.prompt / 2)
+        answers = forward_flops(shape, asked.rows * asked.observed, asked.context / 2)
+        return (prompts + answers) / rates.prefill
 
     def decode(asked: Workload) -> float:
         return decode_seconds(config, shape, dtype, asked, memory.kv_tokens, rates)
 
+    def attempts(asked: Workload) -> float:
+        return prefill(asked) + decode(asked)
+
+    sft_steps = sft_steps_of(config, examples)
+    sft_step = sft_flops / rates.train + update
+    look = attempts(replace(work, groups=SFT_CHECK_TASKS, samples=1))
+
+    def warm_up_of(count: int) -> float:
+        looks = count // SFT_CHECK_EVERY if sft.stop_at and config.task.env else 0
+        return count * sft_step + looks * look
+
+    until_stop = min(SFT_CHECK_EVERY, sft_steps) if sft.stop_at else sft_steps
     return Pace(
         prefill=prefill(work),
         decode=decode(work),
         learn=learn_flops(config, shape, work, recompute) / rates.train,
         optimizer=rounds * update * (2 if critic else 1),
-        evaluation=2 * (prefill(held_out) + decode(held_out)),
-        sft=config.sft.steps * (sft_flops / rates.train + update),
+        evaluation=2 * attempts(held_out),
+        sft=warm_up_of(sft_steps),
+        shortest_sft=warm_up_of(until_stop),
         steps=steps,
         evaluations=evaluations,
     )
+
+
+def sft_steps_of(config: Config, examples: Examples | None) -> int:
+    """Steps of the warm-up; of `sft.epochs` as many as the rows of its file make."""
+    sft = config.sft
+    if sft.steps or examples is None or examples.rows is None:
+        return sft.steps
+    learned = examples.rows - round(examples.rows * sft.eval_share)
+    return math.ceil(sft.epochs * learned / sft.batch)
 
 
 def body_parameters(shape: Shape) -> int:
@@ -147,10 +197,10 @@ def decode_seconds(
 ) -> float:
     """All rows in waves of what runs together, one step per token, at half its length on average."""
     batch = min(work.rows, config.rollout.concurrency * work.samples, MAX_RUNNING)
-    per_row = work.sampled + work.prompt / work.samples
+    per_row = work.written + work.prompt / work.samples
     batch = max(min(batch, int(kv_tokens / per_row)), 1)
     moved = decode_step_bytes(
-        shape, dtype, batch, batch / work.samples, work.prompt, work.sampled / 2
+        shape, dtype, batch, batch / work.samples, work.prompt, work.written / 2
     )
     step = max(moved / rates.decode, shape.layers * rates.step)
     waves = max(work.rows / batch, 1.0)  # no wave waits for the last row of the one before
@@ -168,8 +218,8 @@ def forward_flops(shape: Shape, tokens: float, seen: float, logits: float = 0.0)
 
 def mean_seen(work: Workload) -> float:
     """Tokens that a unique token of the step attends to, on average."""
-    responses = work.samples * work.sampled
-    pairs = work.prompt**2 / 2 + responses * (work.prompt + work.sampled / 2)
+    responses = work.samples * work.written
+    pairs = work.prompt**2 / 2 + responses * (work.prompt + work.written / 2)
     return pairs / (work.prompt + responses)
 
 

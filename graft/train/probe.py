@@ -1,8 +1,8 @@
 """A few seconds of the real thing: one micro-batch forward and backward, and some decoding.
 
-The model has the recipe's shape and random weights, rows are random tokens of the recipe's lengths;
-the rest is what a run uses: Forest, Decoder, loss, Optimizer and the engine. On a CPU the work is cut
-down to what takes a few seconds, and its rates are scaled up.
+The model has the recipe's shape and random weights, rows are random tokens as long as attempts are
+likely to be; the rest is what a run uses: Forest, Decoder, loss, Optimizer and the engine. On a CPU the
+work is cut down to what takes a few seconds, and its rates are scaled up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -47,13 +47,16 @@ from graft.train.pace import (
 )
 from graft.train.plan import Memory
 from graft.train.room import Room
-from graft.train.workload import Workload, largest_micro, page_size, workload_of
+from graft.train.workload import Lengths, Workload, largest_micro, page_size, workload_of
 from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
 
 CPU_FLOPS = 2e10
 """Of each part of the probe on a CPU: a second or two."""
 GPU_BATCH = 512
 DECODE_STEPS = {"cpu": 8, "cuda": 32}
+ROUNDS = 3
+"""Of which the quickest counts: the first compiles kernels, makes the optimizer's state and captures
+graphs, and others may be slowed down by what else the machine does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +78,24 @@ class Measured:
     predicted_peak: int
 
 
-def probe(config: Config, shape: Shape, dtype: torch.dtype, room: Room, memory: Memory) -> Measured:
+def probe(
+    config: Config,
+    shape: Shape,
+    dtype: torch.dtype,
+    room: Room,
+    memory: Memory,
+    lengths: Lengths | None = None,
+) -> Measured:
+    """Of attempts of these lengths; without them of attempts that fill their budget."""
+    asked = workload_of(config)
+    if lengths is not None:
+        asked = replace(asked, prompt=lengths.prompt, sampled=lengths.sampled + lengths.observed)
     policy = random_policy(shape, dtype, room.device, config.run.seed)
     policy.recompute = memory.recompute
-    work = training_work(config, shape, room, memory.tokens_per_micro)
+    work = training_work(config, shape, room, memory.tokens_per_micro, asked)
     learn, optimizer, peak = time_training(config, policy, work, room.device)
     predicted = training_peak(config, shape, dtype, work, room, memory.recompute)
-    batch = decode_work(config, shape, room, memory.kv_tokens)
+    batch = decode_work(config, shape, room, memory.kv_tokens, asked)
     prefill, step = time_decoding(config, policy, batch, room)
     prompts = forward_flops(shape, batch.groups * batch.prompt, batch.prompt / 2)
     private = batch.sampled + DECODE_STEPS[room.device.type] / 2
@@ -113,9 +127,10 @@ def training_peak(
     return state + kept + head_bytes(shape, dtype, work.rows * work.sampled, room)
 
 
-def training_work(config: Config, shape: Shape, room: Room, tokens: int) -> Workload:
-    """Whole groups of the recipe's lengths that make about one micro-batch."""
-    work = workload_of(config)
+def training_work(
+    config: Config, shape: Shape, room: Room, tokens: int, work: Workload
+) -> Workload:
+    """Whole groups of these lengths that make about one micro-batch."""
     tokens = largest_micro(config, tokens)
     if room.device.type == "cpu":
         tokens = min(tokens, max(int(CPU_FLOPS / (6 * num_parameters(shape))), 64))
@@ -128,9 +143,11 @@ def training_work(config: Config, shape: Shape, room: Room, tokens: int) -> Work
     return Workload(groups, samples, prompt, sampled)
 
 
-def decode_work(config: Config, shape: Shape, room: Room, kv_tokens: int) -> Workload:
+def decode_work(
+    config: Config, shape: Shape, room: Room, kv_tokens: int, work: Workload
+) -> Workload:
     """Sequences in the middle of their answers: `sampled` is what each has written so far."""
-    work, steps = workload_of(config), DECODE_STEPS[room.device.type]
+    steps = DECODE_STEPS[room.device.type]
     prompt, written = work.prompt, max(min(work.sampled // 2, 256), 1)
     rows = min(work.rows, GPU_BATCH)
     if room.device.type == "cpu":
@@ -214,9 +231,9 @@ def time_training(
 
     read_peak = watch_memory(device, held)
     learn = update = math.inf
-    for _ in range(2):  # the first compiles kernels and makes the optimizer's state
-        learn = timed(device, lambda: _learn(config, policy, rows, batch, loss, optimizer))
-        update = timed(device, update_weights)
+    for _ in range(ROUNDS):
+        took = timed(device, lambda: _learn(config, policy, rows, batch, loss, optimizer))
+        learn, update = min(learn, took), min(update, timed(device, update_weights))
     return learn, update, read_peak()
 
 
@@ -250,8 +267,9 @@ def time_decoding(
         seed=config.run.seed,
     )
     prefill, decode = math.inf, math.inf
-    for number in range(2):  # the first compiles kernels and captures graphs
-        prefill, decode = asyncio.run(_decode(engine, work, steps, device, number))
+    for number in range(ROUNDS):
+        took = asyncio.run(_decode(engine, work, steps, device, number))
+        prefill, decode = min(prefill, took[0]), min(decode, took[1])
         engine.load(None, version=number + 1)  # forget what is cached
     engine.close()
     return prefill, decode / steps

@@ -45,11 +45,8 @@ from graft.train.sampling import make_crew
 from graft.train.saver import Saver
 from graft.train.setup import Parts, assemble, make_learner, sft_learner
 from graft.train.sft import held_out_scores, sft_step
+from graft.train.workload import SFT_CHECK_EVERY, SFT_CHECK_TASKS
 from graft.types import Episode, Status, Task
-
-SFT_CHECK_EVERY = 25
-"""Steps between looks at held-out tasks, where a warm-up may stop early."""
-SFT_CHECK_TASKS = 128
 
 CHECKED_TASKS = 2
 """Attempted before the first step where no evaluation has done so."""

@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from graft.config import Config
 from graft.train.room import Room
 
 MAX_RUNNING = 1024
 """Sequences that the engine decodes together."""
+SFT_CHECK_EVERY = 25
+"""Steps between looks at held-out tasks, where a warm-up may stop early."""
+SFT_CHECK_TASKS = 128
+
+
+class Lengths(NamedTuple):
+    """Tokens of one attempt on average."""
+
+    prompt: int
+    sampled: int
+    observed: int
+    """What the environment answers in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """What a warm-up learns from, and what attempts look like that follow it."""
+
+    example: Lengths
+    attempt: Lengths
+    """Of those examples in which the environment answers (calls of a tool), if there are any."""
+    rows: int | None
+    """In the warm-up's file; None: a teacher has as many as are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +48,8 @@ class Workload:
     samples: int
     prompt: int
     sampled: int
+    observed: int = 0
+    """Tokens that the environment answers in each attempt, where they are known."""
 
     @property
     def rows(self) -> int:
@@ -31,12 +57,17 @@ class Workload:
 
     @property
     def context(self) -> int:
-        return self.prompt + self.sampled
+        return self.prompt + self.written
+
+    @property
+    def written(self) -> int:
+        """Of one attempt, after its prompt."""
+        return self.sampled + self.observed
 
     @property
     def unique(self) -> int:
         """Tokens the learner computes: every shared one once."""
-        return self.groups * (self.prompt + self.samples * self.sampled)
+        return self.groups * (self.prompt + self.samples * self.written)
 
 
 def workload_of(config: Config) -> Workload:

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from graft.train.footprint import (
     most_head_bytes,
     num_parameters,
 )
-from graft.train.forecast import corrected, forecast
+from graft.train.forecast import corrected, forecast, show
+from graft.train.lengths import lengths_of
 from graft.train.model import recipe_shape, refuse_what_cannot_fit
 from graft.train.pace import (
     Rates,
@@ -28,6 +30,7 @@ from graft.train.pace import (
     known_rates,
     optimizer_bytes,
     pace,
+    sft_steps_of,
     train_flops,
 )
 from graft.train.plan import Micro, check_fits, choose_micro, kv_tokens_for, plan_memory
@@ -39,6 +42,7 @@ from tests.test_cli import TINY, graft
 BF16, FP32 = torch.bfloat16, torch.float32
 GPU = torch.device("cuda")
 H200 = Room(GPU, 150_000_000_000, fused=True, name="NVIDIA H200")
+KNOWN = Room(torch.device("cpu"), 10**11, name="a CPU as quick as an H200")
 TOY = Shape(vocab_size=10, width=4, layers=1, heads=2, kv_heads=1, head_dim=2, ff=6)
 
 
@@ -345,6 +349,73 @@ def test_a_run_is_its_steps_evaluations_and_warm_up():
     assert found.run == pytest.approx(found.sft + 100 * found.step + 6 * found.evaluation)
 
 
+def test_lengths_are_those_of_the_examples():
+    found = lengths_of(load_config("quickstart"))
+    assert found is not None and found.rows is None
+    # 12*34= and the like; those that call: [12*34] 408; 408 and an end; the others guess
+    assert found.attempt == (10, 22, 11) and found.example == (10, 10, 3)
+
+
+def test_without_a_warm_up_nothing_says_how_long_attempts_will_be():
+    overrides = ["sft.steps=0", "sft.stop_at=0", "sft.demo_args={}", "model.device=cpu"]
+    found = forecast(load_config("quickstart", overrides), probing=False, room=KNOWN)
+    assert found.examples is None and found.likely is None and found.notes == []
+    assert found.pace is not None and found.pace.sft == 0
+
+
+def test_a_warm_up_of_epochs_has_the_steps_of_its_rows(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    row = {"question": "1+1=", "answer": "2"}
+    rows.write_text("".join(json.dumps(row) + "\n" for _ in range(100)))
+    overrides = ["sft.steps=0", "sft.epochs=3", "sft.batch=8", f"sft.data={rows}", "sft.stop_at=0"]
+    config = load_config("quickstart", [*overrides, "sft.demo_args={}", "model.device=cpu"])
+    found = forecast(config, probing=False, room=KNOWN)
+    assert found.examples is not None and found.examples.rows == 100
+    assert sum(found.examples.example) == len("1+1=2") + 1
+    assert sft_steps_of(config, found.examples) == 38  # 300 rows, 8 at a time
+    assert found.likely is not None and found.pace is not None
+    assert found.likely.sft == found.pace.sft > 0  # rows are as long as they are
+
+
+def test_a_forecast_is_about_likely_lengths_and_about_the_longest():
+    """The quickstart took 4:40 on two ARM cores, and was forecast at 28:38: lengths of budgets."""
+    config = load_config("quickstart", ["model.device=cpu"])
+    found = forecast(config, probing=False, room=KNOWN)
+    likely, most = found.likely, found.pace
+    assert likely is not None and most is not None
+    sft, work = Workload(64, 1, 10, 10, 3), Workload(16, 8, 10, 22, 11)
+    rates = known_rates(KNOWN.name)
+    assert rates is not None
+    assert likely.learn == pytest.approx(train_flops(found.shape, work, False) / rates.train)
+    assert likely.learn < 0.5 * most.learn and likely.decode < 0.4 * most.decode
+    step = train_flops(found.shape, sft, False) / rates.train
+    assert 400 * step < likely.sft < most.sft  # and 16 looks, at attempts of either length
+    budgets = pace(config, found.shape, found.dtype, found.memory, rates)
+    longer = train_flops(found.shape, Workload(64, 1, 24, 72), False) / rates.train
+    assert longer > 4 * step  # examples that fill their budget
+    assert budgets.sft - most.sft == pytest.approx(400 * (longer - step))
+
+
+def test_a_warm_up_that_may_stop_early_gives_both_ends():
+    config = load_config("quickstart", ["model.device=cpu"])
+    found = forecast(config, probing=False, room=KNOWN).likely
+    assert found is not None
+    assert found.shortest_sft == pytest.approx(
+        found.sft / 16
+    )  # one look of 16, after 25 of 400 steps
+    assert found.shortest_run == pytest.approx(found.run - found.sft + found.shortest_sft)
+    config = load_config("quickstart", ["model.device=cpu", "sft.stop_at=0"])
+    whole = forecast(config, probing=False, room=KNOWN).likely
+    assert whole is not None and whole.shortest_run == whole.run < found.run
+
+
+def test_examples_that_cannot_be_had_are_no_obstacle():
+    config = load_config("quickstart", ["model.device=cpu", "sft.demo_args={no_such: 1}"])
+    found = forecast(config, probing=False, room=KNOWN)
+    assert found.likely is None and found.pace is not None
+    assert "lengths of attempts are not known: TypeError" in found.notes[0]
+
+
 def test_the_room_is_what_this_machine_has():
     assert 10**8 < available_ram() < 10**14
     assert room_on(torch.device("cpu")).usable < available_ram() * 1.2
@@ -359,7 +430,8 @@ def test_the_probe_measures_every_rate(name: str):
     assert min(measured.rates.decode, measured.rates.prefill, measured.rates.train) > 0
     assert (
         measured.batch == 16
-        and measured.tokens == training_work(config, shape, room, memory.tokens_per_micro).unique
+        and measured.tokens
+        == training_work(config, shape, room, memory.tokens_per_micro, workload_of(config)).unique
     )
 
 
@@ -387,6 +459,14 @@ def test_a_forecast_in_a_room_too_small_advises():
     small = Room(torch.device("cpu"), 10**8, name="a small CPU")
     found = forecast(load_config("quickstart", ["model.device=cpu"]), room=small)
     assert not found.memory.fits and found.measured is None and "smaller model" in found.advice
+
+
+def test_a_table_says_which_lengths_it_is_about(capsys: pytest.CaptureFixture[str]):
+    show(forecast(load_config("quickstart", ["model.device=cpu"]), probing=False, room=KNOWN))
+    said = capsys.readouterr().out
+    assert "likely" in said and "at most" in said and "with the shortest warm-up" in said
+    assert "like the examples that call tools, 10 + 22 tokens and 11 of results" in said
+    assert "sft.stop_at may end the warm-up from step 25 on" in said
 
 
 def test_plan_prints_tables_and_json(tmp_path):

@@ -1,0 +1,39 @@
+"""Which precision a recipe gets on which device, and what is said where it is not the one asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from graft.config import load_config
+from graft.models import device
+from graft.models.device import choose_dtype
+from graft.train.forecast import forecast
+from graft.train.room import Room
+from graft.train.setup import assemble
+
+CPU = torch.device("cpu")
+IN_SOFTWARE = "bfloat16 was asked for, but this cpu computes it in software"
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_cpu_that_computes_bfloat16_in_software_is_given_float32(
+    is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "has_native_bf16", lambda _: is_native)
+    assert choose_dtype("auto", CPU) == (torch.float32, "")
+    assert choose_dtype("float32", CPU) == (torch.float32, "")
+    dtype, note = choose_dtype("bfloat16", CPU)
+    assert dtype == (torch.bfloat16 if is_native else torch.float32)
+    assert note.startswith(IN_SOFTWARE) != is_native
+
+
+def test_a_run_and_its_forecast_say_that_they_take_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_native_bf16", lambda _: False)
+    config = load_config("quickstart", ["model.dtype=bfloat16", "model.device=cpu"])
+    parts = assemble(config)
+    assert parts.policy.dtype == torch.float32
+    assert any(note.startswith(IN_SOFTWARE) for note in parts.notes)
+    found = forecast(config, probing=False, room=Room(CPU, 10**11, name="a CPU"))
+    assert found.dtype == torch.float32
+    assert [note.startswith(IN_SOFTWARE) for note in found.notes] == [True]
