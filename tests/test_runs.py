@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 from graft.commands.runs import Follower, Pace, ago, runs, size_in_words, watch
 from graft.config import ConfigError
 from graft.train.display import Display
+from graft.train.labels import RUN_COLUMNS
 from tests.test_record import attempt, held, make_run, save, step
 
 app = typer.Typer()
@@ -78,13 +80,59 @@ def test_the_table_has_a_line_per_run_the_latest_first(tmp_path):
     )
     (new.path / "weights").write_bytes(b"x" * 3_000_000)
     titles, first, second = say("runs", str(tmp_path)).splitlines()
-    assert titles.split() == ["run", "status", "step", "now", "held", "out", "active", "size"]
-    assert first.split() == [
-        *("new", "done", "reinforce", "4/4", "reward", "0.500", "0.310", "->", "0.952", "now"),
-        *("3", "MB"),
+    assert re.split("  +", titles) == [*RUN_COLUMNS]
+    assert re.split("  +", first) == [
+        *(
+            "new",
+            "done",
+            "reinforce 4/4",
+            "reward 0.500",
+            "0.310 -> 0.952",
+            "steps 0",
+            "now",
+            "3 MB",
+        )
     ]
     assert second.startswith("old  stopped  warm-up 60/400  loss 1.636    ? -> ?")
-    assert "3 min ago" in second
+    assert "3 min ago" in second and "steps 400" in second
+
+
+def test_settings_in_which_runs_differ_have_a_column_and_json_has_all(tmp_path):
+    recipe = "algo: {{name: {}}}\nrun: {{name: {}, seed: {}}}\ntrain: {{steps: 4, lr: {}}}\n"
+    for name, algo, seed, lr in (
+        ("a", "grpo", 0, 1e-3),
+        ("b", "ppo", 0, 0.5),
+        ("c", "ppo", 1, 0.5),
+    ):
+        make_run(tmp_path / name, step(1), config=recipe.format(algo, name, seed, lr))
+    lines = sorted(say("runs", str(tmp_path)).splitlines()[1:])
+    assert [re.split("  +", line)[5] for line in lines] == [
+        "algo grpo, lr 0.001, seed 0",
+        "algo ppo, lr 0.5, seed 0",
+        "algo ppo, lr 0.5, seed 1",
+    ]
+    told = json.loads(say("runs", str(tmp_path), "--json"))
+    assert told["differing"] == ["algo.name", "run.seed", "train.lr"]
+    ours = {row["name"]: row["settings"] for row in told["runs"]}
+    assert ours["b"] == {
+        "algo.name": "ppo",
+        "run.name": "b",
+        "run.seed": 0,
+        "train.steps": 4,
+        "train.lr": 0.5,
+    }
+
+
+def test_runs_that_do_not_differ_have_no_column_of_settings(tmp_path):
+    for name in "ab":
+        make_run(tmp_path / name, step(1))
+    assert "settings" not in say("runs", str(tmp_path)).splitlines()[0]
+
+
+def test_settings_that_json_does_not_know_are_told_as_text(tmp_path):
+    make_run(tmp_path / "a", step(1), config="train: {lr: .inf, since: 2026-01-02}\n")
+    (row,) = json.loads(say("runs", str(tmp_path), "--json"))["runs"]
+    assert row["settings"] == {"train.lr": "inf", "train.since": "2026-01-02"}
 
 
 def test_json_has_every_number_and_no_nan(tmp_path):

@@ -1,9 +1,9 @@
 """`graft runs` lists what was trained here; `graft watch RUN` follows one while it goes on.
 
 $ graft runs
-run         status   step             now           held out        active     size
-quickstart  running  reinforce 12/60  reward 0.500  0.310 -> ?      3 s ago    18 MB
-first-try   stopped  warm-up 60/400   loss 1.636    ? -> ?          2 days ago 12 MB
+run         status   step             now           held out    settings   active      size
+quickstart  running  reinforce 12/60  reward 0.500  0.310 -> ?  lr 0.0002  3 s ago     18 MB
+first-try   stopped  warm-up 60/400   loss 1.636    ? -> ?      lr 0.002   2 days ago  12 MB
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def runs(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Where runs live.")] = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """List runs: how each stands, how far it is, what it earns, when it last wrote something."""
+    """List runs: how each stands, how far it is, what it scores, how its settings differ from the others'."""
     from graft.config import ConfigError
     from graft.record import Record, find_runs
+    from graft.record.settings import differing, in_short
 
     if folder != "runs" and not Path(folder).is_dir():
         raise ConfigError(f"there is no folder '{folder}'; give the one that holds your runs")
@@ -50,10 +51,12 @@ def runs(
     for record, state in zip(found, listed, strict=True):
         if record.path != Path(folder):
             state["name"] = str(record.path.relative_to(folder))
+    configs = [record.config for record in found]
     if as_json:
-        typer.echo(json.dumps({"folder": folder, "runs": listed}))
+        told = {"folder": folder, "differing": list(differing(configs)), "runs": listed}
+        typer.echo(json.dumps(told))
     elif listed:
-        typer.echo("\n".join(table(listed)))
+        typer.echo("\n".join(table(listed, in_short(configs))))
     else:
         typer.echo(f"no runs in {folder}/; `graft train quickstart` makes one in a minute")
 
@@ -187,6 +190,7 @@ def ending(record: Record, status: str) -> str:
 def state_of(record: Record, now: float) -> dict[str, Any]:
     """One run as plain values; what is not known is None."""
     from graft.record import Status, numbers
+    from graft.record.settings import flat
 
     last, status, saved = record.last, record.status, record.checkpoint
     values = numbers(last or {})
@@ -204,6 +208,7 @@ def state_of(record: Record, now: float) -> dict[str, Any]:
         "loss": _finite(values.get("loss")),
         "before": {name: _finite(value) for name, value in before.items()},
         "after": {name: _finite(value) for name, value in after.items()},
+        "settings": {name: _plain(value) for name, value in flat(record.config).items()},
         "alarms": len(record.alarms),
         "checkpoint": None if saved is None else saved.path.name,
         "last_activity": active,
@@ -213,21 +218,23 @@ def state_of(record: Record, now: float) -> dict[str, Any]:
     }
 
 
-def table(states: Sequence[dict[str, Any]]) -> list[str]:
-    """One line per run under a line of titles, in columns as wide as they need be."""
+def table(states: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[str]:
+    """One line per run under a line of titles, in columns as wide as they need be; no empty column."""
+    from graft.train.labels import RUN_COLUMNS
     from graft.train.words import visible
 
-    titles = ("run", "status", "step", "now", "held out", "active", "size")
-    rows = [titles, *(_cells(state) for state in states)]
+    cells = [_cells(state, own) for state, own in zip(states, settings, strict=True)]
+    shown = [column for column in range(len(RUN_COLUMNS)) if any(row[column] for row in cells)]
+    rows = [[row[column] for column in shown] for row in (RUN_COLUMNS, *cells)]
     plain = [[visible(cell).replace("\n", " ").replace("\t", " ") for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in plain) for column in range(len(titles))]
+    widths = [max(len(row[column]) for row in plain) for column in range(len(shown))]
     return [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in plain
     ]
 
 
-def _cells(state: dict[str, Any]) -> tuple[str, ...]:
+def _cells(state: dict[str, Any], settings: str) -> tuple[str, ...]:
     from graft.record import PHASE_WORDS
 
     step = "-"
@@ -246,6 +253,7 @@ def _cells(state: dict[str, Any]) -> tuple[str, ...]:
         step,
         now,
         f"{_score(state['before'])} -> {_score(state['after'])}",
+        settings,
         ago(state["idle_seconds"]),
         size_in_words(state["bytes"]),
     )
@@ -260,6 +268,14 @@ def _score(scores: dict[str, Any]) -> str:
 def _finite(value: float | None) -> float | None:
     """JSON has no NaN."""
     return value if value is not None and abs(value) < float("inf") else None
+
+
+def _plain(value: Any) -> Any:
+    """A value of YAML as JSON has it: infinities and dates are text there."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def ago(seconds: float) -> str:

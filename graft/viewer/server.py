@@ -24,13 +24,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from graft.record.settings import differing
 from graft.viewer import walks
 from graft.viewer.curves import metric_names, points, table
 from graft.viewer.episodes import SORTS
 from graft.viewer.guard import App, Guard
 from graft.viewer.runs import NotThere, Run
 from graft.viewer.search import search
-from graft.viewer.settings import differing
 
 TYPES = {
     "html": "text/html; charset=utf-8",

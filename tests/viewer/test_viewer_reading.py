@@ -18,7 +18,6 @@ from graft.viewer.learned import Learned
 from graft.viewer.pieces import pieces
 from graft.viewer.runs import NotThere, open_runs
 from graft.viewer.search import search
-from graft.viewer.settings import differing
 from tests.viewer.folders import episode, leaf, span, write_run, write_step
 
 LINES = [
@@ -39,21 +38,6 @@ def two_attempts(task: str = "sum:1") -> dict:
     ]
     metrics = {"turns": 2.0, "tool_calls": 1.0}
     return episode(task, spans, [leaf(1), leaf(4, 1.0, "truncated", metrics=metrics)])
-
-
-# settings
-
-
-def test_settings_that_differ_are_found_at_any_depth_and_names_do_not_count():
-    calm = {"run": {"name": "calm", "seed": 0}, "train": {"lr": 2e-4, "betas": [0.9, 0.95]}}
-    hot = {"run": {"name": "hot", "seed": 0}, "train": {"lr": 2e-3, "betas": [0.9, 0.95]}}
-    assert differing([calm, hot]) == {"train.lr": ["0.0002", "0.002"]}
-    deep = {"task": {"args": {"operands": [2, 4]}}}
-    assert differing([deep, {"task": {"args": {}}}, {}]) == {
-        "task.args.operands": ["[2, 4]", None, None],
-        "task.args": [None, "{}", None],
-    }
-    assert differing([hot]) == {}
 
 
 # curves

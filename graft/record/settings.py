@@ -1,0 +1,94 @@
+"""In which settings runs differ, and which runs differ in the seed alone.
+
+runs/calm/config.yaml   run: {name: calm, seed: 0}   train: {steps: 40, lr: 0.0002}
+runs/hot/config.yaml    run: {name: hot, seed: 0}    train: {steps: 40, lr: 0.002}
+runs/hot1/config.yaml   run: {name: hot1, seed: 1}   train: {steps: 40, lr: 0.002}
+
+differing     {"run.seed": ["0", "0", "1"], "train.lr": ["0.0002", "0.002", "0.002"]}
+seed_groups   [[0], [1, 2]]
+in_short      ["lr 0.0002, seed 0", "lr 0.002, seed 0", "lr 0.002, seed 1"]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+OWN = {"run.name", "run.dir"}
+"""Every run has its own; that says nothing."""
+MOST_SETTINGS = 200
+LONGEST = 200
+
+SHORT = {
+    "algo.name": "algo",
+    "model.path": "model",
+    "task.env": "env",
+    "train.lr": "lr",
+    "run.seed": "seed",
+    "rollout.samples": "samples",
+    "train.steps": "steps",
+}
+"""What a table says for a key; these come first in it."""
+MOST_IN_SHORT, LONGEST_IN_SHORT = 6, 24
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Dotted names, down to what is no table: {"train.lr": 0.0002}."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{before}{name}.")
+        else:
+            found[f"{before}{name}"] = value
+    return found
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """Setting -> its value in each run; None where a run does not know it."""
+    known = [{name: _text(value) for name, value in flat(config).items()} for config in configs]
+    names = dict.fromkeys(name for config in known for name in config if name not in OWN)
+    found = {name: [config.get(name) for config in known] for name in names}
+    return dict([(n, told) for n, told in found.items() if len(set(told)) > 1][:MOST_SETTINGS])
+
+
+def in_short(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tells each run from the others, in a few words; what is left out is counted."""
+    found = differing(configs)
+    names = [*(name for name in SHORT if name in found), *(n for n in found if n not in SHORT)]
+    last = [name.rpartition(".")[2] for name in names]
+    words = {
+        name: SHORT.get(name) or (end if last.count(end) == 1 else name)
+        for name, end in zip(names, last, strict=True)
+    }
+    told: list[str] = []
+    for number in range(len(configs)):
+        own = [(words[name], value) for name in names if (value := found[name][number]) is not None]
+        shown = [f"{word} {_end_of(value)}" for word, value in own[:MOST_IN_SHORT]]
+        more = len(own) - len(shown)
+        told.append(", ".join([*shown, *([f"{more} more"] if more else [])]))
+    return told
+
+
+def seed_groups(configs: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The numbers of runs that differ in nothing but the section `run` (seed, name, how often to save).
+
+    Groups are in the order of their first run; one whose settings cannot be read is alone.
+    """
+    groups: dict[str, list[int]] = {}
+    for number, config in enumerate(configs):
+        learned = {name: keys for name, keys in config.items() if name != "run"}
+        same = json.dumps(learned, sort_keys=True, default=str) if learned else f"run {number}"
+        groups.setdefault(same, []).append(number)
+    return list(groups.values())
+
+
+def _text(value: Any) -> str:
+    return (value if isinstance(value, str) else json.dumps(value, default=str))[:LONGEST]
+
+
+def _end_of(value: str) -> str:
+    """The end of a path tells more than its beginning."""
+    if not value:
+        return '""'
+    return value if len(value) <= LONGEST_IN_SHORT else f"…{value[1 - LONGEST_IN_SHORT :]}"
