@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from graft.record import Curves, Record
+from graft.record.means import metric_over, spread
 
 MOST_POINTS = 2000
 """Of one curve in one answer; longer ones are thinned by the mean of neighbours."""
@@ -45,6 +46,31 @@ def points(
         "wall": _thin(_wall(record, found, seconds), share, last=True),
         "values": {name: _thin(found[name], share) for name in metrics if name in found},
     }
+
+
+def band(
+    records: Sequence[Record], phase: str, metrics: Sequence[str], most: int = MOST_POINTS
+) -> dict[str, Any]:
+    """The mean of several runs and their spread, metric by metric, each with steps of its own."""
+    runs = [_of_phase(record, phase) for record in records]
+    seconds = spread(
+        [(run.steps, _seconds(r, phase)) for run, r in zip(runs, records, strict=True)]
+    )
+    elapsed = dict(zip(seconds.steps, seconds.mean, strict=True))
+    found: dict[str, Any] = {}
+    for name in metrics:
+        over = metric_over(runs, name)
+        share = max(math.ceil(len(over.steps) / most), 1)
+        found[name] = {
+            "step": _thin(over.steps, share, last=True),
+            "seconds": _thin([elapsed[step] for step in over.steps], share, last=True),
+            "mean": _thin(over.mean, share),
+            "low": _thin(over.low, share),
+            "high": _thin(over.high, share),
+            "std": _thin(over.std, share),
+            "count": _thin(over.count, share, last=True),
+        }
+    return {name: told for name, told in found.items() if told["step"]}
 
 
 def table(record: Record, phase: str, metrics: Sequence[str]) -> Iterator[list[Any]]:

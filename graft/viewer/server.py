@@ -3,6 +3,7 @@
     /api/runs                       every run: status, metrics, steps with episodes, alarms
     /api/pulse                      changes when there is something new
     /api/curves?run&phase&metrics   points of curves;   /api/csv: all of them, as a file
+    /api/band?runs&phase&metrics    the mean of several runs at each step, and how far they spread
     /api/tasks?run&step&sort&...    a page of the table of one step
     /api/episode?run&step&line      a tree;   /api/tokens: a page of one walk;   /api/text: one span
     /api/search?run&step&words      words in transcripts;   /api/occurrences?task: where else it was tried
@@ -24,9 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from graft.record.settings import differing
+from graft.record.settings import differing, seed_groups
 from graft.viewer import walks
-from graft.viewer.curves import metric_names, points, table
+from graft.viewer.curves import band, metric_names, points, table
 from graft.viewer.episodes import SORTS
 from graft.viewer.guard import App, Guard
 from graft.viewer.runs import NotThere, Run
@@ -57,7 +58,11 @@ class Desk:
         self.runs = list(runs)
 
     def about(self, query: Query) -> Any:
-        return {"runs": [run.describe() for run in self.runs]}
+        told = [run.describe() for run in self.runs]
+        for numbers in seed_groups([run.record.config for run in self.runs]):
+            for number in numbers:
+                told[number]["seeds"] = numbers
+        return {"runs": told}
 
     def pulse(self, query: Query) -> Any:
         return {"runs": [run.pulse() for run in self.runs]}
@@ -67,6 +72,14 @@ class Desk:
         with run.lock:
             run.record.refresh()
             return points(run.record, query.get("phase", "rl"), _listed(query))
+
+    def band(self, query: Query) -> Any:
+        """The named runs as one curve of each metric."""
+        runs = [self._run({"run": number}) for number in query.get("runs", "0").split(",")]
+        for run in runs:
+            with run.lock:
+                run.record.refresh()
+        return band([run.record for run in runs], query.get("phase", "rl"), _listed(query))
 
     def sheet(self, query: Query) -> str:
         """Every line of the named runs as CSV."""
@@ -227,6 +240,7 @@ def build_app(runs: Sequence[Run], token: str, port: int, host: str = "127.0.0.1
         "runs": desk.about,
         "pulse": desk.pulse,
         "curves": desk.curves,
+        "band": desk.band,
         "csv": desk.sheet,
         "tasks": desk.tasks,
         "episode": desk.episode,

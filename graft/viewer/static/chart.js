@@ -1,4 +1,5 @@
-// One metric of several runs on a canvas: raw values faint, smoothed ones strong, alarms as marks.
+// One metric of several runs on a canvas: raw values faint, smoothed ones strong, alarms as marks. Runs that differ in
+// the seed alone may be one curve, their mean, with a band around it.
 
 import { download, hideTip, make, number, showTip } from "./dom.js";
 
@@ -37,10 +38,10 @@ export class Chart {
     this.watch.observe(this.canvas);
   }
 
-  /** series: [{run, name, colour, x, y, steps, alarms: [{step, level, text, x}]}] */
+  /** series: [{run, name, colour, x, y, steps, alarms: [{step, level, text, x}], band: {low, high, count, of}}]; most have no band */
   show(series, how) {
     this.how = how;
-    this.series = series.map((one) => ({ ...one, smooth: smoothed(one.y, how.smoothing) }));
+    this.series = series.map((one) => ({ ...one, smooth: smoothed(one.y, how.smoothing), edges: edges(one.band, how.smoothing) }));
     this.draw();
   }
 
@@ -94,7 +95,7 @@ export class Chart {
     const { isLog, axis } = this.how;
     const drawn = (value) => value !== null && (!isLog || value > 0);
     const xs = this.series.flatMap((one) => one.x.filter((x, i) => x !== null && drawn(one.y[i])));
-    const ys = this.series.flatMap((one) => one.y.filter(drawn));
+    const ys = this.series.flatMap((one) => [one.y, ...one.edges].flatMap((values) => values.filter(drawn)));
     this.note.textContent = ys.length ? "" : isLog && this.series.some((one) => one.y.some((v) => v !== null)) ? "nothing above 0 to show on a log scale" : "no values yet";
     this.view = null;
     if (!ys.length || !xs.length) return;
@@ -129,6 +130,7 @@ export class Chart {
       pen.fillText(place(tick, axis), Math.min(Math.max(atX(tick), half), width - half), height - 6);
     }
     for (const one of this.series) {
+      if (one.band) area(pen, one.x, one.edges, atX, atY, drawn, one.colour);
       const isSmooth = this.how.smoothing > 0;
       curve(pen, one.x, one.y, atX, atY, drawn, one.colour, isSmooth ? 0.25 : 1);
       if (isSmooth) curve(pen, one.x, one.smooth, atX, atY, drawn, one.colour, 1);
@@ -168,7 +170,7 @@ export class Chart {
         this.at = atX(one.x[i]);
       }
       const shown = this.how.smoothing > 0 ? ` (smoothed ${number(one.smooth[i])})` : "";
-      rows.push([one.name, `${number(one.y[i], 6)}${shown}`]);
+      rows.push([one.name, `${number(one.y[i], 6)}${shown}${one.band ? around(one.band, i) : ""}`]);
       pen.fillStyle = one.colour;
       pen.beginPath();
       pen.arc(atX(one.x[i]), atY(this.how.smoothing > 0 ? one.smooth[i] : one.y[i]), 3.5, 0, 7);
@@ -223,6 +225,28 @@ export function smoothed(values, weight) {
     mass = weight * mass + (1 - weight);
     return sum / mass;
   });
+}
+
+/** Both ends of a band, as strongly smoothed as its curve; of a curve without one nothing. */
+function edges(band, weight) {
+  return band ? [smoothed(band.low, weight), smoothed(band.high, weight)] : [];
+}
+
+/** " [0.2, 0.4]", and how many seeds were there if not all. */
+function around({ low, high, count, of }, i) {
+  const those = count[i] < of ? `, ${count[i]} of ${of}` : "";
+  return ` [${number(low[i])}, ${number(high[i])}]${those}`;
+}
+
+function area(pen, xs, [low, high], atX, atY, drawn, colour) {
+  const there = xs.map((x, i) => i).filter((i) => xs[i] !== null && drawn(low[i]) && drawn(high[i]));
+  pen.globalAlpha = 0.18;
+  pen.fillStyle = colour;
+  pen.beginPath();
+  there.forEach((i, n) => (n ? pen.lineTo(atX(xs[i]), atY(high[i])) : pen.moveTo(atX(xs[i]), atY(high[i]))));
+  there.reverse().forEach((i) => pen.lineTo(atX(xs[i]), atY(low[i])));
+  pen.fill();
+  pen.globalAlpha = 1;
 }
 
 function curve(pen, xs, ys, atX, atY, drawn, colour, alpha) {

@@ -11,14 +11,16 @@ const USUAL = [
 ];
 const AXES = [["step", "step"], ["seconds", "relative time"], ["wall", "wall time"]];
 const MOST_USUAL = 9;
+const SEEDS = [["", "each run"], ["range", "mean, min to max"], ["std", "mean ± std"]];
 
 export class Curves {
   constructor(main, state) {
     Object.assign(this, { main, state });
-    this.how = { smoothing: 0, isLog: false, axis: "step", ...remembered("how", {}) };
+    this.how = { smoothing: 0, isLog: false, axis: "step", seeds: "", ...remembered("how", {}) };
     this.picked = remembered("picked", {}); // phase -> metrics
     this.charts = new Map();
     this.data = new Map();
+    this.bands = new Map(); // "0,2": the runs 0 and 2 as one curve of each metric
     this.controls = make("div", { class: "controls" });
     this.settings = make("table", { class: "settings", hidden: true });
     this.alarms = make("details", { class: "alarms" });
@@ -63,11 +65,16 @@ export class Curves {
       how.isLog = isLog.checked;
       this.redraw();
     } } });
+    const seeds = choice("seeds", SEEDS, how.seeds, (seeds) => { how.seeds = seeds; this.redraw(); }, "seeds");
+    seeds.title = "runs that differ in the seed alone: each for itself, or their mean; not on wall time, which they do not share";
+    seeds.hidden = !this.state.runs.some((run) => run.seeds.length > 1);
+    this.seeds = seeds.querySelector("select");
     this.controls.replaceChildren(
       ...(phases.length > 1 ? [choice("phase", phases, this.phase, (phase) => { this.phase = phase; this.build(); }, "phase")] : []),
       choice("x", AXES, how.axis, (axis) => { how.axis = axis; this.redraw(); }, "axis"),
       make("label", {}, "smoothing ", slider, strength),
       make("label", {}, isLog, " log scale"),
+      seeds,
       this.picker(),
     );
     this.layOut();
@@ -130,6 +137,7 @@ export class Curves {
       const found = await Promise.all(this.state.runs.map((run) => ask("curves", { run: run.run, phase, metrics: metrics.join(",") })));
       if (phase !== this.phase) return;
       this.data = new Map(found.map((one, i) => [this.state.runs[i].run, one]));
+      this.bands = new Map();
       this.redraw();
     } catch (error) {
       this.state.say(error.message);
@@ -140,25 +148,75 @@ export class Curves {
     remember("how", this.how);
     const shown = this.state.runs.filter((run) => !this.state.hidden.has(run.run) && this.data.has(run.run));
     const numbers = shown.map((run) => run.run).join(",");
+    this.seeds.disabled = this.how.axis === "wall";
+    const groups = this.groups(shown);
     for (const [name, chart] of this.charts) {
-      const series = shown
-        .filter((run) => this.data.get(run.run).values[name])
-        .map((run) => {
-          const data = this.data.get(run.run);
-          const alarms = run.alarms
-            .filter((alarm) => alarm.metric === name && (alarm.phase || "rl") === this.phase)
-            .map((alarm) => {
-              const i = data.step.findIndex((step) => step >= alarm.step);
-              return { ...alarm, x: i < 0 ? null : data[this.how.axis][i] };
-            });
-          return { run, name: run.name, colour: colourOf(run.run), x: data[this.how.axis], y: data.values[name], steps: data.step, alarms };
-        });
+      const series = groups.flatMap((runs) => (runs.length > 1 ? this.together(runs, name) : this.alone(runs[0], name)));
       chart.csv.href = `/api/csv?${new URLSearchParams({ runs: numbers, phase: this.phase, metrics: name })}`;
       chart.csv.download = `${name.replaceAll("/", "_")}.csv`;
       chart.show(series, this.how);
     }
     this.showAlarms(shown);
     this.showSettings(shown);
+  }
+
+  /** Shown runs, those that differ in the seed alone together where they are to be one curve. */
+  groups(shown) {
+    if (!this.how.seeds || this.how.axis === "wall") return shown.map((run) => [run]);
+    const found = new Map();
+    for (const run of shown) {
+      const key = run.seeds.join(",");
+      found.set(key, [...(found.get(key) ?? []), run]);
+    }
+    const groups = [...found.values()];
+    this.loadBands(groups.filter((runs) => runs.length > 1));
+    return groups;
+  }
+
+  async loadBands(groups) {
+    const [phase, metrics] = [this.phase, this.chosen.join(",")];
+    const { bands } = this;
+    const wanted = groups.map(keyOf).filter((key) => bands.get(key)?.metrics !== metrics);
+    if (!wanted.length) return;
+    for (const key of wanted) bands.set(key, { metrics, found: {} }); // asked for; not twice
+    try {
+      const found = await Promise.all(wanted.map((runs) => ask("band", { runs, phase, metrics })));
+      if (bands !== this.bands || phase !== this.phase) return;
+      wanted.forEach((key, i) => bands.set(key, { metrics, found: found[i] }));
+      this.redraw();
+    } catch (error) {
+      this.state.say(error.message);
+    }
+  }
+
+  /** The curve of one run, if it has the metric. */
+  alone(run, name) {
+    const data = this.data.get(run.run);
+    if (!data.values[name]) return [];
+    const x = data[this.how.axis];
+    return [{ run, name: run.name, colour: colourOf(run.run), x, y: data.values[name], steps: data.step, alarms: this.marks(run, name, data.step, x) }];
+  }
+
+  /** One curve for several runs: their mean, and a band around it. */
+  together(runs, name) {
+    const data = this.bands.get(keyOf(runs))?.found[name];
+    if (!data) return [];
+    const x = data[this.how.axis];
+    const away = (sign) => data.mean.map((mean, i) => mean + sign * data.std[i]);
+    const [low, high] = this.how.seeds === "std" ? [away(-1), away(1)] : [data.low, data.high];
+    const alarms = runs.flatMap((run) => this.marks(run, name, data.step, x));
+    const about = `${runs[0].name}, mean of ${runs.length} seeds`;
+    const band = { low, high, count: data.count, of: runs.length };
+    return [{ run: runs[0], name: about, colour: colourOf(runs[0].run), x, y: data.mean, steps: data.step, alarms, band }];
+  }
+
+  marks(run, name, steps, x) {
+    return run.alarms
+      .filter((alarm) => alarm.metric === name && (alarm.phase || "rl") === this.phase)
+      .map((alarm) => {
+        const i = steps.findIndex((step) => step >= alarm.step);
+        return { ...alarm, x: i < 0 ? null : x[i] };
+      });
   }
 
   /** The tasks of a step, the worst first; of the nearest step whose episodes were written down. */
@@ -219,6 +277,10 @@ export class Curves {
 
 function stepOf(run, step) {
   return `#/steps?${new URLSearchParams({ run: run.run, step, sort: "reward", order: "rising" })}`;
+}
+
+function keyOf(runs) {
+  return runs.map((run) => run.run).join(",");
 }
 
 /** Plain names first, then area/name. */
