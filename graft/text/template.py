@@ -137,6 +137,7 @@ def render(
     """
     if add_generation_prompt and continue_final_message:
         raise ValueError("a message is either continued or a new one opened: choose one of the two")
+    _refuse_pictures(messages)
     conversation = [_with_objects(message) for message in messages]
     schemas = None if tools is None else _tool_schemas(tools)
     if continue_final_message:
@@ -149,6 +150,20 @@ def render(
     except TypeError as error:  # such as text + None in a template that expects every content
         raise TemplateError(f"the chat template cannot write these messages: {error}") from error
     return _cut_at_mark(text) if continue_final_message else text
+
+
+def _refuse_pictures(messages: Sequence[Message]) -> None:
+    """A template would drop them, or write a mark for what the model never sees."""
+    for number, message in enumerate(messages, 1):
+        parts = message.get("content")
+        for part in parts if isinstance(parts, list | tuple) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind not in (None, "text"):
+                raise TemplateError(
+                    f"message {number} ({message.get('role')}) holds a part of type {kind!r}, and the model "
+                    "reads text alone: it would answer without seeing it. Leave such tasks out, or let the "
+                    "environment describe in text what there is to see"
+                )
 
 
 def _marked(message: Message) -> Message:

@@ -20,10 +20,10 @@ MATH = [
         "problem": f"What is {n} + {n + 1}?",
         "question": f"{n}+{n + 1}?",
         "answer": str(2 * n + 1),
-        "images": ["a.png"],
     }
     for n in range(3, 40)
 ]
+SEEN = [{**row, "images": ["a.png"]} for row in MATH]
 QA = [
     {"problem": f"Who is number {n}?", "question": f"Who is number {n}?", "answer": [f"Person {n}"]}
     for n in range(37)
@@ -76,7 +76,9 @@ def build(env_id: str, **kwargs: Any) -> Any:
             "datasets": [{"name": "gcd", "weight": 1}, {"name": "lcm", "weight": 1}],
             **kwargs,
         }
-    if any(need.startswith("data:") for need in ENVS[env_id].needs):
+    if env_id == "math:Geometry3K":
+        kwargs = {"rows": SEEN, "pictures": True, **kwargs}
+    elif any(need.startswith("data:") for need in ENVS[env_id].needs):
         is_earl = family_of(env_id) == "earl"
         kwargs = {**({"data": rewritten()} if is_earl else {"rows": rows_for(env_id)}), **kwargs}
     return make(env_id, **kwargs)

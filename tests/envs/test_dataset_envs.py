@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from graft.envs.base import split_of
 from graft.envs.dataset import DATASETS, locate
 from graft.envs.dataset.base import shuffled
 from graft.envs.dataset.geometry import image_url
+from graft.evaluate.benchmarks.questions import BenchmarkQuestions
 from graft.rewards.answers import word_f1
 from graft.rewards.code import table_of
+from graft.text.template import CHATML, PLAIN, TemplateError, render
 from graft.types import Task
 
 MATH_ROWS = [{"problem": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(12)]
@@ -395,23 +398,84 @@ PIXEL = bytes.fromhex(
 
 def test_pictures_become_text_and_survive_json(tmp_path: Path):
     rows = [{"problem": "Find x.", "answer": "3", "images": [{"bytes": PIXEL, "path": "a.png"}]}]
-    env = make("math:Geometry3K", data=write(tmp_path / "train.parquet", rows))
+    see = partial(make, "math:Geometry3K", pictures=True)
+    env = see(data=write(tmp_path / "train.parquet", rows))
     observation, _ = env.reset(0)
     picture, text = observation[0]["content"]
     assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgo")
     assert text["text"].startswith("Find x.\n\n")
     task = env.task()
     assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
-    restored = make("math:Geometry3K", data=str(tmp_path / "train.parquet"))
+    restored = see(data=str(tmp_path / "train.parquet"))
     restored.set_state(json.loads(json.dumps(env.get_state())))
     assert restored.step("\\boxed{x=3}").reward == 1.0
     # every item is posed, none is skipped
-    two = make("math:Geometry3K", rows=[*rows, {**rows[0], "answer": "4"}], evaluation=True)
+    two = see(rows=[*rows, {**rows[0], "answer": "4"}], evaluation=True)
     assert [two.reset()[1]["answer"] for _ in range(4)] == ["3", "4", "3", "4"]
     with pytest.raises(DataError, match="no column 'images'"):
-        make("math:Geometry3K", rows=MATH_ROWS)
+        see(rows=MATH_ROWS)
     with pytest.raises(DataError, match="'images' holds a int"):
-        make("math:Geometry3K", rows=[{**rows[0], "images": [7]}]).reset(0)
+        see(rows=[{**rows[0], "images": [7]}]).reset(0)
+
+
+SEEN: dict[str, Any] = {
+    "bytes": [{"bytes": PIXEL, "path": None}],
+    "a path": ["figures/1.png"],
+    "one": {"path": "1.jpg"},
+    "an address": "https://host/a/b.webp?w=3",
+    "a data uri": "data:image/png;base64,iVBORw0KGgo",
+    "base64": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAAB" * 10,
+    "raw": PIXEL,
+}
+
+
+@pytest.mark.parametrize("column", ["images", "image", "video", "audio"])
+@pytest.mark.parametrize("kind", SEEN)
+def test_a_row_with_a_picture_is_refused_wherever_rows_are_read(kind: str, column: str):
+    """Text alone reaches the model: a run on geometry without the figure learns to guess."""
+    row = {
+        "problem": "Find x.",
+        "question": "Find x.",
+        "answer": "3",
+        "tests": [],
+        column: SEEN[kind],
+    }
+    said = rf"row 2: '{column}' holds more than text: only text is read"
+    for env_id in ("math:GSM8K", "qa:HotpotQA", "code:Taco8k", "eval:MATH500"):
+        with pytest.raises(DataError, match=said):
+            make(env_id, rows=[{**row, column: None}, row])
+    with pytest.raises(DataError, match=said):
+        make(
+            "prompts", rows=[{"prompt": "?", "answer": "3"}, {"prompt": "?", "answer": "3", **row}]
+        )
+    with pytest.raises(DataError, match=said):
+        BenchmarkQuestions(rows=[{**row, column: ""}, row])
+    assert len(BenchmarkQuestions(rows=[{**row, column: ""}, row], empty_key=column).numbers) == 1
+
+
+@pytest.mark.parametrize("value", [None, [], "", "python:3.11", {"bytes": None, "path": None}])
+def test_a_column_of_that_name_without_a_picture_is_no_reason(value: Any):
+    row = {"problem": "2+3?", "prompt": "2+3?", "answer": "5", "image": value, "images": value}
+    assert make("math:GSM8K", rows=[row]).reset(0)
+    assert make("prompts", rows=[row], layout="trl-prompt").reset(0)
+
+
+def test_geometry_is_refused_unless_somebody_can_see():
+    """A run on it would go on without its pictures."""
+    with pytest.raises(ValueError, match=r"asks about pictures \(column 'images'\).*pictures=True"):
+        make("math:Geometry3K", rows=[])
+
+
+def test_a_part_that_is_no_text_stops_the_template():
+    """An environment of somebody's own may show pictures too."""
+    env = make("math:Geometry3K", pictures=True, rows=[{**MATH_ROWS[0], "images": ["1.png"]}])
+    for template in (PLAIN, CHATML, "{% for m in messages %}{{ m.content[1].text }}{% endfor %}"):
+        with pytest.raises(
+            TemplateError, match=r"message 1 .user. holds a part of type 'image_url'"
+        ):
+            render(template, env.reset(0)[0])
+    text = [{"role": "user", "content": [{"type": "text", "text": "2+"}, {"text": "3="}]}]
+    assert render(CHATML, text) == "<|im_start|>user\n2+3=<|im_end|>\n"
 
 
 def test_a_picture_may_be_a_path_or_bytes():

@@ -17,7 +17,9 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
+from graft.data.errors import BadField
 from graft.data.hub import read_hub, splits_of
+from graft.data.pictures import COLUMNS, refuse_pictures
 from graft.data.place import open_place, parse_place
 from graft.data.rows import DataError
 from graft.data.tables import Table, data_files, read_table
@@ -77,6 +79,13 @@ class DatasetEnv(BaseEnv):
                 "row in ten is a test row: give more of them, or a folder with train.jsonl and test.jsonl"
             )
         self.walk = [self.rng.getrandbits(53), 0]  # what fixes the order, and how far we are
+        if not self.looks_itself:
+            self.refuse_pictures()
+
+    def refuse_pictures(self) -> None:
+        """DataError if a row holds more than text."""
+        if (found := first_picture(self.table)) is not None:
+            raise DataError(found)
 
     def ask(self, row: Mapping[str, Any]) -> Observation:
         """What the policy sees of a row; sets `self.answer`."""
@@ -221,6 +230,19 @@ def pick(names: Sequence[str], split: str | None, hub_split: str | None) -> tupl
     if split is None and hub_split not in names and len(names) == 1:
         return names[0], False
     return split or hub_split, False
+
+
+@lru_cache(maxsize=64)
+def first_picture(table: Table) -> str | None:
+    """What is wrong with the first row that holds a picture; None if none does. Looked for once."""
+    if not set(COLUMNS) & set(table.columns):
+        return None
+    for number, row in enumerate(table.scan(), 1):
+        try:
+            refuse_pictures(row if isinstance(row, Mapping) else {})
+        except BadField as error:
+            return f"{table.source}, row {number}: {error}"
+    return None
 
 
 @lru_cache(maxsize=64)

@@ -22,16 +22,29 @@ class GeometryEnv(MathEnv):
                                   {"type": "text", "text": "Find x. ..."}]}]
 
     Pictures in the file become data URIs, paths and addresses stay as they are: all of it is text,
-    so tasks survive JSON. A model that reads only text gets the text part, which is seldom enough
-    to solve the problem; wrappers that join observations as text cannot carry it.
+    so tasks survive JSON. Models here read text alone, so it is refused without `pictures=True`: for a loop
+    of your own, or an endpoint that is sent messages, whose model sees them. Wrappers that join observations
+    as text cannot carry it.
     """
 
-    def __init__(self, *, image_key: str = "images", **settings: Any) -> None:
+    def __init__(
+        self, *, image_key: str = "images", pictures: bool = False, **settings: Any
+    ) -> None:
+        if not pictures:
+            raise ValueError(
+                f"{self.env_id or 'math:Geometry3K'} asks about pictures (column {image_key!r}), and models "
+                "here read text alone: they would be trained or graded without seeing what is asked about. "
+                "Take text problems, such as math:Math12K; for a model of your own that sees pictures, or an "
+                "endpoint that is sent messages, pass pictures=True"
+            )
         self.image_key = image_key
         super().__init__(**settings)
 
     def needed_columns(self) -> tuple[str, ...]:
         return (self.answer_key, self.image_key)
+
+    def refuse_pictures(self) -> None:
+        """They are what it is for."""
 
     def ask(self, row: Mapping[str, Any]) -> Observation:
         images = row.get(self.image_key) or []

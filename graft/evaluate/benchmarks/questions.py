@@ -18,7 +18,8 @@ from functools import lru_cache
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from graft.data.errors import DataError
+from graft.data.errors import BadField, DataError
+from graft.data.pictures import refuse_pictures
 from graft.data.tables import Table
 from graft.envs.dataset.base import DatasetEnv, open_table
 from graft.protocols import Observation
@@ -163,6 +164,10 @@ def askable(table: Table, keys: Keys, empty_key: str) -> array[int]:
             raise DataError(f"{where} is a {type(row).__name__}, not a row of columns")
         if empty_key and not _is_nothing(row.get(empty_key)):
             continue
+        try:
+            refuse_pictures(row)
+        except BadField as error:
+            raise DataError(f"{where}: {error}") from error
         keys.read(row, where)
         found.append(number)
     return found
