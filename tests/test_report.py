@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from graft.commands.report import report
+from graft.config import ConfigError
 from graft.record import Curves, Record
 from graft.report.curves import curve, number, smoothed, ticks
 from graft.report.markup import shown
@@ -30,7 +31,7 @@ HOSTILE = (
     "</pre></style></title><!-- & \"' \ud800"
 )
 
-VOID = {"meta", "br", "hr", "img", "input", "link", "line", "circle", "polyline"}
+VOID = {"meta", "br", "hr", "img", "input", "link", "line", "circle", "polyline", "polygon"}
 
 
 class Page(HTMLParser):
@@ -376,6 +377,7 @@ def test_the_command_writes_into_the_run_or_where_it_is_told(tmp_path):
         "report": str(out),
         "bytes": out.stat().st_size,
         "status": "done",
+        "runs": [str(record.path)],
     }
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b.html"]
 
@@ -393,3 +395,70 @@ def test_a_place_that_cannot_be_written_to_is_refused_in_words(tmp_path, out):
     done = CliRunner().invoke(app, [str(record.path), "--out", str(tmp_path / out)])
     assert done.exit_code == 1
     assert "make it first" in str(done.exception) or "give a file" in str(done.exception)
+
+
+# several seeds of one recipe
+
+
+def seeds(folder: Path, *afters: float | None, lr: str = "0.1") -> list[Record]:
+    """Runs of 3, 2, 1 ... steps with the seed as their reward's start; one without `after` goes on."""
+    made: list[Record] = []
+    for seed, after in enumerate(afters):
+        summary = {
+            "before": {"sampled": 0.1 + 0.1 * seed},
+            "after": {"sampled": after},
+            "checkpoint": "c/rl-000003",
+        }
+        lines = [step(n + 1, reward=seed + n / 10) for n in range(len(afters) - seed)]
+        config = f"run: {{name: s{seed}, seed: {seed}}}\ntrain: {{steps: 3, lr: {lr}}}\n"
+        made.append(
+            make_run(
+                folder / f"s{seed}",
+                *lines,
+                config=config,
+                summary=summary if after is not None else None,
+            )
+        )
+    return made
+
+
+def test_several_seeds_have_their_means_and_spread_on_the_page(tmp_path):
+    first, *others = seeds(tmp_path, 0.7, 0.8, 0.9)
+    text = page(first, *others)
+    seen = Page(text).text
+    assert "sampled 0.200 ± 0.100 → 0.800 ± 0.100 over 3 seeds" in seen
+    assert "sampled 0.200 ± 0.100 0.800 ± 0.100 +0.600" in " ".join(seen.split())
+    assert "With s1, s2: scores and curves are of all 3 seeds" in seen
+    # steps 1, 2, 3: means of 0 1 2, of 0.1 1.1, of 0.2; the axis reaches from 0 to 2
+    assert "reward, 1 at first, 0.2 at last" in seen
+    points = re.search(r'<polygon class="band" points="([^"]*)"', text)[1].split()
+    heights = [float(point.split(",")[1]) for point in points]
+    assert (heights[0], heights[-1]) == (12.0, 176.0)  # step 1: from 2, the top, to 0, the bottom
+    assert len(points) == 6 and heights[2] == heights[3]  # one seed alone at step 3
+    assert text.count('class="band"') == text.count("<figure>")
+    assert 'class="band"' not in page(first)
+
+
+def test_a_seed_without_a_score_is_left_out_of_the_mean_and_said(tmp_path):
+    first, *others = seeds(tmp_path, 0.7, 0.8, None)
+    seen = " ".join(Page(page(first, *others)).text.split())
+    assert "0.750 ± 0.071" in seen
+    assert "Some runs have no score yet" in seen and "s2 2 stopped - -" in seen
+
+
+def test_runs_of_other_recipes_are_refused_by_the_setting(tmp_path):
+    first = seeds(tmp_path / "a", 0.7)[0]
+    other = seeds(tmp_path / "b", 0.7, lr="0.2")[0]
+    with pytest.raises(
+        ConfigError, match=r"they differ in train.lr; give runs that differ in run.seed"
+    ):
+        page(first, other)
+
+
+def test_the_command_takes_several(tmp_path):
+    made = seeds(tmp_path, 0.7, 0.8)
+    done = CliRunner().invoke(app, [*(str(one.path) for one in made), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["runs"] == [str(one.path) for one in made]
+    assert "over 2 seeds" in Path(told["report"]).read_text(encoding="utf-8")

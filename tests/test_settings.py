@@ -38,6 +38,12 @@ def test_each_run_is_told_from_the_others_in_few_words():
     assert in_short([HOT]) == [""] and in_short([]) == []
 
 
+def test_what_changes_nothing_that_is_learned_comes_last():
+    one = {"run": {"save_every": 1}, "task": {"wrappers": []}}
+    two = {"run": {"save_every": 2}, "task": {"wrappers": ["concat"]}}
+    assert in_short([one, two])[0] == "wrappers [], save_every 1"
+
+
 def test_keys_that_end_alike_keep_their_section_and_the_rest_is_counted():
     one = {"sft": {"lr": 1.0, **{f"k{n}": 0 for n in range(9)}}, "train": {"warmup": 1}}
     two = {

@@ -53,9 +53,13 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None
 
 
 def in_short(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells each run from the others, in a few words; what is left out is counted."""
+    """What tells each run from the others, in a few words; what is left out is counted.
+
+    How often a run saves or scores itself (`run`) changes nothing that it learns, so it comes last.
+    """
     found = differing(configs)
-    names = [*(name for name in SHORT if name in found), *(n for n in found if n not in SHORT)]
+    rest = sorted((name for name in found if name not in SHORT), key=lambda n: n.startswith("run."))
+    names = [*(name for name in SHORT if name in found), *rest]
     last = [name.rpartition(".")[2] for name in names]
     words = {
         name: SHORT.get(name) or (end if last.count(end) == 1 else name)

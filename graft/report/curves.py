@@ -47,8 +47,12 @@ def curve(
     marks: Iterable[tuple[int, str]] = (),
     about: str = "",
     more: str = "",
+    band: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> str:
-    """A figure with its last value; `marks` are steps with something to say, `more` is markup."""
+    """A figure with its last value; `marks` are steps with something to say, `more` is markup.
+
+    `band` are the least and the greatest value at each step, where the curve is a mean of runs.
+    """
     pairs = zip(steps, values, strict=True)
     points = [(float(step), value) for step, value in pairs if math.isfinite(value)]
     if not points:
@@ -56,15 +60,28 @@ def curve(
     last = f'<span class="last">{number(points[-1][1])}</span>'
     about = f'<span class="about">{shown(about)}</span>' if about else ""
     caption = f"<figcaption><b>{shown(title)}</b> {last}{about}</figcaption>"
-    return f"<figure>{caption}{_svg(title, points, marks)}{more}</figure>"
+    return f"<figure>{caption}{_svg(title, points, marks, _sides(steps, band))}{more}</figure>"
 
 
-def _svg(title: str, points: list[Point], marks: Iterable[tuple[int, str]]) -> str:
+def _sides(
+    steps: Sequence[int], band: tuple[Sequence[float], Sequence[float]] | None
+) -> list[list[Point]]:
+    """The lower and the upper side of a band, as points."""
+    return [list(zip(map(float, steps), side, strict=True)) for side in band or ()]
+
+
+def _svg(
+    title: str, points: list[Point], marks: Iterable[tuple[int, str]], sides: list[list[Point]]
+) -> str:
     x = Axis(*_span([p[0] for p in points]), LEFT, WIDTH - RIGHT)
-    y = Axis(*_span([p[1] for p in points]), HEIGHT - BOTTOM, TOP)
+    y = Axis(*_span([p[1] for line in (points, *sides) for p in line]), HEIGHT - BOTTOM, TOP)
     smooth = smoothed([p[1] for p in points], max(1, len(points) // WINDOW))
     means = list(zip((p[0] for p in points), smooth, strict=True))
     parts = [*_grid(x, y)]
+    if sides:
+        low, high = (list(_extremes(side)) for side in sides)
+        around = [*high, *reversed(low)]
+        parts.append(f'<polygon class="band" points="{_path(around, x, y)}"/>')
     for step, text in marks:
         if x.low <= step <= x.high:
             at = f"{x(step):.1f}"
@@ -86,8 +103,11 @@ def _svg(title: str, points: list[Point], marks: Iterable[tuple[int, str]]) -> s
 
 
 def _line(kind: str, points: Iterable[Point], x: Axis, y: Axis) -> str:
-    path = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
-    return f'<polyline class="{kind}" points="{path}"/>'
+    return f'<polyline class="{kind}" points="{_path(points, x, y)}"/>'
+
+
+def _path(points: Iterable[Point], x: Axis, y: Axis) -> str:
+    return " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
 
 
 def _grid(x: Axis, y: Axis) -> Iterator[str]:

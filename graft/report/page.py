@@ -2,6 +2,8 @@
 
     write_report(Record(Path("runs/quickstart"))) -> runs/quickstart/report.html
 
+Of several seeds of one recipe the scores and curves are means with their spread; the rest is of the first.
+
 It is one file. It asks for nothing, runs no script (its own policy forbids both), and stays small
 whatever the run: curves are drawn from columns, tables and texts are cut with a note.
 """
@@ -16,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from graft import __version__
-from graft.record import PHASE_WORDS, Record, Status
+from graft.record import PHASE_WORDS, Curves, Record, Status
+from graft.record.means import metric_over
 from graft.registry import UnknownName
-from graft.report import tables
+from graft.report import seeds, tables
 from graft.report.curves import curve
 from graft.report.markup import folded, section, shown
 from graft.report.style import CSS
@@ -51,10 +54,10 @@ MOST_EXTRA = 8
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def write_report(record: Record, out: Path | None = None) -> Path:
+def write_report(record: Record, out: Path | None = None, others: Sequence[Record] = ()) -> Path:
     """Write the page, whole or not at all; its path."""
     path = record.path / "report.html" if out is None else out
-    text = page(record)
+    text = page(record, *others)
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         aside.write_text(text, encoding="utf-8")
@@ -68,13 +71,18 @@ def write_report(record: Record, out: Path | None = None) -> Path:
     return path
 
 
-def page(record: Record, now: float | None = None) -> str:
-    record.refresh()
+def page(record: Record, *others: Record, now: float | None = None) -> str:
+    """The page of a run; with `others` of several seeds of its recipe."""
+    records = (record, *others)
+    if others:
+        seeds.check_seeds(records)
+    for one in records:
+        one.refresh()
     body = (
-        headline(record, time.time() if now is None else now),
-        tables.scores(record),
+        headline(records, time.time() if now is None else now),
+        seeds.scores(records) if others else tables.scores(record),
         tables.alarms(record),
-        *(curves(record, phase) for phase in ("rl", "sft")),
+        *(curves(records, phase) for phase in ("rl", "sft")),
         transcripts(record),
         tables.timings(record),
         tables.settings(record),
@@ -89,13 +97,20 @@ def page(record: Record, now: float | None = None) -> str:
     )
 
 
-def headline(record: Record, now: float) -> str:
+def headline(records: Sequence[Record], now: float) -> str:
     """Name, how it stands, before and after, what it is, when it was."""
+    record, *others = records
     status = record.status
     parts = [
         f'<header><h1>{shown(record.name, 200)} <span class="status {status}">{status}</span></h1>',
-        f'<p class="result">{result(record)}</p>',
+        f'<p class="result">{(others and seeds.result(records)) or result(record)}</p>',
     ]
+    if others:
+        names = ", ".join(one.name for one in others)
+        parts.append(
+            f"<p>With {shown(names, 1000)}: scores and curves are of all {len(records)} seeds, everything "
+            f"else is of {shown(record.name, 200)}.</p>"
+        )
     if standing := _standing(record, status):
         parts.append(f"<p>{shown(standing, 1000)}</p>")
     wrote = [f"{shown(_what(record), 1000)}"] if record.config else []
@@ -173,19 +188,20 @@ def _what(record: Record) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def curves(record: Record, phase: Phase) -> str:
+def curves(records: Sequence[Record], phase: Phase) -> str:
     """One figure for each metric that matters, with its alarms; the others in a table."""
+    record, *others = records
     known = record.curves[phase]
     if not len(known):
         return ""
+    of_all = [one.curves[phase] for one in records]
     extra = sorted(name for name in known.columns if name.startswith(("eval/", "rewards/")))
     titled = [*MATTER, *((name, name) for name in extra[:MOST_EXTRA])]
     alarms = record.alarms
     figures = [
         curve(
             title,
-            known.steps,
-            known[name],
+            **_drawn(of_all, name),
             marks=[(a.step, a.text) for a in alarms[:200] if (a.phase, a.metric) == (phase, name)],
             about=name if name != title else "",
             more=_explained(name),
@@ -194,13 +210,23 @@ def curves(record: Record, phase: Phase) -> str:
         if name in known
     ]
     word = {"rl": "Reinforcement", "sft": "Warm-up"}[phase]
+    each = "the mean of the seeds at each step" if others else "each step"
+    around = " Shaded: from the least to the greatest of the seeds." if others else ""
     return section(
         word,
-        '<p class="note">Pale: each step. Strong: the mean over a twentieth of the steps. Dashed: '
-        "alarms.</p>",
+        f'<p class="note">Pale: {each}. Strong: the mean over a twentieth of the steps. Dashed: '
+        f"alarms.{around}</p>",
         f'<div class="curves">{"".join(figures)}</div>',
         tables.metrics(PHASE_WORDS[phase], known),
     )
+
+
+def _drawn(of_all: Sequence[Curves], name: str) -> dict[str, Any]:
+    """The curve of one run, or the mean of several in its band."""
+    if len(of_all) == 1:
+        return {"steps": of_all[0].steps, "values": of_all[0][name]}
+    over = metric_over(of_all, name)
+    return {"steps": over.steps, "values": over.mean, "band": (over.low, over.high)}
 
 
 def _explained(name: str) -> str:

@@ -28,6 +28,7 @@ svg { display: block; width: 100%; height: auto; }
 svg .grid { stroke: var(--rule); } svg text { fill: var(--dim); font: 12px system-ui, sans-serif; }
 svg .y { text-anchor: end; } svg .x { text-anchor: middle; }
 svg polyline { fill: none; stroke-linejoin: round; }
+svg .band { fill: var(--pale); opacity: 0.45; }
 svg .raw { stroke: var(--pale); stroke-width: 1; }
 svg polyline.mean { stroke: var(--line); stroke-width: 2; } svg circle.mean { fill: var(--line); }
 svg .mark { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 3 3; }

@@ -11,6 +11,7 @@ from graft.config import Config
 from graft.record import PHASE_WORDS, Curves, Record
 from graft.report.curves import number
 from graft.report.markup import folded, note, section, shown, table
+from graft.train.labels import SCORE_COLUMNS
 from graft.train.words import clock_face, score
 
 MOST_ROWS = 400
@@ -33,7 +34,7 @@ def scores(record: Record) -> str:
         )
         for name in dict.fromkeys([*before, *after])
     ]
-    parts = [table(rows[:MOST_ROWS], ("held out", "before", "after", "change"))] if rows else []
+    parts = [table(rows[:MOST_ROWS], SCORE_COLUMNS)] if rows else []
     if isinstance(supervised, dict) and supervised:
         known: dict[str, Any] = supervised
         listed = [(shown(name), _value(value)) for name, value in known.items()]
