@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -96,7 +97,9 @@ def plan(
         tool_seconds=tool_seconds,
         staleness=staleness,
     )
-    _many_gpus(job, gpus, gpu, shape or recipe, as_json)
+    _many_gpus(
+        job, gpus, gpu, shape, shlex.join([recipe, *(overrides or [])]) if recipe else "", as_json
+    )
 
 
 def _this_device(config: Config, probing: bool, as_json: bool) -> None:
@@ -134,8 +137,10 @@ def _job(config: Config | None, shape: str, **asked: Any) -> Job:
         found, own, spread, staleness = shape_named(shape), Workload(128, 8, 1024, 4096), 0.6, 0
     else:
         from graft.algos.presets import resolve_preset
+        from graft.train.algorithm import branch_part, preset_of
         from graft.train.model import recipe_shape
         from graft.train.plan import has_reference
+        from graft.train.scaling import KINDS
         from graft.train.workload import workload_of
 
         if config.lora.rank or resolve_preset(config.algo.name).needs_critic:
@@ -147,7 +152,11 @@ def _job(config: Config | None, shape: str, **asked: Any) -> Job:
         own, spread, staleness = workload_of(config), 0.0, config.rollout.staleness
         rounds = config.train.epochs * config.train.minibatches
         reference = int(has_reference(config))
+        kinds = KINDS[:2] if config.actions.file else KINDS  # servers know the vocabulary alone
+        if branch_part(config, preset_of(config))[0] == "counterfactual":
+            kinds = KINDS[:1]  # it learns from each step where to fork in the next
         extra = {
+            "kinds": kinds,
             "updates": config.train.minibatches,
             "epochs": config.train.epochs,
             "passes": reference + (rounds > 1),
@@ -175,7 +184,7 @@ def _job(config: Config | None, shape: str, **asked: Any) -> Job:
     )
 
 
-def _many_gpus(job: Job, gpus: int, kind: str, name: str, as_json: bool) -> None:
+def _many_gpus(job: Job, gpus: int, kind: str, shape: str, recipe: str, as_json: bool) -> None:
     from graft.config import ConfigError
     from graft.train.fleet import gpu_named
     from graft.train.layouts import Planner
@@ -183,19 +192,19 @@ def _many_gpus(job: Job, gpus: int, kind: str, name: str, as_json: bool) -> None
     if not 1 <= gpus <= MOST_GPUS:
         raise ConfigError(f"--gpus {gpus}: needs 1 to {MOST_GPUS}")
     planner = Planner.of(job, gpu_named(kind), gpus)
-    best = planner.best
-    advice = "" if best is not None else planner.what_fits()
+    best, name = planner.best, shape or recipe
+    advice = "" if best is not None else f"{planner.why_not()}. {planner.what_fits()}"
     if as_json:
-        typer.echo(json.dumps(_as_json(planner, name, advice)))
+        typer.echo(json.dumps(_as_json(planner, name, recipe, advice)))
     elif best is not None:
-        _show(planner, best, name)
+        _show(planner, best, name, recipe)
     else:
         typer.echo(f"{name} does not fit on {gpus} x {planner.gpu.name}. {advice}")
     if best is None:
         raise typer.Exit(1)
 
 
-def _as_json(planner: Planner, name: str, advice: str) -> dict[str, Any]:
+def _as_json(planner: Planner, name: str, recipe: str, advice: str) -> dict[str, Any]:
     from graft.train.footprint import num_parameters
 
     job, best = planner.job, planner.best
@@ -217,6 +226,7 @@ def _as_json(planner: Planner, name: str, advice: str) -> dict[str, Any]:
         },
         "fits": best is not None,
         "best": None if best is None else best.to_json(),
+        "commands": [] if best is None else best.layout.commands(recipe or "RECIPE"),
         "layouts": [one.to_json() for one in planner.per_kind],
         "formula": [] if best is None else planner.formula(best),
         "calibration": [
@@ -226,7 +236,7 @@ def _as_json(planner: Planner, name: str, advice: str) -> dict[str, Any]:
     }
 
 
-def _show(planner: Planner, best: Estimate, name: str) -> None:
+def _show(planner: Planner, best: Estimate, name: str, recipe: str) -> None:
     """Tables for a person; plain text where nobody watches."""
     import sys
 
@@ -273,6 +283,12 @@ def _show(planner: Planner, best: Estimate, name: str) -> None:
         )
         + ("; layouts in brackets need a larger --staleness" if stale else "")
     )
+    for command in best.layout.commands(recipe or "RECIPE"):
+        console.print(f"  {command}", markup=False)
+    if best.layout.kind == "servers":
+        console.print(
+            "servers were run on a CPU alone; they are taken to decode as fast as our own engine"
+        )
     usable = room_of(planner.gpu).usable
     memory = Table("memory of one GPU", box=SIMPLE)
     memory.add_column("learner" if best.sampler_memory else "learns and samples", justify="right")

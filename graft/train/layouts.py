@@ -1,8 +1,15 @@
-"""Who learns and who samples: every layout of a job on a number of GPUs, and the best of them.
+"""Who learns and who samples: every layout that graft runs, on a number of GPUs, and the best of them.
 
-64 H200s could all do both in turns (colocated), or 16 could learn while 48 sample. Each side may also
-split layers over 2, 4 or 8 GPUs of a node. What fits is timed by `scaling`, the quickest is taken. All
-of it is computed; nothing here has been measured on more than one GPU.
+    colocated  torchrun: all GPUs learn, split between them, then each samples from a whole copy that is
+               filled anew after every step
+    replicas   the same with a whole learner on each; the engine samples from its tensors
+    workers    Ray: some GPUs learn, each of the others samples from a whole copy that it is sent
+    servers    torchrun for those that learn; vLLM or SGLang on the others, which may split layers, and
+               read weights from files
+
+Our own engine samples from a whole model in one process: only servers split one. Learners may split layers
+over 2, 4 or 8 GPUs of a node. What fits is timed by `scaling`, the quickest is taken. All of it is computed;
+nothing here has been measured on more than one GPU.
 """
 
 from __future__ import annotations
@@ -16,14 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graft.train.fleet import GPUS, NODE, Gpu, slice_of, splits_of
-from graft.train.footprint import kv_bytes, num_parameters
+from graft.train.footprint import gigabytes, kv_bytes, num_parameters
 from graft.train.pace import Rates, decode_step_bytes
 from graft.train.plan import GPU_MICROS, RUNTIME, Micro
 from graft.train.scaling import (
     BF16,
     JOIN,
-    OVERLAP,
+    KINDS,
     PAGE,
+    SPLIT,
     Check,
     Job,
     Learning,
@@ -34,6 +42,7 @@ from graft.train.scaling import (
     learning_bytes,
     pool_tokens,
     rates_on,
+    replica_seconds,
     rollout_seconds,
     room_of,
     single_device_checks,
@@ -42,22 +51,55 @@ from graft.train.scaling import (
     stream_seconds,
 )
 
+TOGETHER, WORKERS, SERVERS = KINDS
+COLOCATED, REPLICAS = "colocated", "replicas"
+DISK = 2e9
+"""Bytes per second of the folder that servers read weights from, written and read. Assumed."""
+
 
 class Layout(NamedTuple):
-    """Who does what. Colocated GPUs learn and sample in turns, and `learners` counts them."""
+    """Who does what. Where there are no samplers, learners sample too, in turns."""
 
+    kind: str
+    """colocated, replicas, workers or servers."""
     learners: int
     learner_tp: int
     samplers: int
-    """0: colocated."""
     sampler_tp: int
     staleness: int = 0
 
     @property
     def name(self) -> str:
-        if not self.samplers:
-            return "colocated"
-        return f"apart, stale {self.staleness}" if self.staleness else "apart"
+        if self.learners + self.samplers == 1:
+            return "one GPU"
+        return f"{self.kind}, stale {self.staleness}" if self.staleness else self.kind
+
+    def commands(self, recipe: str = "RECIPE") -> list[str]:
+        """What starts it."""
+        keys = [f"parallel.tp={self.learner_tp}"] * (self.learner_tp > 1)
+        keys += ["parallel.shard=false"] * (self.kind == REPLICAS and self.learners > 1)
+        keys += [f"rollout.staleness={self.staleness}"] * bool(self.staleness)
+        if self.kind == WORKERS:
+            keys = [
+                "cluster.address=auto",
+                f"cluster.learners={self.learners}",
+                f"cluster.workers={self.samplers}",
+                "cluster.gpus=1",
+                "cluster.sync=broadcast",
+                *keys,
+            ]
+        start, served = "graft", []
+        if self.kind == SERVERS:
+            split = f" --tensor-parallel-size {self.sampler_tp}" * (self.sampler_tp > 1)
+            count = self.samplers // self.sampler_tp
+            served = [f"vllm serve MODEL{split} ...   # {count} of them: docs/engines.md"]
+            keys = ["engine.name=vllm", "'engine.url=[http://HOST:8000, ...]'", *keys]
+        if self.learners > 1 and self.kind != WORKERS:
+            least = math.ceil(self.learners / NODE)
+            nodes = next(n for n in range(least, self.learners + 1) if self.learners % n == 0)
+            many = f" --nnodes {nodes}" * (nodes > 1)
+            start = f"torchrun{many} --nproc-per-node {self.learners // nodes} -m graft"
+        return [*served, " ".join([start, "train", recipe, *keys])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +186,10 @@ class Planner:
 
     @cached_property
     def per_kind(self) -> list[Estimate]:
-        """The best colocated layout, and apart for each staleness up to 2 or the bound asked for."""
+        """The best of each kind, apart for each staleness up to 2 or the bound asked for."""
         kinds: dict[str, list[Estimate]] = {}
-        for one in [*self.colocated(), *self.apart(max(self.job.staleness, 2))]:
+        together = [*self.colocated(), *self.replicas()] if TOGETHER in self.job.kinds else []
+        for one in [*together, *self.apart(max(self.job.staleness, 2))]:
             kinds.setdefault(one.layout.name, []).append(one)
         return [min(kind, key=lambda one: one.step) for kind in kinds.values()]
 
@@ -156,18 +199,21 @@ class Planner:
         return [*range(every, self.gpus, every)]
 
     def apart(self, most_stale: int) -> Iterator[Estimate]:
-        for learners in self.counts():
-            for staleness in range(most_stale + 1):
-                found = self.split(learners, staleness)
-                if found is not None:
-                    yield found
+        for kind in (WORKERS, SERVERS):
+            for learners in self.counts() if kind in self.job.kinds else ():
+                if kind == SERVERS and learners > NODE and learners % NODE:
+                    continue  # torchrun starts as many processes on every node
+                for staleness in range(most_stale + 1):
+                    found = self.split(kind, learners, staleness)
+                    if found is not None:
+                        yield found
 
-    def split(self, learners: int, staleness: int) -> Estimate | None:
+    def split(self, kind: str, learners: int, staleness: int) -> Estimate | None:
         """So many learners, all others sample: each side split within layers as suits it best."""
         learner, samplers = self._learner(learners), self.gpus - learners
         options = [
             found
-            for tp in splits_of(self.job.shape)
+            for tp in (splits_of(self.job.shape) if kind == SERVERS else [1])
             if samplers % tp == 0
             and (found := self._sampler(samplers // tp, tp, staleness)) is not None
         ]
@@ -178,24 +224,25 @@ class Planner:
             options, key=lambda one: max(one[1], one[2] / max(staleness, 1))
         )
         return Estimate(
-            Layout(learners, learner_tp, samplers, replica.tp, staleness),
+            Layout(kind, learners, learner_tp, samplers, replica.tp, staleness),
             replica,
             micro,
             learning,
             rollout,
             longest,
-            self._sync(learners, replica.tp, is_apart=True),
+            self._sync(kind, learners),
             held,
             memory,
             self.job.sampled,
         )
 
-    def _sync(self, learners: int, tp: int, *, is_apart: bool) -> float:
-        """Learners gather the new weights; GPUs elsewhere are sent their part."""
+    def _sync(self, kind: str, learners: int) -> float:
+        """Learners gather the whole weights; workers are sent them, servers read them from files."""
         size = 2.0 * num_parameters(self.job.shape)
-        gathered = self.gpu.gather(size / tp, learners) if learners > 1 else 0.0
-        sent = self.gpu.send(size / tp, is_near=self.gpus <= NODE) if is_apart else 0.0
-        return gathered + sent
+        gathered = self.gpu.gather(size, learners)
+        if kind == WORKERS:  # a broadcast from the first learner
+            return gathered + self.gpu.send(size, is_near=self.gpus <= NODE)
+        return gathered + (2 * size / DISK if kind == SERVERS else 0.0)
 
     @cached_property
     def _learners(self) -> dict[int, Any]:
@@ -205,12 +252,17 @@ class Planner:
         """The quickest group of so many learners that has room; found once for every staleness."""
         if gpus not in self._learners:
             found = [
-                (tp, micro, learn_seconds(self.job, self.gpu, self.rates, gpus, tp, micro), held)
+                (tp, micro, self._learning(gpus, tp, micro), held)
                 for tp, micro, held in self._learner_choices(gpus)
                 if sum(held.values()) <= room_of(self.gpu).usable
             ]
             self._learners[gpus] = min(found, key=lambda one: one[2].seconds, default=None)
         return self._learners[gpus]
+
+    def _learning(self, gpus: int, tp: int, micro: Micro) -> Learning:
+        share = SPLIT if gpus > 1 else 1.0
+        rates = replace(self.rates, train=share * self.rates.train)
+        return learn_seconds(self.job, self.gpu, rates, gpus, tp, micro)
 
     def _learner_choices(self, gpus: int) -> Iterator[tuple[int, Micro, dict[str, float]]]:
         for tp in splits_of(self.job.shape):
@@ -272,44 +324,40 @@ class Planner:
         return replica, drained, 0.0  # a bound need not be used up
 
     def colocated(self) -> Iterator[Estimate]:
-        """Every GPU learns, then samples. One alone shares its weights between both."""
+        """Every GPU learns its part, then samples from a copy of the whole."""
+        if self.gpus > 1:
+            copy = engine_bytes(self.job, self.gpu, 1)["weights"]
+            for learner_tp, micro, held in self._learner_choices(self.gpus):
+                learning = self._learning(self.gpus, learner_tp, micro)
+                layout = Layout(COLOCATED, self.gpus, learner_tp, 0, 1)
+                held = {**held, "engine's weights": copy}
+                yield from self._in_turns(layout, micro, held, learning)
+
+    def replicas(self) -> Iterator[Estimate]:
+        """Every GPU holds all of the learner, and its engine samples from the learner's tensors."""
+        for _, micro, held in self._learner_choices(1):
+            learning = replica_seconds(self.job, self.gpu, self.rates, self.gpus, micro)
+            yield from self._in_turns(Layout(REPLICAS, self.gpus, 1, 0, 1), micro, held, learning)
+
+    def _in_turns(
+        self, layout: Layout, micro: Micro, held: dict[str, float], learning: Learning
+    ) -> Iterator[Estimate]:
         job, gpu, gpus = self.job, self.gpu, self.gpus
-        usable = room_of(gpu).usable
-        for sampler_tp in splits_of(job.shape):
-            if gpus % sampler_tp:
-                continue
-            engine = engine_bytes(job, gpu, sampler_tp)
-            own = 0.0 if gpus == 1 else engine["weights"]
-            for learner_tp, micro, held in self._learner_choices(gpus):
-                always = sum(held.values()) - held["a micro-batch"] + own
-                turn = max(held["a micro-batch"], engine["a decoding step"])
-                tokens = pool_tokens(job, gpu, sampler_tp, always + turn - RUNTIME["cuda"])
-                slots = slots_in(job, tokens)
-                if not slots or always + turn > usable:
-                    continue
-                replicas = gpus // sampler_tp
-                key = (replicas, sampler_tp, -slots)  # of these alone its seconds depend on
-                if key not in self._samplers:
-                    self._samplers[key] = self._sampling(replicas, sampler_tp, slots, 0)
-                replica, rollout, longest = self._samplers[key]
-                learning = learn_seconds(job, gpu, self.rates, gpus, learner_tp, micro)
-                memory = {
-                    **held,
-                    "engine's weights": own,
-                    **self._pool(replicas, sampler_tp, tokens),
-                }
-                yield Estimate(
-                    Layout(gpus, learner_tp, 0, sampler_tp),
-                    replica,
-                    micro,
-                    learning,
-                    rollout,
-                    longest,
-                    self._sync(gpus, sampler_tp, is_apart=False),
-                    {name: size for name, size in memory.items() if size},
-                    {},
-                    job.sampled,
-                )
+        always = sum(held.values()) - held["a micro-batch"]
+        turn = max(held["a micro-batch"], engine_bytes(job, gpu, 1)["a decoding step"])
+        tokens = pool_tokens(job, gpu, 1, always + turn - RUNTIME["cuda"])
+        slots = slots_in(job, tokens)
+        if not slots or always + turn > room_of(gpu).usable:
+            return
+        key = (gpus, 1, -slots)  # of these alone its seconds depend on
+        if key not in self._samplers:
+            self._samplers[key] = self._sampling(gpus, 1, slots, 0)
+        replica, rollout, longest = self._samplers[key]
+        sync = self._sync(COLOCATED, gpus) if layout.kind == COLOCATED else 0.0
+        memory = {**held, **self._pool(gpus, 1, tokens)}
+        yield Estimate(
+            layout, replica, micro, learning, rollout, longest, sync, memory, {}, job.sampled
+        )
 
     def calibration(self) -> tuple[Check, ...]:
         return single_device_checks()
@@ -329,24 +377,54 @@ class Planner:
         logits = decode_step_bytes(shape, BF16, 1, 0, 0, 0) - weights
         ranks = layout.learners // layout.learner_tp
         busiest = slowest_share(job, ranks)
-        flops = learning.compute * layout.learners * rates.train / busiest
-        hidden = OVERLAP * min(learning.compute, learning.gather)
+        rate = rates.train * (1.0 if layout.learners == 1 or layout.kind == REPLICAS else SPLIT)
+        flops = learning.compute * layout.learners * rate / busiest
+        hidden = learning.compute + learning.gather + learning.join + learning.optimizer - learn
         far = "NVLink" if self.gpus <= NODE else "network"
+        size = f"{2 * num_parameters(shape) / 1e9:.1f} GB"
+        synced = {
+            COLOCATED: f"{size} gathered by each of {layout.learners} for its engine",
+            REPLICAS: "none: engines sample from the learners' own tensors",
+            WORKERS: f"{size} gathered by {layout.learners} and broadcast over {far}",
+            SERVERS: f"{size} gathered by {layout.learners}, written to files and read again at "
+            f"{DISK / 1e9:.0f} GB/s",
+        }[layout.kind]
         return [
             f"step     = {step} + sync {one.sync:.3f} = {one.step:.2f} s, decided by {one.decided_by}",
-            f"rollout  = {sampling // layout.sampler_tp} replicas x {one.replica.groups} tasks x "
+            f"rollout  = {sampling // layout.sampler_tp} engines x {one.replica.groups} tasks x "
             f"{work.samples}, {one.replica.slots} rows at once at most; a decoding step of B rows = "
             f"{shape.layers} layers x ({launch:.0f} + {join:.0f} us) + ({weights / 1e9:.2f} GB + "
             f"B x {logits / 1e6:.2f} MB + {kv_bytes(shape, BF16) / 1e3:.0f} kB x tokens seen) / "
             f"({layout.sampler_tp} x {rates.decode / 1e12:.2f} TB/s)",
-            f"learn    = {flops:.3g} FLOPs / ({layout.learners} x {rates.train / 1e12:.0f}e12) x "
+            f"learn    = {flops:.3g} FLOPs / ({layout.learners} x {rate / 1e12:.0f}e12) x "
             f"{busiest:.2f} (busiest rank) = {learning.compute:.2f} s + gathering "
-            f"{learning.gather:.2f} s - hidden {hidden:.2f} s + split layers {learning.join:.2f} s "
+            f"{learning.gather:.2f} s - hidden {hidden:.2f} s + adding up {learning.join:.2f} s "
             f"+ optimizer {learning.optimizer:.3f} s; micro-batches of {one.micro.tokens:,} tokens, "
             f"activations {'computed twice' if one.micro.recompute else 'kept'}",
-            f"sync     = {2 * num_parameters(shape) / 1e9:.1f} GB / {layout.sampler_tp}, gathered by "
-            f"{layout.learners}" + (f" and sent over {far}" if layout.samplers else ""),
+            f"sync     = {synced}",
         ]
+
+    def why_not(self) -> str:
+        """What stands in the way where nothing fits."""
+        whole, usable = 2.0 * num_parameters(self.job.shape), room_of(self.gpu).usable
+        held = [
+            learner_bytes(self.job, self.gpus, tp)
+            for tp in splits_of(self.job.shape)
+            if self.gpus % tp == 0
+        ]
+        least = min(sum(one.values()) for one in held)
+        if least > usable:
+            return (
+                f"A learner split over all {self.gpus} holds {gigabytes(least)} on each GPU, and "
+                f"{gigabytes(usable)} are usable"
+            )
+        if whole > usable:
+            return (
+                f"Our own engine samples from a whole copy, {gigabytes(whole)} of {gigabytes(usable)} "
+                "usable, so the model must be split over servers of vLLM or SGLang on GPUs of their "
+                "own, and too few are left to learn"
+            )
+        return "The learner, a copy to sample from and the longest answer do not fit together"
 
     def what_fits(self) -> str:
         """Changes of one thing that would do, the cheapest of each kind."""

@@ -66,6 +66,11 @@ OVERLAP = 0.9
 """Share of the shorter of computing and gathering that hides behind the longer. Assumed."""
 JOIN = 20e-6
 """Seconds per layer of a decoding step in which the parts of a split layer add up. Assumed."""
+SPLIT = 16_400 / 35_100
+"""Share of a plain learner's speed that a split one reaches: its products do not add to sums of gradients.
+Measured on one H200 (docs/scale.md)."""
+KINDS = ("torchrun", "workers", "servers")
+"""What graft runs on many GPUs: all do both; some sample as workers of Ray; some are servers of others."""
 PAGE = 64
 """Tokens of the last, half empty page and of the copied one, that a row holds besides its own."""
 
@@ -90,6 +95,8 @@ class Job:
     """Forward passes besides training: a reference, log-probs before the first of several updates."""
     copies: int = 0
     """Further models that the learner holds for them: the reference."""
+    kinds: tuple[str, ...] = KINDS
+    """That can run it: servers know no actions beyond the vocabulary."""
 
     @cached_property
     def lengths(self) -> NDArray[np.float64]:
@@ -304,7 +311,7 @@ class Learning(NamedTuple):
     gather: float
     """Weights gathered and gradients handed out, hidden or not."""
     join: float
-    """Split layers adding up their parts; nothing hides it."""
+    """Split layers adding up their parts, or replicas their gradients; nothing hides it."""
     optimizer: float
 
     @property
@@ -348,6 +355,15 @@ def learn_seconds(job: Job, gpu: Gpu, rates: Rates, gpus: int, tp: int, micro: M
     join = joins * 2 * gpu.gather(own * shape.width * 2, tp)
     update = job.updates * job.epochs * optimizer_bytes(shape, BF16) / gpus / rates.optimizer
     return Learning(compute, gathers + sums, join, update)
+
+
+def replica_seconds(job: Job, gpu: Gpu, rates: Rates, gpus: int, micro: Micro) -> Learning:
+    """A whole learner on each GPU; gradients are added up once for every update."""
+    alone = learn_seconds(job, gpu, rates, 1, 1, micro)
+    sums = 2 * gpu.gather(4.0 * num_parameters(job.shape), gpus)
+    updates = job.updates * job.epochs
+    compute = alone.compute / gpus * slowest_share(job, gpus)
+    return Learning(compute, 0.0, updates * sums, alone.optimizer)
 
 
 # memory of one GPU

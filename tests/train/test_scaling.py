@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +13,10 @@ from typer.testing import CliRunner
 
 from benchmarks.scaling import FITTED, growth, ratio_rows
 from graft.commands.plan import plan
-from graft.config import ConfigError
+from graft.config import ConfigError, load_config
 from graft.train.fleet import GPUS, SHAPES, gpu_named, shape_named, slice_of, splits_of
 from graft.train.footprint import num_parameters
-from graft.train.layouts import Planner
+from graft.train.layouts import Layout, Planner
 from graft.train.pace import Rates
 from graft.train.plan import Micro
 from graft.train.scaling import (
@@ -208,7 +209,7 @@ def test_the_best_split_is_no_worse_than_its_neighbours():
     best = planner.best
     assert best is not None and best.layout.samplers
     for learners in (best.layout.learners - 1, best.layout.learners + 1):
-        neighbour = planner.split(learners, best.layout.staleness)
+        neighbour = planner.split(best.layout.kind, learners, best.layout.staleness)
         assert neighbour is None or neighbour.step >= best.step
     assert sum(best.learner_memory.values()) <= 0.95 * 141e9
     assert sum(best.sampler_memory.values()) <= 0.95 * 141e9
@@ -225,11 +226,83 @@ def test_a_larger_staleness_is_never_slower():
 
 def test_apart_and_one_step_ahead_the_slower_side_decides():
     planner = Planner.of(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=1), H200, 64)
-    turns, ahead = planner.split(16, 0), planner.split(16, 1)
+    turns, ahead = planner.split("workers", 16, 0), planner.split("workers", 16, 1)
     assert turns is not None and ahead is not None
     learn = turns.learning.seconds
     assert turns.step == pytest.approx(turns.rollout + learn + turns.sync)
     assert ahead.step == pytest.approx(max(ahead.rollout, learn) + ahead.sync)
+
+
+def test_only_what_graft_can_run_is_proposed():
+    """Our own engine samples from a whole model in one process; servers alone split one."""
+    planner = Planner.of(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2), H200, 64)
+    by_kind = {one.layout.name: one for one in planner.per_kind}
+    assert set(by_kind) == {
+        "colocated", "workers", "workers, stale 1", "workers, stale 2",
+        "servers", "servers, stale 1", "servers, stale 2",
+    }  # replicas of 8B, 18 bytes per parameter, do not fit  # fmt: skip
+    for one in planner.per_kind:
+        layout = one.layout
+        assert layout.sampler_tp == 1 or layout.kind == "servers"
+        assert bool(layout.samplers) == (layout.kind in ("workers", "servers"))
+        whole = one.sampler_memory.get("weights") or one.learner_memory["engine's weights"]
+        assert whole == pytest.approx(2 * num_parameters(EIGHT) / layout.sampler_tp, rel=1e-3)
+
+
+def test_a_sync_is_priced_as_it_happens():
+    size, planner = 2 * num_parameters(SMALL), Planner.of(job(), H200, 8)
+    by_kind = {one.layout.name: one for one in planner.per_kind}
+    assert by_kind["replicas"].sync == 0  # the engine samples from the learner's tensors
+    assert by_kind["colocated"].sync == pytest.approx(H200.gather(size, 8))
+    learners = by_kind["workers"].layout.learners
+    sent = H200.gather(size, learners) + size / H200.nvlink
+    assert by_kind["workers"].sync == pytest.approx(sent)
+    learners = by_kind["servers"].layout.learners
+    assert by_kind["servers"].sync == pytest.approx(H200.gather(size, learners) + 2 * size / 2e9)
+
+
+def test_a_split_learner_is_slower_than_a_replica_of_it():
+    planner = Planner.of(job(), H200, 8)
+    by_kind = {one.layout.name: one.learning for one in planner.per_kind}
+    ratio = by_kind["replicas"].compute / by_kind["colocated"].compute
+    assert ratio == pytest.approx(16_400 / 35_100)
+    alone = Planner.of(job(), H200, 1).best
+    assert alone is not None
+    assert by_kind["replicas"].compute == pytest.approx(alone.learning.compute / 8)
+
+
+@pytest.mark.parametrize("kind", ["colocated", "replicas", "workers", "servers"])
+@pytest.mark.parametrize("gpus", [4, 24])
+def test_the_commands_of_a_layout_have_keys_that_exist(kind: str, gpus: int):
+    apart = {"learners": gpus // 2, "samplers": gpus // 2, "staleness": 2}
+    sides = apart if kind in ("workers", "servers") else {"learners": gpus, "samplers": 0}
+    layout = Layout(kind, learner_tp=1, sampler_tp=2 if kind == "servers" else 1, **sides)
+    *served, command = layout.commands("quickstart")
+    start, _, keys = command.partition(" train quickstart")
+    config = load_config("quickstart", [key for key in shlex.split(keys) if key])
+    assert config.rollout.staleness == layout.staleness
+    assert config.parallel.shard == (kind != "replicas")
+    if kind == "workers":
+        assert (config.cluster.learners, config.cluster.workers) == (gpus // 2, gpus // 2)
+        assert start == "graft" and config.cluster.gpus == 1
+    else:
+        words = start.split()
+        nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
+        assert nodes * int(words[words.index("--nproc-per-node") + 1]) == layout.learners
+    assert bool(served) == (kind == "servers") == bool(config.engine.url)
+
+
+def test_actions_leave_servers_out_and_counterfactuals_whoever_samples_elsewhere():
+    plain = run("quickstart", "--gpus", "8", "--json")
+    acting = run("expa/toy-earl", "algo.name=grpo", "--gpus", "8", "--json")
+    forced = run("expa/toy-earl", "--gpus", "8", "--json")
+
+    def kinds(told) -> set[str]:
+        return {one["kind"] for one in json.loads(told.stdout.splitlines()[-1])["layouts"]}
+
+    assert kinds(plain) == {"colocated", "replicas", "workers", "servers"}
+    assert kinds(acting) == {"colocated", "replicas", "workers"}
+    assert kinds(forced) == {"colocated", "replicas"}
 
 
 # what others and we measured
@@ -270,7 +343,7 @@ def test_verls_ratios_are_as_far_off_as_the_page_says():
 def test_more_gpus_stop_helping_who_samples_in_turns():
     (_, eight, _), (_, thirty_two, _), (_, many, _), (_, twice, _) = growth(0, (8, 32, 1024, 2048))
     assert thirty_two / eight > 3.5
-    assert twice / many < 1.3
+    assert twice / many < 1.4
 
 
 # the command
@@ -287,6 +360,8 @@ def test_the_command_prints_layouts_memory_formula_and_calibration():
     assert told.exit_code == 0
     for part in ("64 x H200: computed, not measured", "colocated", "step     =", "calibrated on"):
         assert part in told.stdout
+    assert "engine.name=vllm 'engine.url=[http://HOST:8000, ...]'" in told.stdout
+    assert "servers were run on a CPU alone" in told.stdout
 
 
 def test_json_says_that_nothing_was_measured():
@@ -300,7 +375,13 @@ def test_json_says_that_nothing_was_measured():
 def test_what_does_not_fit_says_what_would():
     told = run("--gpus", "8", "--shape", "70B", "--gpu", "h100")
     assert told.exit_code == 1
-    assert told.stdout.startswith("70B does not fit on 8 x H100. What would do: ")
+    assert told.stdout.startswith(
+        "70B does not fit on 8 x H100. A learner split over all 8 holds 158"
+    )
+    assert told.stdout.endswith("What would do: 64 of these GPUs\n")
+    told = run("--gpus", "16", "--shape", "70B")
+    assert told.exit_code == 1
+    assert "samples from a whole copy, 141.11 GB of 133.95 GB usable" in told.stdout
 
 
 @pytest.mark.parametrize(
