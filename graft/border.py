@@ -13,16 +13,58 @@ import inspect
 import json
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from graft.types import Turn
+from graft.types import Author, Turn
 from graft.waits import is_users, short_file
 
 
 class UserCodeError(ValueError):
     """Code of the user's gave something that cannot be used; the run ends here."""
+
+
+class NotFinite(UserCodeError):
+    """A number that is NaN or infinite. Of an environment it fails the attempt, and the run goes on."""
+
+
+class Giver:
+    """Whose value is checked; what it is called is worked out only if there is something to say."""
+
+    __slots__ = ("kind", "method", "thing")
+
+    def __init__(self, thing: Any, kind: str, method: str = "") -> None:
+        self.thing, self.kind, self.method = thing, kind, method
+
+    def __str__(self) -> str:
+        return method_named(self.thing, self.kind, self.method) if self.method else self._plain()
+
+    def _plain(self) -> str:
+        return named(self.thing, self.kind)
+
+
+HOOKS = {"step": ("respond", "step"), "reset": ("pose", "reset")}
+"""What a user may have written for a method of ours."""
+
+
+def method_named(env: Any, kind: str, method: str) -> str:
+    """The method that the user wrote, of the innermost environment that has one: env Room.respond (...)"""
+    layers = [env]
+    while (
+        inner := vars(layers[-1]).get("env") if hasattr(layers[-1], "__dict__") else None
+    ) is not None:
+        layers.append(inner)
+    for layer in reversed(layers):
+        for name in HOOKS.get(method, (method,)):
+            for owner in type(layer).__mro__:
+                function = vars(owner).get(name)
+                code = getattr(function, "__code__", None)
+                if code is not None and is_users(code.co_filename):
+                    place = f"{short_file(code.co_filename)}:{code.co_firstlineno}"
+                    return f"{kind} {type(layer).__name__}.{name} ({place})"
+    return f"{kind} {type(layers[-1]).__name__}.{method}"
 
 
 def source_of(thing: Any) -> Any:
@@ -100,7 +142,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
 
 
-def refusal(who: str, value: Any, wanted: str, verb: str = "returned") -> UserCodeError:
+Who = str | Giver
+
+
+def refusal(who: Who, value: Any, wanted: str, verb: str = "returned") -> UserCodeError:
     """The complaint about what `who` gave."""
     hint = ""
     if value is None:
@@ -111,11 +156,11 @@ def refusal(who: str, value: Any, wanted: str, verb: str = "returned") -> UserCo
 
 
 def _verb(past: str) -> str:
-    return {"returned": "return", "gave": "give", "has": "have"}.get(past, "be")
+    return "return" if past.startswith("returned") else "be"
 
 
 def as_number(
-    value: Any, who: str, wanted: str = "a finite number", verb: str = "returned"
+    value: Any, who: Who, wanted: str = "a finite number", verb: str = "returned"
 ) -> float:
     """A finite float: of a bool, an int, a numpy scalar, a tensor with one element.
 
@@ -133,11 +178,11 @@ def as_number(
     except (TypeError, ValueError, OverflowError):
         raise refusal(who, value, wanted, verb) from None
     if not math.isfinite(number):
-        raise refusal(who, number, wanted, verb)
+        raise NotFinite(str(refusal(who, number, wanted, verb)))
     return number
 
 
-def as_flag(value: Any, who: str, name: str) -> bool:
+def as_flag(value: Any, who: Who, name: str) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, int) or (hasattr(value, "dtype") and getattr(value, "shape", ()) == ()):
@@ -145,7 +190,7 @@ def as_flag(value: Any, who: str, name: str) -> bool:
     raise refusal(who, value, "True or False", f"gave as {name}")
 
 
-def as_observation(value: Any, who: str, verb: str = "returned") -> str | list[dict[str, Any]]:
+def as_observation(value: Any, who: Who, verb: str = "returned") -> str | list[dict[str, Any]]:
     """A text, or messages, copied: the environment may go on writing into its own list."""
     if isinstance(value, str):
         return value
@@ -161,7 +206,7 @@ def as_observation(value: Any, who: str, verb: str = "returned") -> str | list[d
     return [dict(message) for message in value]
 
 
-def as_posed(value: Any, who: str) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
+def as_posed(value: Any, who: Who) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
     """What `reset` returns: the observation and the info."""
     wanted = "(observation, info), as in `return prompt, {}`"
     if not isinstance(value, tuple | list) or len(value) != 2:
@@ -170,7 +215,7 @@ def as_posed(value: Any, who: str) -> tuple[str | list[dict[str, Any]], dict[str
     return observation, as_info(value[1], who)
 
 
-def as_info(value: Any, who: str) -> dict[str, Any]:
+def as_info(value: Any, who: Who) -> dict[str, Any]:
     if type(value) is dict:
         return value
     if value is None:
@@ -180,7 +225,7 @@ def as_info(value: Any, who: str) -> dict[str, Any]:
     return dict(value)
 
 
-def as_turn(value: Any, who: str) -> Turn:
+def as_turn(value: Any, who: Who) -> Turn:
     """What `step` returns: a Turn, or Gymnasium's five values in its order."""
     if not isinstance(value, Turn):
         if isinstance(value, tuple) and len(value) == 4:
@@ -208,7 +253,7 @@ def as_turn(value: Any, who: str) -> Turn:
     return Turn(observation, earned, *ends, as_info(info, who))
 
 
-def check_json(value: Any, who: str, what: str) -> None:
+def check_json(value: Any, who: Who, what: str) -> None:
     """Refuse what cannot be written into the record of the run."""
     try:
         json.dumps(value, allow_nan=False)
@@ -217,3 +262,106 @@ def check_json(value: Any, who: str, what: str) -> None:
             f"{who} gave {what} {_short(value)}, which cannot be written as JSON ({error}); it must be "
             "plain data: texts, finite numbers, True, False, None, lists and dicts with text keys"
         ) from None
+
+
+def as_trace(value: Any, who: Who) -> list[tuple[Author, str]]:
+    """What `demonstrate` returns: who says what, in order."""
+    wanted = "[(Author.POLICY, text), (Author.ENV, text), ...]"
+    if not isinstance(value, list | tuple) or not value:
+        raise refusal(who, value, wanted)
+    found: list[tuple[Author, str]] = []
+    for entry in value:
+        is_pair = isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], str)
+        if not is_pair or entry[0] not in (Author.POLICY, Author.ENV):
+            raise UserCodeError(
+                f"{who} returned {seen(value)}, in which {_short(entry)} is no entry; it must return {wanted}"
+            )
+        found.append((Author(entry[0]), entry[1]))
+    return found
+
+
+OBSERVED_AS = ("user", "tool", "inline", "prompt", "raw")
+MEMBERS = ("reset", "step", "fork", "close", "blocking", "forkable", "stop", "observe_as")
+
+
+def check_env(env: Any, env_id: str) -> None:
+    """Refuse what is no environment, before anything is asked of it."""
+    who = f"env {env_id!r}: {named(env, 'class')}"
+    if env is None or isinstance(env, type):
+        raise UserCodeError(
+            f"env {env_id!r} gave {seen(env)}; name a class, or a function that returns an environment"
+        )
+    if missing := [name for name in MEMBERS if not hasattr(env, name)]:
+        raise UserCodeError(
+            f"{who} has no {', '.join(missing)}; derive it from graft.envs.base.BaseEnv, which has all but "
+            "what you write (pose and respond, or reset and step)"
+        )
+    stop = env.stop
+    is_texts = isinstance(stop, tuple | list) and all(isinstance(s, str) and s for s in stop)
+    if not is_texts:
+        raise UserCodeError(
+            f"{who} has stop = {stop!r}; it must be a tuple of texts, as in stop = ('</answer>',)"
+        )
+    if env.observe_as not in OBSERVED_AS:
+        raise UserCodeError(
+            f"{who} has observe_as = {env.observe_as!r}; it must be one of {', '.join(OBSERVED_AS)}"
+        )
+    for name in ("blocking", "forkable"):
+        if not isinstance(getattr(env, name), bool):
+            raise UserCodeError(
+                f"{who} has {name} = {getattr(env, name)!r}; it must be True or False"
+            )
+    most = getattr(env, "max_turns", None)
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise UserCodeError(
+            f"{who} has max_turns = {most!r}; it must be a whole number from 1, or None for no limit"
+        )
+    for method, given in {"reset": "seed=None", "step": "action"}.items():
+        function = getattr(env, method)
+        if inspect.iscoroutinefunction(function):
+            raise UserCodeError(
+                f"{method_named(env, 'env', method)} is async; write a plain `def {method}` and set "
+                "blocking = True on the class: it then runs on a thread"
+            )
+        try:
+            inspect.signature(function).bind(0)
+        except TypeError as error:
+            called = f"env.{method}({given.partition('=')[0]})"
+            raise UserCodeError(
+                f"{method_named(env, 'env', method)} cannot be called as {called} ({error}); write "
+                f"def {method}(self, {given})"
+            ) from None
+
+
+def check_fork(twin: Any, env: Any) -> None:
+    """Refuse what a fork() returns that is no copy."""
+    who = Giver(env, "env", "fork")
+    if twin is env:
+        raise UserCodeError(
+            f"{who} returned the environment itself, so that all attempts would act on one; return a "
+            "copy, or leave fork() to BaseEnv"
+        )
+    if not hasattr(twin, "step"):
+        raise refusal(who, twin, "a copy of the environment")
+
+
+def raised(who: Who, error: BaseException) -> UserCodeError:
+    """An exception of the user's code, in one line."""
+    frame = user_frame(error)
+    at = f" at {frame}" if frame else ""
+    return UserCodeError(
+        f"{who} raised {type(error).__name__}: {error}{at}; GRAFT_DEBUG=1 shows it whole"
+    )
+
+
+@contextmanager
+def naming(thing: Any, kind: str, *passed: type[Exception]) -> Iterator[None]:
+    """An exception of the user's code inside the block names the object and the line; not `passed`."""
+    try:
+        yield
+    except (UserCodeError, *passed):
+        raise
+    except Exception as error:
+        if not user_frame(error):
+            raise
+        raise raised(Giver(thing, kind), error) from error

@@ -9,7 +9,7 @@ Each field's line of documentation is what `graft config --keys` prints.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -406,17 +406,31 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
-    """Read, override, check. Every complaint names the key; a typo gets the nearest valid one."""
+def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Read, override, check. Every complaint names the key; a typo gets the nearest valid one.
+
+    A dict of sections is a recipe too, called "run" unless it has a run.name.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    path = find_recipe(recipe)
+    if not isinstance(recipe, str | Path | Mapping):
+        raise ConfigError(
+            f"a recipe is a file, a bundled name or a dict of sections, not {type(recipe).__name__}"
+        )
+    if isinstance(recipe, Mapping):
+        path, name = "the dict", "run"
+    else:
+        path = find_recipe(str(recipe))
+        name = path.stem
     try:
-        base = OmegaConf.load(path)
+        base = (
+            OmegaConf.create(dict(recipe)) if isinstance(recipe, Mapping) else OmegaConf.load(path)
+        )
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a recipe: {error}") from error
+        hint = "" if isinstance(path, Path) else "; write functions and classes as 'module:name'"
+        raise ConfigError(f"{path} is not a recipe: {error}{hint}") from error
     if not OmegaConf.is_dict(base):
         raise ConfigError(f"{path} is not a recipe: it holds {type(base).__name__}, not sections")
     for place, override in enumerate(overrides):
@@ -434,9 +448,7 @@ def load_config(recipe: str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"{path} with {list(overrides)}: {error}") from error
     config = check(values, where=str(path))
     if not config.run.name:
-        config = config.model_copy(
-            update={"run": config.run.model_copy(update={"name": path.stem})}
-        )
+        config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
     return config
 
 

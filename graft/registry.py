@@ -9,6 +9,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from graft.border import UserCodeError, raised, user_frame
+from graft.waits import short_file
+
 
 class UnknownName(ValueError):
     """A name that no table holds; the text lists the ones that exist."""
@@ -36,18 +39,40 @@ def load(path: str, what: str = "object") -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        line = f" (imported at {frame})" if (frame := user_frame(error)) else ""
         raise UnknownName(
-            f"{what} {path!r}: cannot import {error.name!r}; is it installed, or in {here}?"
+            f"{what} {path!r}: cannot import {error.name!r}{line}; is it installed, or in {here}?"
         ) from error
+    except SyntaxError as error:
+        at = f"{short_file(error.filename or module_name)}:{error.lineno}"
+        raise UserCodeError(
+            f"{what} {path!r} cannot be imported: {type(error).__name__} at {at}: {error.msg}: "
+            f"{(error.text or '').strip()}"
+        ) from error
+    except Exception as error:
+        if not user_frame(error):
+            raise
+        raise raised(f"{what} {path!r} cannot be imported: it", error) from error
     target = module
     for part in attribute.split("."):
         if not hasattr(target, part):
             names = [name for name in dir(target) if not name.startswith("_")]
             hint = nearest(part, names)
             meant = f"; did you mean {hint!r}?" if hint else ""
-            raise UnknownName(f"{what} {path!r}: {module_name} has no {part!r}{meant}")
+            raise UnknownName(
+                f"{what} {path!r}: {module_name} has no {part!r}{meant}{_shadowed(module, here)}"
+            )
         target = getattr(target, part)
     return target
+
+
+def _shadowed(module: Any, here: str) -> str:
+    """What to say where a library has the name of a file of the user's."""
+    own = Path(here, *module.__name__.split(".")).with_suffix(".py")
+    found = getattr(module, "__file__", None)
+    if not own.exists() or (found and Path(found).resolve() == own.resolve()):
+        return ""
+    return f". Python found {found or 'a built-in module'} under this name, not {own}: rename your file"
 
 
 def resolve(name: str, table: Mapping[str, Any], what: str) -> Any:

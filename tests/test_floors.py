@@ -1,7 +1,8 @@
 """The house rules about imports: files look downhill, heavy libraries wait until they are needed.
 
-Floors, from the ground: 0 types, protocols, registry, config, other_names, waits, border; 1a text, actions, data,
-tools, rewards, envs; 1b algos; 2 models, engine; 3 rollout; 4 train, evaluate; 5 the rest (cli, doctor, ...).
+Floors, from the ground: 0 types, protocols, registry, config, other_names, waits, border; 1a text, actions,
+data, tools, rewards, envs; 1b algos; 2 models, engine; 3 rollout; 4 train, evaluate; 5 the
+rest (cli, doctor, ...).
 """
 
 from __future__ import annotations

@@ -9,12 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from graft.algos.checked import ARGUMENTS, CHECKED, checked
 from graft.algos.credit import CREDITS, Credit, chain
 from graft.algos.losses import LOSSES, Loss, with_entropy, with_importance, with_kl
 from graft.algos.reductions import REDUCTIONS, Reduction
 from graft.algos.shaping import SHAPINGS, Shaping, shape_in_turn
+from graft.border import Giver, UserCodeError, refusal, seen
 from graft.registry import resolve
 
 Part = str | tuple[str, Mapping[str, Any]]
@@ -159,7 +162,7 @@ def resolve_preset(name: str) -> Preset:
 
 
 def make(part: Part, table: Mapping[str, Any], what: str) -> Any:
-    """Find the factory and call it with its keywords.
+    """Find the factory and call it with its keywords; the function itself will do as well.
 
     >>> make(("clip", {"hihg": 0.28}), LOSSES, "loss")
     Traceback (most recent call last):
@@ -168,14 +171,35 @@ def make(part: Part, table: Mapping[str, Any], what: str) -> Any:
     """
     name, keywords = (part, dict[str, Any]()) if isinstance(part, str) else part
     factory = resolve(name, table, what)
+    if not callable(factory):
+        raise UserCodeError(
+            f"{what} {name!r} is {seen(factory)}; it must be a function that returns the {what}"
+        )
     signature = inspect.signature(factory)
     try:
         signature.bind(**keywords)
     except TypeError as error:
+        if name not in table and _takes(signature, [None] * ARGUMENTS[what], keywords):
+            return _finished(partial(factory, **keywords) if keywords else factory, what)
         given = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
         bare = (str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
         usage = f"{name}({', '.join(bare)})"
         raise ValueError(
             f"{what} {name!r} cannot be made with ({given}): {error}; it is {usage}"
         ) from error
-    return factory(**keywords)
+    made = factory(**keywords)
+    if not callable(made):
+        raise refusal(Giver(factory, what), made, f"the {what}, a function")
+    return _finished(made, what)
+
+
+def _takes(signature: inspect.Signature, args: list[Any], keywords: Mapping[str, Any]) -> bool:
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def _finished(made: Any, what: str) -> Any:
+    return checked(made, what) if what in CHECKED else made

@@ -9,8 +9,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from graft.envs.base import Made
+from graft.border import UserCodeError, check_env, named, place_of, seen
+from graft.envs.base import BaseEnv, Made
 from graft.envs.catalogue import Entry, family_of
 from graft.envs.dataset import DATASETS
 from graft.envs.earl import EARL
@@ -54,12 +56,19 @@ def make(
     render chats take the `tokenizer`.
     """
     entry = find(env_id)
-    build = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
+    build: Any = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
+    _check_callable(build, env_id)
     try:
-        env = build(**{**entry.args, **kwargs})
+        env: Any = build(**{**entry.args, **kwargs})
     except TypeError:
-        _check_arguments(env_id, build, kwargs)
+        _check_arguments(env_id, build, {**entry.args, **kwargs})
         raise
+    check_env(env, env_id)
+    if isinstance(env, BaseEnv) and "rng" not in vars(env):
+        raise UserCodeError(
+            f"env {env_id!r}: {named(env, 'class')} has an __init__ that does not call super().__init__()"
+        )
+    _check_new(env, env_id)
     innermost = getattr(env, "unwrapped", env)  # tasks are named by the env that poses them
     innermost.env_id = env_id
     where = getattr(build, "func", build)  # a functools.partial has no name of its own
@@ -74,13 +83,51 @@ def make(
     return env
 
 
+def _check_callable(build: Any, env_id: str) -> None:
+    if not callable(build):
+        raise UserCodeError(
+            f"env {env_id!r} is {seen(build)}; name a class, or a function that returns an environment: "
+            "every task gets one of its own"
+        )
+
+
+_made: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
+def _check_new(env: Any, env_id: str) -> None:
+    """Refuse an environment that was handed out before: attempts at two tasks would share it."""
+    try:
+        ids = _made.setdefault(env, set())
+    except TypeError:  # cannot be remembered
+        return
+    if env_id in ids:
+        raise UserCodeError(
+            f"env {env_id!r} returned the same {named(env, 'environment')} twice; every task needs one of "
+            "its own, so build it inside the function"
+        )
+    ids.add(env_id)
+
+
 def _check_arguments(env_id: str, build: Callable[..., Env], given: Mapping[str, Any]) -> None:
     """Raise for names that it does not take, in words; looked at only when something is wrong."""
     try:
         takes = inspect.signature(build).parameters
     except (TypeError, ValueError):  # some callables do not tell
         return
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes.values()):
+    needed = [
+        name
+        for name, one in takes.items()
+        if one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        and name not in given
+    ]
+    if needed:
+        place = f" ({place_of(build)})" if place_of(build) else ""
+        raise ValueError(
+            f"env {env_id!r}{place} needs {', '.join(needed)}; give them as task.args in a recipe, or as "
+            f"graft.make({env_id!r}, {needed[0]}=...)"
+        ) from None
+    if any(one.kind is one.VAR_KEYWORD for one in takes.values()):
         return
     for name in given:
         if name not in takes:

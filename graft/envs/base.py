@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
 
+from graft.border import Giver, UserCodeError, as_observation, as_turn, named, seen
 from graft.envs.dice import Dice
 from graft.protocols import Env, Observation
 from graft.tools.rebind import Memo, counterparts
@@ -142,7 +143,8 @@ class BaseEnv(Made):
         self.rng.seed(seed)
         self.turns = self.whims = 0
         self.is_over = False
-        self.prompt = prompt = self.pose()
+        prompt: Any = as_observation(self.pose(), Giver(self, "env", "pose"))
+        self.prompt = prompt
         info = self.margins()
         info["seed"], info["answer"] = seed, self.answer
         return prompt, info
@@ -150,7 +152,7 @@ class BaseEnv(Made):
     def step(self, action: str) -> Turn:
         if self.is_over:
             raise RuntimeError(f"env {self.env_id!r}: no episode is running; call reset() first")
-        turn = self.respond(action)
+        turn = as_turn(self.respond(action), Giver(self, "env", "respond"))
         self.turns += 1
         if not (turn.terminated or turn.truncated) and self.turns == self.max_turns:
             turn = turn._replace(truncated=True)
@@ -181,7 +183,11 @@ class BaseEnv(Made):
             for name in self.shared:
                 common = getattr(self, name, None)
                 memo[id(common)] = common
-            vars(twin).update(copy.deepcopy(without((*self.shared, "made_by"), vars(self)), memo))
+            own = without((*self.shared, "made_by"), vars(self))
+            try:
+                vars(twin).update(copy.deepcopy(own, memo))
+            except TypeError as error:
+                raise _uncopied(self, own, error) from error
             return twin
 
     def get_state(self) -> dict[str, Any]:
@@ -200,6 +206,21 @@ class BaseEnv(Made):
     @property
     def unwrapped(self) -> Self:
         return self
+
+
+def _uncopied(env: Any, attributes: Mapping[str, Any], error: TypeError) -> Exception:
+    """Which attribute a fork could not copy, and what to do about it."""
+    for name, value in attributes.items():
+        try:
+            copy.deepcopy(value)
+        except TypeError as found:
+            return UserCodeError(
+                f"{named(env, 'class')} has the attribute {name!r}, {seen(value)}, which cannot be copied "
+                f"({found}), and attempts are copies of an environment. Name it in `shared` if all of them "
+                "may use it, write fork(), or set forkable = False: it is then built anew and its actions "
+                "replayed"
+            )
+    return error
 
 
 class Wrapper(Made):

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from graft.border import UserCodeError, named
+from graft.border import Giver, UserCodeError, as_posed, as_turn, named
 from graft.data.corpus import whole
 from graft.envs.base import Wrapper, as_messages, forking, limit_turns
 from graft.protocols import Env, Observation
@@ -172,7 +172,8 @@ class ToolEnv(Wrapper):
             check_tools(self._own(), [self, *inside(self)])
             self.is_checked = True
         self.previous = self._counters()
-        observation, info = self.env.reset(seed, **options)
+        posed: Any = as_posed(self.env.reset(seed, **options), Giver(self.env, "env", "reset"))
+        observation, info = posed
         for tool in self._stateful():
             tool.reset()
         self.turns = self.tool_uses = 0
@@ -235,7 +236,7 @@ class ToolEnv(Wrapper):
         return [tool for tool in self.tools.values() if has_state(tool)]
 
     def _pass_on(self, action: str) -> Turn:
-        turn: Turn = self.env.step(action)
+        turn = as_turn(self.env.step(action), Giver(self.env, "env", "step"))
         info = {**turn.info, "tool_uses": self._uses()}
         if self.env.observe_as != self.observe_as and not turn.is_over:
             info.setdefault("observe_as", self.env.observe_as)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from inspect import isawaitable
 
+from graft.border import Giver, UserCodeError, naming, refusal, source_of
 from graft.rollout.branch import Branch
 from graft.rollout.episode import Growth, Setting
 from graft.rollout.failure import Failure
@@ -17,13 +20,41 @@ async def grow(task: Task, setting: Setting, branch: Branch, place: int = 0) -> 
     async with Growth(task, setting, place) as growth:
         try:
             await growth.open()
-            await branch(growth)
+            await _grown(growth, branch)
+            check_grown(growth, branch)
         except Failure as failure:
             growth.settle()
             growth.fail(failure)
         else:
             growth.settle()
         return growth.episode
+
+
+async def _grown(growth: Growth, branch: Branch) -> None:
+    growing = branch(growth)
+    if not isawaitable(growing):
+        raise refusal(Giver(branch, "branch"), growing, "an awaitable: write `async def`")
+    is_ours = getattr(source_of(branch), "__module__", "").startswith("graft.")
+    with nullcontext() if is_ours else naming(branch, "branch", Failure):
+        await growing
+
+
+def check_grown(growth: Growth, branch: Branch) -> None:
+    """Refuse a branch that leaves attempts unfinished, or grows another number than was asked for."""
+    live = [path for path in growth.paths if path.is_live]
+    if live:
+        raise UserCodeError(
+            f"{Giver(branch, 'branch')} returned while {len(live)} of its {len(growth.paths)} attempts were "
+            "not over; `await path.finish()` for each, or asyncio.gather them"
+        )
+    own = sum(path.twin_of is None for path in growth.paths)
+    wanted = growth.setting.samples
+    if wanted is not None and own != wanted and not getattr(branch, "any_number", False):
+        raise UserCodeError(
+            f"{Giver(branch, 'branch')} grew {own} attempts, and rollout.samples={wanted}; take `samples` as "
+            "a parameter of the function that makes the branch and begin so many. "
+            "branch.any_number = True says that the number may differ"
+        )
 
 
 def collect(

@@ -72,9 +72,15 @@ class Ground:
     held_out: Setting
     branch: Branch
     concurrency: int = 256
+    samples: int | None = None
+    """Attempts that the branch has to grow; None: as many as it likes."""
 
     def of(self, job: Job) -> tuple[Setting, Branch]:
-        setting = replace(self.held_out if job.held_out else self.setting, salt=job.salt)
+        setting = replace(
+            self.held_out if job.held_out else self.setting,
+            salt=job.salt,
+            samples=job.samples if job.held_out else self.samples,
+        )
         if job.temperature is not None:
             sampling = replace(setting.sampling, temperature=job.temperature)
             setting = replace(setting, sampling=sampling)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from graft.actions.actions import Actions, Decisions
+from graft.border import Giver, as_posed, as_trace
 from graft.protocols import Env
 from graft.text.chat import Chat, Tools
 from graft.types import NO_ACTION, Author, Called, Episode, Leaf, Message, Span, Task
@@ -70,7 +71,8 @@ def demonstration(
         policy "I compare."   policy Called("compare", A, B)   env "A < B"        policy "Done."
         I compare.            compare A and B                  : A < B            Done.<eos>
     """
-    observation, info = env.reset(task.seed)
+    posed: Any = as_posed(env.reset(task.seed), Giver(env, "env", "reset"))
+    observation, info = posed
     messages = (
         [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
     )
@@ -79,7 +81,8 @@ def demonstration(
             f"{task.env} has a wrapper that rewrites the history, so its teacher's turns are no "
             "single conversation; warm up without such a wrapper, or from recorded chats (sft.data)"
         )
-    trace: Sequence[tuple[Author, str]] = env.demonstrate(random.Random(seed), **args)  # type: ignore[attr-defined]
+    taught: Any = env.demonstrate(random.Random(seed), **args)  # type: ignore[attr-defined]
+    trace = as_trace(taught, Giver(env, "env", "demonstrate"))
     env.close()
     entries: list[Said] = []
     for number, (author, text) in enumerate(trace):

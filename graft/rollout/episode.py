@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from graft.actions.actions import Actions
+from graft.border import Giver, as_info, as_posed, check_json
 from graft.envs.base import BaseEnv
 from graft.protocols import Context, Engine, Env, Reward
 from graft.rollout.failure import Failure, boundary
@@ -41,6 +42,8 @@ class Setting:
     """None: calls are text that the environment has to find."""
     prefill: str = ""
     """What every answer begins with; part of the prompt, so never trained."""
+    samples: int | None = None
+    """Attempts that a branch has to grow, twins aside; None: as many as it likes."""
 
 
 def draw_key(salt: int, task: str, path: int) -> int:
@@ -87,7 +90,11 @@ class Growth:
         setting, task = self.setting, self.episode.task
         async with boundary(f"env {task.env} reset", setting.deadline):
             self._env = setting.make_env(task)
-            observation, info = await call(self._env, self._env.reset, task.seed)
+            who = Giver(self._env, "env", "reset")
+            observation, info = as_posed(await call(self._env, self._env.reset, task.seed), who)
+            for key in ("answer", "meta", "data_source"):
+                check_json(info.get(key), who, f"info[{key!r}]")
+            meta = as_info(info.get("meta"), who)
         messages = (
             [{"role": "user", "content": observation}]
             if isinstance(observation, str)
@@ -98,7 +105,7 @@ class Growth:
             prompt=tuple(messages),
             answer=info.get("answer", task.answer),
             data_source=info.get("data_source") or task.data_source or task.env,
-            meta={**task.meta, **info.get("meta", {})},
+            meta={**task.meta, **meta},
         )
         if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
             tokens = self.begin(str(observation))
@@ -128,7 +135,7 @@ class Growth:
             env, failure = NoEnv(), error
         path = self.add(self._prompt.fork(self.key(len(self.paths), purpose)), env, tip=0)
         if failure is not None:
-            self.episode.spans[0].info["error"] = str(failure)
+            failure.write(self.episode.spans[0].info)
             await path.end(failure.status)
         return path
 
@@ -188,5 +195,5 @@ class Growth:
         """The task itself could not be posed: one leaf says so."""
         if not self.episode.spans:
             self.episode.append(Span(None, Author.TASK, []))
-        self.episode.spans[0].info["error"] = str(failure)
+        failure.write(self.episode.spans[0].info)
         self.episode.leaves.append(Leaf((0,), status=failure.status))

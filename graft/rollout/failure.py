@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+from graft.border import NotFinite, UserCodeError, user_frame
 from graft.engine.errors import EngineError
 from graft.tools.errors import ToolError
 from graft.types import Status
+
+MAX_TRACE = 8000
+"""Characters of a traceback that an episode keeps: its end."""
+
+_shown: set[str] = set()
 
 
 class Failure(Exception):
     """An attempt cannot go on; `status` says whose fault, the text says what was seen."""
 
-    def __init__(self, status: Status, reason: str) -> None:
+    def __init__(self, status: Status, reason: str, trace: str = "") -> None:
         super().__init__(reason)
         self.status = status
+        self.trace = trace
+        """The traceback of the code that raised; "": nothing was raised, as at a deadline."""
+
+    def write(self, info: dict[str, Any]) -> None:
+        """Into the info of the span where it happened."""
+        info["error"] = str(self)
+        if self.trace:
+            info["traceback"] = self.trace
 
 
 @asynccontextmanager
@@ -25,7 +43,8 @@ async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
 
     `EngineError` and `ToolError` keep their own status, passing the deadline is a TIMEOUT, and any
     other exception inside "env ..." is that environment's. Exceptions elsewhere are bugs of ours and
-    go through.
+    go through, and so does a UserCodeError: an environment that answers with something that is no
+    answer will do so again.
     """
     clock = asyncio.timeout(deadline)
     try:
@@ -34,12 +53,29 @@ async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
     except TimeoutError as error:
         if clock.expired():  # not one that the code itself raised
             raise Failure(Status.TIMEOUT, f"waited {deadline:g} s for {what}") from error
-        raise Failure(Status.ENV_ERROR, f"{what}: {type(error).__name__}: {error}") from error
+        raise failure(Status.ENV_ERROR, what, error) from error
     except EngineError as error:
         raise Failure(Status.ENGINE_ERROR, f"{what}: {error}") from error
     except ToolError as error:
-        raise Failure(Status.TOOL_ERROR, f"{what}: {error}") from error
+        trace = "" if error.__cause__ is None else trace_of(error)
+        raise Failure(Status.TOOL_ERROR, f"{what}: {error}", trace) from error
     except (Exception, SystemExit) as error:  # exit() in an env's code is no wish to end the run
-        if not what.startswith("env"):
+        if isinstance(error, NotFinite) and what.startswith("env"):
+            raise Failure(Status.ENV_ERROR, f"{what}: {error}") from error
+        if isinstance(error, UserCodeError) or not what.startswith("env"):
             raise
-        raise Failure(Status.ENV_ERROR, f"{what}: {type(error).__name__}: {error}") from error
+        raise failure(Status.ENV_ERROR, what, error) from error
+
+
+def failure(status: Status, what: str, error: BaseException) -> Failure:
+    """An exception of an environment: what it is, the user's line where it was raised, the traceback."""
+    at = f" (at {frame})" if (frame := user_frame(error)) else ""
+    return Failure(status, f"{what}: {type(error).__name__}: {error}{at}", trace_of(error))
+
+
+def trace_of(error: BaseException) -> str:
+    trace = "".join(traceback.format_exception(error))
+    if os.environ.get("GRAFT_DEBUG") and trace not in _shown:  # once: attempts fail by the hundred
+        _shown.add(trace)
+        print(trace, file=sys.stderr, flush=True)
+    return trace[-MAX_TRACE:]

@@ -11,12 +11,21 @@ takes them with `begin`, and may `fork` there; the fork has the same past and no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from graft.border import (
+    Giver,
+    UserCodeError,
+    as_number,
+    as_posed,
+    as_turn,
+    check_fork,
+    raised,
+    user_frame,
+)
 from graft.protocols import Context, Env
 from graft.rollout.failure import Failure, boundary
 from graft.rollout.threads import in_thread
@@ -94,7 +103,7 @@ class Path:
         try:
             await steps
         except Failure as failure:
-            self.growth.episode.spans[self.tip].info["error"] = str(failure)
+            failure.write(self.growth.episode.spans[self.tip].info)
             if self._is_acting and getattr(self.env, "tools", None):  # no turn tells of this call
                 self.metrics["tools/broken"] = self.metrics.get("tools/broken", 0.0) + 1
                 self.growth.episode.spans[self.tip].info["tool_calls"] = 1
@@ -115,10 +124,10 @@ class Path:
         said = self._said(is_closed, is_call=finish is Finish.EXIT)
         self._is_acting = True
         async with boundary(f"env {self.growth.episode.task.env} step", setting.deadline):
-            turn: Turn = await call(self.env, self.env.step, said)
+            turn = as_turn(
+                await call(self.env, self.env.step, said), Giver(self.env, "env", "step")
+            )
             self._is_acting = False
-            if not math.isfinite(turn.reward):
-                raise ValueError(f"reward {turn.reward} is not a finite number")
         self.actions.append(said)
         span.reward = turn.reward
         self.reward += turn.reward
@@ -268,7 +277,8 @@ class Path:
             self.metrics["tool_failures"] += failures
         for name, value in info.items():
             if name.startswith("tools/"):  # one tool's calls, failures, seconds in this episode
-                self.metrics[name] = float(value)
+                who = Giver(self.env, "env", "step")
+                self.metrics[name] = as_number(value, who, verb=f"gave as info[{name!r}]")
 
     async def fork(self) -> Path:
         """A second path with the same past; from here on the two are strangers.
@@ -311,18 +321,19 @@ class Path:
         async with boundary(f"the reward of {episode.task.id}", setting.deadline):
             given = (episode.task, row)
             waits = getattr(reward, "blocking", False)  # as a judge does, asked over a network
+            who = Giver(reward, "reward")
             try:
-                earned = await in_thread(reward, *given) if waits else reward(*given)
+                given_back = await in_thread(reward, *given) if waits else reward(*given)
             except SystemExit as error:
-                raise ValueError(
-                    f"the reward of task {episode.task.id!r} called exit({error.code}); a reward "
-                    "function must return a finite number"
+                raise UserCodeError(
+                    f"{who} called exit({error.code}) for task {episode.task.id!r}; it must return a "
+                    "finite number"
                 ) from error
-        if not math.isfinite(earned):
-            raise ValueError(
-                f"the reward of task {episode.task.id!r} is {earned}; a reward function "
-                "must return a finite number"
-            )
+            except Exception as error:
+                if isinstance(error, UserCodeError) or not user_frame(error):
+                    raise
+                raise raised(f"{who}, asked about task {episode.task.id!r},", error) from error
+        earned = as_number(given_back, who, f"a finite number (task {episode.task.id!r})")
         leaf.reward = earned
         if self.spoken is not None:  # not a span of the path that it is a fork of
             self.spoken.reward += earned - self.reward  # turns still add up to the leaf's reward
@@ -360,12 +371,14 @@ async def fork_env(env: Env, setting: Setting, task: Task, actions: Sequence[str
     """A copy; of an env that cannot be copied, a new one that lives through the same turns."""
     if env.forkable:
         async with boundary(f"env {task.env} fork", setting.deadline):
-            return env.fork()
+            twin = env.fork()
+            check_fork(twin, env)
+            return twin
     async with boundary(f"env {task.env} replay", setting.deadline):
         copy = setting.make_env(task)
     try:
         async with boundary(f"env {task.env} replay", setting.deadline):
-            await call(copy, copy.reset, task.seed)
+            as_posed(await call(copy, copy.reset, task.seed), Giver(copy, "env", "reset"))
     except BaseException:
         copy.close()
         raise
@@ -379,7 +392,8 @@ async def replay(env: Env, setting: Setting, task: Task, actions: Sequence[str])
     try:
         async with boundary(f"env {task.env} replay", setting.deadline):
             for action in actions:
-                turns.append(await call(env, env.step, action))
+                turn = await call(env, env.step, action)
+                turns.append(as_turn(turn, Giver(env, "env", "step")))
                 if turns[-1].is_over:
                     raise ValueError(
                         f"turn {len(turns)} ended the episode, which it did not before"

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from graft.border import Giver, UserCodeError, refusal, user_frame
 from graft.tools import ERROR
 from graft.tools.errors import ToolError
 from graft.tools.schema import content_of
@@ -46,8 +47,8 @@ def call_tool(tool: Any, what: str | Mapping[str, Any]) -> str:
             with place(tool):
                 answer = _call(tool, what)
     if not isinstance(answer, str):
-        raise ToolError(
-            f"tool {tool.name!r} answered with {type(answer).__name__}, not with a text"
+        raise refusal(
+            Giver(tool, "tool"), answer, "a text; a typed function may return anything JSON"
         )
     return answer
 
@@ -60,10 +61,11 @@ def _call(tool: Any, what: str | Mapping[str, Any]) -> str:
             return tool.call(what)
         content, why = content_of(tool, what)
         return f"{ERROR}{why}" if why else tool(content)
-    except (ToolError, KeyboardInterrupt):
+    except (ToolError, UserCodeError, KeyboardInterrupt):
         raise
     except BaseException as error:  # SystemExit too: a library that calls exit() is a broken tool
-        raise ToolError(f"tool {tool.name!r} broke: {type(error).__name__}: {error}") from error
+        at = f" (at {frame})" if (frame := user_frame(error)) else ""
+        raise ToolError(f"tool {tool.name!r} broke: {type(error).__name__}: {error}{at}") from error
 
 
 @contextmanager

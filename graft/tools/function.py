@@ -20,12 +20,13 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
+from graft.border import Giver, UserCodeError, named, refusal
 from graft.tools import ERROR, background
 from graft.tools.errors import ToolError
 from graft.tools.options import check_options
@@ -82,6 +83,7 @@ class FunctionTool:
         self.concurrency = concurrency
         self.shared = shared
         self.is_async = inspect.iscoroutinefunction(function)
+        self.may_be_none = admits_none(source)
         self._model = arguments_model(function, self.name, about)
         self.parameters = tidy(self._model.model_json_schema())
 
@@ -100,8 +102,8 @@ class FunctionTool:
             for inner, field in self._model.model_fields.items()
         }
         try:
-            return as_text(self._run(given))
-        except ToolError:
+            return self._text(self._run(given))
+        except (ToolError, UserCodeError):
             raise
         except TimeoutError as error:
             if self.timeout is None:
@@ -111,6 +113,20 @@ class FunctionTool:
             Exception
         ) as error:  # the function is the user's: its faults are the policy's to read
             return f"{ERROR}{type(error).__name__}: {error}"
+
+    def _text(self, value: Any) -> str:
+        """What the function returned, for the policy to read."""
+        if value is None and not self.may_be_none:
+            raise UserCodeError(
+                f'{named(self, "tool")} returned None, and the policy would read "null"; return what it '
+                "should read, or write -> None if there is nothing to say"
+            )
+        if inspect.isgenerator(value) or inspect.iscoroutine(value) or isinstance(value, type):
+            raise refusal(Giver(self, "tool"), value, JSONABLE)
+        try:
+            return as_text(value)
+        except PydanticSerializationError:
+            raise refusal(Giver(self, "tool"), value, JSONABLE) from None
 
     def _run(self, arguments: dict[str, Any]) -> Any:
         if self.is_async:
@@ -172,13 +188,32 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A text as it is, anything else as JSON: [1, 2] -> "[1,2]", None -> "null"."""
+    """A text as it is, anything else as JSON: [1, 2] -> "[1,2]", None -> "null".
+
+    A number of numpy's or torch's is its value. PydanticSerializationError: it has no JSON form.
+    """
     if isinstance(value, str):
         return value
-    try:
-        return to_json(value, fallback=str).decode()
-    except PydanticSerializationError:
-        return str(value)
+    return to_json(value, fallback=_plain).decode()
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy, torch
+        return value.tolist()
+    if isinstance(value, Exception) or type(value).__str__ is not object.__str__:
+        return str(value)  # it says how it is written
+    raise PydanticSerializationError(f"{type(value).__name__} has no JSON form")
+
+
+JSONABLE = "a text, or what JSON can hold: numbers, lists, dicts, dataclasses"
+
+
+def admits_none(function: Callable[..., Any]) -> bool:
+    """Whether a function says that it may return None: -> None, -> str | None."""
+    written = getattr(function, "__annotations__", {}).get("return", ...)
+    if isinstance(written, str):
+        return written == "Any" or "None" in written or "Optional" in written
+    return written is None or written is Any or type(None) in get_args(written)
 
 
 def arguments_model(

@@ -20,7 +20,16 @@ import gc
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
 from typing import Any
 
 from graft.border import UserCodeError, named
@@ -212,6 +221,20 @@ class _Copy:
     """Stands for the copy of a layer."""
 
 
+_PASSED_OVER = (
+    str,
+    int,
+    float,
+    ModuleType,
+    CodeType,
+    FrameType,
+    TracebackType,
+    BaseException,
+    _Copy,
+)
+"""A traceback leads to every variable of those that were running."""
+
+
 def _check_size(name: str, function: FunctionType) -> None:
     for cell, variable in _free(function):
         try:
@@ -249,9 +272,7 @@ def _reaches(tool: Any, originals: Mapping[int, Any]) -> tuple[Any, str] | None:
         value, through = waiting.popleft()
         if id(value) in originals:
             return value, through
-        if id(value) in seen or isinstance(
-            value, str | int | float | ModuleType | CodeType | _Copy
-        ):
+        if id(value) in seen or isinstance(value, _PASSED_OVER):
             continue
         seen.add(id(value))
         if isinstance(value, type) and "<locals>" not in value.__qualname__:

@@ -133,5 +133,6 @@ def why_it_died(episodes: Sequence[Episode]) -> str:
     return (
         f"none of the {count} attempts of this step came to its end; {len(reasons)} failed, mostly: "
         f"{common}. Nothing was trained; the last "
-        "checkpoint is intact. Repair the environment or tool and run the same command again"
+        "checkpoint is intact. Repair the environment or tool and run the same command again; errors.log in "
+        "the run's folder has the traceback, GRAFT_DEBUG=1 prints it"
     )

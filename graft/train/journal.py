@@ -6,7 +6,7 @@ Of several processes the first one writes; the others come along.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ from graft.train.rl import Learned
 from graft.train.tracking import Track
 from graft.types import Episode
 
+ERRORS = "errors.log"
+"""Of a run's folder: what environments and tools raised, with the traceback."""
+
 
 class Journal:
     """The records of one run, while it is entered."""
@@ -30,6 +33,7 @@ class Journal:
         self.folder, self.config, self.display, self.is_first = folder, config, display, is_first
         self.alarms = Alarms()
         self._track: Track | None = None
+        self._traces: set[str] = set()
 
     def __enter__(self) -> Journal:
         if self.is_first:
@@ -66,6 +70,22 @@ class Journal:
             with out_of_disk(self.folder.path):
                 self._track.alarm(alarm.to_json() | {"phase": phase})
             self.display.alarm(alarm.text, alarm.level, step)
+
+    def failures(self, when: str, episodes: Sequence[Episode]) -> None:
+        """Tracebacks of environments and tools, each once, into `errors.log`."""
+        if not self.is_first:
+            return
+        for episode in episodes:
+            for span in episode.spans:
+                trace = span.info.get("traceback")
+                if not trace or trace in self._traces:
+                    continue
+                self._traces.add(trace)
+                with (
+                    out_of_disk(self.folder.path),
+                    (self.folder.path / ERRORS).open("a", encoding="utf-8") as file,
+                ):
+                    file.write(f"{when}, task {episode.task.id}: {span.info['error']}\n{trace}\n")
 
     def keeps_episodes(self, step: int) -> bool:
         every = self.config.run.log_episodes

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from graft.algos.batch import Batch
+from graft.algos.checked import check_loss
 from graft.algos.losses import Loss, value_loss
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
@@ -300,7 +301,7 @@ class Learner:
             micro = micro.replace(word_logprobs=any_word)
         else:
             logp, entropy = forest.logprobs(*how)
-        loss_NT, metrics = self.loss(logp, entropy, micro)
+        loss_NT, metrics = check_loss(self.loss(logp, entropy, micro), logp, self.loss)
         loss = (loss_NT * weights_NT).sum()
         totals = {"loss": loss.detach()}
         if self.critic is not None:

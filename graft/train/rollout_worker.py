@@ -53,7 +53,10 @@ class RolloutWorker:
             parts = assemble(recipe)
         except Exception as error:
             return describe(error)
-        ground = Ground(parts.setting, parts.held_out, parts.branch, recipe.rollout.concurrency)
+        limits = recipe.rollout
+        ground = Ground(
+            parts.setting, parts.held_out, parts.branch, limits.concurrency, limits.samples
+        )
         self.engine = parts.engine
         self.grower = Grower(ground, discards=recipe.rollout.unfinished == "discard")
         return ""

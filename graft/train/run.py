@@ -271,6 +271,7 @@ class Session:
         name = f"{len(tasks)} held-out episodes"
         job = Job(tasks, name, held_out=True, temperature=temperature)
         score = score_of(self.crew.submit(job).result())
+        self.journal.failures(name, score.episodes)
         leaves = [leaf for episode in score.episodes for leaf in episode.leaves]
         if all(leaf.status is Status.ENGINE_ERROR for leaf in leaves):  # no score of anything
             raise RunStopped(
@@ -308,6 +309,7 @@ class Session:
             for step in range(done + 1, config.train.steps + 1):
                 self.processes.doing(f"samples for step {step}")
                 rollouts = source.take(step)
+                self.journal.failures(f"step {step}", rollouts.episodes)
                 self.processes.doing(f"learns step {step}")
                 with self.interrupt.held(), self.journal.evidence(step, rollouts.episodes):
                     learner.keeps_logprobs = self.journal.keeps_episodes(step)
@@ -453,10 +455,16 @@ class Session:
 
 
 def train_recipe(
-    recipe: str | Config, *overrides: str, quiet: bool = True, stream: TextIO | None = None
+    recipe: str | Mapping[str, Any] | Config,
+    *overrides: str,
+    quiet: bool = True,
+    stream: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Run a recipe to its end, or go on with one that was interrupted; returns its summary."""
-    config = load_config(recipe, overrides) if isinstance(recipe, str) else recipe
+    """Run a recipe to its end, or go on with one that was interrupted; returns its summary.
+
+    A dict of sections is a recipe too: train({"task": {"env": "calculator"}, "train": {"steps": 2}}).
+    """
+    config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides)
     with Display(config.train.steps, quiet=quiet, stream=stream) as display:
         return Session(config, display).train()
 

@@ -170,7 +170,8 @@ def known_elsewhere(config: Config, vocab_size: int) -> int:
 def make_crew(parts: Parts, processes: Processes = ALONE) -> Crew:
     """Whoever attempts this run's tasks."""
     config = parts.config
-    ground = Ground(parts.setting, parts.held_out, parts.branch, config.rollout.concurrency)
+    limits = config.rollout
+    ground = Ground(parts.setting, parts.held_out, parts.branch, limits.concurrency, limits.samples)
     crew: Crew = Here(ground)
     if config.rollout.staleness:
         crew = Background(ground, discards=config.rollout.unfinished == "discard")

@@ -20,10 +20,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from graft.border import Giver, refusal
 from graft.registry import resolve
 from graft.train.trackers import PHASES, TRACKERS, Phase, Tracker
 from graft.types import Episode
 
+METHODS = ("log", "truncate_after", "close")
+"""Of a tracker."""
 RESERVED = ("phase", "step", "nonfinite")
 
 
@@ -57,6 +60,14 @@ class Track:
                 ) from error
             except Exception as error:  # not logged in, no network, ...: the run matters more
                 self._drop(name, error)
+            else:
+                made = self._trackers[name]
+                missing = [one for one in METHODS if not callable(getattr(made, one, None))]
+                if missing:
+                    self._trackers.clear()
+                    self.close()
+                    wanted = f"a tracker with {', '.join(METHODS)}; it lacks {', '.join(missing)}"
+                    raise refusal(Giver(factory, "tracker"), made, wanted)
 
     def log(self, step: int, metrics: Mapping[str, float], phase: str = "rl") -> None:
         """Append one line to `metrics.jsonl` and tell the trackers; phase is "sft" or "rl"."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from graft.border import UserCodeError
 from graft.envs.base import BaseEnv
 from graft.rollout.branch import independent
 from graft.rollout.crew import Background, Ground, Grower, Here, Job, Window
@@ -440,7 +441,7 @@ def bad_reward(task, row):
 
 def test_the_first_cause_reaches_whoever_asks_for_the_episodes(closing):
     crew = closing(Background(ground(Slow(pace=lambda: 0.001), reward=bad_reward)))
-    with pytest.raises(ZeroDivisionError, match="the reward of t1"):
+    with pytest.raises(UserCodeError, match="raised ZeroDivisionError: the reward of t1 at"):
         crew.submit(job()).result()
     assert len(crew.submit(job(3)).result()) == 2  # others are not concerned
 
@@ -449,7 +450,7 @@ def test_a_fault_in_a_step_ahead_is_raised_when_that_step_is_asked_for(closing):
     crew = closing(Background(ground(reward=bad_reward)))
     window = Window(crew, lambda step: job(step, tasks=1), ahead=1, last=3)
     assert len(window.take(1)) == 1
-    with pytest.raises(ZeroDivisionError, match="the reward of t1"):
+    with pytest.raises(UserCodeError, match="raised ZeroDivisionError: the reward of t1 at"):
         window.take(2)
 
 

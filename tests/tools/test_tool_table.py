@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graft.border import UserCodeError
 from graft.protocols import Tool
 from graft.registry import UnknownName
 from graft.tools import TOOLS, calling, make_tool, make_tools
@@ -71,7 +72,7 @@ def test_an_answer_that_is_no_text_is_the_tools_fault():
         def __call__(self, content: str) -> Any:
             return 3
 
-    with pytest.raises(ToolError, match="tool 'echo' answered with int, not with a text"):
+    with pytest.raises(UserCodeError, match=r"tool echo \(.*:\d+\) returned the int 3; .* a text"):
         call_tool(Number(), "x")
 
 
