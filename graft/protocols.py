@@ -20,8 +20,8 @@ class Env(Protocol):
     `stop` are strings that end the policy's turn (they belong to the action). `observe_as` says how
     an observation enters the context: "inline" (appended to the policy's own turn, as tool tags do),
     as a chat message with the role "user" or "tool", or in place of it: "prompt" is the whole next
-    prompt, for wrappers that rewrite the history, and "raw" the same already put through the chat
-    template.
+    prompt, for wrappers that rewrite the history, "raw" the same already put through the chat
+    template, and "messages" (of a turn alone) the same as `info["messages"]`, with `info["tools"]`.
     """
 
     blocking: bool

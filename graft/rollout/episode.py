@@ -116,10 +116,14 @@ class Growth:
         self.episode.append(Span(None, Author.TASK, tokens, text=text))
         self._prompt = setting.engine.open(tokens)
 
-    def begin(self, prompt: str | list[Message]) -> list[int]:
-        """The tokens of a prompt and of what the answer begins with; a text is already rendered."""
+    def begin(self, prompt: str | list[Message], tools: Any = None) -> list[int]:
+        """The tokens of a prompt and of what the answer begins with; a text is already rendered.
+
+        `tools` are those of a prompt that brings its own; an empty list is none.
+        """
         chat, encode = self.setting.chat, self.setting.chat.tokenizer.encode
-        tokens = encode(prompt) if isinstance(prompt, str) else chat.prompt(prompt, self.tools)
+        offered = self.tools if tools is None else tools or None
+        tokens = encode(prompt) if isinstance(prompt, str) else chat.prompt(prompt, offered)
         return tokens + (encode(self.setting.prefill) if self.setting.prefill else [])
 
     async def root(self, purpose: str = "") -> Path:

@@ -248,6 +248,9 @@ class Path:
             return self._begin_anew(growth.begin([message]), observation)
         if role == "raw":
             return self._begin_anew(growth.begin(observation), observation)
+        if role == "messages":  # a request of its own: a sub-agent's, or a rewritten history
+            tokens = growth.begin(turn.info["messages"], turn.info.get("tools"))
+            return self._begin_anew(tokens, observation)
         if role == "inline":
             if actions is not None and isinstance(said, Called):
                 observation = actions.render(said.tool, observation)

@@ -311,7 +311,19 @@ class Raw(Rewritten):
     observe_as = "raw"
 
 
-@pytest.mark.parametrize("make_env", [Rewritten, Raw])
+class Requests(Rewritten):
+    """The same as messages of which each turn brings all, as programs do that call a model."""
+
+    observe_as = "user"
+
+    def respond(self, action: str) -> Turn:
+        turn = super().respond(action)
+        parts = ("1+2=", turn.observation.removeprefix("1+2="))
+        messages = [{"role": "user", "content": part} for part in parts]
+        return turn._replace(info={"observe_as": "messages", "messages": messages, "tools": []})
+
+
+@pytest.mark.parametrize("make_env", [Rewritten, Raw, Requests])
 def test_a_rewritten_history_is_a_new_context_and_a_row_of_its_own(make_env):
     where = setting(make_env, sampling=Sampling(max_tokens=64))
     (episode,) = collect(TASKS[:1], where, independent(6))
@@ -330,6 +342,17 @@ def test_a_rewritten_history_is_a_new_context_and_a_row_of_its_own(make_env):
     with torch.no_grad():
         logp, _ = Forest(rows, batch.mask, torch.device("cpu")).logprobs(where.engine.decoder)
     torch.testing.assert_close(logp[batch.mask], batch.logprobs[batch.mask], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("tools", "shown"), [(["b"], ["b"]), ([], None), (None, ["a"])])
+def test_a_prompt_of_its_own_has_tools_of_its_own(tools, shown, monkeypatch):
+    """A sub-agent's request names its tools; without a word the task's own stay."""
+    where, seen = setting(Requests), []
+    monkeypatch.setattr(where.chat, "prompt", lambda messages, tools: seen.append(tools) or [1])
+    growth = Growth(TASKS[0], where)
+    growth.tools = ["a"]
+    assert growth.begin([{"role": "user", "content": "?"}], tools) == [1]
+    assert seen == [shown]
 
 
 def test_contexts_of_one_path_draw_independently_and_the_same_again():

@@ -25,7 +25,9 @@ NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 class Question:
     """One request that waits for its answer."""
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], session: str = "") -> None:
+        self.session = session
+        """Whose request it is, where the caller says so."""
         self.messages: list[Message] = list(body.get("messages") or ())
         self.tools: list[dict[str, Any]] = list(body.get("tools") or ())
         self._answered = threading.Event()
@@ -77,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
         if not self.path.endswith("/chat/completions"):
             return self.reply(404, {"error": {"message": f"no such path: {self.path}"}})
         server: Any = self.server
-        question = Question(body)
+        question = Question(body, self.headers.get("X-Session-ID", ""))
         server.questions.put(question)
         message = question.wait(server.patience)
         if message is None:

@@ -6,6 +6,9 @@ request to that server is an observation.
 
     reset(seed) -> the messages of the first request
     step(text)  -> its answer goes out; the next request, or the rewards of the finished episode
+
+A request that goes on from the last one and its answer appends what is new. Any other (a sub-agent's, a
+second agent's, a history that the harness has rewritten) is a whole prompt, and a context of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ class VerifiersEnv(ForeignEnv):
 
     An observation after the first is the text of what came since the policy's answer; its messages
     are in `info["messages"]`, the tools on offer in `info["tools"]` of the reset, all rewards by
-    name in the last info. It does not fork: the episode runs in other people's processes.
+    name in the last info. Where a request does not go on from the last one, `info["observe_as"]` is
+    "messages", and `info` has all messages and tools of it. An agent that is not to be trained needs a
+    model of its own. It does not fork: the episode runs in other people's processes.
     """
 
     blocking = True
@@ -64,6 +69,8 @@ class VerifiersEnv(ForeignEnv):
             raise ValueError("the taskset of this verifiers env is empty")
         self.server = ModelServer(timeout)
         self.question: Question | None = None
+        self.traces: dict[str, Any] = {}
+        """The runs of the episode's agents, by the session that their requests name."""
         self.episode: Future[Any] | None = None
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -84,19 +91,29 @@ class VerifiersEnv(ForeignEnv):
 
     def respond(self, action: str) -> Turn:
         assert self.question is not None and self.episode is not None  # reset came first
-        self.question.answer(as_assistant(action, self.style, self.question))
+        asked, answer = self.question, as_assistant(action, self.style, self.question)
+        asked.answer(answer)
         question = self._await_question()
         if question is None:
             return self._conclude(self.episode.result())
-        fresh = since_last_answer(question.messages)
-        text = "\n".join(str(message.get("content") or "") for message in fresh)
-        role = fresh[0]["role"] if fresh else "user"
-        return Turn(text, info={"messages": fresh, "observe_as": role})
+        fresh = added(asked, answer, question)
+        texts = [text_of(message) for message in fresh or question.messages]
+        if fresh is None:
+            whole = {"messages": question.messages, "tools": question.tools}
+            return Turn("\n".join(texts), info={**whole, "observe_as": "messages"})
+        role = fresh[0]["role"]
+        several = {"tool_results": texts} if role == "tool" else {}
+        return Turn("\n".join(texts), info={"messages": fresh, "observe_as": role, **several})
 
     async def _play(self, task: Any) -> Any:
         self._is_idle.clear()
+        self.traces = {}
+
+        def begun(trace: Any) -> None:
+            self.traces[trace.id] = trace
+
         try:
-            return await self.env.run_episode(task, context(self.server.url))
+            return await self.env.run_episode(task, context(self.server.url), on_trace=begun)
         finally:
             self._is_idle.set()
 
@@ -121,6 +138,7 @@ class VerifiersEnv(ForeignEnv):
         while time.monotonic() < ends:
             try:
                 self.question = self.server.questions.get(timeout=GLANCE)
+                self._refuse_untrained(self.question)
                 return self.question
             except queue.Empty:
                 if self.episode.done():
@@ -128,6 +146,19 @@ class VerifiersEnv(ForeignEnv):
                     return None
         self._break_off()
         raise TimeoutError(f"the verifiers env took more than {self.timeout:g} s for a turn")
+
+    def _refuse_untrained(self, question: Question) -> None:
+        """The policy must not stand in for an agent that is fixed: its words would be trained."""
+        trace = self.traces.get(question.session)
+        agent = getattr(trace, "agent", None)
+        if agent is None or getattr(agent, "trainable", True):
+            return
+        self._break_off()
+        raise ValueError(
+            f"the verifiers agent {agent.name!r} is not to be trained, and asks the policy since it has no "
+            f"model of its own; give it one in the environment's config: {agent.name}={{model: ..., client: "
+            "{base_url: ...}}"
+        )
 
     def _serve(self) -> None:
         """Keep the env's own servers up from the first episode to close()."""
@@ -172,12 +203,16 @@ class VerifiersEnv(ForeignEnv):
 def as_assistant(action: str, style: str, question: Question) -> Message:
     """The policy's text as a message: calls it contains are written out for the harness.
 
-    A call that cannot be read stays text: the harness sees an answer without calls.
+    Their text is left out, or a prompt that repeats the message would show them twice. A call that
+    cannot be read stays text: the harness sees an answer without calls.
     """
     message: Message = {"role": "assistant", "content": action}
     names = [tool["function"]["name"] for tool in question.tools if "function" in tool]
     calls = [call for call in tool_calls(action, style, names) if not call.error] if names else []
     if calls:
+        for call in reversed(calls):
+            action = action[: call.start] + action[call.end :]
+        message["content"] = action.strip()
         message["tool_calls"] = [
             {
                 "id": f"call_{len(question.messages)}_{number}",
@@ -189,10 +224,50 @@ def as_assistant(action: str, style: str, question: Question) -> Message:
     return message
 
 
-def since_last_answer(messages: list[Message]) -> list[Message]:
-    """user, assistant, tool, tool -> tool, tool"""
-    at = max((i for i, one in enumerate(messages) if one["role"] == "assistant"), default=-1)
-    return messages[at + 1 :]
+def added(asked: Question, answer: Message, question: Question) -> list[Message] | None:
+    """What a request adds to the last one and its answer; None if it does not go on from them.
+
+    [user], answer "4", [user, assistant "4", tool, tool]    [tool, tool]
+    [user], answer "4", [user "summary"]                     None: the history was rewritten
+
+    Only what one turn can append: results of tools, or one message of the user's.
+    """
+    past = [*asked.messages, answer]
+    fresh = question.messages[len(past) :]
+    is_same = len(question.messages) > len(past) and all(map(are_same, past, question.messages))
+    if not is_same or question.tools != asked.tools:
+        return None
+    roles = [message.get("role") for message in fresh]
+    return fresh if set(roles) == {"tool"} or roles == ["user"] else None
+
+
+def are_same(sent: Message, heard: Message) -> bool:
+    """Whether a message came back as it was; harnesses trim it, or leave out words beside calls."""
+    calls = [called(message) for message in (sent, heard)]
+    texts = [text_of(message).strip() for message in (sent, heard)]
+    is_said = texts[0] == texts[1] or (bool(calls[1]) and not texts[1])
+    return sent.get("role") == heard.get("role") and calls[0] == calls[1] and is_said
+
+
+def called(message: Message) -> list[tuple[Any, Any]]:
+    """The calls of a message as names and arguments; ids and spelling are the harness's own."""
+    functions = [call.get("function", {}) for call in message.get("tool_calls") or ()]
+    return [(one.get("name"), opened(one.get("arguments"))) for one in functions]
+
+
+def opened(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def text_of(message: Message) -> str:
+    """What a message says, be its content a text or parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return str(content or "")
 
 
 def error_of(episode: Any) -> str:

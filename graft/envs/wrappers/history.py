@@ -75,6 +75,11 @@ class History(Wrapper):
         turn: Turn = self.env.step(action)
         role = "tool" if "tool" in turn.info else "user"
         said = turn.info.get("observe_as", role)
+        if said == "messages":
+            raise ValueError(
+                "the environment began a conversation of its own (a sub-agent's, or a rewritten history), "
+                "which a wrapper that joins the history cannot show; leave the wrapper out"
+            )
         self.seen.append(
             {
                 "action": turn.info.get("parsed_action", action),

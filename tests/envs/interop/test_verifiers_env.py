@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from graft.envs.interop.model_server import ModelServer
-from graft.envs.interop.verifiers import VerifiersEnv, since_last_answer
+from graft.envs.interop.model_server import ModelServer, Question
+from graft.envs.interop.verifiers import VerifiersEnv, added, as_assistant
 
 vf = pytest.importorskip("verifiers.v1")
 
@@ -102,10 +102,88 @@ def test_an_env_object_with_a_limit_of_its_own_is_truncated():
     env.close()
 
 
-def test_new_messages_are_those_after_the_last_answer():
-    roles = ["user", "assistant", "tool", "assistant", "tool", "user"]
-    fresh = since_last_answer([{"role": role} for role in roles])
-    assert [message["role"] for message in fresh] == ["tool", "user"]
+@pytest.fixture(scope="module")
+def team() -> Iterator[VerifiersEnv]:
+    agent = {"runtime": {"type": "subprocess"}, "harness": {"id": "toy-team"}}
+    config = {"taskset": {"id": "toy-team"}, "agent": agent}
+    made = VerifiersEnv(
+        vf.SingleAgentEnv(vf.SingleAgentEnvConfig.model_validate(config)), timeout=60
+    )
+    yield made
+    made.close()
+
+
+def test_a_request_that_does_not_go_on_is_a_prompt_of_its_own(team: VerifiersEnv):
+    """A helper's question, and the conversation after it, must not be appended to each other."""
+    messages, info = team.reset(seed=0)
+    turn = team.step("on")
+    assert (turn.observation, turn.info["observe_as"]) == ("Go on.", "user")
+    turn = team.step("delegate")
+    assert turn.info["observe_as"] == "messages"
+    assert [one["content"] for one in turn.info["messages"]] == ["Help.", "20+3="]
+    assert [tool["function"]["name"] for tool in turn.info["tools"]] == ["add"]
+    turn = team.step("23")  # the helper's answer: the main conversation is back, as a whole
+    assert turn.info["observe_as"] == "messages" and turn.info["tools"] == []
+    said = [one["content"] for one in turn.info["messages"]]
+    opening = [one["content"] for one in messages]
+    assert said == [*opening, "on", "Go on.", "delegate", "The helper says 23."]
+    turn = team.step("on")  # from here it goes on
+    assert (turn.observation, turn.info["observe_as"]) == ("Go on.", "user")
+    turn = team.step("compact")
+    assert turn.info["observe_as"] == "messages"
+    assert turn.observation.endswith("So far 9 messages. " + str(messages[1]["content"]))
+    turn = team.step("both")  # two messages at once are no turn that can be appended
+    assert turn.info["observe_as"] == "messages"
+    assert [one["role"] for one in turn.info["messages"]][-3:] == ["assistant", "user", "user"]
+    turn = team.step(str(info["answer"]))
+    assert turn.terminated and turn.reward == 1.0
+
+
+def test_an_agent_that_is_fixed_does_not_ask_the_policy():
+    """verifiers' judges fall back to the run's model: the policy would be trained as a judge."""
+    from toy_team import TeamConfig, TeamEnv
+
+    agent = {"runtime": {"type": "subprocess"}, "harness": {"id": "toy-team"}}
+    config = {"taskset": {"id": "toy-team"}, "player": agent, "judge": agent}
+    env = VerifiersEnv(TeamEnv(TeamConfig.model_validate(config)), timeout=60)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"agent 'judge' is not to be trained.*judge=.model:"):
+        env.step("3")
+    env.close()
+
+
+ASKED = [{"role": "user", "content": "20+3?"}]
+ANSWER = '<tool_call>{"name": "add", "arguments": {"a": 20, "b": 3}}</tool_call>'
+ADD: Any = {"type": "function", "function": {"name": "add"}}
+TOLD = {"role": "tool", "content": "23", "tool_call_id": "x"}
+
+
+def call_of(arguments: str, content: str | None) -> dict[str, Any]:
+    calls = [{"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}]
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("messages", "fresh"),
+    [
+        ([*ASKED, call_of('{"a": 20, "b": 3}', "So:"), TOLD], [TOLD]),
+        ([*ASKED, call_of('{"b":3,"a":20}', None), TOLD, TOLD], [TOLD, TOLD]),
+        ([*ASKED, call_of('{"a": 20, "b": 3}', "So: \n"), ASKED[0]], ASKED),
+        ([*ASKED, call_of('{"a": 20, "b": 4}', "So:"), TOLD], None),  # another call
+        ([*ASKED, call_of('{"a": 20, "b": 3}', "Hm:"), TOLD], None),  # other words
+        ([*ASKED, call_of('{"a": 20, "b": 3}', "So:")], None),  # nothing new
+        ([*ASKED, call_of('{"a": 20, "b": 3}', "So:"), TOLD, ASKED[0]], None),  # two kinds at once
+        ([{"role": "user", "content": "20+4?"}, call_of('{"a": 20, "b": 3}', "So:"), TOLD], None),
+        ([{"role": "system", "content": "!"}, *ASKED, call_of("{}", "So:"), TOLD], None),
+        (ASKED, None),
+    ],
+)
+def test_what_goes_on_from_an_answer(messages: list[Any], fresh: list[Any] | None):
+    asked = Question({"messages": ASKED, "tools": [ADD]})
+    answer = as_assistant(f"So: {ANSWER}", "hermes", asked)
+    assert answer["content"] == "So:"  # the call is not said a second time
+    assert added(asked, answer, Question({"messages": messages, "tools": [ADD]})) == fresh
+    assert added(asked, answer, Question({"messages": messages, "tools": []})) is None
 
 
 def post(url: str, body: bytes) -> tuple[int, str]:
