@@ -7,8 +7,10 @@ from pathlib import Path
 
 
 def open_files() -> dict[str, str]:
-    """Descriptor -> what it is: "7" -> "socket:[12345]"."""
+    """Descriptor -> what it is: "7" -> "socket:[12345]". Nothing where the system has no /proc."""
     held: dict[str, str] = {}
+    if not Path("/proc/self/fd").is_dir():
+        return held
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         link = Path("/proc/self/fd", name)
         if link.is_symlink():  # the folder's own is gone

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from graft.config import Config
+from graft.rollout.examples import shortened
 from graft.text.chat import Chat
 from graft.train.acting import actions_of
 from graft.train.course import demonstrations, row_builder
@@ -46,7 +47,8 @@ def _examples(config: Config) -> tuple[list[Episode], int | None]:
         chats, build = row_builder(parts, config.sft.data)
         apart = max(len(chats) // LOOKED_AT, 1)
         places = range(0, len(chats), apart)[:LOOKED_AT]
-        return [build(place, chats[place]) for place in places], len(chats)
+        limit = config.rollout.max_context
+        return [shortened(build(place, chats[place]), limit) for place in places], len(chats)
     env = env_factory(config, config.task.args, tokenizer)
     parts.setting = SimpleNamespace(make_env=env)
     examples = demonstrations(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,11 +19,12 @@ import pytest
 from graft.envs.base import BaseEnv
 from graft.envs.tooled import ToolEnv
 from graft.protocols import Tool
-from graft.tools import make_tools, mcp_time
+from graft.tools import background, make_tools, mcp_time
 from graft.tools.errors import ToolError
 from graft.tools.mcp import McpTools
 from graft.tools.mcp_config import read_config
 from graft.types import Turn
+from tests.held import open_files
 
 pytest.importorskip("mcp")
 
@@ -146,9 +148,12 @@ def test_a_dead_server_is_a_broken_tool_the_next_call_works_and_close_ends_the_p
         ("http://127.0.0.1:9/mcp", "ConnectError"),
     ],
 )
-def test_a_server_that_is_not_there_says_why(config: Any, why: str):
-    with pytest.raises(ToolError, match=why):
+def test_a_server_that_is_not_there_says_why_and_leaves_nothing_open(config: Any, why: str):
+    background.run(asyncio.sleep(0))  # the loop itself stays
+    before = open_files()
+    with pytest.raises(ToolError, match=why) as caught:
         McpTools(config, retries=1, delay=0.01)
+    assert open_files() == before, caught.value
 
 
 @pytest.fixture(scope="module")
