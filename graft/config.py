@@ -84,7 +84,8 @@ class Tasks(Section):
     wrappers: list[str | dict[str, Any]] = []
     """Put around it in this order: names, {name: {key: value}}, or "your.module:Class"."""
     reward: Any = ""
-    """A reward: a name, {name: {...}} or "your.module:fn"; empty takes the environment's own."""
+    """A reward: a name, {name: {...}}, "your.module:fn", or a list of these with weights, such as
+    [f1, {"your.module:fn": {}, weight: 0.2}]; empty takes the environment's own."""
     prefill: str = ""
     """What every answer begins with, as if the policy had said it; never trained."""
 

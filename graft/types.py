@@ -298,6 +298,8 @@ class Leaf:
     status: Status = Status.DONE
     twin: int | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    info: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What the environment said beside its last answer, as plain JSON of bounded size."""
 
 
 @dataclass(slots=True)
@@ -417,6 +419,11 @@ class Trajectory:
     @property
     def leaf(self) -> Leaf:
         return self.episode.leaves[self.leaf_index]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The environment's last info: of its last turn, or of its reset where no turn was answered."""
+        return self.leaf.info
 
     @property
     def tokens(self) -> list[int]:

@@ -21,6 +21,7 @@ from graft.actions.actions import Decisions
 from graft.envs.base import as_messages
 from graft.protocols import Env, Reward
 from graft.rollout.demonstrate import decided
+from graft.rollout.last_info import info_of_reset, last_info
 from graft.text.chat import Chat
 from graft.train.check import FAIL, PASS, WARN, Check
 from graft.types import Author, Called, Episode, Leaf, Span, Task
@@ -61,11 +62,11 @@ class Stage:
             )
             episode = Episode(posed)
             tip = episode.append(Span(None, Author.TASK, self._encode(str(observation))))
-            total = 0.0
+            total, heard_last = 0.0, info_of_reset(info)
             for number in range(self.max_turns):
                 said = actions[min(number, len(actions) - 1)]
                 turn = env.step(said)
-                total += turn.reward
+                total, heard_last = total + turn.reward, turn.info
                 tokens = self._encode(said)
                 words = Decisions(tokens, tokens, [0] * len(tokens), 0)
                 tip = episode.append(decided(tip, words, str(said)))
@@ -75,7 +76,7 @@ class Stage:
                 tip = episode.append(Span(tip, Author.ENV, heard, text=turn.observation))
         finally:
             env.close()
-        leaf = Leaf((tip,), total)
+        leaf = Leaf((tip,), total, info=last_info(heard_last))
         episode.leaves.append(leaf)
         if self.reward is None:
             return total

@@ -4,12 +4,17 @@ f1                                            a bundled one
 {judge: {url: "http://host:8001/v1"}}         with keywords
 my_rewards:compute_score                      your own, in graft's, verl's or TRL's signature
 {"my_rewards:Grader": {strict: true}}         a class: made once, with these keywords
+
+Several of them in a list are added up, each times its weight, which is 1 where none is given:
+
+[math_answer, {"my_rewards:brief": {most: 40}, weight: 0.2}]
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,15 +22,24 @@ from graft.protocols import Reward
 from graft.registry import resolve
 from graft.rewards import REWARDS
 from graft.rewards.plugins import adapt, filled_in
+from graft.rewards.weighted import Component, WeightedSum
 from graft.tools.options import check_options
 
+FORMS = "a name, {name: {keyword: value}}, or a list of these, each with a weight if it is not 1"
 
-def make_reward(spec: str | Mapping[str, Any]) -> Reward:
+
+def make_reward(spec: str | Mapping[str, Any] | Sequence[Any]) -> Reward:
     """The reward that `spec` describes; `blocking` on it is True if it is to run in a thread.
 
     >>> make_reward("f1").__name__, make_reward({"judge": {"url": "http://localhost:1/v1"}}).blocking
     ('f1', True)
+    >>> [each.weight for each in make_reward(["f1", {"exact_match": {}, "weight": 0.5}]).components]
+    [1.0, 0.5]
     """
+    if isinstance(spec, Sequence) and not isinstance(spec, str):
+        return _several(spec)
+    if isinstance(spec, Mapping) and len(spec) > 1:
+        raise ValueError(f"reward {dict(spec)!r}: must be {FORMS}{_as_list(spec)}")
     name, keywords = _read(spec)
     found = resolve(name, REWARDS, "reward")
     what = f"reward {name!r}"
@@ -43,16 +57,62 @@ def make_reward(spec: str | Mapping[str, Any]) -> Reward:
     return adapt(bound)
 
 
+def _several(entries: Sequence[Any]) -> WeightedSum:
+    """Of a list of rewards; a weight stands beside the name: {f1: {}, weight: 0.5}."""
+    if not entries:
+        raise ValueError("reward []: name one reward at least")
+    components: list[Component] = []
+    for entry in entries:
+        weight: Any = 1.0
+        if isinstance(entry, Mapping) and len(entry) > 1:
+            if "weight" not in entry or len(entry) > 2 or "name" in entry:
+                raise ValueError(
+                    f"reward {dict(entry)!r}: several rewards are written [f1, {{exact_match: {{}}, "
+                    "weight: 0.5}]" + _as_list(entry)
+                )
+            weight = entry["weight"]
+            entry = {name: keywords for name, keywords in entry.items() if name != "weight"}
+        name, _ = _read(entry)
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not is_number or not math.isfinite(weight) or weight == 0:
+            raise ValueError(f"reward {name!r}: weight {weight!r} must be a number other than 0")
+        label = _label(name, [each.name for each in components])
+        components.append(Component(label, make_reward(entry), float(weight)))
+    return WeightedSum(tuple(components))
+
+
+def _label(name: str, taken: Sequence[str]) -> str:
+    """What its metric is called: reward/brief of "my_rewards:brief", reward/brief_2 of a second one."""
+    short = name.rpartition(":")[2].rpartition(".")[2]
+    label, number = short, 1
+    while label in taken:
+        number += 1
+        label = f"{short}_{number}"
+    return label
+
+
+def _as_list(entry: Mapping[str, Any]) -> str:
+    """The form for what was probably meant, such as {name: f1, weight: 0.5} or {f1: 1, exact_match: 0.5}."""
+    name, weight = entry.get("name"), entry.get("weight", 1.0)
+    if isinstance(name, str):
+        return f"; did you mean [{{{name}: {{}}, weight: {weight}}}]?"
+    if all(isinstance(value, int | float) for value in entry.values()):
+        listed = ", ".join(f"{{{key}: {{}}, weight: {value}}}" for key, value in entry.items())
+        return f"; did you mean [{listed}]?"
+    return ""
+
+
 def _read(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(spec, str):
         return spec, {}
     if not isinstance(spec, Mapping) or len(spec) != 1:
-        raise ValueError(f"reward {spec!r}: must be a name, or {{name: {{keyword: value}}}}")
+        raise ValueError(f"reward {spec!r}: must be {FORMS}")
     ((name, keywords),) = spec.items()
     if not isinstance(name, str):
         raise ValueError(f"reward {spec!r}: {name!r} is not a name")
     if not isinstance(keywords, Mapping | None):
         raise ValueError(
             f"reward {name!r}: keywords must be written {{keyword: value}}, not {keywords!r}"
+            f"{_as_list(spec)}"
         )
     return name, dict(keywords or {})

@@ -7,6 +7,8 @@
     ARPO    compute_score(data), a list with one {output, answer, data_source} -> a list with one number;
             the form of its documentation (its own code has verl's)
 
+verl's and TRL's also find the environment's last info, which is `trajectory.info` in graft's: see `ENV_INFO`.
+
 The names of the parameters tell which is meant: `solution_str` is verl's, `completions` TRL's, `data` alone
 ARPO's.
 """
@@ -22,6 +24,9 @@ from typing import Any
 
 from graft.protocols import Reward
 from graft.types import Task, Trajectory
+
+ENV_INFO = "env_info"
+"""Where these functions find the environment's last info: an entry of `extra_info`, or a column."""
 
 
 def adapt(function: Callable[..., Any]) -> Reward:
@@ -98,7 +103,7 @@ def verl_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
         "data_source": task.data_source,
         "solution_str": trajectory.text,
         "ground_truth": task.answer,
-        "extra_info": dict(task.meta),
+        "extra_info": {**task.meta, ENV_INFO: dict(trajectory.info)},
     }
 
 
@@ -107,6 +112,7 @@ def trl_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
     prompt = "".join(str(message.get("content") or "") for message in task.prompt)
     row = {
         **task.meta,
+        ENV_INFO: dict(trajectory.info),
         "data_source": task.data_source,
         "answer": task.answer,
         "ground_truth": task.answer,

@@ -7,7 +7,7 @@ was sampled is never re-encoded; the context only ever grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -17,6 +17,7 @@ from graft.border import Giver, as_info, as_posed, check_json
 from graft.envs.base import BaseEnv
 from graft.protocols import Context, Engine, Env, Reward
 from graft.rollout.failure import Failure, boundary
+from graft.rollout.last_info import info_of_reset
 from graft.rollout.path import Path, call, fork_env
 from graft.text.chat import Chat
 from graft.types import Author, Episode, Leaf, Message, Sampling, Span, Task
@@ -69,6 +70,8 @@ class Growth:
         self.paths: list[Path] = []
         self.tools: Any = None
         """Schemas that the chat template shows in every prompt of this task."""
+        self.info: Mapping[str, Any] = {}
+        """What the environment said beside the task."""
         self.keep_open = False
         """True: contexts of ended paths stay open, for a branch that forks in the past."""
         self._env: Env | None = None
@@ -107,6 +110,7 @@ class Growth:
             data_source=info.get("data_source") or task.data_source or task.env,
             meta={**task.meta, **meta},
         )
+        self.info = info_of_reset(info)
         if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
             tokens = self.begin(str(observation))
         else:

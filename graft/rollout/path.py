@@ -11,7 +11,8 @@ takes them with `begin`, and may `fork` there; the fork has the same past and no
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,10 @@ from graft.border import (
     raised,
     user_frame,
 )
-from graft.protocols import Context, Env
+from graft.protocols import Context, Env, Reward
+from graft.rewards.weighted import WeightedSum
 from graft.rollout.failure import Failure, boundary
+from graft.rollout.last_info import last_info
 from graft.rollout.threads import in_thread
 from graft.types import (
     Author,
@@ -58,6 +61,8 @@ class Path:
         self.actions: list[str] = []  # what the environment heard, turn by turn
         self.metrics: dict[str, float] = {"turns": 0.0, "tool_calls": 0.0, "tool_failures": 0.0}
         self.reward = 0.0
+        self.info: Mapping[str, Any] = growth.info
+        """Of the environment's last answer."""
         self.leaf: Leaf | None = None
         self.twin_of: Path | None = None
         """The path that this one is the counterfactual of."""
@@ -131,6 +136,7 @@ class Path:
         self.actions.append(said)
         span.reward = turn.reward
         self.reward += turn.reward
+        self.info = turn.info
         self.count(turn.info)
         if "tool" in turn.info:
             refused = turn.info.get("tool_refusals", 0)
@@ -301,11 +307,13 @@ class Path:
         twin = growth.add(context, env, tip)
         twin.past = [*self.past]
         twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward
+        twin.info = self.info
         return twin
 
     async def end(self, status: Status) -> None:
         """Become a leaf."""
-        self.leaf = Leaf((*self.past, self.tip), self.reward, status, metrics=self.metrics)
+        tips, info = (*self.past, self.tip), last_info(self.info)
+        self.leaf = Leaf(tips, self.reward, status, metrics=self.metrics, info=info)
         if self.metrics["turns"] and status.is_trainable:
             await self._judge(self.leaf)
         if self.growth.keep_open:
@@ -322,21 +330,7 @@ class Path:
         spans = [episode.spans[i] for i in episode.walk(self.tip)]
         row = Trajectory(_as_only_leaf(episode, leaf), 0, len(self.past), spans)
         async with boundary(f"the reward of {episode.task.id}", setting.deadline):
-            given = (episode.task, row)
-            waits = getattr(reward, "blocking", False)  # as a judge does, asked over a network
-            who = Giver(reward, "reward")
-            try:
-                given_back = await in_thread(reward, *given) if waits else reward(*given)
-            except SystemExit as error:
-                raise UserCodeError(
-                    f"{who} called exit({error.code}) for task {episode.task.id!r}; it must return a "
-                    "finite number"
-                ) from error
-            except Exception as error:
-                if isinstance(error, UserCodeError) or not user_frame(error):
-                    raise
-                raise raised(f"{who}, asked about task {episode.task.id!r},", error) from error
-        earned = as_number(given_back, who, f"a finite number (task {episode.task.id!r})")
+            earned = await ask(reward, episode.task, row)
         leaf.reward = earned
         if self.spoken is not None:  # not a span of the path that it is a fork of
             self.spoken.reward += earned - self.reward  # turns still add up to the leaf's reward
@@ -363,6 +357,26 @@ def _within(
 def _as_only_leaf(episode: Episode, leaf: Leaf) -> Episode:
     """The episode as one attempt sees it."""
     return Episode(episode.task, episode.spans, [leaf])
+
+
+async def ask(reward: Reward, task: Task, row: Trajectory) -> float:
+    """What an attempt earns. A reward that waits, as a judge does, gets a thread; of several that are
+    added up, those that wait do so at the same time, and the others stay in this thread."""
+    if isinstance(reward, WeightedSum):
+        values = await asyncio.gather(*(ask(one.reward, task, row) for one in reward.components))
+        return reward.total(values, row.leaf)
+    who, waits = Giver(reward, "reward"), getattr(reward, "blocking", False)
+    try:
+        given_back = await in_thread(reward, task, row) if waits else reward(task, row)
+    except SystemExit as error:
+        raise UserCodeError(
+            f"{who} called exit({error.code}) for task {task.id!r}; it must return a finite number"
+        ) from error
+    except Exception as error:
+        if isinstance(error, UserCodeError) or not user_frame(error):
+            raise
+        raise raised(f"{who}, asked about task {task.id!r},", error) from error
+    return as_number(given_back, who, f"a finite number (task {task.id!r})")
 
 
 async def call(env: Env, function: Callable[..., Any], *args: Any) -> Any:

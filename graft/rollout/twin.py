@@ -44,6 +44,7 @@ async def branch_off(path: Path, at: int) -> Path:
     twin.metrics["rewritten"] = 1.0
     for turn in turns:
         twin.count(turn.info)
+        twin.info = turn.info
     return twin
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 import torch
 
+from graft.rewards.weighted import METRIC
 from graft.rollout.batching import rows_of
 from graft.rollout.collect import is_flat
 from graft.types import Author, Episode, Leaf, Status
@@ -29,10 +31,12 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     calls = torch.tensor([leaf.metrics.get("tool_calls", 0.0) for leaf in leaves])
     failures = sum(leaf.metrics.get("tool_failures", 0.0) for leaf in leaves)
     turns = [leaf.metrics.get("turns", 0.0) for leaf in leaves]
+    parts = sorted({n for leaf in ended for n in leaf.metrics if n.startswith(METRIC)})
     by_tool = sorted({n for leaf in leaves for n in leaf.metrics if n.startswith("tools/")})
     return {
         "reward": float(rewards.mean()),
         "reward_std": float(spreads.mean()),
+        **{n: fmean(leaf.metrics.get(n, 0.0) for leaf in ended) for n in parts},
         "frac_reward_zero_std": sum(map(is_flat, episodes)) / len(episodes),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),

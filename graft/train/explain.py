@@ -65,6 +65,14 @@ AREAS: dict[str, tuple[Explained, ...]] = {
             "frac_reward_zero_std.",
         ),
         Explained(
+            "reward/{component}",
+            "Mean of {component}, one of several rewards in task.reward, before its weight; reward is their "
+            "weighted sum.",
+            "The one that stands for the task rises; those for form are reached early and stay.",
+            "Form rises and the task does not: lower the weight of the form, so that it does not pay to "
+            "answer well-formed nonsense.",
+        ),
+        Explained(
             "frac_reward_zero_std",
             "Share of the groups (the attempts at one task) in which all attempts earned the same.",
             "Below about 0.6. The advantage is the difference to the others of the group, so a flat "

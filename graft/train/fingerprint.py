@@ -179,6 +179,8 @@ class StepRecord:
     """Optimizer steps before it: mini-batches are shuffled by their number."""
     train_steps: int
     """How long the run was meant to be: schedules of the learning rate depend on it."""
+    rates: Mapping[str, Any]
+    """Settings of the learning rate, which may change when a run is resumed: see `setup.rates_of`."""
     tokens_per_micro: int
     world: int
     """Processes that learned."""
@@ -198,8 +200,10 @@ class StepRecord:
 class Recorder:
     """Looks at the weights around a step; those behind one step are those before the next."""
 
-    def __init__(self, learner: Learner, train_steps: int) -> None:
-        self.learner, self.train_steps = learner, train_steps
+    def __init__(
+        self, learner: Learner, train_steps: int, rates: Mapping[str, Any] | None = None
+    ) -> None:
+        self.learner, self.train_steps, self.rates = learner, train_steps, rates or {}
         self._seen: tuple[int, Prints] | None = None
 
     def prints(self) -> tuple[int, Prints]:
@@ -216,6 +220,7 @@ class Recorder:
             step=step,
             updates=before[0],
             train_steps=self.train_steps,
+            rates=self.rates,
             tokens_per_micro=learner.tokens_per_micro,
             world=learner.processes.world,
             dtype=str(learner.policy.dtype).removeprefix("torch."),
@@ -249,7 +254,7 @@ def record_path(folder: Path, step: int) -> Path:
 def read_record(folder: Path, step: int) -> StepRecord | None:
     """None: there is none, or it is none of ours."""
     try:
-        values = json.loads(record_path(folder, step).read_text(encoding="utf-8"))
+        values = {"rates": {}} | json.loads(record_path(folder, step).read_text(encoding="utf-8"))
         return StepRecord(**{field.name: values[field.name] for field in fields(StepRecord)})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -25,8 +26,21 @@ MAY_CHANGE = {
     "parallel.tp", "parallel.shard", "parallel.offload", "parallel.deadline",
     "cluster.address", "cluster.learners", "cluster.workers", "cluster.sync", "cluster.cpus",
     "cluster.gpus", "cluster.restarts",
+    "train.lr", "train.schedule", "train.warmup", "train.min_lr", "algo.critic_lr",
 }  # fmt: skip
 """Keys that may differ between a run and its resumption; any other would make it another run."""
+
+WARM_UP_MAY_CHANGE = {
+    "sft.steps", "sft.epochs", "sft.lr", "sft.warmup", "sft.eval_every", "sft.stop_at",
+}  # fmt: skip
+"""These too, until the first RL step: behind it nothing reads them."""
+
+NOT_SAID = {"run.dir", "run.resume"}
+"""Keys whose changes concern nobody: where the folder is, how it is opened."""
+
+CHANGES = "changes.jsonl"
+"""Settings that changed when the run was resumed: {"time": ..., "phase": "rl", "step": 40, "changed":
+{"train.lr": [1e-06, 5e-07]}}, a line each time."""
 
 
 STOPPED = "stopped.json"
@@ -52,6 +66,8 @@ class RunFolder:
     def __init__(self, config: Config) -> None:
         self.path = Path(config.run.dir) / config.run.name
         self.config = config
+        self.changed: dict[str, tuple[Any, Any]] = {}
+        """Settings that the run goes on with and did not have before: key -> old value, new value."""
         self._lock: Any = None
         self._has_claimed = False
 
@@ -94,24 +110,40 @@ class RunFolder:
         from omegaconf import OmegaConf
 
         old: Any = OmegaConf.to_container(OmegaConf.load(before))
-        new = self.config.model_dump(mode="json")
-        changed = [
-            f"{section}.{key}: {old.get(section, {}).get(key)!r} -> {value!r}"
-            for section, keys in new.items()
-            for key, value in keys.items()
-            if f"{section}.{key}" not in MAY_CHANGE and old.get(section, {}).get(key) != value
-        ]
+        differing = differences(old, self.config)
         has_checkpoint = any(self.checkpoints.glob("*/state.json"))
-        if has_checkpoint and changed:
+        has_rl = any(self.checkpoints.glob("rl-*/state.json"))
+        allowed = MAY_CHANGE if has_rl else MAY_CHANGE | WARM_UP_MAY_CHANGE
+        refused = [
+            f"{key}: {was!r} -> {now!r}"
+            + (", and the warm-up is over" * (key in WARM_UP_MAY_CHANGE))
+            for key, (was, now) in differing.items()
+            if key not in allowed
+        ]
+        if has_checkpoint and refused:
             raise RunStopped(
-                f"{self.path} holds a run with other settings ({'; '.join(changed)}). Give this run "
-                "another run.name, or remove the folder to start over"
+                f"{self.path} holds a run with other settings ({'; '.join(refused)}). Give this run "
+                f"another run.name, with model.path={self.path} model.shape={{}} if it is to start from "
+                "these weights, or remove the folder to start over. Learning rate, steps and what is "
+                "logged, saved or evaluated may change"
             )
+        if has_checkpoint:
+            self.changed = {key: both for key, both in differing.items() if key not in NOT_SAID}
         if has_checkpoint and not self.config.run.resume:
             raise RunStopped(
                 f"{self.path} holds checkpoints and run.resume is false. Give this run another "
                 "run.name, or remove the folder to start over"
             )
+
+    def note_changes(self, phase: str, step: int) -> list[str]:
+        """Write down what changed behind this step; a line for each, to be shown."""
+        if not self.changed:
+            return []
+        entry = {"time": time.time(), "phase": phase, "step": step, "changed": self.changed}
+        with out_of_disk(self.path), (self.path / CHANGES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        where = f"from {phase} step {step + 1} on"
+        return [f"{key}: {was!r} -> {now!r} {where}" for key, (was, now) in self.changed.items()]
 
     def stopped(self, reason: str) -> None:
         """Why the run ended before it was done; forgotten when it goes on."""
@@ -125,3 +157,15 @@ class RunFolder:
     def release(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+
+def differences(old: dict[str, Any], new: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ; one that an older version did not know had its default."""
+    found: dict[str, tuple[Any, Any]] = {}
+    defaults = {name: info.default for name, info in Config.model_fields.items()}
+    for section, values in new.model_dump(mode="json").items():
+        before = defaults[section].model_dump(mode="json") | (old.get(section) or {})
+        for key, value in values.items():
+            if before[key] != value:
+                found[f"{section}.{key}"] = before[key], value
+    return found

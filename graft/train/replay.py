@@ -57,7 +57,7 @@ from graft.train.recorded_step import CannotReplay, Step
 from graft.train.rl import Learned, Rollouts, learn
 from graft.train.sampling import make_engine
 from graft.train.saver import get_random_states
-from graft.train.setup import Parts, assemble, make_learner, refuse_critic
+from graft.train.setup import Parts, assemble, make_learner, refuse_critic, set_rates
 from graft.train.tracking import read_metrics
 from graft.train.trainer_state import copied, tensors_of
 
@@ -172,12 +172,15 @@ def replay(
         found.findings += _loaded(chain[0], checkpoint, learner, bool(inexact))
         for each in chain[:-1]:
             say(f"learning step {each.number} again")
+            if each.record is not None:
+                set_rates(learner, _with_rates(config, each.record))
             made = _learn(parts, learner, each)
             compared = compare_step(each, made, learner, found.tolerance, bool(found.inexact))
             found.findings += [f for f in compared if f.verdict == DIFFERS]
         if len(chain) > 1:
             found.findings.append(compare_weights(last, "before", learner, bool(inexact)))
         say(f"learning step {step} again")
+        set_rates(learner, config)
         moment = _Moment(learner) if overrides else None
         with _first_gradient(learner, bool(overrides)) as gradient:
             made = _learn(parts, learner, last)
@@ -251,16 +254,24 @@ def _prepared(
     config: Config, record: StepRecord | None, device: str, overrides: Sequence[str] = ()
 ) -> Config:
     """The run's settings for one process that attempts no tasks: no environment, no reward."""
-    model, train = config.model, config.train
+    model = config.model
     if device:
         model = model.model_copy(update={"device": device})
     if record is not None:
         model = model.model_copy(update={"dtype": record.dtype})
-        if not _is_among("train.steps", overrides):  # they may have been changed since
-            train = train.model_copy(update={"steps": record.train_steps})
+        config = _with_rates(config, record, overrides)
     parallel = config.parallel.model_copy(update={"tp": 1})
-    changes = {"model": model, "train": train, "parallel": parallel, "task": Tasks()}
-    return config.model_copy(update=changes)
+    return config.model_copy(update={"model": model, "parallel": parallel, "task": Tasks()})
+
+
+def _with_rates(config: Config, record: StepRecord, overrides: Sequence[str] = ()) -> Config:
+    """With the learning rates of a step: a run may have been resumed with others since."""
+    for key, value in {**record.rates, "train.steps": record.train_steps}.items():
+        if not _is_among(key, overrides):
+            section, _, name = key.partition(".")
+            changed = getattr(config, section).model_copy(update={name: value})
+            config = config.model_copy(update={section: changed})
+    return config
 
 
 def _is_among(key: str, overrides: Sequence[str]) -> bool:

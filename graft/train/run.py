@@ -43,7 +43,7 @@ from graft.train.rl import Source, TaskStream, held_out_tasks, learn
 from graft.train.run_names import short
 from graft.train.sampling import make_crew
 from graft.train.saver import Saver
-from graft.train.setup import Parts, assemble, make_learner, sft_learner
+from graft.train.setup import Parts, assemble, make_learner, rates_of, sft_learner
 from graft.train.sft import held_out_scores, sft_step
 from graft.train.workload import SFT_CHECK_EVERY, SFT_CHECK_TASKS
 from graft.types import Episode, Status, Task
@@ -168,6 +168,9 @@ class Session:
             self.display.note(
                 f"resuming {self.folder.path} after {newest.phase} step {newest.step}"
             )
+            if self.processes.is_first:
+                for change in self.folder.note_changes(newest.phase, newest.step):
+                    self.display.note(change)
         self.journal.go_on(newest, self.state.get("alarms", {}), str(self.parts.policy.dtype))
         return newest
 
@@ -193,7 +196,8 @@ class Session:
 
     def _warm_up(self, resumed: Checkpoint | None) -> None:
         sft = self.config.sft
-        if not sft.is_on or self.state.get("sft_done"):
+        has_more = not {"sft.steps", "sft.epochs"}.isdisjoint(self.folder.changed)
+        if not sft.is_on or (self.state.get("sft_done") and not has_more):
             return
         course = make_course(self.parts)
         for note in course.notes:
@@ -302,7 +306,7 @@ class Session:
             self._check_up(learner, done)
         self._publish(done)
         source = Source(self.parts, self.crew, tasks)
-        recorder = Recorder(learner, config.train.steps)
+        recorder = Recorder(learner, config.train.steps, rates_of(config))
         self.display.phase(PHASE_WORDS["rl"], config.train.steps)
         clock = self._clock("rl")
         try:

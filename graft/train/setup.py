@@ -39,7 +39,7 @@ from graft.train.checkpoint import ADAPTER_FOLDER, latest_model
 from graft.train.footprint import num_parameters
 from graft.train.learner import CHECKED, Learner, check_served
 from graft.train.model import load_base, load_tokenizer, open_policy, source_of
-from graft.train.optimizer import Optimizer, schedule
+from graft.train.optimizer import Optimizer, Schedule, schedule
 from graft.train.plan import choose_micro, has_reference
 from graft.train.processes import ALONE, Processes
 from graft.train.room import room_on
@@ -300,8 +300,7 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
     config, preset, policy = parts.config, parts.preset, parts.policy
     train = config.train
     _, _, loss, reduction = build(preset)
-    rounds = train.epochs * train.minibatches
-    plan = schedule(train.schedule, train.warmup * rounds, train.steps * rounds, train.min_lr)
+    plan = rate_plan(config)
 
     def optimizer(module: torch.nn.Module, lr: float) -> Optimizer:
         return Optimizer(
@@ -337,6 +336,33 @@ def make_learner(parts: Parts, reference: Decoder | None) -> Learner:
     )
     check_engine(parts, learner)
     return learner
+
+
+def rate_plan(config: Config) -> Schedule:
+    """The factor on the learning rate, update by update."""
+    train = config.train
+    rounds = train.epochs * train.minibatches
+    return schedule(train.schedule, train.warmup * rounds, train.steps * rounds, train.min_lr)
+
+
+def rates_of(config: Config) -> dict[str, Any]:
+    """What the learning rates depend on besides train.steps, by key."""
+    train = config.train
+    return {
+        "train.lr": train.lr,
+        "train.schedule": train.schedule,
+        "train.warmup": train.warmup,
+        "train.min_lr": train.min_lr,
+        "algo.critic_lr": config.algo.critic_lr,
+    }
+
+
+def set_rates(learner: Learner, config: Config) -> None:
+    """Learn on with the learning rates of `config`."""
+    learner.optimizer.lr, learner.optimizer.schedule = config.train.lr, rate_plan(config)
+    if (critic := learner.critic_optimizer) is not None:
+        critic.lr = config.algo.critic_lr or config.train.lr
+        critic.schedule = learner.optimizer.schedule
 
 
 def check_engine(parts: Parts, learner: Learner) -> None:

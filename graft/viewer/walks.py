@@ -51,6 +51,7 @@ def tree(run: Run, step: str, line: int) -> dict[str, Any]:
                 "status": str(leaf["status"]),
                 "twin": leaf.get("twin"),
                 "metrics": {k: _number(v) for k, v in (leaf.get("metrics") or {}).items()},
+                "info": _info(leaf.get("info") or {}),
             }
             for leaf in leaves
         ],

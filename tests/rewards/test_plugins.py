@@ -32,7 +32,7 @@ def attempt() -> tuple[Task, Trajectory]:
     tip = episode.append(Span(None, Author.TASK, [], text="2+3?"))
     for author, text in [(Author.POLICY, "[2+3]"), (Author.ENV, "5;"), (Author.POLICY, "5")]:
         tip = episode.append(Span(tip, author, [], text=text))
-    episode.leaves.append(Leaf((tip,)))
+    episode.leaves.append(Leaf((tip,), info={"moves": 3}))
     return task, next(episode.trajectories())
 
 
@@ -45,9 +45,13 @@ def test_verls_signature_is_called_by_keyword_with_the_whole_response():
 
     task, trajectory = attempt()
     assert adapt(compute_score)(task, trajectory) == 0.25
-    assert seen == [("sums", "[2+3]5;5", ["5", "five"], {"index": 7, "level": "easy"})]
-    seen[0][3]["index"] = 8  # it is a copy: the task is not the plug-in's to change
-    assert task.meta["index"] == 7
+    assert seen == [
+        ("sums", "[2+3]5;5", ["5", "five"], {"index": 7, "level": "easy", "env_info": {"moves": 3}})
+    ]
+    seen[0][3]["index"] = seen[0][3]["env_info"]["moves"] = (
+        8  # it is a copy: the task is not the plug-in's to change
+    )
+    assert task.meta["index"] == 7 and trajectory.info == {"moves": 3}
 
 
 def test_arpos_documented_form_gets_a_list_of_one_row():
@@ -95,6 +99,7 @@ def test_trls_signature_is_a_batch_of_one():
             "data_source": ["sums"],
             "index": [7],
             "level": ["easy"],
+            "env_info": [{"moves": 3}],
         }
     ]
     assert adapt(some)(*attempt()) == 1.0
@@ -259,9 +264,23 @@ def test_blocking_can_be_seen_from_outside(monkeypatch: pytest.MonkeyPatch):
         ("", "unknown reward ''"),
         ("my_rewards:scald", "did you mean 'scaled'?"),
         ("nowhere:f", "cannot import 'nowhere'"),
-        ({}, "must be a name, or"),
-        ({"f1": {}, "judge": {}}, "must be a name, or"),
-        (["f1"], "must be a name, or"),
+        ({}, "must be a name, {name"),
+        ({"f1": {}, "judge": {}}, "must be a name, {name"),
+        ([], "name one reward at least"),
+        (
+            {"f1": 1.0, "exact_match": 0.5},
+            "[{f1: {}, weight: 1.0}, {exact_match: {}, weight: 0.5}]",
+        ),
+        ({"f1": {}, "weight": 0.5}, "or a list of these"),
+        ([{"name": "f1", "weight": 0.5}], "did you mean [{f1: {}, weight: 0.5}]?"),
+        ([{"f1": 0.5}], "did you mean [{f1: {}, weight: 0.5}]?"),
+        ([{"f1": {}, "wieght": 0.5}], "are written [f1, {exact_match: {}, weight: 0.5}]"),
+        (
+            [{"f1": {}, "weight": "much"}],
+            "reward 'f1': weight 'much' must be a number other than 0",
+        ),
+        ([{"f1": {}, "weight": 0}], "weight 0 must be a number other than 0"),
+        (["f1", {"f2": {}, "weight": 1}], "unknown reward 'f2'"),
         ({3: {}}, "3 is not a name"),
         ({"f1": 2}, "keywords must be written {keyword: value}, not 2"),
         ({"f1": {"worth": 1}}, "reward 'f1' has no argument 'worth'"),
@@ -282,6 +301,20 @@ def test_a_reward_that_cannot_be_made_says_why(
     with pytest.raises(ValueError) as caught:
         make_reward(spec)
     assert message in str(caught.value)
+
+
+def test_a_list_is_the_weighted_sum_of_its_rewards():
+    spec = ["exact_match", {"f1": None, "weight": 0.5}, {"my_rewards:scaled": {"worth": 3.0}}, "f1"]
+    total = make_reward(spec)
+    task, trajectory = attempt()
+    alone = [make_reward(each)(task, trajectory) for each in ("exact_match", "f1", spec[2], "f1")]
+    assert alone[0] == alone[1] == 1.0 and alone[2] != 0.0
+    assert total(task, trajectory) == alone[0] + 0.5 * alone[1] + alone[2] + alone[3]
+    assert trajectory.leaf.metrics == dict(
+        zip(("reward/exact_match", "reward/f1", "reward/scaled", "reward/f1_2"), alone, strict=True)
+    )
+    assert not total.blocking
+    assert make_reward(["f1", {"judge": {"url": "http://h:1/v1"}, "weight": 2}]).blocking
 
 
 def test_an_unknown_name_is_the_registrys_error():

@@ -184,6 +184,7 @@ export class Tree {
       rows.push(["leaf", found.dataset.leaf], ["reward", number(leaf.reward)], ["status", leaf.status]);
       if (leaf.twin !== null && leaf.twin !== undefined) rows.push(["twin", leaf.twin]);
       for (const [name, value] of Object.entries(leaf.metrics)) rows.push([name, number(value)]);
+      for (const [name, value] of Object.entries(leaf.info)) rows.push([`info: ${name}`, oneLine(String(value)).slice(0, 200)]);
     }
     showTip(event.clientX, event.clientY, rows, oneLine(span.text).slice(0, 160));
   }

@@ -1,0 +1,51 @@
+"""Several rewards as one: their weighted sum, with each of them in the attempt's metrics.
+
+math_answer 1, weight 1.0; brief 0.5, weight 0.2      reward 1.1
+                                                      reward/math_answer 1, reward/brief 0.5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graft.border import Giver, as_number
+from graft.protocols import Reward
+from graft.types import Leaf, Task, Trajectory
+
+METRIC = "reward/"
+"""What the names of their metrics begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One of several rewards; `name` is that of its metric."""
+
+    name: str
+    reward: Reward
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSum:
+    """A reward like any other. A rollout calls the components one by one, so that only those that
+    wait run in threads."""
+
+    components: tuple[Component, ...]
+
+    @property
+    def blocking(self) -> bool:
+        return any(getattr(each.reward, "blocking", False) for each in self.components)
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> float:
+        values = [each.reward(task, trajectory) for each in self.components]
+        return self.total(values, trajectory.leaf)
+
+    def total(self, values: Sequence[float], leaf: Leaf) -> float:
+        """The sum of these values, which become metrics of the leaf."""
+        earned = 0.0
+        for each, value in zip(self.components, values, strict=True):
+            number = as_number(value, Giver(each.reward, "reward"), "a finite number")
+            leaf.metrics[METRIC + each.name] = number
+            earned += each.weight * number
+        return earned
