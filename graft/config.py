@@ -107,7 +107,7 @@ class Rollout(Section):
     """Attempts per task."""
     branch: Any = ""
     """Where attempts fork: a name, {name: {...}} or "your.module:fn"; empty takes the preset's."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = 1.0
     """Of sampling, and of the log-probs that are trained."""
     max_tokens: int = Field(default=256, ge=1)
     """Sampled tokens per turn."""
@@ -126,6 +126,16 @@ class Rollout(Section):
     versions of the weights. 0 takes turns."""
     unfinished: Literal["continue", "discard"] = "continue"
     """Attempts under way when new weights come: go on with them, or begin anew."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _draws(cls, value: float) -> float:
+        if value <= 0:
+            raise ValueError(
+                "must be more than 0: training needs attempts that differ, and greedy ones at a task are "
+                "all the same. 1 is usual; held-out tasks are attempted greedily too"
+            )
+        return value
 
 
 class EngineSection(Section):

@@ -38,7 +38,7 @@ from graft.rollout.examples import example
 from graft.rollout.spelled import Speller
 from graft.text.chat import Chat, TemplateRewrites
 from graft.train.check import FAIL, PASS, WARN, Check
-from graft.train.checkup import agreement, count, ends, eos, few, mask, micro, turns_of
+from graft.train.checkup import agreement, answers, count, ends, eos, few, mask, micro, turns_of
 from graft.train.describe import commonest_failure
 from graft.train.footprint import gigabytes, num_parameters, optimizer_state_bytes
 from graft.train.learner import Learner
@@ -46,6 +46,7 @@ from graft.train.model import is_foreign, load_tokenizer, recipe_shape, source_o
 from graft.train.plan import has_reference, plan_memory, remedy
 from graft.train.rl import TaskStream
 from graft.train.room import room_on
+from graft.train.settings_check import positions_check, settings_checks
 from graft.train.setup import Parts, assemble, env_factory, is_chatty, make_learner
 from graft.train.trackers import TRACKERS
 from graft.types import Episode, Sampling, Task, Trajectory
@@ -82,6 +83,7 @@ class Examination:
     def lines(self) -> Iterator[Check]:
         config = self.config
         yield from self._processes()
+        yield from made("settings", self._settings, QUICK)
         yield from made("trackers", self._trackers, QUICK)
         yield from made("tokenizer", self._tokenizer, QUICK)
         yield from self._with_chat("env", self._environment, ASKING)
@@ -131,6 +133,12 @@ class Examination:
         if named:
             seen = f"the recipe asks for {', '.join(named)}; here one process looks at all of it"
             yield Check("processes", PASS, seen)
+
+    def _settings(self) -> Iterator[Check]:
+        found = settings_checks(self.config)
+        if not is_foreign(self.config, source_of(self.config)):
+            found += filter(None, [positions_check(self.config, recipe_shape(self.config))])
+        yield from found or [Check("settings", PASS, "they go together")]
 
     def _memory(self) -> Check:
         config, source = self.config, source_of(self.config)
@@ -410,6 +418,8 @@ class Examination:
         loss = build(replace(parts.preset, kl_coef=0.0))[2]
         yield from made("mask", lambda: mask(rows), QUICK)
         yield from made("eos", lambda: eos(rows, parts.chat), QUICK)
+        longest = self.config.rollout.max_tokens
+        yield from made("answers", lambda: answers(self.episodes, parts.chat, longest), QUICK)
         yield from made("log-probs", lambda: agreement(learner, some, temperature), ASKING)
         yield from made("micro", lambda: micro(learner, some, loss), ASKING)
 

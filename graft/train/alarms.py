@@ -56,7 +56,9 @@ LENGTH_GREW = 2.0
 CUT_SHARE, CUT_ROSE = 0.5, 0.2
 CLIPPED = 0.3
 TOOL_FAILURES, TOOL_FAILURES_ROSE, TOOLS_USED = 0.5, 0.3, 0.05
-BROKEN = 0.2
+BROKEN, FAILING = 0.2, 0.05
+"""Shares of attempts that fail: so many that the run is being wasted, so many that it is worth a look."""
+NO_GRADIENT = 1e-9
 SPIKE = 10.0
 SAMPLE_SIZE, SAMPLE_SIZE_GONE = 0.5, 0.3
 WAITING = 0.5
@@ -104,6 +106,8 @@ class Memory:
         """The best mean reward of WINDOW steps in a row."""
         self.highest: float | None = state.get("highest")
         """The best reward of a single step."""
+        self.failure: str = state.get("failure", "")
+        """Why most attempts failed when some last did."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -111,6 +115,7 @@ class Memory:
             "recent": {name: [*values] for name, values in self.recent.items()},
             "best": self.best,
             "highest": self.highest,
+            "failure": self.failure,
         }
 
     def take(self, metrics: Mapping[str, Any]) -> set[str]:
@@ -179,11 +184,13 @@ class Setting(NamedTuple):
     dtype: str
     staleness: int
     max_grad_norm: float
+    is_grouped: bool = True
+    """Whether attempts are compared with the others at their task."""
 
 
 def flat_groups(memory: Memory, setting: Setting) -> Finding | None:
     share, reward = memory.now("frac_reward_zero_std"), memory.now("reward")
-    if share is None:
+    if share is None or not setting.is_grouped:
         return None
     if memory.is_solved or (memory.now(TWINS_GAIN) or 0.0) >= TWINS_TEACH:
         return FINE
@@ -336,16 +343,49 @@ def tool_failures(memory: Memory, setting: Setting) -> Finding | None:
 
 
 def broken_attempts(memory: Memory, setting: Setting) -> Finding | None:
-    now = memory.now("rollout/failed")
-    if now is None:
+    shares = memory.recent.get("rollout/failed", [])[-WINDOW:]
+    if not shares:
+        return None
+    now = fmean(shares)
+    reason = f", mostly: {memory.failure}" if memory.failure else ""
+    return Finding(
+        now / (FAILING if len(shares) == WINDOW else BROKEN),  # one step's number may be chance
+        "alarm" if now >= BROKEN else "warn",
+        f"{now:.0%} of the attempts of {_steps(len(shares))} broke{reason}. A tool, the environment or "
+        "the engine raised, or a wait passed rollout.deadline. They are not trained, and if hard tasks "
+        "break more often, the rest is a biased sample. Each reason is with its span in "
+        "episodes/step_*.jsonl (info.error), and in `graft view RUN`; repair it, or raise "
+        "rollout.deadline",
+    )
+
+
+def missing_attempts(memory: Memory, setting: Setting) -> Finding | None:
+    missing = memory.last("rollout/missing")
+    if missing is None:
         return None
     return Finding(
-        now / BROKEN,
+        2.0 if missing > 0 else 0.0,
+        "warn",
+        f"the branch grew {missing:.0%} fewer attempts than rollout.samples asks for. The step learns "
+        "from less than the recipe says, and groups that are too small compare badly. A branch of your "
+        "own begins each attempt with growth.root() or path.fork() and plays it to its end with "
+        "path.finish(); of the bundled ones only those with faithful: true may grow fewer",
+    )
+
+
+def no_gradient(memory: Memory, setting: Setting) -> Finding | None:
+    norms, flat = memory.recent.get("grad_norm", []), memory.now("frac_reward_zero_std")
+    if len(norms) < KEPT:
+        return None
+    is_said = setting.is_grouped and flat is not None and flat >= FLAT  # by `flat_groups`
+    if memory.is_solved or is_said:
+        return FINE
+    return Finding(
+        NO_GRADIENT / max(*norms, 1e-30),
         "alarm",
-        f"{now:.0%} of the attempts of the last {WINDOW} steps broke: a tool, the environment or the "
-        "engine raised, or a wait passed rollout.deadline. They are not trained, and if hard tasks "
-        "break more often, the rest is a biased sample. The reason is with the failed spans in "
-        "episodes/; repair it, or raise rollout.deadline",
+        f"the gradient has been 0 for {KEPT} steps: nothing is learned. Every attempt earns the same "
+        "(look at reward and reward_std), or no token is trained (num_trained_tokens). Try easier tasks, "
+        "a warm-up (sft.steps, sft.data), more rollout.tasks; `graft doctor RECIPE` tries the reward",
     )
 
 
@@ -453,9 +493,11 @@ CONDITIONS: dict[str, tuple[str, Judge]] = {
     "clip_fraction": ("clip_ratio/region_mean", clip_fraction),
     "tool_failures": ("tools/failure_frequency", tool_failures),
     "broken_attempts": ("rollout/failed", broken_attempts),
+    "missing_attempts": ("rollout/missing", missing_attempts),
     "stale_engine": ("staleness/max", stale_engine),
     "reward_falls": ("reward", reward_falls),
     "gradient_spike": ("grad_norm", gradient_spike),
+    "no_gradient": ("grad_norm", no_gradient),
     "sample_size": (SAMPLE_SIZE_NAME, sample_size),
     "starved_learner": ("time/rollout", starved_learner),
 }
@@ -472,19 +514,31 @@ WATCHED = (
 )
 
 
+MOST_OF_A_REASON = 300
+"""Characters of a failure's reason that an alarm repeats."""
+
+
 class Alarms:
-    """Looks at every RL step of one run: its policy's dtype, rollout.staleness, train.max_grad_norm."""
+    """Looks at every RL step of one run: its policy's dtype, rollout.staleness, train.max_grad_norm,
+    and whether its credit compares attempts at the same task."""
 
     def __init__(
-        self, dtype: str = "float32", staleness: int = 0, max_grad_norm: float = 1.0
+        self,
+        dtype: str = "float32",
+        staleness: int = 0,
+        max_grad_norm: float = 1.0,
+        is_grouped: bool = True,
     ) -> None:
-        self.setting = Setting(dtype.removeprefix("torch."), staleness, max_grad_norm)
+        self.setting = Setting(dtype.removeprefix("torch."), staleness, max_grad_norm, is_grouped)
         self.memory = Memory()
         self.standing: dict[str, int] = {}
         """Conditions that have begun and not gone away -> the step in which they spoke."""
 
-    def look(self, step: int, metrics: Mapping[str, Any]) -> list[Alarm]:
-        """What begins with this step; nothing that was said already and still holds."""
+    def look(self, step: int, metrics: Mapping[str, Any], failure: str = "") -> list[Alarm]:
+        """What begins with this step; nothing that was said already and still holds. `failure` is the
+        commonest reason why attempts failed."""
+        if failure:
+            self.memory.failure = failure[:MOST_OF_A_REASON]
         seen = self.memory.take(metrics)
         begun: list[Alarm] = []
         for name, (metric, judge) in CONDITIONS.items():
@@ -510,9 +564,10 @@ class Alarms:
         dtype: str = "float32",
         staleness: int = 0,
         max_grad_norm: float = 1.0,
+        is_grouped: bool = True,
     ) -> Alarms:
         """Go on from what `to_json` gave, or begin where it is empty; the rest is as for a new one."""
-        alarms = cls(dtype, staleness, max_grad_norm)
+        alarms = cls(dtype, staleness, max_grad_norm, is_grouped)
         alarms.memory = Memory(state)
         standing = state.get("standing", {})
         alarms.standing = {name: step for name, step in standing.items() if name in CONDITIONS}

@@ -5,6 +5,7 @@
     eos         turns that ended by themselves are trained to end
     log-probs   learner and engine give the same tokens the same log-probs
     rewards     attempts are not all worth the same
+    answers     right answers fit into a turn
     micro       loss and gradient do not depend on how rows fall into micro-batches
 
 Each is a function of plain arguments that returns a `Check`. `first_look` makes the cheap ones before
@@ -14,6 +15,7 @@ the first step of every run, on attempts that the run has made anyway; `graft do
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -50,10 +52,12 @@ def first_look(
     chat: Chat,
     temperature: float,
     stop: Sequence[str] = (),
+    max_tokens: int = 0,
 ) -> list[Check]:
     """What can be known before the first step, from attempts sampled with the present weights.
 
-    `stop` are the strings that end a turn in this environment. A check that breaks is no reason to
+    `stop` are the strings that end a turn in this environment, `max_tokens` is how long one may be
+    (0: not looked at). A check that breaks is no reason to
     stop a run: it is told of.
     """
     spoken = [row for row in rows_of(episodes) if any(turns_of(row))]
@@ -67,6 +71,8 @@ def first_look(
         "log-probs": lambda: agreement(learner, rows, temperature),
         "rewards": lambda: spread(episodes),
     }
+    if max_tokens:
+        looks["answers"] = lambda: answers(episodes, chat, max_tokens)
     found: list[Check] = []
     for name, look in looks.items():
         try:
@@ -253,6 +259,28 @@ def spread(episodes: Sequence[Episode]) -> Check:
         "answers and on garbage; easier tasks, a warm-up (sft.steps) or more rollout.samples may do"
     )
     return Check("rewards", WARN, seen, remedy)
+
+
+def answers(episodes: Sequence[Episode], chat: Chat, max_tokens: int) -> Check:
+    """Whether the right answers, where tasks have them as texts or numbers, fit into one turn."""
+    lengths: list[int] = []
+    for episode in episodes:
+        answer = episode.task.answer
+        accepted = answer if isinstance(answer, list | tuple) else [answer]
+        texts = [str(one) for one in accepted if isinstance(one, str | int | float)]
+        with suppress(
+            ValueError
+        ):  # an alphabet without one of its characters: another check's matter
+            counts = [len(chat.tokenizer.encode(text)) for text in texts]
+            lengths += [min(counts)] if counts else []
+    if not lengths:
+        return Check("answers", PASS, "no task has its answer as a text")
+    over = sum(length >= max_tokens for length in lengths)  # one more ends the turn
+    seen = f"the right answers of {count(len(lengths), 'task')} have up to {max(lengths)} tokens"
+    if not over:
+        return Check("answers", PASS, seen)
+    remedy = f"{over} of them do not fit into rollout.max_tokens={max_tokens}; raise it"
+    return Check("answers", WARN, seen, remedy)
 
 
 class Rehearsal:

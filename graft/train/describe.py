@@ -124,9 +124,19 @@ def failures(episodes: Sequence[Episode]) -> list[str]:
     return [s.info["error"] for e in episodes for s in e.spans if "error" in s.info]
 
 
-def commonest_failure(episodes: Sequence[Episode]) -> str:
+def commonest_failure(episodes: Sequence[Episode], none: str = "no reason was recorded") -> str:
+    """The reason that most failed attempts give; `none` where there is none."""
     reasons = failures(episodes)
-    return max(set(reasons), key=reasons.count) if reasons else "no reason was recorded"
+    return max(set(reasons), key=reasons.count) if reasons else none
+
+
+def missing(episodes: Sequence[Episode], samples: int) -> float:
+    """Share of the attempts that a branch should have grown and has not. A task that could not be posed
+    has one leaf, which says why, and is not the branch's doing."""
+    grown = [[leaf for leaf in episode.leaves if leaf.twin is None] for episode in episodes]
+    posed = [leaves for leaves in grown if any(leaf.metrics for leaf in leaves) or not leaves]
+    lacking = sum(max(samples - len(leaves), 0) for leaves in posed)
+    return lacking / max(samples * len(posed), 1)
 
 
 def why_it_died(episodes: Sequence[Episode]) -> str:

@@ -329,7 +329,15 @@ AREAS: dict[str, tuple[Explained, ...]] = {
             "0.",
             "The reason stands in the failed span of episodes/ (info.error). Repair the tool or "
             "environment, or raise rollout.deadline. From a quarter on, with none that ended, the run stops.",
-            (0.0, 0.2),
+            (0.0, 0.05),
+        ),
+        Explained(
+            "rollout/missing",
+            "Share of attempts that the branch should have grown (rollout.samples a task) and has not.",
+            "0.",
+            "A branch of your own leaves attempts out: each begins with growth.root() or path.fork() and is "
+            "played with path.finish(). Of the bundled ones only those with faithful: true may grow fewer.",
+            (0.0, 0.0),
         ),
         Explained(
             "rollout/no_room",

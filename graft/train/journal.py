@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from graft.config import Config
-from graft.train.alarms import Alarms
+from graft.train.alarms import Alarm, Alarms
+from graft.train.algorithm import preset_of
 from graft.train.checkpoint import Checkpoint
 from graft.train.display import Display
 from graft.train.fingerprint import StepRecord
@@ -19,6 +20,7 @@ from graft.train.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.learned import write_learned
 from graft.train.optimizer import NonFinite
 from graft.train.rl import Learned
+from graft.train.settings_check import compares_attempts
 from graft.train.tracking import Track
 from graft.types import Episode
 
@@ -57,16 +59,27 @@ class Journal:
             dtype=dtype,
             staleness=self.config.rollout.staleness,
             max_grad_norm=self.config.train.max_grad_norm,
+            is_grouped=bool(compares_attempts(preset_of(self.config))),
         )
 
-    def log(self, step: int, metrics: dict[str, float], phase: str) -> None:
-        """A step's numbers, and what is sick about them."""
+    def warn(self, text: str, is_new: bool) -> None:
+        """A doubt about the run's settings; written down when the run is new, shown at every start."""
+        if self._track is None:
+            return
+        if is_new:
+            with out_of_disk(self.folder.path):
+                told = Alarm(0, "settings", "warn", text).to_json()
+                self._track.alarm(told | {"phase": "sft" if self.config.sft.is_on else "rl"})
+        self.display.alarm(text, "warn")
+
+    def log(self, step: int, metrics: dict[str, float], phase: str, failure: str = "") -> None:
+        """A step's numbers, and what is sick about them; `failure` is why most attempts failed."""
         if self._track is None:
             return
         with out_of_disk(self.folder.path):
             self._track.log(step, metrics, phase)
         self.display.update(step, metrics)
-        for alarm in self.alarms.look(step, metrics) if phase == "rl" else []:
+        for alarm in self.alarms.look(step, metrics, failure) if phase == "rl" else []:
             with out_of_disk(self.folder.path):
                 self._track.alarm(alarm.to_json() | {"phase": phase})
             self.display.alarm(alarm.text, alarm.level, step)

@@ -13,7 +13,7 @@ from graft.protocols import Stateful
 from graft.rollout.batching import rows_of, to_batch
 from graft.rollout.collect import collect_informative
 from graft.rollout.crew import Crew, Job, Window
-from graft.train.describe import describe, is_dead, why_it_died
+from graft.train.describe import describe, is_dead, missing, why_it_died
 from graft.train.folder import RunStopped
 from graft.train.learner import Learner
 from graft.train.setup import Parts
@@ -100,6 +100,7 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> Lear
     age = (step - 1 - batch.versions[batch.mask]).float()
     metrics = {
         **describe(episodes),
+        "rollout/missing": missing(episodes, parts.config.rollout.samples),
         **rollouts.numbers,
         "sampling/entropy_top_k": float(parts.entropy_top_k),
         "advantages/std": float(advantages[batch.mask].std(correction=0))

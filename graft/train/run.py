@@ -43,6 +43,7 @@ from graft.train.rl import Source, TaskStream, held_out_tasks, learn
 from graft.train.run_names import short
 from graft.train.sampling import make_crew
 from graft.train.saver import Saver
+from graft.train.settings_check import positions_check, refuse, settings_checks
 from graft.train.setup import Parts, assemble, make_learner, rates_of, sft_learner
 from graft.train.sft import held_out_scores, sft_step
 from graft.train.workload import SFT_CHECK_EVERY, SFT_CHECK_TASKS
@@ -140,6 +141,7 @@ class Session:
 
     def _open(self) -> Checkpoint | None:
         """Load the newest checkpoint, or start anew; either way drop what lies behind it."""
+        doubtful = refuse(settings_checks(self.config))
         existing = checkpoints(self.folder.checkpoints)
         newest = existing[-1] if existing else None
         if self.processes.is_first:
@@ -172,6 +174,10 @@ class Session:
                 for change in self.folder.note_changes(newest.phase, newest.step):
                     self.display.note(change)
         self.journal.go_on(newest, self.state.get("alarms", {}), str(self.parts.policy.dtype))
+        if (check := positions_check(self.config, self.parts.policy.shape)) is not None:
+            doubtful.append(f"{check.seen}; {check.remedy}")
+        for text in doubtful:
+            self.journal.warn(text, is_new=newest is None)
         return newest
 
     def _tell_notes(self) -> None:
@@ -334,7 +340,9 @@ class Session:
                         metrics |= {f"eval/{k}": v for k, v in scores.items()}
                         self.state["score"] = scores["sampled"]
                     self._tell_of_full_contexts(metrics)
-                    self.journal.log(step, metrics, "rl")
+                    self.journal.log(
+                        step, metrics, "rl", commonest_failure(rollouts.episodes, none="")
+                    )
                     self.journal.keep(step, rollouts.episodes, learned, record)
                     clock()
                     if self._is_due(step) or step == config.train.steps:
@@ -354,7 +362,14 @@ class Session:
             tasks = held_out_tasks(self.config.task.env, CHECKED_TASKS)
             episodes = self.crew.submit(Job(tasks, "a first look", held_out=True)).result()
         chat, temperature = self.parts.chat, self.config.rollout.temperature
-        found = first_look(learner, episodes, chat, temperature, self.stop_strings)
+        found = first_look(
+            learner,
+            episodes,
+            chat,
+            temperature,
+            self.stop_strings,
+            max_tokens=self.config.rollout.max_tokens,
+        )
         for check in found:
             if check.verdict != PASS:
                 self.display.note(str(check))

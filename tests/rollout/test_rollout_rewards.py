@@ -141,15 +141,20 @@ def test_of_several_rewards_only_those_that_wait_run_in_threads_and_side_by_side
             barrier.wait()
             return 1.0
 
+    class Noting(Counting):
+        def respond(self, action: str) -> Turn:
+            threads["env"] = threading.current_thread()
+            return super().respond(action)
+
     def grader(task, trajectory):
         threads["grader"] = threading.current_thread()
         return 1.0
 
     total = WeightedSum((Component("a", Judge()), Component("g", grader), Component("b", Judge())))
     assert total.blocking
-    (leaf,) = grown(setting(["1", "42"], reward=total)).leaves
+    (leaf,) = grown(setting(["1", "42"], env=Noting, reward=total)).leaves
     assert leaf.reward == 3.0
-    assert threads["grader"] is threading.current_thread()
+    assert threads["grader"] is threads["env"]
 
 
 def test_a_component_that_is_no_number_is_named():

@@ -24,6 +24,7 @@ HEALTHY = {
     "tools/rate": 0.9,
     "tools/failure_frequency": 0.0,
     "rollout/failed": 0.0,
+    "rollout/missing": 0.0,
     "staleness/mean": 0.0,
     "staleness/max": 0.0,
     "grad_norm": 0.5,
@@ -85,7 +86,9 @@ CASES = {
     "clip_fraction": (after(0, 0.4)("clip_ratio/region_mean"), 5, "clip_ratio/region_mean", "warn"),
     # 3 x 0.6 / 5 = 0.36, more than 0.3 above the start; 0.24 is not
     "tool_failures": (after(5, 0.6)(FAILURES), 8, FAILURES, "warn"),
-    "broken_attempts": (after(0, 0.25)("rollout/failed"), 5, "rollout/failed", "alarm"),
+    # one in eight: as soon as there are five; from a fifth on at once, see below
+    "broken_attempts": (after(0, 0.125)("rollout/failed"), 5, "rollout/failed", "warn"),
+    "missing_attempts": (after(3, 0.25)("rollout/missing"), 4, "rollout/missing", "warn"),
     # the bound is 0, and it must hold in every single step
     "stale_engine": (after(6, 1.0)("staleness/max"), 7, "staleness/max", "alarm"),
     # half of the spread 0.4 is 0.2: 0.4 - (3 x 0.05 + 2 x 0.4) / 5 = 0.21
@@ -97,6 +100,7 @@ CASES = {
         "grad_norm",
         "warn",
     ),
+    "no_gradient": (after(0, 0.0)("grad_norm"), 20, "grad_norm", "alarm"),
     "sample_size": (after(0, 0.4)(ESS), 5, ESS, "warn"),
     # 6 of 10 seconds; only where sampling runs ahead (see below)
     "starved_learner": (after(0, 6.0)("time/rollout"), 5, "time/rollout", "warn"),
@@ -273,6 +277,35 @@ def test_a_spike_is_told_again_after_five_quiet_steps_and_never_below_the_clip_n
 
 def test_steps_without_any_gradient_do_not_make_the_next_one_a_spike():
     assert said(60, lambda step: {"grad_norm": 2.0 if step % 10 == 0 else 0.0}) == []
+
+
+@pytest.mark.parametrize(("share", "step", "level"), [(0.25, 1, "alarm"), (0.1, 5, "warn")])
+def test_attempts_that_fail_are_told_of_with_the_commonest_reason(share, step, level):
+    alarms = Alarms()
+    found = []
+    for number in range(1, 9):
+        failure = "env shop step: KeyError: 'price'" if number == 1 else ""
+        found += alarms.look(number, {**HEALTHY, "rollout/failed": share}, failure)
+        alarms = Alarms.from_json(json.loads(json.dumps(alarms.to_json())))  # resumed
+    (alarm,) = found
+    assert (alarm.step, alarm.level) == (step, level)
+    assert f"{share:.0%} of the attempts" in alarm.text
+    assert "mostly: env shop step: KeyError: 'price'" in alarm.text
+    assert "episodes/step_*.jsonl" in alarm.text
+
+
+def test_a_few_that_fail_are_no_news():
+    assert said(40, after(0, 0.04)("rollout/failed")) == []
+
+
+def test_flat_groups_are_no_sickness_where_attempts_are_not_compared():
+    """reinforce with one attempt a task: every group is flat, and the batch teaches all the same."""
+    flat = after(0, 1.0)("frac_reward_zero_std")
+    assert len(said(20, flat)) == 1
+    assert said(40, flat, Alarms(is_grouped=False)) == []
+    both = lambda step: {"frac_reward_zero_std": 1.0, "grad_norm": 0.0}  # noqa: E731
+    assert [a.metric for a in said(40, both, Alarms(is_grouped=False))] == ["grad_norm"]
+    assert [a.metric for a in said(40, both)] == ["frac_reward_zero_std"]
 
 
 def test_a_sample_size_that_is_nearly_nothing_is_an_alarm():

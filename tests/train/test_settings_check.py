@@ -1,0 +1,143 @@
+"""Settings that cannot learn are refused or named before the first step."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from graft.config import ConfigError, load_config
+from graft.doctor.recipe import Examination
+from graft.models.shape import Shape
+from graft.train.algorithm import preset_of
+from graft.train.check import FAIL, WARN
+from graft.train.run import train_recipe
+from graft.train.settings_check import compares_attempts, positions_check, settings_checks
+
+RECIPES = sorted((Path(__file__).parent.parent.parent / "recipes").rglob("*.yaml"))
+
+
+def verdicts(*overrides: str) -> list[tuple[str, str]]:
+    found = settings_checks(load_config("quickstart", overrides))
+    return [(check.verdict, f"{check.seen}; {check.remedy}") for check in found]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_bundled_recipe_passes(recipe):
+    assert settings_checks(load_config(str(recipe))) == []
+
+
+@pytest.mark.parametrize(
+    "algo", ["grpo", "dr_grpo", "rloo", "dapo", "gspo", "cispo", "earl_grpo", "arpo", "aepo"]
+)
+def test_one_attempt_is_refused_where_attempts_are_compared(algo):
+    ((verdict, text),) = verdicts("rollout.samples=1", f"algo.name={algo}")
+    assert verdict == FAIL
+    assert "rollout.samples=1" in text and "reinforce, rebn or ppo" in text
+
+
+@pytest.mark.parametrize("algo", ["reinforce", "rebn", "ppo"])
+def test_one_attempt_is_fine_where_they_are_not(algo):
+    assert verdicts("rollout.samples=1", f"algo.name={algo}") == []
+    assert compares_attempts(preset_of(load_config("quickstart", [f"algo.name={algo}"]))) == ""
+
+
+def test_a_credit_of_the_recipe_counts_and_not_the_presets():
+    assert verdicts("rollout.samples=1", "algo.credit=[reinforce, whiten]") == []
+    own = "algo.credit=[{graft.algos.credit:rloo: {}}]"
+    ((verdict, text),) = verdicts("rollout.samples=1", "algo.name=reinforce", own)
+    assert verdict == FAIL and "graft.algos.credit:rloo" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "verdict", "text"),
+    [
+        (
+            ["algo.name=reinforce", "rollout.samples=1", "rollout.dynamic_rounds=4"],
+            FAIL,
+            "a group of one always does; raise rollout.samples, or set rollout.dynamic_rounds=1",
+        ),
+        (
+            ["algo.name=rebn", "rollout.samples=1", "rollout.tasks=1", "rollout.max_turns=1"],
+            FAIL,
+            "there is one: every advantage is 0",
+        ),
+        (
+            ["algo.name=rebn", "rollout.samples=1", "rollout.tasks=1"],
+            WARN,
+            "they are those of one attempt",
+        ),
+        (["train.warmup=90"], WARN, "rises to 0.000156, and train.lr=0.0002 is never reached"),
+        (["train.lr=1e-12"], WARN, "moves a weight by about 7e-11 in the whole run"),
+        (["rollout.temperature=0.01"], WARN, "nearly the same, and equal ones teach nothing"),
+    ],
+)
+def test_what_else_cannot_learn(overrides, verdict, text):
+    ((found, told),) = verdicts(*overrides)
+    assert found == verdict and text in told
+
+
+def test_a_recipe_without_rl_has_nothing_to_check():
+    assert verdicts("rollout.samples=1", "train.steps=0") == []
+
+
+def test_temperature_zero_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match=r"temperature=0.0: must be more than 0: training needs"):
+        load_config("quickstart", ["rollout.temperature=0.0"])
+
+
+def test_a_context_beyond_the_models_positions_is_named_with_the_number():
+    config = load_config("quickstart", ["rollout.max_context=4096", "sft.steps=0", "sft.stop_at=0"])
+    assert positions_check(config, Shape(max_positions=4096)) is None
+    check = positions_check(config, Shape(max_positions=2048))
+    assert check is not None and check.verdict == WARN
+    assert "rollout.max_context=4096 is more than the 2048 positions" in check.seen
+    assert check.remedy == "set rollout.max_context=2048"
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    check = positions_check(config, Shape(max_positions=2048, rope_scaling=yarn))
+    assert check is not None and "Its rope scaling reaches 8192" in check.remedy
+
+
+SHAPE = "{width: 16, layers: 1, heads: 2, kv_heads: 1, head_dim: 8, ff: 16, max_positions: 40}"
+TINY = [
+    "run.name=run", "run.eval_tasks=0", "run.trackers=[]", f"model.shape={SHAPE}", "rollout.tasks=2",
+    "rollout.samples=2", "rollout.max_tokens=8", "rollout.max_turns=2", "rollout.max_context=64",
+    "train.steps=2", "train.warmup=5", "sft.steps=0", "sft.stop_at=0",
+]  # fmt: skip
+
+
+def test_a_run_says_its_doubts_and_writes_them_down_once(tmp_path):
+    said = io.StringIO()
+    train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, quiet=False, stream=said)
+    told = " ".join(said.getvalue().split())
+    assert "warning at step 0: train.warmup=5 is not over within train.steps=2" in told
+    assert "rollout.max_context=64 is more than the 40 positions of the model" in told
+
+    def alarms() -> list[dict]:
+        lines = (tmp_path / "run" / "alarms.jsonl").read_text().splitlines()
+        return [line for line in map(json.loads, lines) if line["metric"] == "settings"]
+
+    assert [(line["step"], line["level"]) for line in alarms()] == [(0, "warn"), (0, "warn")]
+    again = io.StringIO()
+    train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, quiet=False, stream=again)
+    assert "is not over within" in again.getvalue() and len(alarms()) == 2
+
+
+def test_a_run_that_cannot_learn_is_refused_before_anything_is_loaded(tmp_path):
+    with pytest.raises(ConfigError, match=r"rollout.samples=1 with algo.name=grpo"):
+        train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, "rollout.samples=1")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_the_doctor_shows_them(tmp_path):
+    config = load_config("quickstart", [*TINY, "rollout.samples=1"])
+    found = list(Examination(config, tmp_path)._settings())
+    assert [(check.name, check.verdict) for check in found] == [
+        ("settings", FAIL),
+        ("settings", WARN),
+        ("positions", WARN),
+    ]
+    fine = list(Examination(load_config("quickstart"), tmp_path)._settings())
+    assert [check.verdict for check in fine] == ["pass"]
