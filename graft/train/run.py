@@ -122,7 +122,8 @@ class Session:
             return None
         newest = listed[-1]
         is_scored = PurePath(str(summary.get("checkpoint", ""))).name == newest.path.name
-        is_trained = newest.step >= steps if newest.phase == "rl" else not steps
+        is_rl = newest.phase == "rl"
+        is_trained = newest.step >= steps if is_rl else not steps and self._is_warm(newest.state())
         if not is_scored or not is_trained:
             return None
         more = f"train.steps={2 * newest.step}" if newest.step and steps else "train.steps=100 (RL)"
@@ -202,9 +203,9 @@ class Session:
 
     def _warm_up(self, resumed: Checkpoint | None) -> None:
         sft = self.config.sft
-        has_more = not {"sft.steps", "sft.epochs"}.isdisjoint(self.folder.changed)
-        if not sft.is_on or (self.state.get("sft_done") and not has_more):
+        if not sft.is_on or self._is_warm(self.state):
             return
+        self.state["sft_planned"] = [sft.steps, sft.epochs]
         course = make_course(self.parts)
         for note in course.notes:
             self.display.note(note)
@@ -246,6 +247,11 @@ class Session:
             self._save("sft", done, learner)
             self.saver.finish()
             raise
+
+    def _is_warm(self, state: Mapping[str, Any]) -> bool:
+        """Whether the warm-up is over; one that was resumed with more steps is not."""
+        planned = [self.config.sft.steps, self.config.sft.epochs]
+        return bool(state.get("sft_done")) and state.get("sft_planned", planned) == planned
 
     def _look(self, learner: Learner, course: Course, step: int) -> dict[str, float]:
         """What is held out, when it is time: rows, tasks, and whether a warm-up may stop."""

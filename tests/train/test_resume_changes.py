@@ -61,6 +61,7 @@ def test_learning_rate_and_steps_change_on_resume_and_replays_know_it(tmp_path):
 
 def test_the_same_command_again_changes_nothing_and_says_nothing(tmp_path):
     train(tmp_path, "train.steps=2", "run.save_every=1")
+    (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before its end
     told = train(tmp_path, "train.steps=2", "run.save_every=1")
     assert "resuming" in told and "->" not in told
     assert not (tmp_path / "run" / "changes.jsonl").exists()

@@ -121,7 +121,8 @@ def test_a_run_says_its_doubts_and_writes_them_down_once(tmp_path):
 
     assert [(line["step"], line["level"]) for line in alarms()] == [(0, "warn"), (0, "warn")]
     again = io.StringIO()
-    train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, quiet=False, stream=again)
+    more = [*TINY, "train.steps=3"]
+    train_recipe("quickstart", f"run.dir={tmp_path}", *more, quiet=False, stream=again)
     assert "is not over within" in again.getvalue() and len(alarms()) == 2
 
 
