@@ -117,6 +117,7 @@ def pace(
     if examples is not None:
         work = replace(work, **examples.attempt._asdict())
         warm_up = replace(warm_up, **examples.example._asdict())
+    ends_alike = work == workload_of(config)  # where their budget does
     rounds = config.train.epochs * config.train.minibatches
     held_out = replace(work, groups=max(run.eval_tasks, 1), samples=1)
     steps = config.train.steps
@@ -135,7 +136,7 @@ def pace(
         return (prompts + answers) / rates.prefill
 
     def decode(asked: Workload) -> float:
-        return decode_seconds(config, shape, dtype, asked, memory.kv_tokens, rates)
+        return decode_seconds(config, shape, dtype, asked, memory.kv_tokens, rates, ends_alike)
 
     def attempts(asked: Workload) -> float:
         return prefill(asked) + decode(asked)
@@ -194,17 +195,25 @@ def decode_seconds(
     work: Workload,
     kv_tokens: int,
     rates: Rates,
+    ends_alike: bool = True,
 ) -> float:
-    """All rows in waves of what runs together, one step per token, at half its length on average."""
+    """All rows in waves of what runs together, one step per token, at half its length on average.
+
+    Rows that do not end alike end evenly spread up to twice their mean: twice as many steps, with half
+    of the rows on average.
+    """
     batch = min(work.rows, config.rollout.concurrency * work.samples, MAX_RUNNING)
     per_row = work.written + work.prompt / work.samples
     batch = max(min(batch, int(kv_tokens / per_row)), 1)
+    waves = max(work.rows / batch, 1.0)  # no wave waits for the last row of the one before
+    steps = work.sampled
+    if not ends_alike:
+        batch, steps = max(batch // 2, 1), 2 * steps
     moved = decode_step_bytes(
         shape, dtype, batch, batch / work.samples, work.prompt, work.written / 2
     )
     step = max(moved / rates.decode, shape.layers * rates.step)
-    waves = max(work.rows / batch, 1.0)  # no wave waits for the last row of the one before
-    return waves * work.sampled * step
+    return waves * steps * step
 
 
 def attention_flops(shape: Shape, tokens: float, seen: float) -> float:
