@@ -12,6 +12,7 @@ from graft.border import Giver, UserCodeError, naming, refusal, source_of
 from graft.rollout.branch import Branch
 from graft.rollout.episode import Growth, Setting
 from graft.rollout.failure import Failure
+from graft.rollout.stall import StallMonitor
 from graft.types import Episode, Status, Task
 
 
@@ -94,7 +95,8 @@ def collect(
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(everyone())
+        with StallMonitor() as monitor:
+            return asyncio.run(monitor.run(everyone()))
     with ThreadPoolExecutor(1) as pool:  # called from a notebook, whose own loop is running
         return pool.submit(lambda: asyncio.run(everyone())).result()
 

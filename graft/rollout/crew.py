@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
@@ -29,6 +30,7 @@ from graft.protocols import Stateful
 from graft.rollout.branch import Branch, independent
 from graft.rollout.collect import collect, grow
 from graft.rollout.episode import Setting
+from graft.rollout.stall import GRACE, StallMonitor
 from graft.types import Episode, Task
 from graft.waits import waiting
 
@@ -204,6 +206,7 @@ class Background:
         self._asked: set[Future[Any]] = set()
         self._end: BaseException | None = None  # why the thread attempts nothing any more
         self._is_closed = False
+        self._monitor = StallMonitor()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="graft-rollouts", daemon=True)
         self._thread.start()
@@ -211,7 +214,9 @@ class Background:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            with self._monitor:
+                self._loop.call_soon(self._monitor.follow, self._loop)
+                self._loop.run_forever()
             self._end = RuntimeError("the crew is closed and attempts nothing any more")
         except BaseException as error:  # as where an environment calls exit()
             self._end = error
@@ -276,9 +281,8 @@ class Background:
             self._ask(renew, renewed)
             if not wait([renewed], self.deadline).done:
                 raise TimeoutError(
-                    f"waited {self.deadline:g} s for {what}: the thread of the rollouts is busy with "
-                    "something that does not let go, such as an environment that waits for others; "
-                    "blocking = True in its class gives it a thread of its own"
+                    f"waited {self.deadline:g} s for {what}: an environment blocks the rollout event "
+                    "loop; set `blocking = True` on its class"
                 )
         renewed.result()
 
@@ -295,7 +299,12 @@ class Background:
         with suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._loop.stop)
         with waiting("rollouts under way to be given up", PATIENCE):
-            self._thread.join(PATIENCE)  # it is a daemon: the process does not wait any longer
+            # it is a daemon: the process does not wait any longer, nor for code that holds it up
+            until = time.monotonic() + PATIENCE
+            while self._thread.is_alive() and time.monotonic() < until:
+                self._thread.join(0.2)
+                if self._monitor.seconds > GRACE:
+                    break
         self.ground.setting.engine.close()
 
 
