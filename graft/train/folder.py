@@ -88,10 +88,15 @@ class RunFolder:
             before = self.path / "config.yaml"
             if before.exists():
                 self._same_run(before)
+            self._has_claimed = True
+
+    def begin(self) -> None:
+        """Write down what the run goes on with; one that is done keeps the settings it was trained with."""
+        with out_of_disk(self.path):
             (self.path / STOPPED).unlink(missing_ok=True)
             resolved = dump_config(self.config)
-            write_whole(before, lambda to: to.write_text(resolved, encoding="utf-8"))
-            self._has_claimed = True
+            config = self.path / "config.yaml"
+            write_whole(config, lambda to: to.write_text(resolved, encoding="utf-8"))
 
     def _take_lock(self) -> None:
         # an flock ends with its process, however that ends: no stale lock after kill -9

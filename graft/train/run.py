@@ -90,6 +90,8 @@ class Session:
             self.processes.barrier("the run's folder")
             if (finished := self._finished()) is not None:
                 return finished
+            if is_first:
+                self.folder.begin()
             with self.interrupt, self.journal:
                 resumed = self._open()
                 try:
@@ -127,6 +129,10 @@ class Session:
         if not is_scored or not is_trained:
             return None
         more = f"train.steps={2 * newest.step}" if newest.step and steps else "train.steps=100 (RL)"
+        if unused := [key for key in self.folder.changed if key != "train.steps"]:
+            self.display.note(
+                f"no step is left that would use {', '.join(unused)}: nothing changes"
+            )
         self.display.note(
             f"{path} is done, with {PHASE_WORDS[newest.phase]} step {newest.step} as its last. Nothing was "
             f"trained or evaluated now; the scores are those of summary.json. To train more: {more}. To "

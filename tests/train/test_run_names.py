@@ -142,6 +142,14 @@ def test_the_command_shows_the_table_and_json_is_the_summary(there, sealed):
     assert "sampled" in done.stderr and "held out" in done.stderr
 
 
+def test_settings_that_nothing_was_trained_with_do_not_enter_its_record(there, sealed):
+    before = Path("runs/a/config.yaml").read_text()
+    out = io.StringIO()
+    train_recipe("quickstart", *TINY, "run.name=a", "train.lr=0.5", quiet=False, stream=out)
+    assert Path("runs/a/config.yaml").read_text() == before
+    assert "no step is left that would use train.lr" in out.getvalue()
+
+
 def test_more_steps_are_made(there):
     summary = train_recipe("quickstart", *TINY, "run.name=a", "train.steps=2")
     assert Path(summary["checkpoint"]).name == "rl-000002"
