@@ -33,7 +33,11 @@ def rows_of(part: Any, source: Any, first: int) -> Iterator[Any]:
             f"{source} has several columns called {', '.join(map(repr, twice))}, of which only one could "
             "be read; rename the others"
         )
-    cleaners = [(field.name, clean) for field in part.schema if (clean := cleaner(field.type))]
+    cleaners = [
+        (field.name, clean)
+        for field, column in zip(part.schema, part.columns, strict=True)
+        if (clean := cleaner(field.type)) and has_gaps(column)
+    ]
     try:
         rows: Any = part.to_pylist()
     except UNREADABLE:  # one of them; the others are fine
@@ -85,6 +89,21 @@ def timeless(kind: Any) -> Any:
     return timeless(kind.value_type) if types.is_dictionary(kind) else kind
 
 
+def has_gaps(column: Any) -> bool:
+    """Whether a key may be missing in a struct of this column, or there is a map: most files have neither."""
+    from pyarrow import BaseExtensionType, ChunkedArray, types
+
+    if isinstance(column, ChunkedArray):
+        return any(map(has_gaps, column.chunks))
+    if types.is_struct(column.type):
+        inner = column.flatten()
+        return any(one.null_count for one in inner) or any(map(has_gaps, inner))
+    if types.is_list(column.type) or types.is_large_list(column.type):
+        return has_gaps(column.flatten())
+    is_plain = not (types.is_nested(column.type) or types.is_dictionary(column.type))
+    return not is_plain or isinstance(column.type, BaseExtensionType)
+
+
 @lru_cache(maxsize=256)
 def cleaner(kind: Any) -> Clean | None:
     """What makes plain data of the values of a type; None where they are that already."""
@@ -95,8 +114,8 @@ def cleaner(kind: Any) -> Clean | None:
     if types.is_dictionary(kind):
         return cleaner(kind.value_type)
     if types.is_struct(kind):
-        inner = {one.name: cleaner(one.type) for one in kind}
-        return lambda value: value and _struct(value, inner)
+        inner = [(one.name, clean) for one in kind if (clean := cleaner(one.type))]
+        return (lambda value: value and _struct(value, inner)) if inner else _given
     if types.is_map(kind):
         item = cleaner(kind.item_type) or _same
         return lambda value: None if value is None else {str(key): item(one) for key, one in value}
@@ -106,9 +125,16 @@ def cleaner(kind: Any) -> Clean | None:
     return None
 
 
-def _struct(value: dict[str, Any], inner: dict[str, Clean | None]) -> dict[str, Any]:
+def _struct(value: dict[str, Any], inner: list[tuple[str, Clean]]) -> dict[str, Any]:
     given = {key: one for key, one in value.items() if one is not None}
-    return {key: clean(one) if (clean := inner[key]) else one for key, one in given.items()}
+    for key, clean in inner:
+        if key in given:
+            given[key] = clean(given[key])
+    return given
+
+
+def _given(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    return value and {key: one for key, one in value.items() if one is not None}
 
 
 def _same(value: Any) -> Any:
