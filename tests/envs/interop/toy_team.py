@@ -11,31 +11,16 @@ from typing import Any
 
 import httpx
 import verifiers.v1 as vf
-from toy_taskset import CALCULATOR, ToyHarnessConfig, ToyTaskset
+from toy_taskset import CALCULATOR, ToyHarness, ToyTaskset
 
 __all__ = ["TeamEnv", "TeamHarness", "ToyTaskset"]
 
 HELPER = [{"role": "system", "content": "Help."}, {"role": "user", "content": "20+3="}]
 
 
-class TeamHarness(vf.Harness[ToyHarnessConfig]):
-    APPENDS_SYSTEM_PROMPT = True
-    SUPPORTS_RESUME = True
-    SUPPORTS_MCP = True
-    EXECUTES_CODE = False
-    NEEDS_CONTAINER = False
-
-    async def launch(
-        self,
-        ctx: Any,
-        trace: Any,
-        runtime: Any,
-        endpoint: str,
-        secret: str,
-        mcp_urls: Any,
-        data: Any,
-        **_: Any,
-    ) -> Any:
+class TeamHarness(ToyHarness):
+    async def launch(self, *given: Any, **_: Any) -> Any:
+        ctx, _trace, _runtime, endpoint, secret, _mcp_urls, data = given
         system, prompt = self.resolve_prompt(data)
         opening = [{"role": "system", "content": system}] if system else []
         messages: list[Any] = [*opening, {"role": "user", "content": prompt}]
