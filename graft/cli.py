@@ -181,12 +181,16 @@ def generate(
         bool, typer.Option("--raw", help="No chat template: the text as it stands.")
     ] = False,
     template: Annotated[str, typer.Option(help="Chat template: a name, path or text.")] = "",
+    template_args: Annotated[
+        list[str] | None,
+        typer.Option("--template-arg", help="A variable it reads: enable_thinking=false."),
+    ] = None,
     device: Annotated[str, typer.Option()] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Sample from a model. With --json: tokens, text, log-probs and entropies of every token."""
-    from graft.evaluate.generate import Generator
+    from graft.evaluate.generate import Generator, read_variables
     from graft.train.checkpoint import latest_model
     from graft.types import Sampling
 
@@ -199,7 +203,11 @@ def generate(
         stop=tuple(stop or ()),
     )
     generator = Generator(
-        latest_model(model), device=device, dtype=dtype, template=template or None
+        latest_model(model),
+        device=device,
+        dtype=dtype,
+        template=template or None,
+        template_args=read_variables(template_args or []),
     )
     if generator.note:
         typer.echo(generator.note, err=True)

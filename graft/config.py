@@ -68,6 +68,12 @@ class Model(Section):
     """Tokenizer from scratch: its characters; "bytes" for raw bytes; empty asks the environment."""
     chat_template: str = ""
     """Name (chatml), path or text of a template; empty takes the tokenizer's own."""
+    template_args: dict[str, Any] = {}
+    """Variables that the chat template reads, such as {enable_thinking: false}."""
+    history: Literal["append", "template"] = "append"
+    """For templates that rewrite earlier turns, as Qwen3's drops old thoughts. append: what was sampled
+    stays, only what is new is rendered. template: each turn follows what the template writes of the
+    whole conversation; where that rewrites, a new context begins."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = "auto"

@@ -167,7 +167,7 @@ def test_a_recipe_for_many_processes_is_looked_at_by_one(written):
     assert sick(found) == []
 
 
-def test_a_chat_model_passes_and_one_that_forgets_its_thoughts_does_not(written, chatty):
+def test_a_chat_model_passes_and_of_one_that_forgets_its_thoughts_it_is_told(written, chatty):
     model = (f"model.path={chatty}", "model.shape={}", "task.env=game:GuessTheNumber-v0")
     more = ("sft.steps=0", "sft.demo_args={}", "rollout.max_context=2048")
     found = looked_at(written, *model, *more, "model.chat_template=chatml")
@@ -177,14 +177,16 @@ def test_a_chat_model_passes_and_one_that_forgets_its_thoughts_does_not(written,
     template = chatty.parent / "forgetful.jinja"
     template.write_text(FORGETFUL)
     found = looked_at(written, *model, *more, f"model.chat_template={template}")
-    assert sick(found) == ["template", "model"]  # a run would refuse it too
+    assert sick(found) == [] and "attempts" in found
     assert "rewrites turn" in found["template"].seen
-    assert "thought of" in found["template"].seen
-    assert "attempts" not in found
+    assert "model.history=append: what was sampled stays" in found["template"].seen
+    letter = ("model.history=template", f"model.chat_template={template}")
+    found = looked_at(written, *model, *more, *letter)
+    assert sick(found) == [] and "a new context begins" in found["template"].seen
     only_one = looked_at(
         written, *model, *more, f"model.chat_template={template}", "rollout.max_turns=1"
     )
-    assert only_one["template"].verdict == "warn" and sick(only_one) == []
+    assert "Here it does not matter" in only_one["template"].seen and sick(only_one) == []
 
 
 def test_a_model_that_is_not_there_is_told_of_once(written):

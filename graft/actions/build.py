@@ -67,7 +67,7 @@ class Plan:
 
     def encode(self, text: str, where: str) -> list[int]:
         try:
-            tokens = self.tokenizer.encode(text)
+            tokens = self.tokenizer.encode_after(text)
         except ValueError as error:  # a character outside a small alphabet
             raise ActionsError(f"{where}: {text!r} cannot be written: {error}") from error
         if not tokens:

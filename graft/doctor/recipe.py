@@ -36,13 +36,13 @@ from graft.rollout.collect import collect
 from graft.rollout.demonstrate import demonstration
 from graft.rollout.examples import example
 from graft.rollout.spelled import Speller
-from graft.text.chat import Chat, TemplateRewrites
+from graft.text.chat import Chat
 from graft.train.check import FAIL, PASS, WARN, Check
 from graft.train.checkup import agreement, answers, count, ends, eos, few, mask, micro, turns_of
 from graft.train.describe import commonest_failure
 from graft.train.footprint import gigabytes, num_parameters, optimizer_state_bytes
 from graft.train.learner import Learner
-from graft.train.model import is_foreign, load_tokenizer, recipe_shape, source_of
+from graft.train.model import is_foreign, load_tokenizer, make_chat, recipe_shape, source_of
 from graft.train.plan import has_reference, plan_memory, remedy
 from graft.train.rl import TaskStream
 from graft.train.room import room_on
@@ -219,7 +219,7 @@ class Examination:
     def _tokenizer(self) -> Check:
         config = self.config
         tokenizer = load_tokenizer(config, source_of(config))
-        self.chat = Chat(tokenizer, config.model.chat_template or None)
+        self.chat = make_chat(config, tokenizer)
         return Check("tokenizer", PASS, f"{tokenizer.vocab_size:,} tokens")
 
     def _environment(self) -> Iterator[Check]:
@@ -253,18 +253,11 @@ class Examination:
         assert chat is not None
         env = self._env(config.task.args)
         matters = not self.has_env or is_chatty(config, env)
-        try:
-            chat.check_append_only()
-            seen = "a conversation that grows keeps every earlier turn, thoughts and tools included"
-            yield Check("template", PASS, seen)
-        except TemplateRewrites as error:
-            if matters:
-                yield Check("template", FAIL, str(error))
-            else:
-                seen = (
-                    f"{error}\nHere it does not matter: no message follows an attempt's first turn"
-                )
-                yield Check("template", WARN, seen)
+        seen = "a conversation that grows keeps every earlier turn, thoughts and tools included"
+        if note := chat.history_note():
+            here = "Here it does not matter: no message follows an attempt's first turn"
+            seen = note if matters else f"{note}\n{here}"
+        yield Check("template", PASS, seen)
         vocab_size = chat.tokenizer.vocab_size
         if not is_foreign(config, source_of(config)):
             vocab_size = recipe_shape(config).vocab_size

@@ -163,7 +163,7 @@ class OpenAIEngine:
     async def say(self, context: Conversation, sampling: Sampling) -> Completion:
         seed = seed_of(context.key, len(context.tokens))
         reply = await self.complete(context.tokens, sampling, seed)
-        tokens = self._tokens_of(reply, sampling)
+        tokens = self._tokens_of(reply, sampling, context.tokens[-1])
         if context.sampled is not None:
             context.sampled = None if reply.tokens is None else context.sampled + reply.tokens
         unknown = [math.nan] * len(tokens)  # nobody told us, and nobody shall train on it
@@ -242,11 +242,11 @@ class OpenAIEngine:
         tokens = counted if isinstance(counted, int) and counted >= 0 else None
         return Reply(text, Finish.LENGTH if finish == "length" else Finish.STOP, tokens)
 
-    def _tokens_of(self, reply: Reply, sampling: Sampling) -> list[int]:
+    def _tokens_of(self, reply: Reply, sampling: Sampling, last: int) -> list[int]:
         """Its tokens, and the end of the turn that servers leave out of the text."""
         tokenizer: Any = self.tokenizer
         plain = reply.text.replace("\x1e", " ").replace("\x1f", " ")
-        tokens: list[int] = tokenizer.encode_plain(plain)
+        tokens: list[int] = tokenizer.encode_plain(plain, last)
         is_stopped = any(reply.text.endswith(stop) for stop in sampling.stop)
         ends = sampling.stop_tokens or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
         if reply.finish is Finish.STOP and not is_stopped and ends:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from graft.config import ConfigError
 from graft.engine.native.engine import NativeEngine
 from graft.models.device import choose_device, choose_dtype
 from graft.models.extra import ACTIONS
@@ -17,11 +18,33 @@ from graft.text.chat import Chat
 from graft.types import Message, Sampling
 
 
+def read_variables(given: Sequence[str]) -> dict[str, Any]:
+    """Template variables from texts: ["enable_thinking=false"] -> {"enable_thinking": False}."""
+    import yaml
+
+    found: dict[str, Any] = {}
+    for text in given:
+        name, has_value, value = text.partition("=")
+        if not name or not has_value:
+            raise ConfigError(f"--template-arg {text!r} is not name=value")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--template-arg {text!r}: {error}") from error
+    return found
+
+
 class Generator:
     """A loaded model that answers prompts; several at a time run as one batch."""
 
     def __init__(
-        self, path: Path, *, device: str = "auto", dtype: str = "auto", template: str | None = None
+        self,
+        path: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        template: str | None = None,
+        template_args: Mapping[str, Any] | None = None,
     ) -> None:
         where = choose_device(device)
         kind, self.note = choose_dtype(dtype, where)
@@ -34,7 +57,7 @@ class Generator:
             )
             self.note = "\n".join(filter(None, (self.note, words_only)))
         asked = template or self.tokenizer.chat_template
-        self.chat = Chat(self.tokenizer, template) if asked else None
+        self.chat = Chat(self.tokenizer, template, **(template_args or {})) if asked else None
         ends = {*self.tokenizer.eos_ids, *(self.chat.end_ids if self.chat else ())}
         self.ends = tuple(sorted(ends))
         self.engine = NativeEngine(self.model, tokenizer=self.tokenizer, eos_ids=self.ends)

@@ -192,7 +192,7 @@ def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> int | No
             else:
                 chat.prompt(as_messages(observation), info.get("tools"))
             if max_turns > 1 and env.observe_as in ("user", "tool"):
-                chat.check_append_only()
+                chat.history_note()  # raises where the template cannot hold a conversation
         finally:
             env.close()
     except (TypeError, ValueError, OSError, ImportError) as error:

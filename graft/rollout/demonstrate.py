@@ -9,12 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from graft.actions.actions import Actions, Decisions
 from graft.border import Giver, as_posed, as_trace
 from graft.protocols import Env
-from graft.text.chat import Chat, Tools
+from graft.text.chat import TEMPLATE, Chat, Tools
+from graft.text.transcript import Transcript
 from graft.types import NO_ACTION, Author, Called, Episode, Leaf, Message, Span, Task
 
 INLINE = "inline"
@@ -102,36 +104,57 @@ def attempt(
     prefill: str = "",
     tools: Tools | None = None,
 ) -> Episode:
-    """The episode of a prompt and of what was said after it."""
-    encode = chat.tokenizer.encode
-    tokens = chat.prompt(messages, tools=tools) + (encode(prefill) if prefill else [])
+    """The episode of a prompt and of what was said after it, in the contexts of a rollout."""
+    encode, decode = chat.tokenizer.encode_after, chat.tokenizer.decode_after
+    tokens = chat.prefilled(chat.prompt(messages, tools=tools), prefill)
     episode = Episode(replace(task, prompt=tuple(messages)))
     tip = episode.append(Span(None, Author.TASK, tokens))
-    end = encode(chat.end_text)
+    transcript = None
+    if chat.history == TEMPLATE:
+        transcript = Transcript.of(chat, messages, tools, tokens, prefill)
+    past: list[int] = []  # the tips of contexts that the template has rewritten
+    last: int | None = None  # the token that the next text stands behind
     tool: str | None = None  # whom the policy has just called
     is_closed = False
-    for said in entries:
-        text = said.text
+    for number, said in enumerate(entries):
+        text, last = said.text, next(reversed(episode.spans[tip].tokens), last)
         if said.author is Author.POLICY and actions is not None and isinstance(text, Called):
             call, tool, is_closed = actions.spell(text.tool, text.arguments), text.tool, False
-            tip = episode.append(decided(tip, call, chat.tokenizer.decode(call.tokens)))
+            tip = episode.append(decided(tip, call, decode(call.tokens, last)))
         elif said.author is Author.POLICY and said.call is not None:
             tool, is_closed = None, False  # its answer stands as it was written
             tip = episode.append(decided(tip, said.call, text))
         elif said.author is Author.POLICY:
-            ids, tool, is_closed = encode(text) + (end if said.ends else []), None, said.ends
+            ids, tool, is_closed = encode(text, last), None, said.ends
+            if said.ends:
+                ids += encode(chat.end_text, ids[-1] if ids else last)
             tip = episode.append(decided(tip, spoken(ids, actions), str(text)))
         elif said.role == INLINE:
             if actions is not None and tool is not None:
                 text = actions.render(tool, text)
-            ids = chat.tokenizer.encode_plain(text)
+            ids = chat.tokenizer.encode_plain(text, last)
             tip = episode.append(Span(tip, Author.ENV, ids, text=text))
-        else:
-            message = {"role": said.role, "content": text}
-            ids = chat.extend([message], closed=is_closed and bool(end))
-            tip = episode.append(Span(tip, Author.ENV, ids, text=text))
-    episode.leaves.append(Leaf((tip,), reward=1.0))
+        elif not (number and _is_message(entries[number - 1])):  # else it was said with that one
+            group = [*takewhile(_is_message, entries[number:])]
+            answers: list[Message] = [{"role": one.role, "content": one.text} for one in group]
+            text, is_new = "\n".join(one.text for one in group), False
+            if transcript is None:
+                closed = is_closed and bool(chat.end_text)
+                ids = chat.extend(answers, closed=closed, last=last, tool=tool or "tool")
+            else:
+                written = [token for i in episode.walk(tip) for token in episode.spans[i].tokens]
+                transcript, ids, is_new = transcript.answered(chat, written, answers)
+            if is_new:
+                past.append(tip)
+                tip = episode.append(Span(None, Author.TASK, ids, text=text))
+            else:
+                tip = episode.append(Span(tip, Author.ENV, ids, text=text))
+    episode.leaves.append(Leaf((*past, tip), reward=1.0))
     return episode
+
+
+def _is_message(said: Said) -> bool:
+    return said.author is Author.ENV and said.role != INLINE
 
 
 def spoken(tokens: list[int], actions: Actions | None = None) -> Decisions:

@@ -19,7 +19,8 @@ from graft.protocols import Context, Engine, Env, Reward
 from graft.rollout.failure import Failure, boundary
 from graft.rollout.last_info import info_of_reset
 from graft.rollout.path import Path, call, fork_env
-from graft.text.chat import Chat
+from graft.text.chat import TEMPLATE, Chat
+from graft.text.transcript import Transcript
 from graft.types import Author, Episode, Leaf, Message, Sampling, Span, Task
 
 
@@ -74,6 +75,8 @@ class Growth:
         """What the environment said beside the task."""
         self.keep_open = False
         """True: contexts of ended paths stay open, for a branch that forks in the past."""
+        self.transcript: Transcript | None = None
+        """The prompt, where the chat template is followed to the letter."""
         self._env: Env | None = None
         self._prompt: Context | None = None
 
@@ -112,23 +115,29 @@ class Growth:
         )
         self.info = info_of_reset(info)
         if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
-            tokens = self.begin(str(observation))
+            tokens, _ = self.begin(str(observation))
         else:
             self.tools = info.get("tools")
-            tokens = self.begin(messages)
+            tokens, self.transcript = self.begin(messages)
         text = "".join(str(message.get("content") or "") for message in messages)
         self.episode.append(Span(None, Author.TASK, tokens, text=text))
         self._prompt = setting.engine.open(tokens)
 
-    def begin(self, prompt: str | list[Message], tools: Any = None) -> list[int]:
+    def begin(
+        self, prompt: str | list[Message], tools: Any = None
+    ) -> tuple[list[int], Transcript | None]:
         """The tokens of a prompt and of what the answer begins with; a text is already rendered.
 
         `tools` are those of a prompt that brings its own; an empty list is none.
         """
-        chat, encode = self.setting.chat, self.setting.chat.tokenizer.encode
+        chat, prefill = self.setting.chat, self.setting.prefill
+        if isinstance(prompt, str):
+            return chat.prefilled(chat.tokenizer.encode(prompt), prefill), None
         offered = self.tools if tools is None else tools or None
-        tokens = encode(prompt) if isinstance(prompt, str) else chat.prompt(prompt, offered)
-        return tokens + (encode(self.setting.prefill) if self.setting.prefill else [])
+        tokens = chat.prefilled(chat.prompt(prompt, offered), prefill)
+        if chat.history != TEMPLATE:
+            return tokens, None
+        return tokens, Transcript.of(chat, prompt, offered, tokens, prefill)
 
     async def root(self, purpose: str = "") -> Path:
         """A new path from the prompt; the prompt is computed once however many there are.
@@ -188,10 +197,11 @@ class Growth:
 
     def _split(self, index: int, at: int) -> None:
         """`Episode.split`, and every path still knows where it stands: later spans move up by one."""
-        span, decode = self.episode.spans[index], self.setting.chat.tokenizer.decode
-        head = decode(span.tokens[:at])
+        span, decode = self.episode.spans[index], self.setting.chat.tokenizer.decode_after
+        before = [] if span.parent is None else self.episode.spans[span.parent].tokens
+        head = decode(span.tokens[:at], before[-1] if before else None)
         fits = span.text.startswith(head)  # not where the cut goes through a character
-        tail = span.text[len(head) :] if fits else decode(span.tokens[at:])
+        tail = span.text[len(head) :] if fits else decode(span.tokens[at:], span.tokens[at - 1])
         self.episode.split(index, at, (head, tail))
         for path in self.paths:
             path.tip += path.tip >= index

@@ -24,6 +24,7 @@ from graft.rollout.demonstrate import INLINE, Said, attempt, decided, spoken
 from graft.rollout.spelled import Marks, Speller
 from graft.text.chat import Chat, Piece, Tools
 from graft.text.marks import between, inside
+from graft.text.transcript import contexts
 from graft.types import Author, Called, Episode, Leaf, Message, Span, Task
 
 ROLES = (INLINE, "user", "tool")
@@ -147,68 +148,92 @@ def conversation(
     What stands between `marks` in an assistant's text is the environment's; the text is encoded as a
     whole and cut between tokens. With a `speller` its calls become decisions.
     """
-    pieces = chat.pieces(list(messages), tools)
-    if sum(piece.is_trained for piece in pieces) > 1:
-        chat.check_conversation(messages, pieces, tools)
     episode = Episode(replace(task, prompt=tuple(messages)))
-    tip: int | None = None
-    for piece in pieces:
-        if not piece.tokens:
-            continue
-        if tip is None or not piece.is_trained:
-            author = Author.TASK if tip is None else Author.ENV
-            tip = episode.append(Span(tip, author, piece.tokens, text=piece.text))
-            continue
-        if speller is not None:
-            spans = _spoken_spans(piece.text, chat, speller)
-        else:
-            spans = _unmarked_spans(piece, chat, marks)
-        for span in spans:
-            span.parent = tip
-            tip = episode.append(span)
-    if tip is not None:
-        episode.leaves.append(Leaf((tip,), reward=1.0))
+    tips: list[int] = []
+    for pieces in contexts(chat, list(messages), tools):
+        chat.check_tokens(pieces)
+        tip: int | None = None
+        last: int | None = None  # the token that the next text stands behind
+        for piece in pieces:
+            if not piece.tokens:
+                continue
+            if tip is None or not piece.is_trained:
+                author = Author.TASK if tip is None else Author.ENV
+                spans = [Span(tip, author, piece.tokens, text=piece.text)]
+            elif speller is not None:
+                spans = _spoken_spans(piece.text, chat, speller, last)
+            else:
+                spans = _unmarked_spans(piece, chat, marks, last)
+            for span in spans:
+                span.parent = tip
+                tip = episode.append(span)
+            last = episode.spans[-1].tokens[-1]
+        tips += [] if tip is None else [tip]
+    if tips:
+        episode.leaves.append(Leaf(tuple(tips), reward=1.0))
     return episode
 
 
-def _unmarked_spans(piece: Piece, chat: Chat, marks: Marks | None) -> list[Span]:
+def _unmarked_spans(piece: Piece, chat: Chat, marks: Marks | None, last: int | None) -> list[Span]:
     """An assistant's turn, cut where a result begins or ends; the tokens stay as they are."""
     intervals = [] if marks is None else between(piece.text, *marks)
     if not intervals:
         return [decided(-1, spoken(piece.tokens), piece.text)]
-    tokens, offsets = chat.tokenizer.encode_with_offsets(piece.text)
+    tokens, offsets = chat.tokenizer.encode_after_with_offsets(piece.text, last)
     spans: list[Span] = []
     for is_result, some in groupby(
         zip(tokens, inside(offsets, intervals), strict=True), key=lambda pair: pair[1]
     ):
         ids = [token for token, _ in some]
-        text = chat.tokenizer.decode(ids)
+        text, last = chat.tokenizer.decode_after(ids, last), ids[-1]
         spans.append(
             Span(-1, Author.ENV, ids, text=text) if is_result else decided(-1, spoken(ids), text)
         )
     return spans
 
 
-def _spoken_spans(text: str, chat: Chat, speller: Speller) -> list[Span]:
+def _spoken_spans(text: str, chat: Chat, speller: Speller, last: int | None) -> list[Span]:
     """An assistant's turn as words, calls and their answers, each encoded as a rollout would."""
     spans: list[Span] = []
     for part in speller.parts(text):
         if part.is_answer:
-            ids = chat.tokenizer.encode_plain(part.text)
+            ids = chat.tokenizer.encode_plain(part.text, last)
             spans.append(Span(-1, Author.ENV, ids, text=part.text))
         else:
-            words = part.call or spoken(chat.tokenizer.encode(part.text), speller.actions)
-            spans.append(decided(-1, words, part.text))
+            ids = chat.tokenizer.encode_after(part.text, last)
+            spans.append(decided(-1, part.call or spoken(ids, speller.actions), part.text))
+        last = spans[-1].tokens[-1] if spans[-1].tokens else last
     return spans
 
 
 def shortened(episode: Episode, limit: int) -> Episode:
-    """The first `limit` tokens of an example of one attempt."""
-    kept: list[Span] = []
-    for span in episode.spans:
-        room = limit - sum(map(len, kept))
-        if room <= 0:
-            break
-        lists = {name: getattr(span, name)[:room] for name in Span.PER_TOKEN}
-        kept.append(span if len(span) <= room else replace(span, **lists))
-    return Episode(episode.task, kept, [replace(episode.leaves[0], tips=(len(kept) - 1,))])
+    """An example of one attempt with the first `limit` tokens of each of its contexts.
+
+    Contexts of which nothing is left to learn are left out, unless there is no other.
+    """
+    kept: list[list[Span]] = []
+    for spans in contexts_of(episode):
+        some: list[Span] = []
+        for span in spans:
+            room = limit - sum(map(len, some))
+            if room <= 0:
+                break
+            lists = {name: getattr(span, name)[:room] for name in Span.PER_TOKEN}
+            some.append(span if len(span) <= room else replace(span, **lists))
+        kept.append(some)
+    taught = [some for some in kept if any(any(span.mask) for span in some)] or kept[:1]
+    cut = Episode(episode.task)
+    tips: list[int] = []
+    for some in taught:
+        tip: int | None = None
+        for span in some:
+            tip = cut.append(replace(span, parent=tip))
+        tips += [] if tip is None else [tip]
+    cut.leaves = [replace(episode.leaves[0], tips=tuple(tips))]
+    return cut
+
+
+def contexts_of(episode: Episode) -> list[list[Span]]:
+    """The spans of an example of one attempt, context by context."""
+    tips = episode.leaves[0].tips if episode.leaves else ()
+    return [[episode.spans[i] for i in episode.walk(tip)] for tip in tips]

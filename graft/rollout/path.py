@@ -32,6 +32,7 @@ from graft.rewards.weighted import WeightedSum
 from graft.rollout.failure import Failure, boundary
 from graft.rollout.last_info import last_info
 from graft.rollout.threads import in_thread
+from graft.text.transcript import Transcript
 from graft.types import (
     Author,
     Called,
@@ -58,6 +59,10 @@ class Path:
         self.growth, self.number = growth, number
         self.context, self.env, self.tip = context, env, tip
         self.past: list[int] = []  # the tips of contexts that an observation has replaced
+        self.transcripts: list[Transcript] = (
+            [] if growth.transcript is None else [growth.transcript]
+        )
+        """What the context showed before each turn, where the template is followed to the letter."""
         self.actions: list[str] = []  # what the environment heard, turn by turn
         self.metrics: dict[str, float] = {"turns": 0.0, "tool_calls": 0.0, "tool_failures": 0.0}
         self.reward = 0.0
@@ -126,7 +131,7 @@ class Path:
             return await self.end(Status.TRUNCATED if finish is Finish.LENGTH else Status.ABORTED)
 
         is_closed = setting.chat.is_closed(self._turn_tokens())
-        said = self._said(is_closed, is_call=finish is Finish.EXIT)
+        said = self._said(is_call=finish is Finish.EXIT)
         self._is_acting = True
         async with boundary(f"env {self.growth.episode.task.env} step", setting.deadline):
             turn = as_turn(
@@ -179,11 +184,11 @@ class Path:
         The words of a turn stand in its last span, those before it have none: a character may lie
         across the seam, and whoever looks for an answer finds it whole.
         """
-        chat, span = self.growth.setting.chat, self.begun
+        span = self.begun
         if span is None:
             self.turn_spans = []
         tokens = self._turn_tokens() + completion.tokens
-        text = self._words(tokens, chat.is_closed(tokens))
+        text = self._words(tokens)
         if span is not None and span.version == completion.version:
             span.go_on(completion, text)
         else:
@@ -220,60 +225,72 @@ class Path:
         others = [i for i, span in enumerate(spans) if span.author is not Author.POLICY]
         return spans[others[-1] + 1 :]
 
-    def _said(self, is_closed: bool, is_call: bool) -> str:
+    def _said(self, is_call: bool) -> str:
         """What the environment hears: the text of the turn, which may be a call."""
         spans, actions = self._open_spans(), self.growth.setting.actions
         text = spans[0].text
         if len(spans) > 1:  # decoded as one: a character may lie across the seam
-            text = self._words([token for span in spans for token in span.tokens], is_closed)
+            text = self._words([token for span in spans for token in span.tokens])
         if not is_call or actions is None:
             return text
         chosen = [action for span in spans for action in span.actions]
         tool, arguments = actions.read(chosen, [mode for span in spans for mode in span.modes])
         return Called(text, tool, arguments)
 
-    def _words(self, tokens: list[int], is_closed: bool) -> str:
-        """Tokens without the end of the turn, be it the template's or plain eos."""
-        chat = self.growth.setting.chat
-        if not is_closed and tokens and tokens[-1] in chat.tokenizer.eos_ids:
-            tokens = tokens[:-1]
-        text = chat.tokenizer.decode(tokens)
-        return text.removesuffix(chat.end_text) if is_closed else text
+    def _words(self, tokens: list[int]) -> str:
+        """The text of the context's last tokens, without the end of the turn."""
+        written = self.context.tokens
+        last = written[-len(tokens) - 1] if len(written) > len(tokens) else None
+        return self.growth.setting.chat.words(tokens, last)
 
     def _observe(self, turn: Turn, said: str, is_closed: bool) -> None:
         """Append the environment's words: inside the policy's own turn, or as a chat message.
 
         A turn may say how by itself: a tool's result inline, the world's answer as a message. A
-        wrapper that rewrites the history gives the whole next prompt, and a new context begins.
+        wrapper that rewrites the history gives the whole next prompt, and a new context begins; so
+        it does where the chat template rewrites and is followed to the letter.
         """
-        growth, observation = self.growth, turn.observation
+        growth, observation, last = self.growth, turn.observation, self.context.tokens[-1]
         chat, actions = growth.setting.chat, growth.setting.actions
         role = turn.info.get("observe_as", self.env.observe_as)
         if role == "prompt":
             message = {"role": "user", "content": observation}
-            return self._begin_anew(growth.begin([message]), observation)
+            return self._begin_anew(*growth.begin([message]), observation)
         if role == "raw":
-            return self._begin_anew(growth.begin(observation), observation)
+            return self._begin_anew(*growth.begin(observation), observation)
         if role == "messages":  # a request of its own: a sub-agent's, or a rewritten history
-            tokens = growth.begin(turn.info["messages"], turn.info.get("tools"))
-            return self._begin_anew(tokens, observation)
+            asked, tools = turn.info["messages"], turn.info.get("tools")
+            return self._begin_anew(*growth.begin(asked, tools), observation)
         if role == "inline":
             if actions is not None and isinstance(said, Called):
                 observation = actions.render(said.tool, observation)
-            tokens = chat.tokenizer.encode_plain(observation)
+            tokens = chat.tokenizer.encode_plain(observation, last)
         else:
             several = turn.info.get("tool_results") if role == "tool" else None
             words = several or [observation]  # calls made in one message are answered one by one
             messages = [{"role": role, "content": text} for text in words]
-            tokens = chat.extend(messages, closed=is_closed)
+            if self.transcripts:
+                known, written = self.transcripts[-1], self.context.tokens
+                transcript, tokens, is_new = known.answered(chat, written, messages)
+                if is_new:
+                    return self._begin_anew(tokens, transcript, transcript.shown)
+                self.transcripts.append(transcript)
+            else:
+                tool = str(turn.info.get("tool") or "tool")
+                tokens = chat.extend(messages, closed=is_closed, last=last, tool=tool)
         self.tip = growth.episode.append(Span(self.tip, Author.ENV, tokens, text=observation))
         self.context.append(tokens)
 
-    def _begin_anew(self, tokens: list[int], text: str) -> None:
+    def _begin_anew(self, tokens: list[int], transcript: Transcript | None, text: str) -> None:
         """Go on from a new root; the leaf will have one walk per context."""
         growth = self.growth
         self.past.append(self.tip)
-        self.tip = growth.episode.append(Span(None, Author.TASK, tokens, text=text))
+        root = Span(None, Author.TASK, tokens, text=text)
+        self.transcripts = []
+        if transcript is not None:
+            self.transcripts = [transcript]
+            root.info["messages"] = transcript.spoken(growth.setting.chat)
+        self.tip = growth.episode.append(root)
         self.context.close()
         key = growth.key(self.number, f"/{len(self.past)}")  # its draws are its own
         self.context = growth.setting.engine.open(tokens, key=key)
@@ -305,7 +322,7 @@ class Path:
             context = self.context.fork(key, at=len(self.context.tokens) - said)
             context.mode, tip = self._mode, first.parent
         twin = growth.add(context, env, tip)
-        twin.past = [*self.past]
+        twin.past, twin.transcripts = [*self.past], [*self.transcripts]
         twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward
         twin.info = self.info
         return twin

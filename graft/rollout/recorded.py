@@ -17,6 +17,7 @@ A teacher's game, or an attempt of a model, in the very pieces that a rollout ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from graft.actions.actions import Actions
@@ -55,18 +56,20 @@ def spans_of_attempt(row: Trajectory, chat: Chat, actions: Actions | None = None
     spans: list[Row] = []
     tool: str | None = None  # whom the policy has just called by actions
     is_closed = False
-    for span in row.spans:
+    last: int | None = None  # the token that a span stands behind
+    for before, span in pairwise(row.spans):
+        last = next(reversed(before.tokens), last)
         if span.author is Author.TASK:
             continue
         if span.author is Author.ENV:
-            spans.append(_heard(span, chat, is_closed, actions, tool))
+            spans.append(_heard(span, chat, is_closed, actions, tool, last))
             tool = None
             continue
         is_closed = chat.is_closed(span.tokens)
         if HALF in span.text:
             raise CannotBeWritten("it has part of a character, which is no text")
         if actions is not None and span.info.get("finish") == Finish.EXIT:
-            words, call, tool = _call_in(span, chat, actions)
+            words, call, tool = _call_in(span, chat, actions, last)
             spans += [_policy_span(words, ends=False)] if words else []
             spans.append(call)
         else:
@@ -76,10 +79,11 @@ def spans_of_attempt(row: Trajectory, chat: Chat, actions: Actions | None = None
 
 
 def prompt_of_context(row: Trajectory) -> list[Message]:
-    """What a context begins with: the task's prompt, or what a wrapper wrote in its place."""
+    """What a context begins with: the task's prompt, or what a wrapper or template made of it."""
     if row.context == 0:
         return list(row.task.prompt)
-    return [{"role": "user", "content": row.spans[0].text}]
+    written: list[Message] | None = row.spans[0].info.get("messages")
+    return written or [{"role": "user", "content": row.spans[0].text}]
 
 
 def outcome_of(rows: Sequence[Trajectory], leaf: Leaf) -> dict[str, Any]:
@@ -114,13 +118,19 @@ def _without_the_obvious(spans: list[Row]) -> list[Row]:
 
 
 def _heard(
-    span: Span, chat: Chat, is_closed: bool, actions: Actions | None, tool: str | None
+    span: Span,
+    chat: Chat,
+    is_closed: bool,
+    actions: Actions | None,
+    tool: str | None,
+    last: int | None,
 ) -> Row:
     """What the environment said, in the role that gives the very tokens of the rollout."""
-    if span.tokens == chat.tokenizer.encode_plain(span.text):
+    if span.tokens == chat.tokenizer.encode_plain(span.text, last):
         return _env_span(_bare(span.text, actions, tool), INLINE)
     for role in ("user", "tool"):
-        if span.tokens == chat.extend([{"role": role, "content": span.text}], closed=is_closed):
+        message: Message = {"role": role, "content": span.text}
+        if span.tokens == chat.extend([message], closed=is_closed, last=last):
             return _env_span(span.text, role)
     return _env_span(span.text, "tool")  # several calls were answered at once: here in one message
 
@@ -133,7 +143,7 @@ def _bare(text: str, actions: Actions | None, tool: str | None) -> str:
     return text.removeprefix(before).removesuffix(after)
 
 
-def _call_in(span: Span, chat: Chat, actions: Actions) -> tuple[str, Row, str]:
+def _call_in(span: Span, chat: Chat, actions: Actions, last: int | None) -> tuple[str, Row, str]:
     """The words before a call, the call, and its tool."""
     tool, arguments = actions.read(span.actions, span.modes)
     call = actions.spell(tool, arguments).tokens
@@ -142,6 +152,7 @@ def _call_in(span: Span, chat: Chat, actions: Actions) -> tuple[str, Row, str]:
             f"the call of {tool} with {list(arguments)} was written in another way than the actions "
             "spell it"
         )
-    words = chat.tokenizer.decode(span.tokens[: -len(call)])
+    decode, said = chat.tokenizer.decode_after, span.tokens[: -len(call)]
     made = {"tool": tool, "arguments": list(arguments)}
-    return words, _policy_span(chat.tokenizer.decode(call), ends=False, call=made), tool
+    spelled = decode(call, said[-1] if said else last)
+    return decode(said, last), _policy_span(spelled, ends=False, call=made), tool

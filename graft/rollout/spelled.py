@@ -16,7 +16,7 @@ and its answer, which the environment writes, is what stands between two marks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -50,7 +50,6 @@ class Speller:
 
     def __init__(self, actions: Actions, tokenizer: Tokenizer, marks: Marks | None = None) -> None:
         self.actions, self.tokenizer, self.marks = actions, tokenizer, marks
-        self._anchor = actions.grammar.written(LANGUAGE, actions.doors[0].entry[-1])[-1:]
         ways = [way for door in actions.doors for way in self._ways(door)]
         self.ways = sorted(ways, key=lambda way: -len(way.text))  # the longest reading first
         self._entry = re.compile("|".join(re.escape(way.text) for way in self.ways))
@@ -77,12 +76,13 @@ class Speller:
     def _ways(self, door: Door) -> Iterator[_Way]:
         """The entry, and without its blank where that leads into the tool too."""
         written = "".join(
-            self._said(self.actions.grammar.written(LANGUAGE, action)) for action in door.entry
+            self.tokenizer.decode_after(self.actions.grammar.written(LANGUAGE, action))
+            for action in door.entry
         )
         yield _Way(written, tuple(door.entry), door)
         bare = written.lstrip()
         if bare and bare != written and not self.actions.space.extra:
-            tokens = self.tokenizer.encode(bare)
+            tokens = self.tokenizer.encode_after(bare)
             mode = LANGUAGE
             for token in tokens:
                 mode = self.actions.grammar.step(mode, token)
@@ -142,9 +142,4 @@ class Speller:
         return None if self.actions.space.extra else at
 
     def _text_of(self, mode: int, action: int) -> str:
-        return self._said(self.actions.grammar.written(mode, action))
-
-    def _said(self, tokens: Sequence[int]) -> str:
-        """The text of tokens in the middle of a text: some decoders drop the blank at its start."""
-        decode = self.tokenizer.decode
-        return decode([*self._anchor, *tokens]).removeprefix(decode(self._anchor))
+        return self.tokenizer.decode_after(self.actions.grammar.written(mode, action))

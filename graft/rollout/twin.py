@@ -28,8 +28,9 @@ async def branch_off(path: Path, at: int) -> Path:
     if path.past:
         raise ValueError(
             f"an attempt at {growth.episode.task.env} spreads over {len(path.past) + 1} contexts, "
-            "because a wrapper rewrites the history; counterfactual attempts share the beginning of "
-            "one context. Leave that wrapper out, or take rollout.branch=independent"
+            "because a wrapper or (model.history=template) the chat template rewrites the history; "
+            "counterfactual attempts share the beginning of one context. Leave that wrapper out, set "
+            "model.history=append, or take rollout.branch=independent"
         )
     tip = growth.cut(path.tip, at)
     spans = [growth.episode.spans[i] for i in growth.episode.walk(tip)]
@@ -38,6 +39,7 @@ async def branch_off(path: Path, at: int) -> Path:
     turns = await replay(env, growth.setting, growth.episode.task, heard)
     twin = growth.add(path.context.fork(growth.key(len(growth.paths)), at=at), env, tip)
     twin.twin_of = path
+    twin.transcripts = [one for one in path.transcripts if one.length <= at]
     twin.actions = heard
     twin.reward = sum(span.reward for span in spans)
     twin.metrics["turns"] = float(len(turns))
@@ -63,7 +65,7 @@ def force(path: Path, decisions: Decisions, logprobs: Sequence[float], tool: str
         decisions.modes,
         mask=is_decision,
         version=setting.engine.version,
-        text=setting.chat.tokenizer.decode(decisions.tokens),
+        text=setting.chat.tokenizer.decode_after(decisions.tokens),
         info={"forced": tool},
     )
     path.tip = episode.append(span)

@@ -8,30 +8,48 @@ rendering a probe conversation with a sentinel in the assistant's place and cutt
         <|im_start|>user⏎probe<|im_end|>⏎<|im_start|>assistant⏎SENTINEL
         <|im_end|>⏎                                                        closes the turn
         <|im_start|>user⏎and 4?<|im_end|>⏎<|im_start|>assistant⏎           says it, opens the next
+
+Some templates rewrite earlier turns when later ones arrive, such as Qwen3's, which drops what was
+thought before the last question. `history` says what then happens:
+
+    append      what was sampled stays as it is; only what is new is rendered, as above
+    template    every turn is sampled behind what the template writes of the whole conversation; where
+                that is not what the context holds, a new context begins (`graft.text.transcript`)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from graft.text.template import TEMPLATES, TemplateError, find_template, render
+from graft.text.append_only import HOW_TO_APPEND, TemplateRewrites, check_growth
+from graft.text.template import (
+    TEMPLATES,
+    TemplateError,
+    check_variables,
+    find_template,
+    render,
+)
 from graft.text.tokenizer import Tokenizer
 from graft.types import Message
 
 Tools = Sequence[Any] | str
 """Tool schemas in OpenAI's form; the list or its entries may be JSON strings."""
 
+APPEND, TEMPLATE = "append", "template"
+HISTORIES = {
+    APPEND: "model.history=append: what was sampled stays in view as it is, also what the template "
+    "would drop, and only what is new is rendered; an attempt is one context",
+    TEMPLATE: "model.history=template: each turn is sampled behind what the template writes of the "
+    "whole conversation; where it rewrites, a new context begins, which is a row of its own",
+}
+"""What each does with a template that rewrites."""
 SENTINEL = "graft.sentinel.7c1e"
-NOTHING: Mapping[str, str] = MappingProxyType({})
+_SHOWN = "graft.shown"
 _ASK: Message = {"role": "user", "content": "graft.question"}
-_HOW_TO_APPEND = (
-    "Tokens that were sampled cannot be rewritten. Use model.chat_template=chatml, or a path to a "
-    "template that only appends."
-)
+_CALL_ID = "call00001"  # nine characters: Mistral's templates count them
 
 
 class Piece(NamedTuple):
@@ -40,10 +58,6 @@ class Piece(NamedTuple):
     text: str
     tokens: list[int]
     is_trained: bool
-
-
-class TemplateRewrites(ValueError):
-    """A template that changes earlier turns when later ones arrive; the text shows where."""
 
 
 class Chat:
@@ -61,9 +75,18 @@ class Chat:
     [7, 13, 7, 14]
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str | None = None,
+        *,
+        history: str = APPEND,
+        **options: Any,
+    ) -> None:
         self.tokenizer = tokenizer
-        self.options = options
+        self.history, self.options = history, options
+        if history not in HISTORIES:
+            raise ValueError(f"history={history!r} is none of {', '.join(HISTORIES)}")
         if template is not None:
             self.template = find_template(template, tokenizer.chat_templates)
         elif tokenizer.chat_template is not None:
@@ -74,11 +97,23 @@ class Chat:
                 f"the tokenizer has no default chat template; pass model.chat_template=NAME "
                 f"(one of {known}) or model.chat_template=PATH of a .jinja file"
             )
+        check_variables(self.template, options)
         self._shown: set[str] = set()  # roles whose messages the template was seen to write
         self._opened = ""  # what stands before an assistant's turn, without tools
-        self._closing = ""
-        self._closing = self._after_turn([], opened=False)
-        self.end_text, self.end_ids = _turn_end(self._closing, tokenizer)
+        self._names = {  # stand for control tokens that are only text
+            f"{SENTINEL}.{number}.": token for number, token in enumerate(tokenizer.control_tokens)
+        }
+        self._name = re.compile("|".join(map(re.escape, self._names)) or r"(?!)")
+        self._closing = self._written_after([], opened=False)
+        self.end_text, ids = _turn_end(self._closing, tokenizer)
+        self.ends: dict[int, str] = dict.fromkeys(ids, self.end_text)
+        """The tokens that end a turn, each with the text that it completes."""
+        self._past_end = ""  # what ends a turn that others follow, where that differs
+        if self.end_text:
+            self._find_other_ends()
+        else:
+            self._find_ends_in_what_follows()
+        self.end_ids = frozenset(self.ends)
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None, **how: bool) -> str:
         """The text of `messages`; `how` is add_generation_prompt or continue_final_message."""
@@ -87,9 +122,13 @@ class Chat:
 
     def prompt(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """Tokens from which the policy goes on: a new turn, or the assistant message at the end."""
-        return self.tokenizer.encode(self._prompt_text(messages, tools))
+        return self.tokenizer.encode(self.prompt_text(messages, tools))
 
-    def _prompt_text(self, messages: Sequence[Message], tools: Tools | None) -> str:
+    def prefilled(self, prompt: list[int], prefill: str) -> list[int]:
+        """A prompt and the words that the answer begins with."""
+        return prompt + self.tokenizer.encode_after(prefill, prompt[-1] if prompt else None)
+
+    def prompt_text(self, messages: Sequence[Message], tools: Tools | None) -> str:
         if not messages:
             raise ValueError("a prompt needs at least one message")
         continued = messages[-1]["role"] == "assistant"
@@ -107,11 +146,19 @@ class Chat:
             )
         return text
 
-    def extend(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+    def extend(
+        self,
+        messages: Sequence[Message],
+        *,
+        closed: bool,
+        last: int | None = None,
+        tool: str = "tool",
+    ) -> list[int]:
         """Tokens to append after a policy turn: its closing, `messages`, the next turn's opening.
 
-        `closed` says that the policy already wrote the end of its turn (see `is_closed`). What the
-        messages say is text: "<|im_end|>" in a search result ends nobody's turn.
+        `closed` says that the policy already wrote the end of its turn (see `is_closed`), `last` is
+        the last token of the context, `tool` who answers in messages of that role. What the messages
+        say is text: "<|im_end|>" in a search result ends nobody's turn.
         """
         if not messages:
             raise ValueError("nothing to extend with: pass the new user or tool messages")
@@ -120,9 +167,13 @@ class Chat:
                 "extend() takes what others say; an assistant message here would be the policy's "
                 "own turn, whose sampled tokens are appended as they are"
             )
-        hidden: dict[str, str] = {}
-        shown = [self._hide_control_tokens(message, hidden) for message in messages]
-        return self._encode_after_turn(self._after_turn(shown, opened=True), closed, hidden)
+        after = self._written_after([self.hide(one) for one in messages], opened=True, tool=tool)
+        if not closed:
+            return self.encode(after, last)
+        if last not in self.ends and self.ends:
+            last = next(iter(self.ends))
+        end = self.end_text if last is None else self.ends.get(last, self.end_text)
+        return self.encode(self._behind_end(after, end), last)
 
     def is_closed(self, tokens: Sequence[int]) -> bool:
         """Whether a policy turn with these tokens ended itself as the template would end it."""
@@ -132,6 +183,15 @@ class Chat:
             return False
         longest = len(self.end_text.encode())  # a token may be a single byte
         return self.tokenizer.decode(tokens[-longest:]).endswith(self.end_text)
+
+    def words(self, tokens: Sequence[int], last: int | None = None) -> str:
+        """The text of a turn behind token `last`, without its end, the template's or plain eos."""
+        end = self.end_text if self.is_closed(tokens) else ""
+        if end and self.ends:
+            end = self.ends[tokens[-1]]
+        elif not end and tokens and tokens[-1] in self.tokenizer.eos_ids:
+            tokens = tokens[:-1]
+        return self.tokenizer.decode_after(tokens, last).removesuffix(end)
 
     def conversation(
         self, messages: Sequence[Message], tools: Tools | None = None
@@ -145,171 +205,235 @@ class Chat:
         return [(piece.tokens, piece.is_trained) for piece in pieces if piece.tokens]
 
     def pieces(self, messages: Sequence[Message], tools: Tools | None = None) -> list[Piece]:
-        """The same with the text of each piece; together they are the text of the conversation."""
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        _refuse_gaps(messages, turns)
-        encode = self.tokenizer.encode
+        """The same with the text of each piece; a conversation that grows by appending only."""
+        turns = turns_of(messages)
         if not turns:
             text = self.render(messages, tools)
-            return [Piece(text, encode(text), is_trained=False)]
-        text = self._prompt_text(messages[: turns[0]], tools)
-        pieces = [Piece(text, encode(text), is_trained=False)]
-        for start, end in zip(turns, [*turns[1:], None], strict=True):
-            text = self._turn_text(messages[start], tools)
-            pieces.append(Piece(text, encode(text), is_trained=True))
-            after = self._after_turn(messages[start + 1 : end], opened=end is not None)
-            tokens = self._encode_after_turn(after, closed=True)
-            pieces.append(Piece(after.removeprefix(self.end_text), tokens, is_trained=False))
+            return [Piece(text, self.tokenizer.encode(text), is_trained=False)]
+        texts = [self.prompt_text(messages[: turns[0]], tools)]
+        for start, stop in zip(turns, [*turns[1:], None], strict=True):
+            message, others = messages[start], messages[start + 1 : stop]
+            after = self._written_after(others, opened=stop is not None, tool=_tool_of(message))
+            said, end = self._turn_text(message, tools)
+            if not self._closing:  # what others say first ends the turn
+                end = next((end for end in self.ends.values() if after.startswith(end)), end)
+            texts += [said + end, self._behind_end(after, end)]
+        return self.encode_pieces(texts)
+
+    def encode_pieces(self, texts: Sequence[str]) -> list[Piece]:
+        """Texts of which every second is the assistant's, in the tokens that a rollout would have."""
+        pieces = [Piece(texts[0], self.tokenizer.encode(texts[0]), is_trained=False)]
+        last = pieces[0].tokens[-1] if pieces[0].tokens else None
+        for number, text in enumerate(texts[1:], 1):
+            tokens = self.tokenizer.encode_after(text, last)
+            pieces.append(Piece(text, tokens, is_trained=number % 2 == 1))
+            last = tokens[-1] if tokens else last
         return pieces
-
-    def check_conversation(
-        self, messages: Sequence[Message], pieces: Sequence[Piece], tools: Tools | None = None
-    ) -> None:
-        """Raise TemplateRewrites if the template itself would write these pieces otherwise.
-
-        Such as one that drops what an assistant thought before the last question: a model that is
-        sampled from turn by turn still sees its thoughts, so the two would not be the same text.
-        """
-        built, whole = "".join(piece.text for piece in pieces), self.render(messages, tools)
-        if built == whole:
-            return
-        at = _first_difference(built, whole)
-        near = slice(max(0, at - 30), at + 50)
-        raise TemplateRewrites(
-            f"the chat template rewrites this conversation of {len(messages)} messages as it grows:"
-            f"\n  turn by turn: {built[near]!r}\n  as a whole:   {whole[near]!r}\n{_HOW_TO_APPEND}"
-        )
 
     def check_append_only(self) -> None:
         """Raise TemplateRewrites unless growing conversations keep every earlier turn as it was."""
-        for number, (messages, tools) in enumerate(_probes()):
-            try:
-                self._check_growth(messages, tools)
-            except TemplateError:
-                if number == 0:
-                    raise  # plain user and assistant turns must work
-                # a template without tools or a system role cannot rewrite them either
+        check_growth(self.render, self._closing, self.end_text if self._closing else "")
 
-    def _after_turn(self, messages: Sequence[Message], *, opened: bool) -> str:
+    def history_note(self) -> str:
+        """What becomes of a conversation that the template rewrites; "" where it only appends."""
+        try:
+            self.check_append_only()
+        except TemplateRewrites as error:
+            where = str(error).split(":\n")[0]
+            return f"{where}; {HISTORIES[self.history]}"
+        return ""
+
+    def hide(self, message: Message) -> Message:
+        """The message with names in place of control tokens; `encode` writes these as letters."""
+        texts = ("content", "reasoning_content", "thinking")
+        hidden = {
+            key: self._hidden(message[key]) for key in texts if isinstance(message.get(key), str)
+        }
+        return {**message, **hidden}
+
+    def visible(self, text: str) -> str:
+        """The text with control tokens in place of the names that `hide` gave them."""
+        return self._name.sub(lambda found: self._names[found[0]], text)
+
+    def rest_of(self, text: str, shown: str) -> str | None:
+        """What of a text comes behind what is shown of it; None where it does not begin so."""
+        if not self.visible(text).startswith(shown):
+            return None
+        at = seen = 0  # characters of the text, and of what of it is visible
+        for found in self._name.finditer(text):
+            if seen + found.start() - at >= len(shown):
+                break
+            seen += found.start() - at + len(self._names[found[0]])
+            at = found.end()
+        return text[at + len(shown) - seen :] if seen <= len(shown) else None
+
+    def encode(self, text: str, last: int | None = None, *, is_start: bool = False) -> list[int]:
+        """The tokens of a text behind token `last`; what was hidden in it comes back as letters."""
+        first, *others = [*self._name.split(text)]
+        names = self._name.findall(text)
+        ids = self.tokenizer.encode(first) if is_start else self.tokenizer.encode_after(first, last)
+        for name, piece in zip(names, others, strict=True):
+            ids += self.tokenizer.encode_plain(self._names[name], ids[-1] if ids else last)
+            ids += self.tokenizer.encode_after(piece, ids[-1])
+        return ids
+
+    def check_tokens(self, pieces: Sequence[Piece]) -> None:
+        """Raise ValueError unless the pieces have the tokens of their text, as the template gives it.
+
+        They may differ where the tokenizer would join characters across the border of two pieces:
+        there a turn was begun, and what stood before it had its tokens already.
+        """
+        encode, texts = self.tokenizer.encode, [piece.text for piece in pieces]
+        built = [token for piece in pieces for token in piece.tokens]
+        whole = encode("".join(texts))
+        if built == whole:
+            return
+        for number in range(1, len(texts)):
+            before = encode("".join(texts[:number]))
+            if before != whole[: len(before)]:
+                return
+        at = next((i for i, (a, b) in enumerate(zip(built, whole, strict=False)) if a != b), 0)
+        near = slice(max(0, at - 3), at + 4)
+        raise ValueError(
+            f"the tokenizer writes this conversation otherwise turn by turn: tokens {built[near]} "
+            f"instead of {whole[near]} at token {at}. It puts something before or between texts that "
+            "graft does not know; use another tokenizer.json of the model"
+        )
+
+    def turn_end(self, whole: str) -> tuple[str, str]:
+        """A text that ends with an assistant's turn, less what closes it, and the turn's end."""
+        if whole.endswith(self._closing):
+            return whole[: len(whole) - len(self._closing)], self.end_text
+        for end in self.ends.values():
+            if whole.endswith(end):
+                return whole.removesuffix(end), end
+        raise self._unlike_a_policy("", whole)
+
+    def assistant_text(self, message: Message, opened: str, whole: str) -> tuple[str, str]:
+        """What the policy would have written behind `opened`, where the template writes `whole`."""
+        turn = _squeeze(whole[len(opened) :])
+        if not (whole.startswith(opened) and all(said in turn for said in _said(message))):
+            raise self._unlike_a_policy(opened, whole)
+        text, end = self.turn_end(whole)
+        return text[len(opened) :], end
+
+    def _written_after(
+        self, messages: Sequence[Message], *, opened: bool, tool: str = "tool"
+    ) -> str:
         """What the template writes after an assistant's words when `messages` follow."""
-        if not messages and not opened and self._closing:
-            return self._closing
         for role in {message["role"] for message in messages} - self._shown:
-            self._require(role)
+            self._require(role, tool)
         probe = [_ASK, {"role": "assistant", "content": SENTINEL}, *messages]
-        text = self.render(probe, add_generation_prompt=opened)
+        try:
+            text = self.render(probe, add_generation_prompt=opened)
+        except TemplateError:
+            if not any(message["role"] == "tool" for message in messages):
+                raise
+            return self._written_after_call(messages, opened, tool)
         before, found, after = text.partition(SENTINEL)
         if not found:
             raise TemplateRewrites(
                 f"the chat template drops an assistant turn; it wrote {before[:120]!r}. "
-                f"{_HOW_TO_APPEND}"
+                f"{HOW_TO_APPEND}"
             )
         return after
 
-    def _require(self, role: str) -> None:
+    def _written_after_call(self, messages: Sequence[Message], opened: bool, tool: str) -> str:
+        """The same for templates that show results only of a call, which then ends the turn."""
+        answers = [{"tool_call_id": _CALL_ID, "name": tool, **message} for message in messages]
+        closing = self.render([_ASK, _probe_call(tool)]).partition(SENTINEL)[2]
+        text = self.render([_ASK, _probe_call(tool), *answers], add_generation_prompt=opened)
+        after = text.partition(SENTINEL)[2]
+        end = _last_added(closing, self.tokenizer)
+        if not end or not after.startswith(closing):
+            raise TemplateRewrites(
+                f"the chat template rewrites a call when its result arrives: {closing[:80]!r} has "
+                f"become {after[:80]!r}. {HOW_TO_APPEND}"
+            )
+        return after[closing.rfind(end) :]
+
+    def _require(self, role: str, tool: str) -> None:
         """Some templates skip the roles they do not know: a tool result would vanish unseen."""
         self._shown.add(role)
-        if "graft.shown" not in self._after_turn(
-            [{"role": role, "content": "graft.shown"}], opened=False
-        ):
+        probe: Message = {"role": role, "content": _SHOWN}
+        if _SHOWN not in self._written_after([probe], opened=False, tool=tool):
             self._shown.discard(role)
             raise TemplateError(
                 f"the chat template does not write messages of role {role!r}; "
                 f"use model.chat_template=chatml, or send them as another role"
             )
 
-    def _hide_control_tokens(self, message: Message, hidden: dict[str, str]) -> Message:
-        """The message with names in place of control tokens; `hidden` gets name -> token."""
-        content = message.get("content")
-        if not isinstance(content, str):
-            return message
-        for token in self.tokenizer.control_tokens:
-            if token in content:
-                name = f"{SENTINEL}.{len(hidden)}."
-                content, hidden[name] = content.replace(token, name), token
-        return {**message, "content": content}
+    def _find_other_ends(self) -> None:
+        """A turn that calls a tool may end otherwise (gpt-oss: <|call|>), and one in the past too."""
+        try:
+            called = self.render([_ASK, _probe_call("tool")]).partition(SENTINEL)[2]
+        except TemplateError:  # a template without calls
+            called = ""
+        end = _last_added(called, self.tokenizer)
+        if end and self.end_text.strip() not in called and self.ends:
+            self.ends[self.tokenizer.added_tokens[end]] = end
+        try:
+            after = self._written_after([{"role": "user", "content": _SHOWN}], opened=False)
+        except TemplateError:  # one question, one answer: nothing ever follows
+            return
+        past, _ = _turn_end(after.partition(_SHOWN)[0], self.tokenizer)
+        is_any_message_end = after.partition(_SHOWN)[2].startswith(past)
+        if past and is_any_message_end and not after.startswith(self.end_text):
+            self._past_end = past
 
-    def _encode(self, text: str, hidden: Mapping[str, str]) -> list[int]:
-        """The tokens of a text; what was hidden in it comes back as letters."""
-        if not hidden:
-            return self.tokenizer.encode(text)
-        names = "|".join(map(re.escape, hidden))
-        return [
-            token
-            for piece in re.split(f"({names})", text)
-            for token in (
-                self.tokenizer.encode_plain(hidden[piece])
-                if piece in hidden
-                else self.tokenizer.encode(piece)
-            )
-        ]
+    def _find_ends_in_what_follows(self) -> None:
+        """GLM's turns end with the mark of whoever speaks next: <|user|>, <|observation|>."""
+        for role in ("user", "tool"):
+            try:
+                after = self._written_after([{"role": role, "content": _SHOWN}], opened=False)
+            except TemplateError:
+                continue
+            text, ids = _turn_end(after.partition(_SHOWN)[0], self.tokenizer)
+            if any(text == token for token in self.tokenizer.added_tokens):
+                self.ends |= dict.fromkeys(ids, text)
+                self.end_text = self.end_text or text
 
-    def _encode_after_turn(
-        self, after: str, closed: bool, hidden: Mapping[str, str] = NOTHING
-    ) -> list[int]:
-        if not closed or not after.startswith(self.end_text):
-            return self._encode(after, hidden)
-        if not self.end_ids:
-            return self._encode(after[len(self.end_text) :], hidden)
-        # encoded together with the end token: some tokens swallow the blanks that follow them
-        ids = self._encode(after, hidden)
-        return ids[1 + next(i for i, token in enumerate(ids) if token in self.end_ids) :]
+    def _behind_end(self, after: str, end: str) -> str:
+        """What is still to be written after a turn that ended with `end`."""
+        for closing in filter(None, (end, self._past_end)):
+            if after.startswith(closing):
+                return after[len(closing) :]
+        return after
 
-    def _turn_text(self, message: Message, tools: Tools | None) -> str:
-        """An assistant message as the policy would have written it, with its end."""
+    def _hidden(self, text: str) -> str:
+        for name, token in self._names.items():
+            text = text.replace(token, name)
+        return text
+
+    def _turn_text(self, message: Message, tools: Tools | None) -> tuple[str, str]:
+        """An assistant message as the policy would have written it, and its end."""
         whole = self.render([_ASK, message], tools)
         opened = self._opened
         if tools or not opened or not whole.startswith(opened):  # such as a date that has changed
             opened = self.render([_ASK], tools, add_generation_prompt=True)
             if not tools:
                 self._opened = opened
-        turn = _squeeze(whole[len(opened) :])
-        is_kept = all(said in turn for said in _said(message))
-        if not (is_kept and whole.startswith(opened) and whole.endswith(self._closing)):
-            raise TemplateRewrites(
-                f"the chat template does not write an assistant message as a policy would have to "
-                f"write it: opened {opened[-40:]!r}, rendered {whole[-120:]!r}. {_HOW_TO_APPEND}"
-            )
-        return whole[len(opened) : len(whole) - len(self._closing)] + self.end_text
+        return self.assistant_text(message, opened, whole)
 
-    def _check_growth(self, messages: list[Message], tools: Tools | None) -> None:
-        prompts = {  # number of messages -> what the policy would continue
-            n: self.render(messages[:n], tools, add_generation_prompt=True)
-            for n in range(1, len(messages) + 1)
-            if messages[n - 1]["role"] in ("user", "tool")
-        }
-        for turn, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            opened = prompts[turn]
-            kept = self.render(messages[: turn + 1], tools)
-            if kept.endswith(self._closing):  # a newline after the end may come and go
-                kept = kept[: len(kept) - len(self._closing)] + self.end_text
-            sampled = "" if message.get("tool_calls") else message["content"]
-            for n, later in prompts.items():
-                if n <= turn:
-                    continue
-                rest = later[len(opened) :]
-                blank = rest[: len(rest) - len(rest.lstrip())]  # some put one before the words
-                for expected in (kept, opened + blank + sampled):
-                    if not later.startswith(expected):
-                        raise self._rewrites(messages, expected, later, n)
-
-    def _rewrites(
-        self, messages: list[Message], first: str, later: str, length: int
-    ) -> TemplateRewrites:
-        at = _first_difference(first, later)
-        shown = [i for i, message in enumerate(messages) if message["mark"] in first]
-        after = [
-            i for i in shown if first.find(messages[i]["mark"]) + len(messages[i]["mark"]) > at
-        ]
-        turn = after[0] if after else shown[-1]
-        near = slice(max(0, at - 30), at + 50)
+    def _unlike_a_policy(self, opened: str, whole: str) -> TemplateRewrites:
         return TemplateRewrites(
-            f"the chat template rewrites turn {turn} ({messages[turn]['role']}) of a conversation "
-            f"when it has grown to {length} messages:\n  first: {first[near]!r}\n"
-            f"  later: {later[near]!r}\n{_HOW_TO_APPEND}"
+            f"the chat template does not write an assistant message as a policy would have to "
+            f"write it: opened {opened[-40:]!r}, rendered {whole[-120:]!r}. {HOW_TO_APPEND}"
         )
+
+
+def turns_of(messages: Sequence[Message]) -> list[int]:
+    """Which messages are the assistant's; those of a conversation that cannot be are refused."""
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if not messages or messages[0]["role"] == "assistant":
+        raise ValueError("a conversation starts with a system or user message, this one does not")
+    for first, second in pairwise(turns):
+        if second == first + 1:
+            raise ValueError(
+                f"messages {first} and {second} are both from the assistant; join them into one, "
+                f"or put what came between them back"
+            )
+    return turns
 
 
 def _turn_end(closing: str, tokenizer: Tokenizer) -> tuple[str, frozenset[int]]:
@@ -325,66 +449,33 @@ def _turn_end(closing: str, tokenizer: Tokenizer) -> tuple[str, frozenset[int]]:
     return closing[: at + len(token)], frozenset({tokenizer.added_tokens[token]})
 
 
-def _first_difference(one: str, other: str) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
+def _last_added(text: str, tokenizer: Tokenizer) -> str:
+    """The added token that stands last in the text, the longest of those that end there."""
+    found = [
+        (text.rfind(token) + len(token), len(token), token) for token in tokenizer.added_tokens
+    ]
+    return max((place for place in found if place[2] in text), default=(0, 0, ""))[2]
 
 
-def _refuse_gaps(messages: Sequence[Message], turns: Sequence[int]) -> None:
-    if not messages or messages[0]["role"] == "assistant":
-        raise ValueError("a conversation starts with a system or user message, this one does not")
-    for first, second in pairwise(turns):
-        if second == first + 1:
-            raise ValueError(
-                f"messages {first} and {second} are both from the assistant; join them into one, "
-                f"or put what came between them back"
-            )
+def _probe_call(tool: str) -> Message:
+    function = {"name": tool, "arguments": {"graft": SENTINEL}}
+    calls = [{"id": _CALL_ID, "type": "function", "function": function}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _probes() -> Iterator[tuple[list[Message], list[dict[str, Any]] | None]]:
-    """Conversations that templates like to rewrite; `mark` is the text that ends each turn."""
+def _calls(message: Message) -> list[Mapping[str, Any]]:
+    return [call.get("function") or call for call in message.get("tool_calls") or []]
 
-    def say(role: str, text: str, **more: Any) -> Message:
-        return {"role": role, "content": text, "mark": text, **more}
 
-    def think(text: str) -> Message:
-        return say("assistant", f"<think>\nthought of {text}\n</think>\n\n{text}", mark=text)
-
-    def call(text: str, query: str) -> Message:
-        function = {"name": "search", "arguments": {"query": query}}
-        calls = [{"id": "call00001", "type": "function", "function": function}]
-        return say("assistant", text, mark=query, tool_calls=calls)
-
-    def answer(text: str) -> Message:
-        return say("tool", text, name="search", tool_call_id="call00001")
-
-    plain = [say("user", "ask-0"), say("assistant", "reply-1"), say("user", "ask-2")]
-    yield [*plain, say("assistant", "reply-3"), say("user", "ask-4")], None
-    yield (
-        [*plain, think("reply-3"), say("user", "ask-4"), think("reply-5"), say("user", "x-6")],
-        None,
-    )
-    yield [say("system", "rules-0"), *plain, say("assistant", "r-4"), say("user", "ask-5")], None
-    schema = {
-        "type": "function",
-        "function": {
-            "name": "search",
-            "description": "Look something up.",
-            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
-        },
-    }
-    used = [say("user", "ask-0"), call("", "query-1"), answer("found-2"), think("reply-3")]
-    again = [say("user", "ask-4"), call("let-me", "query-5"), answer("found-6"), answer("found-7")]
-    yield [*used, *again, say("assistant", "reply-8"), say("user", "ask-9")], [schema]
+def _tool_of(message: Message) -> str:
+    """Whom the message calls; where it calls nobody, any name."""
+    return next((str(call["name"]) for call in _calls(message) if call.get("name")), "tool")
 
 
 def _said(message: Message) -> list[str]:
     """What a rendered assistant message must still hold, without blanks."""
-    calls = [call.get("function") or call for call in message.get("tool_calls") or []]
     parts = [message.get("content"), message.get("reasoning_content")]
-    return [_squeeze(part) for part in [*parts, *(call.get("name") for call in calls)]]
+    return [_squeeze(part) for part in [*parts, *(call.get("name") for call in _calls(message))]]
 
 
 def _squeeze(content: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -93,6 +94,9 @@ CHATML = """\
 
 TEMPLATES = {"chatml": CHATML, "plain": PLAIN}
 """The bundled templates by name."""
+
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+_SPECIAL = {f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
 _CONTINUES_HERE = "GRAFT_CONTINUES_HERE "  # the space at the end shows whether a template trims
 
@@ -258,17 +262,56 @@ def _to_json(
     )
 
 
-@lru_cache(maxsize=64)
-def _compile(template: str) -> jinja2.Template:
+@lru_cache(maxsize=1)
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+@lru_cache(maxsize=64)
+def _compile(template: str) -> jinja2.Template:
     try:
-        return environment.from_string(template)
+        return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(
             f"the chat template does not compile: {error.message} (line {error.lineno})"
         ) from error
+
+
+def variables_of(template: str) -> set[str]:
+    """What a user may set of what the template reads, such as enable_thinking."""
+    _compile(template)
+    environment = _environment()
+    tree = environment.parse(template)
+    read = jinja2.meta.find_undeclared_variables(tree) - set(environment.globals)
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+    asked = {  # {% if date is not defined %}{% set date = ... %}: the template's own only by default
+        test.node.name
+        for test in tree.find_all(nodes.Test)
+        if test.name in ("defined", "undefined") and isinstance(test.node, nodes.Name)
+    }
+    return read - (own - asked) - _GIVEN - _SPECIAL
+
+
+def check_variables(template: str, given: Mapping[str, Any]) -> None:
+    """Raise TemplateError for variables that the template never reads, or that are not the user's."""
+    known = variables_of(template)
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        return
+    listed = f"it reads {', '.join(sorted(known))}" if known else "it reads none"
+    hints = [
+        f"{name!r}: did you mean {hint!r}?" for name in unknown if (hint := nearest(name, [*known]))
+    ]
+    set_by_graft = [name for name in unknown if name in _GIVEN | _SPECIAL]
+    reason = (
+        f"{', '.join(set_by_graft)} come from the conversation and the tokenizer"
+        if set_by_graft
+        else f"the chat template never reads {', '.join(unknown)}; {listed}"
+    )
+    raise TemplateError(". ".join([f"model.template_args: {reason}", *hints]))

@@ -7,17 +7,23 @@ tokenizers are built in: one token per character of an alphabet, and one token p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
+from graft.text.marks import Interval
 from graft.text.template import PLAIN
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The roles a special token can have; chat templates read them as variables."""
+
+
+FIRST, EVERYWHERE = "first", "everywhere"
+"""Where a tokenizer begins a text with a blank that is not in it: at the very beginning only, or
+also behind each added token."""
 
 
 class UnknownCharacter(ValueError):
@@ -71,7 +77,10 @@ class Tokenizer:
         self.pad_id = self._id("pad_token")
         self.unk_id = self._id("unk_token")
         self._is_strict = isinstance(backend.model, models.WordLevel)
-        self._plain: tokenizers.Tokenizer | None = None  # made when first asked for
+        self._added = {index: token.content for index, token in added.items()}
+        self._prefix = _prefix_of(backend)
+        self._strips = any(node.get("start") for node in _parts(backend.decoder))
+        self._twins = {(False, False): backend}  # others are made when first asked for
 
     @property
     def bos_token(self) -> str | None:
@@ -90,41 +99,100 @@ class Tokenizer:
         return self.special_tokens.get("unk_token")
 
     def encode(self, text: str) -> list[int]:
-        return self._encode(self._backend, text)
+        return self._run(text).ids
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Interval]]:
         """The same tokens, and the characters [start, end) of the text that each was made of.
 
         A character of several tokens is named by each of them. Some tokenizers leave the blanks at
         the ends of a token out.
         """
-        encoding = self._run(self._backend, text)
+        encoding = self._run(text)
         return encoding.ids, encoding.offsets
 
-    def encode_plain(self, text: str) -> list[int]:
-        """The same, but special tokens in the text do not count: for words of strangers.
+    def encode_after(self, text: str, last: int | None = None) -> list[int]:
+        """The tokens of a text that stands behind others, of which `last` is the last.
+
+        None stands for any token of ordinary text. Tokenizers made from SentencePiece begin a text
+        with a blank that is not in it; behind other tokens there is none:
+
+            Llama 2     encode("[/INST]5")  "▁[" "/" "INST" "]" "5"
+                        encode("5")         "▁" "5"
+                        encode_after("5")   "5"
+
+        No token is joined across the border: the tokens before it are there already.
+        """
+        return self._behind(text, last)[0]
+
+    def encode_after_with_offsets(
+        self, text: str, last: int | None = None
+    ) -> tuple[list[int], list[Interval]]:
+        """`encode_after`, and the characters of each token."""
+        return self._behind(text, last)
+
+    def encode_plain(self, text: str, last: int | None = None) -> list[int]:
+        """As `encode_after`, but special tokens in the text do not count: for words of strangers.
 
         encode("<|im_end|>") is one token, the end of a turn; encode_plain("<|im_end|>") are the
         tokens of ten characters that only look like it.
         """
-        if self._plain is None:
-            # a twin: the switch is on the tokenizer, and others encode with it at the same time
-            self._plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
-            self._plain.encode_special_tokens = True
-        return self._encode(self._plain, text)
+        return self._behind(text, last, is_plain=True)[0]
 
-    def _encode(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
-        return self._run(backend, text).ids
+    def _behind(
+        self, text: str, last: int | None, is_plain: bool = False
+    ) -> tuple[list[int], list[Interval]]:
+        token = None if last is None else self._added.get(last)
+        if token is not None and not is_plain:
+            # encoded together: some tokens swallow the blanks that follow them
+            whole, length = self._run(token + text), len(token)
+            if whole.ids[:1] == [last]:
+                moved = [(max(0, a - length), max(0, b - length)) for a, b in whole.offsets[1:]]
+                return whole.ids[1:], moved
+        encoding = self._run(text, is_plain)
+        if not self._prefix or (token is not None and self._prefix == EVERYWHERE):
+            return encoding.ids, encoding.offsets
+        # only what stands before the first added token has another beginning
+        found = (i for i, index in enumerate(encoding.ids) if index in self._added)
+        first = next(found, len(encoding.ids))
+        end = encoding.offsets[first][0] if first < len(encoding.ids) else len(text)
+        head = self._run(text[:end], is_plain, is_continued=True)
+        return head.ids + encoding.ids[first:], head.offsets + encoding.offsets[first:]
 
-    def _run(self, backend: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    def _run(
+        self, text: str, is_plain: bool = False, is_continued: bool = False
+    ) -> tokenizers.Encoding:
+        backend = self._twin(is_plain, is_continued)
         encoding = backend.encode(text, add_special_tokens=False)
         if self._is_strict and self.unk_id in encoding.ids:
             self._refuse_unknown(text, encoding)
         return encoding
 
+    def _twin(self, is_plain: bool, is_continued: bool) -> tokenizers.Tokenizer:
+        """The backend with other switches; they are on the tokenizer, and others use it meanwhile."""
+        which = (is_plain, is_continued and (bool(self._prefix) or self._strips))
+        twin = self._twins.get(which)
+        if twin is None:
+            spec = self._backend.to_str()
+            if which[1]:
+                spec = json.dumps(_without_prefix(json.loads(spec)))
+            twin = tokenizers.Tokenizer.from_str(spec)
+            twin.encode_special_tokens = is_plain
+            self._twins[which] = twin
+        return twin
+
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """The text of `ids`, special tokens visible; ids beyond the vocabulary write nothing."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    def decode_after(self, ids: Sequence[int], last: int | None = None) -> str:
+        """The text that `ids` write behind token `last` (None: one of ordinary text).
+
+        Where `encode` adds a blank at the beginning, `decode` takes one away; in the middle of a
+        text it is a blank like any other.
+        """
+        is_beginning = last in self._added and self._prefix == EVERYWHERE
+        backend = self._twin(is_plain=False, is_continued=not is_beginning)
+        return backend.decode(list(ids), skip_special_tokens=False)
 
     def token_id(self, token: str) -> int | None:
         """The id of one token by its exact name, None when the vocabulary does not hold it."""
@@ -204,6 +272,64 @@ class Tokenizer:
                     f"character {text[start:end]!r} (position {start}, in {near!r}) is not in the "
                     f"tokenizer's alphabet; add it to the alphabet or keep it out of the text"
                 )
+
+
+def _prefix_of(backend: tokenizers.Tokenizer) -> str:
+    """FIRST or EVERYWHERE; "" where nothing is put before a text."""
+    kinds = {
+        _prefix_kind(node)
+        for part in (backend.normalizer, backend.pre_tokenizer)
+        for node in _parts(part)
+    }
+    return EVERYWHERE if EVERYWHERE in kinds else FIRST if FIRST in kinds else ""
+
+
+def _parts(part: Any) -> Iterator[dict[str, Any]]:
+    """A normalizer, pre-tokenizer or decoder and those inside it, as in a tokenizer.json."""
+    return _nodes(None if part is None else json.loads(part.__getstate__()))
+
+
+def _nodes(spec: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(spec, dict):
+        yield spec
+    if isinstance(spec, dict | list):
+        for child in spec.values() if isinstance(spec, dict) else spec:
+            yield from _nodes(child)
+
+
+def _prefix_kind(node: Mapping[str, Any]) -> str:
+    if node.get("type") == "Prepend":
+        return EVERYWHERE
+    if node.get("type") == "Metaspace":
+        scheme = node.get("prepend_scheme", "always" if node.get("add_prefix_space") else "never")
+        return {"always": EVERYWHERE, "first": FIRST}.get(scheme, "")
+    return EVERYWHERE if node.get("type") == "ByteLevel" and node.get("add_prefix_space") else ""
+
+
+def _without_prefix(spec: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json that neither puts a blank before a text nor takes one away."""
+
+    def changed(node: Any) -> Any:
+        if isinstance(node, list):
+            return [changed(child) for child in node if not _is_prepend(child)]
+        if not isinstance(node, dict):
+            return node
+        node = {key: changed(value) for key, value in node.items()}
+        if node.get("type") == "Metaspace":
+            node = {**node, "prepend_scheme": "never"}
+            node.pop("add_prefix_space", None)
+        elif node.get("type") == "ByteLevel":
+            node["add_prefix_space"] = False
+        elif node.get("type") == "Strip" and "start" in node:  # a decoder's
+            node["start"] = 0
+        return node
+
+    parts = {key: spec[key] for key in ("normalizer", "pre_tokenizer", "decoder")}
+    return spec | {key: None if _is_prepend(part) else changed(part) for key, part in parts.items()}
+
+
+def _is_prepend(node: Any) -> bool:
+    return isinstance(node, dict) and node.get("type") == "Prepend"
 
 
 def _declare(backend: tokenizers.Tokenizer, names: Iterable[str]) -> None:

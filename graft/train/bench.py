@@ -36,7 +36,7 @@ from graft.text.tokenizer import Tokenizer
 from graft.train.acting import with_actions
 from graft.train.candidates import Candidate, is_gone
 from graft.train.folder import RunStopped, out_of_disk
-from graft.train.model import load_policy, load_reference, load_tokenizer
+from graft.train.model import load_policy, load_reference, load_tokenizer, make_chat
 from graft.train.rl import held_out_tasks
 from graft.train.setup import Parts, assemble, make_setting
 from graft.types import Status, Task
@@ -99,8 +99,14 @@ def chat_of(asked: Evaluation, model: Candidate | None) -> Chat:
 def chat_with(config: Config, endpoint: Endpoint | None, model: Path | None) -> Chat:
     """How prompts are written; a server that takes messages needs nothing of the model's."""
     if endpoint is not None and endpoint.api == "chat":
+        if config.model.template_args:
+            raise ConfigError(
+                f"model.template_args={config.model.template_args}: behind --api chat the server "
+                "renders with its own template and its own variables; use --api completions, or set "
+                "them on the server"
+            )
         return Chat(Tokenizer.bytes(), CONVERSATION)
-    return Chat(load_tokenizer(config, model), config.model.chat_template or None)
+    return make_chat(config, load_tokenizer(config, model))
 
 
 def refuse_broken_in(what: str, env: Env, turns: int, otherwise: str) -> None:

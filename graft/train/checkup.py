@@ -111,12 +111,12 @@ def ends(chat: Chat, vocab_size: int, stop: Sequence[str] = ()) -> Check:
             f"a turn ends with {ends_with}, a text of several tokens, found as a stop string{then}"
         )
         return Check("ends", WARN, seen, f"works, but one token is surer: {own}")
-    (end,) = chat.end_ids
+    end, *more = chat.ends
     if end >= vocab_size:
         seen = f"a turn ends with {ends_with}, token {end}, and the model knows {vocab_size} tokens"
         return Check("ends", FAIL, seen, "give the tokenizer that belongs to the model")
     seen = f"a turn ends with {ends_with}, token {end}, and sampling stops there{then}"
-    if others := [index for index in tokenizer.eos_ids if index != end]:
+    if others := [i for i in dict.fromkeys([*more, *tokenizer.eos_ids]) if i != end]:
         named = (f"{tokenizer.decode([index])!r}, token {index}" for index in others)
         seen += f"; it also stops at {' and at '.join(named)}"
     return Check("ends", PASS, seen)

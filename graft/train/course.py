@@ -28,7 +28,7 @@ from graft.data.errors import DataError
 from graft.data.schemas import ChatRow
 from graft.rollout.demonstrate import demonstration
 from graft.rollout.episode import draw_key
-from graft.rollout.examples import example, shortened
+from graft.rollout.examples import contexts_of, example, shortened
 from graft.rollout.spelled import Speller
 from graft.text.chat import TemplateRewrites
 from graft.train.rl import TaskStream
@@ -206,7 +206,7 @@ class Overlong(DataError):
 
 def _length(episode: Episode, limit: int, where: str, sft: Sft) -> int:
     """Tokens of an example that something can be learned from, cut if it will be."""
-    length = sum(map(len, episode.spans))
+    length = max(sum(map(len, spans)) for spans in contexts_of(episode))
     if length > limit and sft.overlong == "refuse":
         raise Overlong(
             f"{where} has {length} tokens, and rollout.max_context is {limit}; raise it, or set "

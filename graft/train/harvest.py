@@ -248,7 +248,7 @@ def pose_one(config: Config, chat: Chat, seed: int, server: Endpoint | None = No
     if server is not None and server.api == "chat":
         refuse_broken_in(config.task.env, env, config.rollout.max_turns, "rollout.max_turns=1")
     if server is not None and is_chatty(config, env_of):
-        chat.check_append_only()
+        chat.history_note()  # raises where the template cannot hold a conversation
     return info.get("tools")
 
 
@@ -262,7 +262,9 @@ def settings_of(config: Config, samples: int, temperature: float, seed: int) -> 
         "task": config.task.model_dump(mode="json", exclude={"eval_args"}),
         "actions": config.actions.model_dump(mode="json"),
         "rollout": config.rollout.model_dump(mode="json", include=limits),
-        "model": config.model.model_dump(mode="json", include={"chat_template", "dtype"}),
+        "model": config.model.model_dump(
+            mode="json", include={"chat_template", "template_args", "history", "dtype"}
+        ),
     }
 
 

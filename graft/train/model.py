@@ -17,6 +17,7 @@ from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
 from graft.models.load import load_model, open_model, read_config, shape_of
 from graft.models.policies import host_copy, weights_of
 from graft.models.shape import ARCHITECTURES, Shape
+from graft.text.chat import Chat
 from graft.text.tokenizer import Tokenizer
 from graft.train.acting import actions_of, with_actions
 from graft.train.checkpoint import latest_model
@@ -166,6 +167,16 @@ def load_tokenizer(config: Config, source: Path | None) -> Tokenizer:
             "give the characters, or model.alphabet=bytes"
         )
     return Tokenizer.characters(alphabet)
+
+
+def make_chat(config: Config, tokenizer: Tokenizer) -> Chat:
+    """The chat template of a run, as its recipe has it."""
+    model = config.model
+    template, args = model.chat_template or None, model.template_args
+    try:
+        return Chat(tokenizer, template, history=model.history, **args)
+    except TypeError as error:  # a name that is a parameter of ours
+        raise ConfigError(f"model.template_args={args}: {error}") from error
 
 
 def load_policy(config: Config, source: Path | None, tokenizer: Tokenizer) -> Decoder:

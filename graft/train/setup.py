@@ -38,7 +38,7 @@ from graft.train.algorithm import branch_of, branch_part, preset_of
 from graft.train.checkpoint import ADAPTER_FOLDER, latest_model
 from graft.train.footprint import num_parameters
 from graft.train.learner import CHECKED, Learner, check_served
-from graft.train.model import load_base, load_tokenizer, open_policy, source_of
+from graft.train.model import load_base, load_tokenizer, make_chat, open_policy, source_of
 from graft.train.optimizer import Optimizer, Schedule, schedule
 from graft.train.plan import choose_micro, has_reference
 from graft.train.processes import ALONE, Processes
@@ -126,9 +126,8 @@ def assemble(
     tokenizer = load_tokenizer(config, source)
     env = env_factory(config, config.task.args, tokenizer)
     held_out = env_factory(config, {**config.task.args, **config.task.eval_args}, tokenizer)
-    chat = Chat(tokenizer, config.model.chat_template or None)
-    if is_chatty(config, env):
-        chat.check_append_only()
+    chat = make_chat(config, tokenizer)
+    history = chat.history_note() if is_chatty(config, env) or config.sft.data else ""
     is_shared = shares_weights(config, processes)
     policy, sampled, actions = open_policy(
         config, source, tokenizer, device, dtype, processes, is_shared, samples
@@ -149,7 +148,7 @@ def assemble(
     shape, credit, _, _ = build(preset)
     setting = make_setting(config, engine, chat, env, actions)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
-    notes.append(entropy_note(config, engine))
+    notes += [entropy_note(config, engine), history]
     return Parts(
         config=config,
         tokenizer=tokenizer,
@@ -264,7 +263,7 @@ def policy_notes(policy: Any) -> list[str]:
 
 
 def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:
-    """Whether turns follow each other as chat messages, so that the template must only append."""
+    """Whether turns follow each other as chat messages, which a template may rewrite."""
     if not config.task.env or config.rollout.max_turns == 1:
         return False
     return env(Task("probe", config.task.env)).observe_as in ("user", "tool")

@@ -44,6 +44,9 @@ class Pieces:
             text = text[len(self.pieces[ids[-1]]) :]
         return ids
 
+    def encode_after(self, text: str, last: int | None = None) -> list[int]:
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.pieces[i] for i in ids)
 

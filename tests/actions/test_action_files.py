@@ -194,8 +194,8 @@ def test_what_is_not_there_is_named(tmp_path):
 class Mute(Tokenizer):
     """Writes nothing for a blank, as tokenizers that strip their text do."""
 
-    def encode(self, text: str) -> list[int]:
-        return super().encode(text.strip())
+    def encode_after(self, text: str, last: int | None = None) -> list[int]:
+        return super().encode_after(text.strip(), last)
 
 
 def test_an_action_without_tokens_is_refused(tmp_path):

@@ -351,7 +351,7 @@ def test_a_prompt_of_its_own_has_tools_of_its_own(tools, shown, monkeypatch):
     monkeypatch.setattr(where.chat, "prompt", lambda messages, tools: seen.append(tools) or [1])
     growth = Growth(TASKS[0], where)
     growth.tools = ["a"]
-    assert growth.begin([{"role": "user", "content": "?"}], tools) == [1]
+    assert growth.begin([{"role": "user", "content": "?"}], tools) == ([1], None)
     assert seen == [shown]
 
 

@@ -148,7 +148,8 @@ def test_dropped_thinking_is_found(enable_thinking: bool):
     said = str(error.value)
     assert "rewrites turn 1 (assistant) of a conversation when it has grown to 3" in said
     assert "<think>" in said.split("later:")[0] and "<think>" not in said.split("later:")[1]
-    assert "model.chat_template=chatml" in said
+    assert chat.history_note().endswith("an attempt is one context")
+    assert "model.history=append" in chat.history_note()
 
 
 ALWAYS_DROPS = (

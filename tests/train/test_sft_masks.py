@@ -10,15 +10,18 @@ from graft.actions.actions import load_actions
 from graft.data.schemas import ChatRow
 from graft.rollout.batching import rows_of, to_batch
 from graft.rollout.demonstrate import demonstration
-from graft.rollout.examples import conversation, example
+from graft.rollout.examples import contexts_of, conversation, example, shortened
+from graft.rollout.recorded import spans_of_attempt
 from graft.rollout.spelled import Speller
-from graft.text.chat import Chat, TemplateRewrites
+from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
 from graft.text.tokenizer import Tokenizer
 from graft.types import Author, Task
 from tests.rollout.scripted import LETTERS, SORTING
 from tests.rollout.test_rollout_actions import TASK as SWAPPING
 from tests.rollout.test_rollout_actions import Taught
+from tests.text.text_families import KINDS, sentencepiece
+from tests.text.text_families import TEMPLATES as FAMILIES
 from tests.text.text_templates import (
     INSTRUCT,
     LLAMA,
@@ -127,19 +130,112 @@ def test_calls_are_learned_and_tools_and_their_results_are_not(template):
     assert "".join(text for text, _ in found) == told.render(USED, [SEARCH])
 
 
+THOUGHT = [*ASKED[:1], say("assistant", "<think>\nhm\n</think>\n\n5"), *TALK[2:]]
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "tools"),
     [
         (THINKING, TALK, None),  # an empty thought before the last answer only
-        (THINKING, [*ASKED[:1], say("assistant", "<think>\nhm\n</think>\n\n5"), *TALK[2:]], None),
+        (THINKING, THOUGHT, None),
         (INSTRUCT, TALK, [SEARCH]),  # the tools wander to the last question
     ],
 )
-def test_a_template_that_rewrites_what_was_said_is_refused(template, messages, tools):
-    with pytest.raises(
-        TemplateRewrites, match="rewrites this conversation of 4 messages as it grows"
-    ):
-        conversation(TASK, messages, Chat(small_bpe(), template), tools)
+def test_of_a_template_that_rewrites_turns_are_learned_as_they_are_sampled(
+    template, messages, tools
+):
+    """append: one row, turn by turn. template: the rows of a rollout, the last what the template gives."""
+    told = Chat(small_bpe(), template)
+    (row,) = conversation(TASK, messages, told, tools).trajectories()
+    assert told.tokenizer.decode(row.tokens) != told.render(messages, tools)
+    assert [s.text for s in row.spans if s.mask] == [
+        text for text, is_trained in learned_pieces(told, messages, tools) if is_trained
+    ]
+    letter = Chat(small_bpe(), template, history="template")
+    episode = conversation(TASK, messages, letter, tools)
+    first, last = episode.trajectories()
+    assert letter.tokenizer.decode(last.tokens) == letter.render(messages, tools)
+    assert last.tokens == letter.tokenizer.encode(letter.render(messages, tools))
+    assert first.tokens == letter.tokenizer.encode(letter.render(messages[:2], tools).rstrip("\n"))
+    taught = [[s.text for s in one.spans if any(s.mask)] for one in (first, last)]
+    assert [len(one) for one in taught] == [1, 1]
+    assert sum(map(sum, to_batch([first, last]).mask.tolist())) == sum(
+        len(letter.tokenizer.encode(text)) for one in taught for text in one
+    )
+
+
+def learned_pieces(told, messages, tools):
+    return [(piece.text, piece.is_trained) for piece in told.pieces(messages, tools)]
+
+
+def test_each_context_of_an_example_has_room_of_its_own():
+    letter = Chat(small_bpe(), THINKING, history="template")
+    episode = conversation(TASK, THOUGHT, letter)
+    lengths = [sum(map(len, spans)) for spans in contexts_of(episode)]
+    assert len(lengths) == 2 and len(contexts_of(shortened(episode, max(lengths)))) == 2
+    assert [row.tokens for row in shortened(episode, max(lengths)).trajectories()] == [
+        row.tokens for row in episode.trajectories()
+    ]
+    prompt = len(list(episode.trajectories())[1].spans[0])
+    (row,) = shortened(episode, prompt).trajectories()  # nothing of the second answer fits
+    assert row.tokens == next(episode.trajectories()).tokens[:prompt]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("template", ["chatml", "llama 2", "mistral", "zephyr"])
+def test_sentencepiece_chats_are_learned_in_the_tokens_of_the_template(kind, template):
+    told = Chat(sentencepiece(kind), FAMILIES[template])
+    for number in range(10):
+        said = [say("user", f"the user {number}"), say("assistant", f"the answer is {number}")]
+        talk = [*said, say("user", "number 12?"), say("assistant", "345 is the number.")]
+        for messages in (said, talk):
+            (row,) = conversation(TASK, messages, told).trajectories()
+            assert row.tokens == told.tokenizer.encode(told.render(messages))
+
+
+def test_results_inside_a_text_of_sentencepiece_are_masked_without_encoding_it_otherwise():
+    tokenizer = sentencepiece("legacy")
+    told = Chat(tokenizer, "chatml")
+    messages = [say("user", "q"), say("assistant", ARPO)]
+    (row,) = conversation(TASK, messages, told, marks=MARKS).trajectories()
+    (plain,) = conversation(TASK, messages, told).trajectories()
+    assert row.tokens == plain.tokens == tokenizer.encode(told.render(messages))
+    heard = "".join(span.text for span in row.spans if span.author is Author.ENV)
+    assert "the number of é" in heard and "<answer>" not in heard
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_spans_and_demonstrations_have_the_tokens_of_their_place(kind):
+    """Inline results, words behind a prefill, and what `graft data` writes down of an attempt."""
+    tokenizer = sentencepiece(kind)
+    told = Chat(tokenizer, FAMILIES["zephyr"])
+    spans = [
+        {"author": "policy", "text": " the answer["},
+        {"author": "env", "text": "the number;"},
+        {"author": "policy", "text": "the user"},
+        {"author": "env", "text": "and the", "role": "user"},
+        {"author": "policy", "text": "5"},
+    ]
+    row = ChatRow([say("user", "the")], None, spans)
+    episode = example(TASK, row, told, prefill="the")
+    (attempt,) = episode.trajectories()
+    wanted = (
+        "<|user|>\nthe</s>\n<|assistant|>\nthe the answer[the number;the user</s>"
+        "\n<|user|>\nand the</s>\n<|assistant|>\n5</s>"
+    )
+    assert attempt.tokens == tokenizer.encode(wanted)
+    assert spans_of_attempt(attempt, told) == spans
+
+
+def test_actions_are_written_as_they_stand_in_a_text():
+    tokenizer = sentencepiece("legacy")
+    actions = load_actions("sorting", tokenizer)
+    call = actions.spell("compare", ("A", "B")).tokens
+    assert tokenizer.decode_after(call) == " compare A and B"
+    assert tokenizer.encode_after("so compare A and B") == tokenizer.encode_after("so") + call
+    speller = Speller(actions, tokenizer)
+    parts = speller.parts("so compare A and B: A > B\n!")
+    assert [part.text for part in parts] == ["so", " compare A and B", ": A > B\n", "!"]
 
 
 ARPO = (

@@ -11,7 +11,6 @@ import torch
 
 from graft.config import ConfigError, check
 from graft.data.errors import DataError
-from graft.text.chat import TemplateRewrites
 from graft.train.course import Ahead, make_course
 from graft.train.display import Display
 from graft.train.folder import RunStopped
@@ -140,16 +139,23 @@ def test_rows_longer_than_the_context_are_refused_cut_or_left_out(tmp_path):
     assert any("1 cut to rollout.max_context=200" in note for note in course.notes)
 
 
-def test_a_template_that_rewrites_is_refused_even_where_bad_rows_are_skipped(tmp_path):
+@pytest.mark.parametrize("history", ["append", "template"])
+def test_chats_in_a_template_that_rewrites_are_learned_and_the_run_says_how(tmp_path, history):
     data = write(tmp_path / "rows.jsonl", [chat("q", "a"), chat("q", "a", "b", "c")])
     model = {
         "shape": {**recipe(tmp_path, {"data": data, "steps": 1}).model.shape},
         "alphabet": "bytes",
         "chat_template": THINKING,
+        "history": history,
     }
-    config = recipe(tmp_path, {"data": data, "epochs": 1, "skip_bad": True}, model=model)
-    with pytest.raises(TemplateRewrites, match="row 2: the chat template rewrites"):
-        make_course(assemble(config))
+    config = recipe(tmp_path, {"data": data, "epochs": 1}, model=model)
+    parts = assemble(config)
+    (note,) = (note for note in parts.notes if "model.history" in note)
+    assert "rewrites turn 1 (assistant)" in note and f"model.history={history}:" in note
+    (examples,) = (make_course(parts).examples(step) for step in (1,))
+    rows = sorted(len(list(episode.trajectories())) for episode in examples)
+    assert rows == ([1, 1] if history == "append" else [1, 2])
+    assert sum(any(s.mask) for episode in examples for s in episode.spans) == 3
 
 
 def test_tools_of_a_row_stand_in_its_prompt(tmp_path):

@@ -1,0 +1,190 @@
+"""Conversations to the letter of a template that rewrites what was said before.
+
+Qwen3's template shows a thought only until the next question. A policy that is to see what the template
+writes is sampled in several contexts, each of which only grows:
+
+    context 0   <|user|>2+3?<|assistant|>  <think>easy</think>5          sampled
+    context 1   <|user|>2+3?<|assistant|>5<|user|>and 4?<|assistant|>  <think>so</think>9     sampled
+
+Before each turn the whole conversation is rendered, the policy's turns as messages. Where the text goes
+on from what the context shows, only the rest is encoded and the sampled tokens stay; where it does not,
+a new context begins with all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from graft.text.chat import APPEND, Chat, Piece, Tools, turns_of
+from graft.text.parse import ToolCall, read_arguments, tool_calls
+from graft.text.template import TemplateError
+from graft.types import Message
+
+_CHANNEL = re.compile(
+    r"(?:<\|start\|>assistant)?(?P<to> ?to=\S+?)?<\|channel\|>(?P<head>[^<]*)(?:<\|constrain\|>[^<]*)?"
+    r"<\|message\|>(?P<text>.*?)(?:<\|end\|>|<\|return\|>|<\|call\|>|$)",
+    re.DOTALL,
+)
+
+
+class Next(NamedTuple):
+    """How a context goes on after a turn: with `tokens` behind it, or alone in a new one."""
+
+    transcript: Transcript
+    tokens: list[int]
+    is_new: bool
+
+
+class Transcript(NamedTuple):
+    """What one context shows, as messages and as text, up to where the policy's turn begins."""
+
+    messages: tuple[Message, ...]
+    """Control tokens in what others and the policy have said are hidden."""
+    shown: str
+    """The text of the context's first tokens,"""
+    length: int
+    """so many of them."""
+    tools: Tools | None = None
+    begun: str = ""
+    """What of the policy's own turn they end with: a prefill, or a message that it continues."""
+
+    @classmethod
+    def of(
+        cls,
+        chat: Chat,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        tokens: Sequence[int],
+        prefill: str = "",
+    ) -> Transcript:
+        """Of a prompt with these tokens."""
+        shown, begun = chat.prompt_text(messages, tools), ""
+        if messages[-1]["role"] == "assistant":
+            opened = chat.render(messages[:-1], tools, add_generation_prompt=True)
+            said = str(messages[-1]["content"])
+            begun = shown[len(opened) :] if shown.startswith(opened) else said
+            messages = messages[:-1]
+        return cls(tuple(messages), shown + prefill, len(tokens), tools, begun + prefill)
+
+    def answered(self, chat: Chat, tokens: Sequence[int], answers: Sequence[Message]) -> Next:
+        """What follows `tokens`, all of the context, when the policy's turn gets these answers."""
+        turn, last = tokens[self.length :], tokens[self.length - 1]
+        words = chat.words(turn, last)
+        message = self._as_message(chat, words)
+        calls = message.get("tool_calls") or []
+        heard = [chat.hide(_answer(answer, calls, i)) for i, answer in enumerate(answers)]
+        messages = (*self.messages, message, *heard)
+        text = chat.render(messages, self.tools, add_generation_prompt=True)
+        shown = self.shown + chat.tokenizer.decode_after(turn, last)
+        rest = chat.rest_of(text, shown)
+        new = chat.encode(text, is_start=True) if rest is None else chat.encode(rest, tokens[-1])
+        length = len(new) if rest is None else len(tokens) + len(new)
+        following = Transcript(messages, chat.visible(text), length, self.tools)
+        return Next(following, new, rest is None)
+
+    def spoken(self, chat: Chat) -> list[Message]:
+        """The messages as they were said, as plain data."""
+        keys = ("content", "reasoning_content", "thinking")
+        return [
+            {k: chat.visible(v) if k in keys and isinstance(v, str) else v for k, v in one.items()}
+            for one in self.messages
+        ]
+
+    def _as_message(self, chat: Chat, words: str) -> Message:
+        """The policy's turn as the message that the template writes as the policy wrote it.
+
+        Where it writes none of the readings so, the first that it accepts.
+        """
+        accepted: Message | None = None
+        for reading in readings(self.begun + words):
+            message = chat.hide(reading)
+            try:
+                whole = chat.render([*self.messages, message], self.tools)
+            except TemplateError:
+                continue
+            if chat.visible(whole).startswith(self.shown + words):
+                return message
+            accepted = accepted or message
+        if accepted is None:
+            raise TemplateError(
+                f"the chat template refuses what the policy wrote, {words[:80]!r}, as a message; "
+                "use model.history=append"
+            )
+        return accepted
+
+
+def readings(text: str) -> Iterator[Message]:
+    """A turn as messages: thought, words and calls apart; thought and words; all of it as words."""
+    if "<|channel|>" in text:
+        yield _read_channels(text)
+    before, closed, rest = text.partition("</think>")
+    thought = before.rpartition("<think>")[2].strip("\n") if closed else ""
+    content = rest.lstrip("\n") if closed else text
+    mind: Message = {"reasoning_content": thought} if thought else {}
+    calls = tool_calls(content, "hermes")
+    if calls and not any(call.error for call in calls) and not content[calls[-1].end :].strip():
+        words = content[: calls[0].start].removesuffix("\n")
+        made = [_call(call, number) for number, call in enumerate(calls)]
+        yield {"role": "assistant", "content": words, **mind, "tool_calls": made}
+    for said in dict.fromkeys([content, content.strip()]):
+        yield {"role": "assistant", "content": said, **mind}
+    for said in dict.fromkeys([text, text.strip()]):
+        yield {"role": "assistant", "content": said}
+
+
+def contexts(chat: Chat, messages: Sequence[Message], tools: Tools | None) -> list[list[Piece]]:
+    """A finished conversation in the contexts that its turns would be sampled in, each in pieces.
+
+    One where the history is append. To the letter of the template every turn is in the context that
+    it would have been sampled in, so that all of them can be learned.
+    """
+    turns = turns_of(messages)
+    if chat.history == APPEND or not turns:
+        return [chat.pieces(messages, tools)]
+    texts = [chat.prompt_text(messages[: turns[0]], tools)]
+    found: list[list[str]] = []
+    for start, stop in zip(turns, [*turns[1:], None], strict=True):
+        opened, whole = "".join(texts), chat.render(messages[: start + 1], tools)
+        said, end = chat.assistant_text(messages[start], opened, whole)
+        later = whole
+        if stop is not None:
+            later = chat.render(messages[:stop], tools, add_generation_prompt=True)
+        ends = dict.fromkeys([end, *chat.ends.values()])
+        kept = next((e for e in ends if later.startswith(opened + said + e)), None)
+        if kept is not None:
+            texts += [said + kept, later[len(opened + said + kept) :]]
+        else:
+            found.append([*texts, said + end])
+            texts = [later]
+    return [chat.encode_pieces(one) for one in [*found, texts] if len(one) > 1]
+
+
+def _call(call: ToolCall, number: int) -> Message:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call{number:05d}", "type": "function", "function": function}
+
+
+def _answer(answer: Message, calls: Sequence[Message], number: int) -> Message:
+    """A tool's result with the name of its call, which some templates look for."""
+    if answer["role"] != "tool" or not calls:
+        return answer
+    call = calls[min(number, len(calls) - 1)]
+    return {"tool_call_id": call["id"], "name": call["function"]["name"], **answer}
+
+
+def _read_channels(text: str) -> Message:
+    """gpt-oss: thoughts in the channel analysis, words in final, calls to a function."""
+    message: Message = {"role": "assistant", "content": ""}
+    for part in _CHANNEL.finditer(text):
+        head, said = f"{part['head']} {part['to'] or ''}", part["text"]
+        if called := re.search(r"to=functions\.(\S+)", head):
+            arguments, _ = read_arguments(said)
+            call = ToolCall(called[1], said, arguments)
+            message["tool_calls"] = [_call(call, 0)]
+        elif head.startswith("analysis"):
+            message["thinking"] = message["reasoning_content"] = said
+        else:
+            message["content"] += said
+    return message

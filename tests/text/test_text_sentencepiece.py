@@ -1,0 +1,155 @@
+"""Pieces of a conversation have the tokens of the whole, also where texts begin with a blank of their own."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_families import KINDS, TEMPLATES, sentencepiece
+from text_templates import say, small_bpe
+
+from graft.text.chat import Chat, Piece
+from graft.text.tokenizer import Tokenizer
+
+ALPHABET = "".join(dict.fromkeys("ab0123456789 \n.,[]/INST<>|_usertohlimadnpf=" + "qvcgkwxyzé"))
+TOKENIZERS: dict[str, Tokenizer] = {
+    **{kind: sentencepiece(kind) for kind in KINDS},
+    "bpe": small_bpe(),
+    "characters": Tokenizer.characters(ALPHABET),
+    "bytes": Tokenizer.bytes(),
+}
+LEGACY = TOKENIZERS["legacy"]
+
+
+def shown(tokenizer: Tokenizer, ids: list[int]) -> list[str | None]:
+    return [tokenizer._backend.id_to_token(i) for i in ids]
+
+
+def test_a_text_behind_others_begins_without_a_blank_of_its_own():
+    assert shown(LEGACY, LEGACY.encode("the answer")) == ["▁the", "▁answer"]
+    assert shown(LEGACY, LEGACY.encode_after("the answer")) == ["the", "▁answer"]
+    assert shown(LEGACY, LEGACY.encode_after(" the answer")) == ["▁the", "▁answer"]
+    # behind an added token it is as the tokenizer has it there
+    for kind, first in (("legacy", "▁the"), ("first", "the"), ("always", "▁the")):
+        tokenizer = sentencepiece(kind)
+        assert shown(tokenizer, tokenizer.encode_after("the", tokenizer.eos_id)) == [first]
+        assert shown(tokenizer, tokenizer.encode("</s>the")) == ["</s>", first]
+    # and behind one inside the text
+    assert shown(LEGACY, LEGACY.encode_after("the</s>the")) == ["the", "</s>", "▁the"]
+
+
+def test_strangers_words_behind_others_are_letters_without_a_blank():
+    assert shown(LEGACY, LEGACY.encode_plain("a</s>")) == ["a", "<", "/", "s", ">"]
+    assert shown(LEGACY, LEGACY.encode_plain("the", LEGACY.eos_id)) == ["▁the"]
+
+
+@given(st.text("ab1 \né", max_size=8), st.sampled_from(["legacy", "first", "bpe"]), st.booleans())
+def test_what_is_encoded_behind_others_is_decoded_there(text: str, kind: str, is_added: bool):
+    tokenizer = TOKENIZERS[kind]
+    last = tokenizer.eos_id if is_added else None
+    assert tokenizer.decode_after(tokenizer.encode_after(text, last), last) == text
+
+
+@given(st.text("ab the1 \n</s>é", max_size=12), st.sampled_from(sorted(TOKENIZERS)), st.booleans())
+def test_offsets_name_the_characters_behind_others_too(text: str, kind: str, is_added: bool):
+    tokenizer = TOKENIZERS[kind]
+    last = tokenizer.eos_id if is_added else None
+    ids, offsets = tokenizer.encode_after_with_offsets(text, last)
+    assert ids == tokenizer.encode_after(text, last)
+    assert [start for start, _ in offsets] == sorted(start for start, _ in offsets)
+    covered = {i for start, end in offsets for i in range(start, end)}
+    assert covered >= {i for i, character in enumerate(text) if not character.isspace()}
+    assert all(0 <= start <= end <= len(text) for start, end in offsets)
+
+
+def test_a_byte_level_tokenizer_with_a_prefix_space_has_none_in_the_middle():
+    spec = json.loads(small_bpe()._backend.to_str())
+    spec["pre_tokenizer"]["add_prefix_space"] = True
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+    assert tokenizer.decode(tokenizer.encode("user")) == " user"
+    assert tokenizer.decode(tokenizer.encode_after("user")) == "user"
+
+
+# what follows holds for every conversation
+
+
+def words() -> st.SearchStrategy[str]:
+    return st.text("ab1 \n.", min_size=1, max_size=6) | st.sampled_from(
+        ["the answer is", " the user", "12 is 345 ", "[INST]", "number\n\n"]
+    )
+
+
+@st.composite
+def talks(draw: st.DrawFn) -> list[dict[str, Any]]:
+    messages = []
+    for _ in range(draw(st.integers(1, 3))):
+        messages += [say("user", draw(words())), say("assistant", draw(words()))]
+    return messages
+
+
+@cache
+def chat_of(kind: str, template: str) -> Chat:
+    tokenizer = TOKENIZERS[kind]
+    tokenizer.special_tokens.setdefault("bos_token", tokenizer.eos_token or "")
+    return Chat(tokenizer, TEMPLATES[template])
+
+
+def joins(pieces: list[Piece], tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer joins characters across the border of two pieces."""
+    texts = [piece.text for piece in pieces]
+    whole = tokenizer.encode("".join(texts))
+    before = (tokenizer.encode("".join(texts[:n])) for n in range(1, len(texts)))
+    return any(ids != whole[: len(ids)] for ids in before)
+
+
+@settings(max_examples=150)
+@given(talks(), st.sampled_from(sorted(TEMPLATES)), st.sampled_from(sorted(TOKENIZERS)))
+def test_pieces_have_the_tokens_of_the_whole(
+    messages: list[dict[str, Any]], template: str, kind: str
+):
+    tokenizer = TOKENIZERS[kind]
+    chat = chat_of(kind, template)
+    pieces = chat.pieces(messages)
+    chat.check_tokens(pieces)
+    text = chat.render(messages)
+    assert "".join(piece.text for piece in pieces) == text
+    built = [token for piece in pieces for token in piece.tokens]
+    if not joins(pieces, tokenizer):
+        assert built == tokenizer.encode(text)
+    # what is written in place is read in place
+    last = pieces[0].tokens[-1]
+    for piece in pieces[1:]:
+        if kind != "always" and piece.tokens and "</s>" not in piece.text[:-4]:
+            assert tokenizer.decode_after(piece.tokens, last) == piece.text
+        last = piece.tokens[-1] if piece.tokens else last
+
+
+@settings(max_examples=150)
+@given(talks(), st.sampled_from(sorted(TEMPLATES)), st.sampled_from(sorted(TOKENIZERS)))
+def test_a_rollout_of_a_conversation_has_its_tokens(
+    messages: list[dict[str, Any]], template: str, kind: str
+):
+    chat = chat_of(kind, template)
+    pieces = chat.pieces(messages)
+    ids = chat.prompt(messages[:1])
+    for number, piece in enumerate(pieces[1::2]):
+        ids += piece.tokens  # as if sampled
+        assert chat.is_closed(ids)
+        if following := messages[2 * number + 2 : 2 * number + 3]:
+            ids += chat.extend(following, closed=True, last=ids[-1])
+    wanted = [token for piece in pieces[:-1] for token in piece.tokens]
+    assert ids == wanted
+
+
+def test_a_tokenizer_that_writes_pieces_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch):
+    chat = Chat(LEGACY, TEMPLATES["zephyr"])
+    messages = [say("user", "the"), say("assistant", "answer")]
+    chat.check_tokens(chat.pieces(messages))
+    monkeypatch.setattr(LEGACY, "encode_after", lambda text, last=None: LEGACY.encode(text))
+    with pytest.raises(ValueError, match="writes this conversation otherwise turn by turn"):
+        chat.check_tokens(chat.pieces(messages))
