@@ -367,9 +367,9 @@ def missing_attempts(memory: Memory, setting: Setting) -> Finding | None:
         2.0 if missing > 0 else 0.0,
         "warn",
         f"the branch grew {missing:.0%} fewer attempts than rollout.samples asks for. The step learns "
-        "from less than the recipe says, and groups that are too small compare badly. A branch of your "
-        "own begins each attempt with growth.root() or path.fork() and plays it to its end with "
-        "path.finish(); of the bundled ones only those with faithful: true may grow fewer",
+        "from less than the recipe says, and groups that are too small compare badly. Its any_number = "
+        "True allows that (of the bundled branches, faithful: true does): begin rollout.samples "
+        "attempts with growth.root() or path.fork(), or lower rollout.samples to what it grows",
     )
 
 

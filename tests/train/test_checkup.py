@@ -20,6 +20,7 @@ from graft.train import run
 from graft.train.check import Check
 from graft.train.checkup import (
     agreement,
+    answers,
     ends,
     eos,
     few,
@@ -102,6 +103,25 @@ def test_a_check_that_breaks_is_told_of_and_the_others_are_made(healthy, monkeyp
     assert found["log-probs"].verdict == "warn"
     assert "KeyError: 'no such thing'" in found["log-probs"].seen
     assert found["rewards"].name == "rewards"
+
+
+def test_right_answers_that_no_turn_can_hold_are_told_of(healthy):
+    """Characters are tokens here: "1234" and the token that ends a turn need five."""
+    parts, learner, _ = healthy
+
+    def posed(*golds):
+        return [Episode(Task(f"t{i}", "calculator", answer=gold)) for i, gold in enumerate(golds)]
+
+    fine = answers(posed("1234", 12, ["123456789", "1"], None, {"tests": []}), parts.chat, 5)
+    assert fine.verdict == "pass" and "of 3 tasks have up to 4 tokens" in fine.seen
+    short = answers(posed("1234", "1"), parts.chat, 4)
+    assert short.verdict == "warn"
+    assert short.remedy == "1 of them do not fit into rollout.max_tokens=4; raise it"
+    assert answers(posed(None), parts.chat, 4).verdict == "pass"
+    tasks = TaskStream("calculator", 3)
+    episodes = collect([next(tasks) for _ in range(4)], parts.setting, independent(2))
+    found = verdicts(first_look(learner, episodes, parts.chat, 1.0, ("]",), max_tokens=1))
+    assert found["answers"] == "warn"
 
 
 def test_an_engine_with_other_weights_is_found_out(healthy):

@@ -10,11 +10,16 @@ import pytest
 
 from graft.config import ConfigError, load_config
 from graft.doctor.recipe import Examination
+from graft.envs.calculator import Expression
 from graft.models.shape import Shape
+from graft.rollout.branch import Branch
+from graft.rollout.episode import Growth
 from graft.train.algorithm import preset_of
 from graft.train.check import FAIL, WARN
+from graft.train.describe import missing
 from graft.train.run import train_recipe
 from graft.train.settings_check import compares_attempts, positions_check, settings_checks
+from graft.types import Episode, Leaf, Status, Task
 
 RECIPES = sorted((Path(__file__).parent.parent.parent / "recipes").rglob("*.yaml"))
 
@@ -142,3 +147,56 @@ def test_the_doctor_shows_them(tmp_path):
     ]
     fine = list(Examination(load_config("quickstart"), tmp_path)._settings())
     assert [check.verdict for check in fine] == ["pass"]
+
+
+class Shaky(Expression):
+    """At every third task no attempt can begin."""
+
+    def fork(self) -> Shaky:
+        if self.seed % 3 == 0:
+            raise KeyError("price")
+        return super().fork()
+
+
+def lazy(samples: int) -> Branch:
+    """Grows one attempt fewer than it is asked for, and says that it may."""
+
+    async def branch(growth: Growth) -> None:
+        for _ in range(samples - 1):
+            await (await growth.root()).finish()
+
+    vars(branch)["any_number"] = True
+    return branch
+
+
+def alarms_of(folder: Path) -> dict[str, dict]:
+    lines = (folder / "run" / "alarms.jsonl").read_text().splitlines()
+    return {line["metric"]: line for line in map(json.loads, lines)}
+
+
+def test_a_run_whose_attempts_fail_says_why_and_where_to_look(tmp_path):
+    env = [f"task.env={__name__}:Shaky", "task.eval_args={}", "model.alphabet=0123456789+-*="]
+    env += ["rollout.tasks=6", "rollout.max_context=40", "sft.demo_args={}"]
+    train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, "train.warmup=0", *env)
+    alarm = alarms_of(tmp_path)["rollout/failed"]
+    assert alarm["level"] == "alarm" and alarm["step"] == 1
+    assert "33% of the attempts of this step broke, mostly: env" in alarm["text"]
+    assert "KeyError: 'price'" in alarm["text"] and "graft view" in alarm["text"]
+
+
+def test_a_branch_that_grows_too_few_attempts_is_told_of(tmp_path):
+    branch = [f"rollout.branch={__name__}:lazy", "rollout.samples=4", "rollout.max_context=40"]
+    train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, "train.warmup=0", *branch)
+    alarm = alarms_of(tmp_path)["rollout/missing"]
+    assert (alarm["level"], alarm["step"]) == ("warn", 1)
+    assert "25% fewer attempts than rollout.samples asks for" in alarm["text"]
+
+
+def test_a_task_that_could_not_be_posed_is_not_the_branchs_doing():
+    whole = Episode(Task("a", "e"), leaves=[Leaf((0,), metrics={"turns": 1.0})] * 4)
+    twin = Leaf((0,), metrics={"turns": 1.0}, twin=0)
+    unposed = Episode(Task("b", "e"), leaves=[Leaf((0,), status=Status.ENV_ERROR)])
+    assert missing([whole, unposed], samples=4) == 0.0
+    half = Episode(Task("c", "e"), leaves=[*whole.leaves[:2], twin])
+    assert missing([whole, half], samples=4) == 0.25
+    assert missing([Episode(Task("d", "e"))], samples=4) == 1.0
