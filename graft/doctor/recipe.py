@@ -88,6 +88,7 @@ class Examination:
         yield from made("tokenizer", self._tokenizer, QUICK)
         yield from self._with_chat("env", self._environment, ASKING)
         yield from self._with_chat("template", self._template, QUICK)
+        yield from self._with_chat("positions", self._positions, QUICK)
         yield from self._with_chat("memory", self._memory, QUICK)
         yield from self._with_chat("checkpoints", self._checkpoints, QUICK)
         if self.has_env:
@@ -135,10 +136,11 @@ class Examination:
             yield Check("processes", PASS, seen)
 
     def _settings(self) -> Iterator[Check]:
-        found = settings_checks(self.config)
+        yield from settings_checks(self.config) or [Check("settings", PASS, "they go together")]
+
+    def _positions(self) -> Iterator[Check]:
         if not is_foreign(self.config, source_of(self.config)):
-            found += filter(None, [positions_check(self.config, recipe_shape(self.config))])
-        yield from found or [Check("settings", PASS, "they go together")]
+            yield from filter(None, [positions_check(self.config, recipe_shape(self.config))])
 
     def _memory(self) -> Check:
         config, source = self.config, source_of(self.config)

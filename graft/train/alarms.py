@@ -368,8 +368,8 @@ def missing_attempts(memory: Memory, setting: Setting) -> Finding | None:
         "warn",
         f"the branch grew {missing:.0%} fewer attempts than rollout.samples asks for. The step learns "
         "from less than the recipe says, and groups that are too small compare badly. Its any_number = "
-        "True allows that (of the bundled branches, faithful: true does): begin rollout.samples "
-        "attempts with growth.root() or path.fork(), or lower rollout.samples to what it grows",
+        "True allows that: begin rollout.samples attempts with growth.root() or path.fork(), or lower "
+        "rollout.samples to what it grows",
     )
 
 

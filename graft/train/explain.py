@@ -335,8 +335,8 @@ AREAS: dict[str, tuple[Explained, ...]] = {
             "rollout/missing",
             "Share of attempts that the branch should have grown (rollout.samples a task) and has not.",
             "0.",
-            "A branch of your own leaves attempts out: each begins with growth.root() or path.fork() and is "
-            "played with path.finish(). Of the bundled ones only those with faithful: true may grow fewer.",
+            "A branch of your own leaves attempts out, which its any_number = True allows: begin "
+            "rollout.samples of them with growth.root() or path.fork(), or lower rollout.samples.",
             (0.0, 0.0),
         ),
         Explained(

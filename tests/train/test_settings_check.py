@@ -139,7 +139,8 @@ def test_a_run_that_cannot_learn_is_refused_before_anything_is_loaded(tmp_path):
 
 def test_the_doctor_shows_them(tmp_path):
     config = load_config("quickstart", [*TINY, "rollout.samples=1"])
-    found = list(Examination(config, tmp_path)._settings())
+    examination = Examination(config, tmp_path)
+    found = [*examination._settings(), *examination._positions()]
     assert [(check.name, check.verdict) for check in found] == [
         ("settings", FAIL),
         ("settings", WARN),
