@@ -117,7 +117,7 @@ def messages_in(text: str) -> list[Any] | None:
     if not _LISTED.match(text) or text.rstrip()[-1] not in "]}":
         return None
     try:
-        found = _read_list(text)
+        found = read_literal(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(
             f"begins and ends like a list of messages, and is neither JSON nor a list of Python's: {error}; "
@@ -131,7 +131,12 @@ def messages_in(text: str) -> list[Any] | None:
 _LISTED = re.compile(r"""\s*(?:\[\s*)?\{\s*["'](?:role|content|name|tool_calls)["']\s*:""")
 
 
-def _read_list(text: str) -> Any:
+def read_literal(text: str) -> Any:
+    """What a text says as JSON, or as Python prints it, as csv files that pandas wrote have it.
+
+    >>> read_literal("{'role': None}"), read_literal('[null]')
+    ({'role': None}, [None])
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -144,7 +149,7 @@ def opened(value: Any) -> Any:
     """A list, or the list that a text holds; anything else as it is."""
     if not isinstance(value, str):
         return listed(value)
-    return _read_list(value) if value.lstrip()[:1] == "[" else value
+    return read_literal(value) if value.lstrip()[:1] == "[" else value
 
 
 def _message(message: Any, where: str) -> Message:

@@ -17,6 +17,7 @@ from typing import Any
 from graft.data.conversations import (
     listed,
     messages_in,
+    read_literal,
     read_messages,
     refuse_half_characters,
     shown,
@@ -46,8 +47,7 @@ def as_object(value: Any) -> Any:
     ({'style': 'rule'}, {'style': 'rule'}, 'rule')
     """
     if isinstance(value, str):
-        found = from_json(value) if value.lstrip()[:1] in ("{", "[") else value
-        opened = as_object(found) if isinstance(found, Mapping | list) else value
+        opened = as_object(literal_in(value))
         return opened if isinstance(opened, Mapping) else value
     pairs = listed(value)
     if not isinstance(pairs, list) or not pairs:
@@ -58,6 +58,16 @@ def as_object(value: Any) -> Any:
     if are_pairs and all(isinstance(name, str) for name, _ in pairs):
         return dict(pairs)
     return value
+
+
+def literal_in(text: str) -> Any:
+    """The object or list that a text is, in JSON or as Python prints it; None if it is none."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    try:
+        return read_literal(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def plain(value: Any, field: str = "") -> Any:
@@ -123,6 +133,11 @@ def read_golds(row: Row, path: str) -> Any:
         if value.get("numbers") is not None:
             return read_countdown(value["numbers"], value["target"], path)
         value = listed(value["target"])
+    head = path.partition(".")[0]
+    if value is None and head != path and isinstance(row.get(head), str):
+        raise BadField(
+            head, f"{head!r} holds {shown(row[head])}, not an object, in JSON or otherwise"
+        )
     several = [listed(one) for one in (value if isinstance(value, list) else [value])]
     if not several or not all(is_gold(one) for one in several):
         raise BadField(

@@ -134,9 +134,19 @@ def keyed(prompt: str, answer: str) -> Callable[[Row], TaskRow]:
     def task(row: Row) -> TaskRow:
         messages = read_prompt(row, prompt)
         golds = read_golds(row, answer)
-        return TaskRow(messages, golds, source_of(row), meta_of(row), read_tools(row))
+        meta = meta_of(row)
+        if source_of(row) == "sorting" and isinstance(meta.get("interaction_kwargs"), Mapping):
+            raise BadField("data_source", SORTED)
+        return TaskRow(messages, golds, source_of(row), meta, read_tools(row))
 
     return task
+
+
+SORTED = (
+    "'data_source' is EARL's 'sorting', whose rows are graded by the order that their tools have brought "
+    "about, not by a text; the environments earl:sort, earl:order and earl:compare pose the same tasks with "
+    "the tools"
+)
 
 
 def trl_task(row: Row) -> TaskRow:

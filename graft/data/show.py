@@ -22,7 +22,7 @@ from typing import Any
 from graft.data.check import SPARED, Repeats, Verdict, fault_of, id_of, is_spared, same_id
 from graft.data.conversations import messages_in
 from graft.data.errors import DataError
-from graft.data.fields import from_json, named_tools
+from graft.data.fields import literal_in, named_tools
 from graft.data.place import local_files, open_place
 from graft.data.rows import rows_in
 from graft.data.schemas import LOOKED_AT, ChatRow, Layout, Purpose, TaskRow, recognise, source_of
@@ -161,7 +161,7 @@ class Report:
                 last = "" if is_all else "by the last answer, since no rule of their own is known"
                 yield f"graded, without task.reward: {'; others '.join(filter(None, (rule, last)))}"
         for name, count in self.opened.items():
-            yield f"{name}: text in {count:,} rows, read as the JSON that it is"
+            yield f"{name}: text in {count:,} rows, read as the list or object that it is"
         if self.tools:
             yield f"tools: {self.tools:,} rows bring their own"
         if self.named_tools:
@@ -318,7 +318,7 @@ def opened_columns(row: Mapping[str, Any], asks: Iterable[str]) -> list[str]:
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
     messages = {*asks, "messages", "completion"} & texts.keys()
     objects = {"reward_model", "reward_spec", "extra_info", "tools", "conversations"} & texts.keys()
-    found = [name for name in objects if not isinstance(from_json(texts[name]), str)]
+    found = [name for name in objects if literal_in(texts[name]) is not None]
     found += [name for name in messages if isinstance(read(messages_in, texts[name]), list)]
     return sorted(found)
 

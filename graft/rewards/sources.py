@@ -41,11 +41,6 @@ def grade_by_source(source: str, text: str, answer: Any, meta: Mapping[str, Any]
     return None if grader is None else grader(text, answer, meta)
 
 
-def is_graded_by_state(source: str, meta: Mapping[str, Any]) -> bool:
-    """Whether a row is graded by where its tools have led, which its text does not tell: EARL's sorting."""
-    return source == "sorting" and isinstance(meta.get("interaction_kwargs"), Mapping)
-
-
 def last_number_counts(text: str, answer: Any, meta: Mapping[str, Any]) -> float:
     """The last number of all that was written, wherever it stands."""
     return float(same_number(last_number(text) or "", str(answer)))

@@ -117,7 +117,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
         "extra_info": [{"key": "index", "value": "1"}],
     },
     "one message": {**VERL, "prompt": json.dumps(ASK)},
-    "Python's text": {**VERL, "prompt": str([ASK])},
+    "Python's text": {key: str(value) for key, value in VERL.items()},
     "text of pairs": {**VERL, "reward_model": '[["ground_truth", "5"]]'},
 }
 
@@ -157,6 +157,11 @@ def test_a_parquet_map_is_an_object_with_the_nulls_that_it_has(tmp_path: Path):
     assert env.task().meta == {"idx": 0, "index": "1", "hint": None}
 
 
+def test_a_text_that_should_be_an_object_is_named():
+    with pytest.raises(DataError, match="row 1: 'reward_model' holds str 'ground_truth=5', not an"):
+        make("prompts", rows=[{**VERL, "reward_model": "ground_truth=5"}])
+
+
 def test_chats_that_are_json_text_are_chats(tmp_path: Path):
     said = [{"from": "human", "value": "2+3="}, {"from": "gpt", "value": "5"}]
     rows = [{"conversations": json.dumps(said)}, {"messages": json.dumps([ASK, SAY])}]
@@ -170,8 +175,8 @@ def test_chats_that_are_json_text_are_chats(tmp_path: Path):
 def test_show_says_which_columns_were_text(tmp_path: Path):
     file = lines(tmp_path / "a.jsonl", WRITTEN["JSON text"], VERL)
     text = CliRunner().invoke(app, ["data", "show", file]).output
-    assert "prompt: text in 1 rows, read as the JSON that it is\n" in text
-    assert "reward_model: text in 1 rows, read as the JSON that it is\n" in text
+    assert "prompt: text in 1 rows, read as the list or object that it is\n" in text
+    assert "reward_model: text in 1 rows, read as the list or object that it is\n" in text
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ BAD = [
         {"prompt": "?", "reward_model": None},
         "'reward_model.ground_truth' holds nothing",
     ),
-    ("text", {"prompt": "?", "reward_model": "7"}, "'reward_model.ground_truth' holds nothing"),
+    ("text", {"prompt": "?", "reward_model": "7"}, "'reward_model' holds str '7', not an object"),
 ]
 
 

@@ -135,16 +135,19 @@ def test_rows_that_tools_must_bring_into_order_are_refused():
         "reward_model": {"ground_truth": "A,B"},
         "extra_info": {"task": "sort", "interaction_kwargs": {"task": "sort", "items": [0, 1]}},
     }
-    with pytest.raises(DataError, match=r"row 1: rows of the data source 'sorting' .* earl:sort"):
-        make("prompts", rows=[row]).reset(0)
+    with pytest.raises(DataError, match=r"row 1: 'data_source' is EARL's 'sorting', .* earl:sort"):
+        make("prompts", rows=[row])
+    own = {**row, "extra_info": {}}  # somebody else's, of the same name
+    assert make("prompts", rows=[own]).reset(0)
 
 
 def test_a_gold_that_is_a_json_list_of_texts_is_any_of_them():
     """A cell of csv can hold a list in no other way."""
-    env = make("prompts", rows=[{"prompt": "?", "answer": '["Paris", "Lutetia"]'}])
-    for said, reward in {"Paris": 1, "lutetia": 1, '["Paris", "Lutetia"]': 1, "Rome": 0}.items():
-        env.reset(0)
-        assert env.step(f"<answer>{said}</answer>").reward == reward
+    for gold in ('["Paris", "Lutetia"]', "['Paris', 'Lutetia']"):  # JSON, and what pandas writes
+        env = make("prompts", rows=[{"prompt": "?", "answer": gold}])
+        for said, reward in {"Paris": 1, "lutetia": 1, gold: 1, "Rome": 0}.items():
+            env.reset(0)
+            assert env.step(f"<answer>{said}</answer>").reward == reward
 
 
 def test_every_source_has_a_rule_that_survives_any_text():

@@ -21,7 +21,7 @@ from typing import Any
 
 from graft.data.check import SPARED, check
 from graft.data.errors import BadField, DataError
-from graft.data.fields import from_json
+from graft.data.fields import literal_in
 from graft.data.schemas import LOOKED_AT, Layout, by_keys, recognise
 from graft.data.tables import Table
 from graft.envs.base import Trace
@@ -35,7 +35,7 @@ from graft.rewards.answers import (
     word_f1,
 )
 from graft.rewards.grading import grade
-from graft.rewards.sources import grade_by_source, is_graded_by_state
+from graft.rewards.sources import grade_by_source
 from graft.text.parse import last_boxed
 from graft.types import Author, Turn
 
@@ -124,12 +124,6 @@ class PromptsEnv(DatasetEnv):
             task = self.layout.task(row)
         except BadField as error:
             raise DataError(f"{self.where}: {error}") from error
-        if is_graded_by_state(task.data_source, task.meta):
-            raise DataError(
-                f"{self.where}: rows of the data source {task.data_source!r} are graded by the order that "
-                "their tools have brought about, not by a text; the environments earl:sort, earl:order and "
-                "earl:compare pose the same tasks with the tools"
-            )
         self.answer, self.data_source = task.answer, task.data_source
         self.meta, self.tools = task.meta, task.tools
         return task.messages
@@ -183,14 +177,14 @@ class PromptsEnv(DatasetEnv):
 
 
 def golds_of(answer: Any) -> list[str]:
-    """The texts that are right; of one that is a JSON list of texts, as csv has them, each of these too.
+    """The texts that are right; of one that is a list of texts, as csv has them, each of these too.
 
     >>> golds_of('["Paris", "Paris, France"]')
     ['["Paris", "Paris, France"]', 'Paris', 'Paris, France']
     """
     found: list[str] = []
     for gold in accepted_answers(answer):
-        several = from_json(gold) if gold.startswith('["') else []
+        several = literal_in(gold) if gold.startswith(('["', "['")) else []
         are_texts = isinstance(several, list) and all(isinstance(one, str) for one in several)
         found += [gold, *(several if are_texts else [])]
     return found
