@@ -61,7 +61,7 @@ class Run(Section):
 
 class Model(Section):
     path: str = ""
-    """A Hugging Face folder, a checkpoint or run folder of ours, or a .gguf file."""
+    """A Hugging Face folder, a checkpoint or run of ours, a .gguf file, or a name on the hub (OWNER/NAME)."""
     shape: dict[str, Any] = {}
     """From scratch instead: fields of graft.models.Shape, such as {width: 256, layers: 2}."""
     alphabet: str = ""

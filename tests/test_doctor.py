@@ -190,7 +190,7 @@ def test_a_chat_model_passes_and_of_one_that_forgets_its_thoughts_it_is_told(wri
 
 
 def test_a_model_that_is_not_there_is_told_of_once(written):
-    found = looked_at(written, "model.path=models/nowhere", "model.shape={}")
+    found = looked_at(written, "model.path=./models/nowhere", "model.shape={}")
     assert sick(found) == ["tokenizer"]
     assert "models/nowhere" in found["tokenizer"].seen
     assert found["model"].verdict == "warn" and list(found) == [

@@ -54,6 +54,7 @@ LOOKS_AT["train"] = {"train", "evaluate"} | below  # a run scores itself before 
 
 HEAVY = {
     "transformers",
+    "huggingface_hub",
     "datasets",
     "trl",
     "wandb",

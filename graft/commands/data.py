@@ -180,5 +180,5 @@ def token_counter(model: str) -> Callable[[str], int]:
     from graft.models.gguf import open_tokenizer
     from graft.train.checkpoint import latest_model
 
-    encode = open_tokenizer(latest_model(model)).encode
+    encode = open_tokenizer(latest_model(model, weights=False)).encode
     return lambda text: len(encode(text))

@@ -57,10 +57,17 @@ def export(
     ] = "",
     name: Annotated[str, typer.Option(help="In the model card. Default: that of --out.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace an older export.")] = False,
+    push: Annotated[
+        str, typer.Option(help="Then upload --out to the Hugging Face hub: OWNER/NAME, private.")
+    ] = "",
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: for everybody to read.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint for others: a Hugging Face folder (--out), a GGUF file (--gguf), or both."""
     from graft.config import ConfigError
+    from graft.models.hub import check_push, push_folder
 
     if bool(source) == bool(from_verl):
         raise ConfigError(
@@ -78,11 +85,17 @@ def export(
         raise ConfigError(
             "--adapter writes a folder of adapters; --gguf and --from-verl need --merge"
         )
+    if push and not out:
+        raise ConfigError("--push uploads the folder that --out writes; give --out FOLDER too")
+    if public and not push:
+        raise ConfigError("--public is about --push, and nothing is uploaded without it")
+    if push:
+        check_push(push)
     shard_bytes, kind = size_in_bytes(shard_size), chosen_dtype(dtype)
     done: dict[str, Any] = {}
     notes: list[str] = []
     with _open(source, from_verl, base, template) as subject:
-        title = name or Path(out or gguf).stem
+        title = name or push or Path(out or gguf).stem
         if gguf:  # before the folder is written, which may take a while
             _refuse_to_write_gguf(Path(gguf), subject.model, force)
         if out:
@@ -97,6 +110,8 @@ def export(
         if gguf:
             notes += _to_gguf(subject, Path(gguf), title, gguf_type)
             done |= {"gguf": gguf, "gguf_bytes": Path(gguf).stat().st_size}
+    if push:
+        done |= {"pushed": push_folder(Path(out), push, public=public)}
     if as_json:
         typer.echo(json.dumps({**done, "notes": notes}))
         return
@@ -106,6 +121,8 @@ def export(
         typer.echo(f"{out}: {len(done['files'])} files, {done['bytes'] / 1e6:,.1f} MB")
     if gguf:
         typer.echo(f"{gguf}: {done['gguf_bytes'] / 1e6:,.1f} MB")
+    if push:
+        typer.echo(f"{done['pushed']}: {'public' if public else 'private'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +144,11 @@ def _open(source: str, from_verl: str, base: str, template: str) -> Iterator[_Su
     from graft.models.card import Origin, read_origin
     from graft.models.export import open_source
     from graft.models.gguf import open_tokenizer
+    from graft.models.hub import find_model
     from graft.models.shards import find_base, is_verl, open_shards
     from graft.train.checkpoint import latest_model
 
-    base_path = Path(base) if base else None
+    base_path = find_model(base) if base else None
     if from_verl:
         shards = Path(from_verl)
         opened, model, origin = open_shards(shards, base_path), shards, Origin()

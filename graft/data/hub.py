@@ -56,11 +56,20 @@ def how_to_get(hub_id: str, why: str) -> str:
 
 def _snapshots(hub_id: str) -> list[Path]:
     """Where the hub's own tools keep what they downloaded, newest first."""
-    cache = Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
-    folder = cache / f"datasets--{hub_id.replace('/', '--')}" / "snapshots"
+    folder = cache_folder() / f"datasets--{hub_id.replace('/', '--')}" / "snapshots"
     if not folder.is_dir():
         return []
     return sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def cache_folder() -> Path:
+    """Where the hub's own tools keep what they download."""
+    return Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
+
+
+def endpoint() -> str:
+    """The hub's address."""
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def _home() -> Path:
@@ -94,9 +103,8 @@ def _is_worth_trying(hub_id: str) -> bool:
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or _home() / "datasets").expanduser()
     if urllib.request.getproxies() or (cache / hub_id.replace("/", "___")).is_dir():
         return True
-    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     try:
-        socket.getaddrinfo(urllib.parse.urlparse(endpoint).hostname, 443)
+        socket.getaddrinfo(urllib.parse.urlparse(endpoint()).hostname, 443)
     except OSError:
         return False
     return True

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from graft import __version__
+from graft.models.lineage import Lineage, lineage_of, model_section, read_object, without_paths
 from graft.models.shape import Shape
 
 LABELS = {"before": "before RL", "after": "this checkpoint"}
@@ -38,8 +39,8 @@ class Origin:
     run: str = ""
     recipe: str = ""
     """The text of config.yaml."""
-    base: str = ""
-    """The model that the run started from; empty: random weights."""
+    base: Lineage = field(default_factory=Lineage)
+    """The model that the run started from."""
     chat_template: str = ""
     """The recipe's own, if it names one: a name, path or text."""
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -52,13 +53,13 @@ class Origin:
 
 
 def read_origin(model: Path) -> Origin:
-    """What the run around a checkpoint says; empty where there is none. Nothing here is fatal."""
+    """What the run around a checkpoint says; of another model what it is itself. Nothing is fatal."""
     run = model.parent.parent
     if model.parent.name != "checkpoints" or not (run / "config.yaml").exists():
-        return Origin()
+        return Origin(base=lineage_of(str(model)))
     recipe = (run / "config.yaml").read_text(encoding="utf-8", errors="replace")
-    section = _model_section(recipe)
-    summary, state = _read(run / "summary.json"), _read(model / "state.json")
+    section = model_section(recipe)
+    summary, state = read_object(run / "summary.json"), read_object(model / "state.json")
     evaluations, captions = _evaluations(run / "evaluations", model.name)
     scores = {
         "before": _numbers(summary.get("before") or state.get("before")),
@@ -72,34 +73,13 @@ def read_origin(model: Path) -> Origin:
         checkpoint=model.name,
         run=run.name,
         recipe=recipe,
-        base=str(section.get("path") or ""),
+        base=lineage_of(str(section.get("path") or ""), run),
         chat_template=str(section.get("chat_template") or ""),
         scores={when: found for when, found in scores.items() if found},
         evaluations=evaluations,
         captions=captions,
         versions={str(k): str(v) for k, v in dict(summary.get("versions") or {}).items()},
     )
-
-
-def _model_section(recipe: str) -> Mapping[str, Any]:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        content = OmegaConf.to_container(OmegaConf.create(recipe))
-    except (OmegaConfBaseException, YAMLError, ValueError):  # then the card shows it as it is
-        return {}
-    section = content.get("model") if isinstance(content, dict) else None
-    return section if isinstance(section, dict) else {}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _numbers(values: Any) -> dict[str, float]:
@@ -119,7 +99,7 @@ def _evaluations(
     found: list[tuple[str, str, dict[str, str]]] = []
     captions: dict[str, str] = {}
     for file in sorted(folder.glob("*.json")):
-        table = _read(file)
+        table = read_object(file)
         rows = table.get("rows")
         for row in rows if isinstance(rows, list) else []:
             if not isinstance(row, Mapping) or row.get("checkpoint") != checkpoint:
@@ -169,10 +149,11 @@ def model_card(
         first = f"A {first}, {str(dtype).removeprefix('torch.')}"
     if origin.run:
         first += f": checkpoint `{origin.checkpoint}` of the run `{origin.run}`"
-        first += f", which started from `{origin.base}`" if origin.base else ", from random weights"
+        base = origin.base.label
+        first += f", which started from `{base}`" if base else ", from random weights"
     first += f". {converted}" if converted else ". Exported by graft."
     sections = [
-        _front(shape, dtype),
+        _front(shape, dtype, origin.base),
         f"# {name}",
         first,
         *(f"> {note}" for note in notes),
@@ -184,16 +165,30 @@ def model_card(
     if origin.recipe:
         fence = _fence(origin.recipe)
         sections += ["## Recipe", f"{fence}yaml\n{origin.recipe.strip()}\n{fence}"]
-    sections += ["## Versions", _versions(origin)]
-    return "\n\n".join(sections) + "\n"
+    sections += ["## License", _license(origin.base), "## Versions", _versions(origin)]
+    return without_paths("\n\n".join(sections) + "\n")
 
 
-def _front(shape: Shape, dtype: torch.dtype | None) -> str:
+def _front(shape: Shape, dtype: torch.dtype | None, base: Lineage) -> str:
     library = "peft" if dtype is None else "transformers"
+    known = ({"base_model": base.name} if base.name else {}) | dict(base.license)
+    entries = "".join(f"{key}: {json.dumps(value)}\n" for key, value in known.items())
     return (
-        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n"
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{entries}"
         f"tags:\n- graft\n- reinforcement-learning\n- {shape.family}\n---"
     )
+
+
+def _license(base: Lineage) -> str:
+    if base.license:
+        named = base.license.get("license_name") or base.license["license"]
+        return f"`{named}`, the license of the base model `{base.label}`."
+    if base.label:
+        return (
+            f"Not known: no license was found in the card of the base model `{base.label}`. Look it up "
+            "before you publish these weights, and add `license` to the header."
+        )
+    return "None has been chosen. Add `license` to the header before you publish these weights."
 
 
 def _how(name: str, dtype: torch.dtype | None, is_chat: bool) -> str:

@@ -28,6 +28,7 @@ import torch
 from graft.models.adapter import read_adapter
 from graft.models.extra import ACTIONS, ROWS
 from graft.models.gguf import load_gguf
+from graft.models.hub import HubError, find_model, split_name
 from graft.models.load import (
     INDEX,
     WEIGHTS,
@@ -37,7 +38,7 @@ from graft.models.load import (
     open_tensors,
     read_json,
 )
-from graft.models.lora import ADAPTER, ADAPTER_CONFIG
+from graft.models.lora import ADAPTER, ADAPTER_CONFIG, base_named
 from graft.models.names import hf_names
 from graft.models.save import (
     SHARD_BYTES,
@@ -107,13 +108,18 @@ def has_weights(folder: Path) -> bool:
 
 
 def _named_base(folder: Path) -> Path:
-    named = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or ""
-    if not named or not Path(named).is_dir():
+    named = base_named(read_json(folder / ADAPTER_CONFIG))
+    why: Exception | None = None
+    try:
+        base = find_model(named) if named else Path()
+    except HubError as error:
+        base, why = Path(), error
+    if not named or why is not None or not base.is_dir():
         raise ModelFileError(
             f"'{folder}' holds adapters without weights, and the base they name, {named!r}, is not "
-            f"here; pass --base, the folder of the model they were trained on"
-        )
-    return Path(named)
+            f"here; pass --base, the model they were trained on{f'. {why}' if why else ''}"
+        ) from why
+    return base
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,12 @@ def export_adapter(
         notes.append(
             f"`{ACTIONS}` holds head rows of actions beyond the vocabulary; PEFT and transformers "
             f"take no notice of it."
+        )
+    base = base_named(read_json(place / ADAPTER_CONFIG))
+    if not base or split_name(base) is None or Path(base).exists():
+        notes.append(
+            f"`{ADAPTER_CONFIG}` names the base by a path of the machine it was trained on: write the "
+            f"base's name on the hub into base_model_name_or_path before you publish the adapters."
         )
     num_bytes = files[ADAPTER].stat().st_size
     with appear_at_once(folder, num_bytes, force=force, keep=source) as aside:

@@ -86,9 +86,8 @@ def open_model(path: Path) -> Iterator[Stored]:
     """The Hugging Face folder at `path`, its files open as long as the context lasts."""
     if not path.exists():
         raise ModelFileError(
-            f"no model at '{path}': there is no such folder or file. A name on the Hugging Face "
-            f"hub has to be downloaded first: hf download {path} --local-dir models/{path.name}, "
-            f"then pass models/{path.name}"
+            f"no model at '{path}': there is no such folder or file. A model of the Hugging Face hub is "
+            f"named OWNER/NAME, or OWNER/NAME@REVISION"
         )
     if not path.is_dir():
         raise ModelFileError(

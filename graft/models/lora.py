@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 
 from graft.models.decoder import Decoder
 from graft.models.extra import ACTIONS, ROWS, extra_rows
+from graft.models.hub import split_name
 from graft.models.load import ModelFileError, open_tensors, read_json
 from graft.models.names import hf_rows
 from graft.models.save import sync_folder, write_json, write_whole
@@ -210,10 +212,13 @@ class Lora(nn.Module):
         """Write the adapters as PEFT reads them, in fp32: what is loaded is what was trained."""
         folder.mkdir(parents=True, exist_ok=True)
         alpha = int(self.alpha) if self.alpha == int(self.alpha) else self.alpha
+        named = None if Path(self.origin).exists() else split_name(self.origin)
+        name, revision = named or (self.origin or None, None)
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": self.origin or None,
+            "base_model_name_or_path": name,
+            "revision": revision,
             "r": self.rank,
             "lora_alpha": alpha,
             "lora_dropout": 0.0,
@@ -284,7 +289,13 @@ def base_of(folder: Path) -> str:
             f"'{file}' is missing: the adapters that were trained are gone; go on from another "
             f"checkpoint, or start a new run"
         )
-    return str(read_json(file).get("base_model_name_or_path") or "")
+    return base_named(read_json(file))
+
+
+def base_named(config: Mapping[str, Any]) -> str:
+    """The base that an adapter_config.json names: a path, or a hub name with its revision."""
+    name, revision = str(config.get("base_model_name_or_path") or ""), config.get("revision")
+    return f"{name}@{revision}" if name and revision and split_name(name) else name
 
 
 def target_sizes(shape: Shape, targets: Sequence[str]) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from graft.config import ConfigError
 from graft.models.gguf import open_gguf
+from graft.models.hub import origin_of
 from graft.models.load import INDEX, ModelFileError, read_config, read_json, shape_of
 from graft.models.shape import ARCHITECTURES
 from graft.train.checkpoint import PHASES, checkpoints
@@ -42,17 +43,20 @@ def run_behind(path: Path) -> Path | None:
     return above.parent if is_checkpoint else None
 
 
+def model_name(path: Path) -> str:
+    """What to call a model: its file, its folder, or its name on the hub where it is a copy of one."""
+    if (named := origin_of(path)) is not None:
+        return named[0].rpartition("/")[2]
+    return path.stem if path.is_file() else path.absolute().name
+
+
 def candidates(
     path: Path, run: Path | None, every: bool, say: Callable[[str], None]
 ) -> list[Candidate]:
     """The models to evaluate, oldest first, each found to be readable."""
     if run is None:
         check_readable(path)
-        return [
-            Candidate(
-                path.stem if path.is_file() else path.absolute().name, path, fingerprint(path)
-            )
-        ]
+        return [Candidate(model_name(path), path, fingerprint(path))]
     if path != run:
         check_readable(path)
         return [Candidate(path.absolute().name, path, fingerprint(path))]

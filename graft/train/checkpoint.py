@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from graft.models.hub import find_model
 from graft.models.load import read_json
 from graft.train.folder import RunStopped
 from graft.train.learner import Learner
@@ -82,9 +83,18 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda c: (PHASES.index(c.phase), c.step))
 
 
-def latest_model(path: str) -> Path:
-    """The model behind a path or a run's name: a run's newest checkpoint, or the path itself."""
+def located(path: str, weights: bool = True) -> Path:
+    """The run, checkpoint or model that a person means: here, or the copy of a model on the hub.
+
+    weights   False: the hub's configs and tokenizer will do
+    """
     where = named(path)
+    return where if where.exists() else find_model(path, weights)
+
+
+def latest_model(path: str, weights: bool = True) -> Path:
+    """The model behind a path, a run's name or one on the hub: of a run its newest checkpoint."""
+    where = located(path, weights)
     found = checkpoints(where / "checkpoints")
     return found[-1].path if found else where
 

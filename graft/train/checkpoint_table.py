@@ -24,7 +24,8 @@ from graft.evaluate.sets import read_sets
 from graft.evaluate.table import Table
 from graft.models.save import write_whole
 from graft.train.bench import Bench, EndpointBench, Posed, pose
-from graft.train.candidates import Candidate, candidates, place, run_behind
+from graft.train.candidates import Candidate, candidates, model_name, place, run_behind
+from graft.train.checkpoint import located
 from graft.train.folder import out_of_disk
 from graft.train.model import by_itself
 from graft.train.run_names import named
@@ -75,7 +76,7 @@ def evaluate_checkpoints(
     if not name or Path(name).name != name:
         raise ConfigError(f"--name {name!r} names files; give one word, without folders")
     ks, samples = read_k(k, samples)
-    source = source and str(named(source))
+    source = source and str(located(source))
     earlier = read_earlier(str(named(against))) if against else None
     server = read_endpoint(source, endpoint, model, api)
     run = run_behind(Path(source)) if source else None
@@ -162,8 +163,8 @@ def _settings(
     from yaml import YAMLError
 
     server_name = "" if server is None else server.model or "endpoint"
-    named = server_name.rpartition("/")[2] or Path(source).absolute().stem
-    values = {**PLAIN, "model": {"path": source or "none"}, "run": {"name": named}}
+    name = server_name.rpartition("/")[2] or model_name(Path(source))
+    values = {**PLAIN, "model": {"path": source or "none"}, "run": {"name": name}}
     try:
         given = OmegaConf.from_dotlist(list(overrides))
         merged: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(values), given))

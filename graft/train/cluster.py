@@ -247,7 +247,7 @@ class LearnerActor:
     def _crew(self, parts: Any) -> Crew:
         if parts.processes.is_first:
             folder = Path(self.config.run.dir) / self.config.run.name
-            self.workers = Workers(self.config, folder, self.relay.note, self.cwd)
+            self.workers = Workers(parts.config, folder, self.relay.note, self.cwd)
             try:
                 self.workers.wait()
             except BaseException:

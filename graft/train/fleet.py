@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graft.config import ConfigError
+from graft.models.hub import split_name
 from graft.models.load import read_config, shape_of
 from graft.models.shape import Shape
 from graft.registry import nearest
@@ -135,10 +136,10 @@ def shape_named(name: str) -> Shape:
     by_name = {known.lower(): shape for known, shape in SHAPES.items()}
     if name.lower() in by_name:
         return by_name[name.lower()]
-    if Path(name).is_dir():
+    if Path(name).is_dir() or split_name(name) is not None:
         from graft.train.checkpoint import latest_model  # which brings the whole learner along
 
-        folder = latest_model(name)
+        folder = latest_model(name, weights=False)
         return shape_of(read_config(folder), folder / "config.json")
     hint = nearest(name.upper(), list(SHAPES))
     meant = f"did you mean {hint}? " if hint else ""

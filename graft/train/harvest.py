@@ -49,13 +49,12 @@ from graft.train.bench import (
     setting_behind,
 )
 from graft.train.candidates import check_readable, fingerprint, run_behind
-from graft.train.checkpoint import latest_model
+from graft.train.checkpoint import latest_model, located
 from graft.train.checkpoint_table import read_endpoint
 from graft.train.folder import RunStopped
 from graft.train.model import by_itself
 from graft.train.rl import TRAIN_SEEDS, TaskStream
 from graft.train.row_file import check_place, new_rows
-from graft.train.run_names import named
 from graft.train.setup import assemble, env_factory, is_chatty
 from graft.types import Author, Episode, Finish, Message, Status, Task, Trajectory
 
@@ -126,7 +125,7 @@ def sample_rows(
     """
     path, condition = Path(out), read_condition(keep)
     check_place(path)
-    model = model and str(named(model))
+    model = model and str(located(model))
     server = read_endpoint(model, endpoint, served, api)
     config = config_for(model, env, recipe, overrides)
     if temperature is None:

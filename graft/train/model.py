@@ -14,8 +14,10 @@ from graft.envs import make as make_env
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
 from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
-from graft.models.load import load_model, open_model, read_config, shape_of
+from graft.models.hub import find_model, origin_of
+from graft.models.load import load_model, open_model, read_config, read_json, shape_of
 from graft.models.policies import host_copy, weights_of
+from graft.models.save import write_json
 from graft.models.shape import ARCHITECTURES, Shape
 from graft.text.chat import Chat
 from graft.text.tokenizer import Tokenizer
@@ -26,10 +28,36 @@ from graft.train.processes import Processes
 from graft.train.room import room_on
 from graft.train.sampling import is_external
 
+MODEL_FILE = "model.json"
+"""In a run's folder, where its model is the hub's: {"path": as in the recipe, "name": ..., "commit": ...}."""
 
-def source_of(config: Config, weights: Path | None = None) -> Path | None:
-    """Where the model is read from: a checkpoint, the recipe's model, or nowhere."""
-    return weights or (latest_model(config.model.path) if config.model.path else None)
+
+def source_of(config: Config, weights: Path | None = None, *, is_read: bool = True) -> Path | None:
+    """Where the model is read from: a checkpoint, the recipe's model, or nowhere.
+
+    is_read   False: only its configs and tokenizer are needed, so the hub's weights stay there
+    """
+    return weights or (latest_model(config.model.path, is_read) if config.model.path else None)
+
+
+def pin_model(config: Config, folder: Path) -> tuple[Config, str]:
+    """The recipe with the commit of a hub model that the run in `folder` began with, and a note of it.
+
+    Qwen/Qwen3-0.6B -> Qwen/Qwen3-0.6B@c1899de289a0..., so that a run that goes on, and processes that
+    join it, do not take newer weights. The first call writes the commit down.
+    """
+    path, file = config.model.path, folder / MODEL_FILE
+    known = read_json(file) if file.exists() else {}
+    if known.get("path") != path:
+        named = origin_of(latest_model(path)) if path else None
+        if named is None or Path(path).exists():
+            file.unlink(missing_ok=True)
+            return config, ""
+        known = {"path": path, "name": named[0], "commit": named[1]}
+        write_json(file, known)
+    model = config.model.model_copy(update={"path": f"{known['name']}@{known['commit']}"})
+    note = f"the model is {known['name']} of the hub, commit {known['commit']}"
+    return config.model_copy(update={"model": model}), note
 
 
 def open_policy(
@@ -202,13 +230,13 @@ def recipe_shape(config: Config, weights: Path | None = None) -> Shape:
     shape = _plain_shape(config, weights)
     if not config.actions.file:
         return shape
-    source = source_of(config, weights)
+    source = source_of(config, weights, is_read=False)
     actions = actions_of(config, load_tokenizer(config, source), shape.vocab_size)
     return replace(shape, extra=0 if actions is None else actions.space.extra)
 
 
 def _plain_shape(config: Config, weights: Path | None) -> Shape:
-    source = source_of(config, weights)
+    source = source_of(config, weights, is_read=False)
     if source is None:
         return new_shape(config, load_tokenizer(config, None))
     if not source.exists():
@@ -231,7 +259,7 @@ def refuse_family(source: Path) -> None:
 
 def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:
     """Before anything large is allocated."""
-    if is_foreign(config, source_of(config, weights)):
+    if is_foreign(config, source_of(config, weights, is_read=False)):
         return  # its memory is not counted: we do not know its parts
     device = choose_device(config.model.device)
     dtype, _ = choose_dtype(config.model.dtype, device)
@@ -240,13 +268,14 @@ def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:
 
 def load_base(folder: Path, origin: str, policy: Decoder) -> Decoder:
     """What the merged weights of a checkpoint were merged from, read from its own place."""
-    if not Path(origin).exists():
+    path = find_model(origin)
+    if not path.exists():
         raise ConfigError(
             f"the adapters in '{folder}' belong on '{origin}', and nothing is there; put that model "
             "back, for they cannot be trained any further without it (the checkpoint itself is a "
             "whole model: a new run may start from it)"
         )
-    base = load_model(origin, dtype=policy.dtype)
+    base = load_model(path, dtype=policy.dtype)
     if [p.shape for p in base.blocks.parameters()] != [p.shape for p in policy.blocks.parameters()]:
         raise ConfigError(
             f"the adapters in '{folder}' belong on '{origin}', and the model there has other sizes "

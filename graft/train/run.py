@@ -21,6 +21,7 @@ import torch
 from graft import __version__
 from graft.config import Config, load_config
 from graft.evaluate.run import Score, score_of
+from graft.models.load import read_json
 from graft.models.policies import save_policy
 from graft.protocols import Stateful
 from graft.rollout.crew import Crew, Job
@@ -36,7 +37,7 @@ from graft.train.interrupt import Interrupt
 from graft.train.journal import Journal
 from graft.train.labels import PHASE_WORDS
 from graft.train.learner import Learner
-from graft.train.model import load_reference, refuse_what_cannot_fit
+from graft.train.model import MODEL_FILE, load_reference, pin_model, refuse_what_cannot_fit
 from graft.train.plan import has_reference
 from graft.train.processes import ALONE, Processes
 from graft.train.rl import Source, TaskStream, held_out_tasks, learn
@@ -87,7 +88,10 @@ class Session:
         try:
             if is_first:
                 self.folder.claim()
+                self._pin_model()
             self.processes.barrier("the run's folder")
+            if not is_first:
+                self._pin_model()
             if (finished := self._finished()) is not None:
                 return finished
             if is_first:
@@ -186,6 +190,12 @@ class Session:
         for text in doubtful:
             self.journal.warn(text, is_new=newest is None)
         return newest
+
+    def _pin_model(self) -> None:
+        """From now on a hub name means the commit that this run began with."""
+        self.config, note = pin_model(self.config, self.folder.path)
+        if note:
+            self.display.note(note)
 
     def _tell_notes(self) -> None:
         """What is worth knowing of the run's parts, once."""
@@ -477,12 +487,19 @@ class Session:
             "parameters": sum(p.numel() for p in self.parts.policy.parameters()),
             "processes": self.processes.world,
             "checkpoint": str(checkpoints(self.folder.checkpoints)[-1].path),
+            **self._hub_model(),
             "versions": versions(),
             "machine": machine(self.parts.policy.device),
         }
         if self.processes.is_first:
             self.folder.summary(values)
         return values
+
+    def _hub_model(self) -> dict[str, Any]:
+        """{"model": {"name": ..., "commit": ...}} where the run began with one of the hub's."""
+        file = self.folder.path / MODEL_FILE
+        known = read_json(file) if file.exists() else {}
+        return {"model": {key: known[key] for key in ("name", "commit")}} if known else {}
 
 
 def train_recipe(

@@ -23,6 +23,7 @@ from graft.envs.tooled import ToolEnv
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, has_kernels
+from graft.models.hub import origin_of
 from graft.models.lora import Lora, base_of, num_trained
 from graft.models.policies import weights_of
 from graft.models.shape import Shape
@@ -231,7 +232,7 @@ def make_lora(parts: Parts) -> Lora | None:
     if not section.rank or parts.lora is not None:
         return parts.lora
     folder = None if parts.weights is None else parts.weights / ADAPTER_FOLDER
-    origin = str(latest_model(config.model.path)) if folder is None else base_of(folder)
+    origin = _origin(config) if folder is None else base_of(folder)
     base = None if folder is None else load_base(folder, origin, policy)
     parts.lora = Lora(
         policy,
@@ -245,6 +246,13 @@ def make_lora(parts: Parts) -> Lora | None:
     if folder is not None:
         parts.lora.load(folder)
     return parts.lora
+
+
+def _origin(config: Config) -> str:
+    """The recipe's model as adapters name their base: a hub name with its commit, or a path."""
+    path = latest_model(config.model.path)
+    named = origin_of(path)
+    return str(path) if named is None else "@".join(named)
 
 
 def policy_notes(policy: Any) -> list[str]:

@@ -18,11 +18,10 @@ from graft.protocols import Env
 from graft.rollout.branch import independent
 from graft.rollout.collect import collect
 from graft.train.candidates import check_readable, run_behind
-from graft.train.checkpoint import latest_model
+from graft.train.checkpoint import latest_model, located
 from graft.train.harvest import config_for
 from graft.train.model import by_itself
 from graft.train.rl import HELD_OUT_SEEDS
-from graft.train.run_names import named
 from graft.train.setup import assemble
 from graft.types import Episode, Leaf, Task
 
@@ -93,7 +92,7 @@ def attempt(
     text         a task of one's own instead of the held-out task number `seed`
     temperature  None: the recipe's; 0 is greedy
     """
-    path = named(source)
+    path = located(source)
     config = _config(path, env, recipe, overrides)
     if temperature is None:
         temperature = config.rollout.temperature

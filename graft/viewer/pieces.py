@@ -82,7 +82,7 @@ class Pieces:
             from graft.train.model import load_tokenizer
 
             config = load_config(str(self.record.path / "config.yaml"))
-            source = latest_model(config.model.path) if config.model.path else None
+            source = latest_model(config.model.path, weights=False) if config.model.path else None
             self._tokenizer = load_tokenizer(config, source)
             self._vocabulary = self._tokenizer.vocab_size
         except Exception as error:  # whatever a user's environment or path may raise

@@ -471,7 +471,7 @@ def test_adapters_that_cannot_be_merged_say_why(tmp_path: Path) -> None:
     assert "use_dora=True is not merged" in refused(use_dora=True)
     assert "lora_alpha=None" in refused(lora_alpha=None)
     assert "the config says r=3" in refused(r=3)
-    assert "is not here; pass --base" in refused(base_model_name_or_path="gone/model")
+    assert "is not here; pass --base" in refused(base_model_name_or_path="models/gone/model")
     write_json(folder / "adapter_config.json", config)
     stored = load_file(folder / "adapter_model.safetensors")
     tensors = {name: tensor.clone() for name, tensor in stored.items()}

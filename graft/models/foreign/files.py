@@ -58,7 +58,7 @@ def open_foreign(
     if not folder.is_dir():
         raise ModelFileError(
             f"no model at '{folder}': transformers' own classes read a folder with config.json and "
-            "safetensors; download it first (hf download NAME --local-dir FOLDER)"
+            "safetensors"
         )
     configs = read_configs(folder)
     config = _config_of(folder, configs["config.json"])
