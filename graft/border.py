@@ -45,22 +45,19 @@ class Giver:
         return named(self.thing, self.kind)
 
 
-HOOKS = {"step": ("respond", "step"), "reset": ("pose", "reset")}
-"""What a user may have written for a method of ours."""
+HOOKS = {"step": "respond", "reset": "pose"}
+"""What a user may have written instead of a method of ours."""
 
 
 def method_named(env: Any, kind: str, method: str) -> str:
-    """The method that the user wrote, of the innermost environment that has one: env Room.respond (...)"""
+    """The method that the user wrote, of the outermost environment that has one: env Room.step (...)"""
     layers = [env]
-    while (
-        inner := vars(layers[-1]).get("env") if hasattr(layers[-1], "__dict__") else None
-    ) is not None:
+    while (inner := getattr(layers[-1], "__dict__", {}).get("env")) is not None:
         layers.append(inner)
-    for layer in reversed(layers):
-        for name in HOOKS.get(method, (method,)):
+    for name in (method, HOOKS.get(method, method)):
+        for layer in layers:
             for owner in type(layer).__mro__:
-                function = vars(owner).get(name)
-                code = getattr(function, "__code__", None)
+                code = getattr(vars(owner).get(name), "__code__", None)
                 if code is not None and is_users(code.co_filename):
                     place = f"{short_file(code.co_filename)}:{code.co_firstlineno}"
                     return f"{kind} {type(layer).__name__}.{name} ({place})"
@@ -198,12 +195,32 @@ def as_observation(value: Any, who: Who, verb: str = "returned") -> str | list[d
     if not isinstance(value, list | tuple) or not value:
         raise refusal(who, value, wanted, verb)
     for message in value:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        if why := _no_message(message):
             raise UserCodeError(
-                f"{who} {verb} {seen(value)}, in which {_short(message)} is no message; it must "
+                f"{who} {verb} {seen(value)}, in which {_short(message)} is no message: {why}. It must "
                 f"{_verb(verb)} {wanted}"
             )
     return [dict(message) for message in value]
+
+
+FOREIGN_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "ai": "assistant"}
+"""What other formats call the roles that chat templates know."""
+
+
+def _no_message(message: Any) -> str:
+    """Why something is no chat message; "": it is one."""
+    if not isinstance(message, Mapping):
+        return "it is no dict"
+    role = message.get("role")
+    if not isinstance(role, str):
+        return "it has no role"
+    if role in FOREIGN_ROLES:
+        return f"the role {role!r} is called {FOREIGN_ROLES[role]!r}"
+    if not isinstance(message.get("content"), str | list | None):
+        return f"its content is {seen(message['content'])}"
+    if message.get("content") is None and "tool_calls" not in message:
+        return "it has no content"
+    return ""
 
 
 def as_posed(value: Any, who: Who) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
@@ -212,7 +229,13 @@ def as_posed(value: Any, who: Who) -> tuple[str | list[dict[str, Any]], dict[str
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise refusal(who, value, wanted)
     observation = as_observation(value[0], who, "returned as its observation")
-    return observation, as_info(value[1], who)
+    info = as_info(value[1], who)
+    tools = info.get("tools")
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(one, Mapping) for one in tools)
+    ):
+        raise refusal(who, tools, "a list of function schemas (dicts)", "gave as info['tools']")
+    return observation, info
 
 
 def as_info(value: Any, who: Who) -> dict[str, Any]:
@@ -242,7 +265,7 @@ def as_turn(value: Any, who: Who) -> Turn:
     observation, reward, terminated, truncated, info = value
     is_plain = type(terminated) is bool and type(truncated) is bool and type(info) is dict
     is_plain = is_plain and type(reward) is float and isinstance(observation, str)
-    if is_plain and math.isfinite(reward):
+    if is_plain and math.isfinite(reward) and "observe_as" not in info:
         return value
     ends = as_flag(terminated, who, "terminated"), as_flag(truncated, who, "truncated")
     if observation is None and any(ends):
@@ -250,7 +273,13 @@ def as_turn(value: Any, who: Who) -> Turn:
     if not isinstance(observation, str):
         raise refusal(who, observation, "a text", "gave as observation")
     earned = as_number(reward, who, "a finite number", "gave as reward")
-    return Turn(observation, earned, *ends, as_info(info, who))
+    info = as_info(info, who)
+    role = info.get("observe_as", "user")
+    if role not in (*OBSERVED_AS, "messages"):
+        raise UserCodeError(
+            f"{who} gave info['observe_as'] = {role!r}; it must be one of {', '.join(OBSERVED_AS)}"
+        )
+    return Turn(observation, earned, *ends, info)
 
 
 def check_json(value: Any, who: Who, what: str) -> None:

@@ -378,7 +378,71 @@ MODULES = [
             ("tool look (FILE.py:", "the global ENV", "@graft.tool def look(self")),
 ]  # fmt: skip
 
-GROUPS = {"env": ENVS, "reward": REWARDS, "part": PARTS, "tool": TOOLS, "module": MODULES}
+
+def wrapper(name: str, code: str, *says: str) -> Mistake:
+    return Mistake(
+        name, f"class Mine(Env):\n    pass\n\n\n{code}", says, {"task.wrappers": ["MINE:around"]}
+    )
+
+
+SECOND = [
+    env("message of a human", POSE + "[{'role': 'human', 'content': '?'}]", "Mine.pose", "'human' is called"),
+    env("message without content", POSE + "[{'role': 'user'}]", "Mine.pose", "it has no content"),
+    env("message of a number", POSE + "[{'role': 'user', 'content': 3}]", "content is the int 3"),
+    env("observed as", RESPOND + "Turn('h', info={'observe_as': 'nobody'})", "Mine.respond", "'nobody'",
+        "user, tool"),
+    env("info tools", "def reset(self, seed=None):\n    return '?', {'tools': 'look'}", "Mine.reset",
+        "info['tools'] the text 'look'", "a list of function schemas", base="Plain"),
+    env("init raises", "def __init__(self):\n    super().__init__()\n    self.x = {}['size']",
+        "KeyError: 'size'", "FILE.py:", "in __init__"),
+    env("init exits early", "def __init__(self):\n    super().__init__()\n    raise ValueError('too small')",
+        "ValueError: too small", "FILE.py:"),
+    env("close raises", "def close(self):\n    raise OSError('closed twice')", "close() of Mine (FILE.py:",
+        "OSError: closed twice"),
+    env("turn with a wrong name", RESPOND + "Turn(obs='h')", "unexpected keyword argument 'obs'", "FILE.py:"),
+    env("turn and info", RESPOND + "(Turn('h'), {})", "Mine.respond", "tuple of 2", "a Turn"),
+    env("array of reward and text", RESPOND + "np.ones(5)", "Mine.respond", "shape [5]", "a Turn"),
+    env("coroutine of a helper", RESPOND + "asyncio.sleep(0)", "Mine.respond", "coroutine", "a Turn"),
+    env("own tool without self", "@graft.tool\ndef look() -> str:\n    'Look.'\n    return ''",
+        "tool Mine.look (FILE.py:", "is `self` missing"),
+    env("own tool without words", "@graft.tool\ndef look(self) -> str:\n    return ''", "'look'",
+        "no docstring"),
+    env("own tool of unknown type",
+        "@graft.tool\ndef look(self, x: 'Thing') -> str:\n    'Look.'\n    return ''",
+        "tool Mine.look (FILE.py:", "'Thing' is not defined"),
+    env("tool options", "tool_options = {'uses': 1}\n\n@graft.tool\ndef look(self) -> str:\n    'Look.'",
+        "tool_options of Mine", "'uses'", "max_uses"),
+    wrapper("wrapper None", "def around(env):\n    Wrapper(env)", "wrapper around (FILE.py:", "None"),
+    wrapper("wrapper raises", "def around(env):\n    return env.nothing", "around (FILE.py:", "no attribute"),
+    wrapper("wrapper text", "def around(env):\n    return 'env'", "around (FILE.py:", "has no reset"),
+    wrapper("wrapper needs more", "def around(env, size):\n    return env", "MODULE:around", "needs size="),
+    wrapper("wrapper changes step", "class around(Wrapper):\n    def step(self, action):\n        return 'h'",
+            "around.step (FILE.py:", "the text 'h'", "a Turn"),
+    part("name", "preset", "mine = {'loss': 'clip'}", "algorithm 'MODULE:mine'", "dict of 1", "a Preset"),
+    part("credit", "in place", "def mine(adv, batch):\n    batch.reward.add_(1)\n    return adv + 1",
+         "credit mine (FILE.py:", "batch.reward in place", "leave the batch"),
+    part("loss", "in place", LOSS.format("(-logp * batch.advantages.mul_(2), {})"),
+         "batch.advantages in place"),
+    part("loss", "numpy", LOSS.format("(-logp.detach().numpy(), {})"), "a ndarray of shape", "per token"),
+    part("loss", "list", LOSS.format("[-logp, {}]"), "a list of 2", "(loss, metrics)"),
+    part("credit", "wrong rows", DIRECT.format("adv, batch", "adv[:1]"), "shape [1, ", "per token"),
+    part("branch", "object", "mine = object()", "branch 'MODULE:mine'", "object", "function"),
+    reward("class that cannot be called", "pass", "is a score, not a function", head="class score:"),
+    reward("method without self", "def __call__(task, row):\n        return 1.0", "reward score(row)",
+           "(task, trajectory)", head="class score:"),
+    reward("generator", "yield 1.0", "reward score", "generator", "finite number"),
+    reward("future", "return asyncio.sleep(0)", "reward score", "coroutine", "finite number"),
+    reward("import inside", "import no_such_thing", "reward score", "ModuleNotFoundError", "FILE.py:"),
+]  # fmt: skip
+
+GROUPS = {
+    "second": SECOND,
+    "env": ENVS,
+    "reward": REWARDS,
+    "part": PARTS,
+    "tool": TOOLS,
+    "module": MODULES,
+}
 ALL = [
     pytest.param(mistake, id=f"{group}: {mistake.name}")
     for group, listed in GROUPS.items()

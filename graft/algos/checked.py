@@ -8,7 +8,9 @@ too large as the batch has tokens; a credit of shape [N] fits a batch with N = T
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import fields
 from functools import wraps
 from typing import Any, cast
 
@@ -63,10 +65,27 @@ def checked(function: Any, what: str) -> Any:
     return CHECKED[what](function)
 
 
+@contextmanager
+def _untouched(batch: Batch, function: Any, what: str) -> Generator[None]:
+    """Refuse a function that writes into the batch: what comes after it would see other numbers."""
+    tensors = {
+        one.name: value
+        for one in fields(batch)
+        if isinstance(value := getattr(batch, one.name), Tensor)
+    }
+    before = {name: value._version for name, value in tensors.items()}
+    yield
+    if changed := [name for name, value in tensors.items() if value._version != before[name]]:
+        raise UserCodeError(
+            f"{Giver(function, what)} changed batch.{changed[0]} in place; it must leave the batch as it is: "
+            f"write x = batch.{changed[0]} * 2, not batch.{changed[0]} *= 2"
+        )
+
+
 def _loss(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        with naming(function, "loss"):
+        with naming(function, "loss"), _untouched(batch, function, "loss"):
             found = function(logp_NT, entropy_NT, batch)
         return check_loss(found, logp_NT, function)
 
@@ -77,7 +96,7 @@ def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
         who = Giver(function, "credit")
-        with naming(function, "credit"):
+        with naming(function, "credit"), _untouched(batch, function, "credit"):
             found = function(adv_NT, batch)
         _check_grid(found, batch.mask.shape, who, "as in reward[:, None] * batch.mask")
         if not (fine := found[batch.mask].isfinite()).all():
@@ -95,7 +114,7 @@ FINITE = "every advantage must be a finite number. A std of 0 in a denominator i
 def _shaping(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def shape(batch: Batch) -> Batch:
-        with naming(function, "shaping"):
+        with naming(function, "shaping"), _untouched(batch, function, "shaping"):
             found = function(batch)
         if not isinstance(found, Batch):
             raise refusal(Giver(function, "shaping"), found, "a Batch: batch.replace(reward=...)")
@@ -108,7 +127,7 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def weigh(batch: Batch) -> Tensor:
         who = Giver(function, "reduction")
-        with naming(function, "reduction"):
+        with naming(function, "reduction"), _untouched(batch, function, "reduction"):
             found = function(batch)
         _check_grid(found, batch.mask.shape, who, "the weight of its loss")
         weights = found[batch.mask]

@@ -158,7 +158,13 @@ def build(preset: Preset | str) -> tuple[Shaping, Credit, Loss, Reduction]:
 
 def resolve_preset(name: str) -> Preset:
     """From the table, or the user's own "module:PRESET"."""
-    return resolve(name, PRESETS, "algorithm")
+    preset = resolve(name, PRESETS, "algorithm")
+    if not isinstance(preset, Preset):
+        raise UserCodeError(
+            f"algorithm {name!r} is {seen(preset)}; it must be a Preset, as in "
+            'dataclasses.replace(PRESETS["grpo"], kl_coef=0.04)'
+        )
+    return preset
 
 
 def make(part: Part, table: Mapping[str, Any], what: str) -> Any:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from graft.border import UserCodeError, check_env, named, place_of, seen
+from graft.border import UserCodeError, check_env, named, naming, place_of, seen
 from graft.envs.base import BaseEnv, Made
 from graft.envs.catalogue import Entry, family_of
 from graft.envs.dataset import DATASETS
@@ -58,11 +58,12 @@ def make(
     entry = find(env_id)
     build: Any = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
     _check_callable(build, env_id)
-    try:
-        env: Any = build(**{**entry.args, **kwargs})
-    except TypeError:
-        _check_arguments(env_id, build, {**entry.args, **kwargs})
-        raise
+    with naming(build, f"env {env_id!r}:"):
+        try:
+            env: Any = build(**{**entry.args, **kwargs})
+        except TypeError:
+            _check_arguments(env_id, build, {**entry.args, **kwargs})
+            raise
     check_env(env, env_id)
     if isinstance(env, BaseEnv) and "rng" not in vars(env):
         raise UserCodeError(

@@ -18,7 +18,7 @@ from graft.envs.base import BaseEnv
 from graft.protocols import Context, Engine, Env, Reward
 from graft.rollout.failure import Failure, boundary
 from graft.rollout.last_info import info_of_reset
-from graft.rollout.path import Path, call, fork_env
+from graft.rollout.path import Path, call, close_env, fork_env
 from graft.text.chat import TEMPLATE, Chat
 from graft.text.transcript import Transcript
 from graft.types import Author, Episode, Leaf, Message, Sampling, Span, Task
@@ -89,7 +89,7 @@ class Growth:
         if self._prompt is not None:
             self._prompt.close()
         if self._env is not None:
-            self._env.close()
+            close_env(self._env)
 
     async def open(self) -> None:
         """Pose the task and write its prompt, the root of the tree."""

@@ -24,6 +24,7 @@ from graft.border import (
     as_posed,
     as_turn,
     check_fork,
+    naming,
     raised,
     user_frame,
 )
@@ -334,7 +335,7 @@ class Path:
         if self.metrics["turns"] and status.is_trainable:
             await self._judge(self.leaf)
         if self.growth.keep_open:
-            self.env.close()
+            close_env(self.env)
         else:
             self.close()
 
@@ -354,7 +355,7 @@ class Path:
 
     def close(self) -> None:
         self.context.close()
-        self.env.close()
+        close_env(self.env)
 
 
 @lru_cache(maxsize=1024)  # one object for equal settings: the engine batches by identity
@@ -399,6 +400,11 @@ async def ask(reward: Reward, task: Task, row: Trajectory) -> float:
 async def call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
     """Envs that wait for something run on a thread, so that nobody waits with them."""
     return await in_thread(function, *args) if env.blocking else function(*args)
+
+
+def close_env(env: Env) -> None:
+    with naming(env, "close() of"):
+        env.close()
 
 
 async def fork_env(env: Env, setting: Setting, task: Task, actions: Sequence[str]) -> Env:

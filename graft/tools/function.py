@@ -224,7 +224,15 @@ def arguments_model(
     The fields are numbered and the parameters' names are aliases: "schema" or "_id" would be no
     name for a field.
     """
-    signature = inspect.signature(function, eval_str=True)
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except ValueError as error:  # a method without self
+        raise UserCodeError(f"{named(function, 'tool')}: {error}; is `self` missing?") from None
+    except NameError as error:
+        raise UserCodeError(
+            f"{named(function, 'tool')} has a type hint that cannot be read: {error}; import it, or write "
+            "a plain type"
+        ) from None
     fields: dict[str, Any] = {}
     for number, parameter in enumerate(signature.parameters.values()):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -17,6 +17,7 @@ from graft.config import Config, ConfigError
 from graft.models.decoder import Decoder
 from graft.models.extra import extend, load_rows
 from graft.protocols import Env
+from graft.rollout.path import close_env
 from graft.text.tokenizer import Tokenizer
 from graft.train.checkpoint import action_names
 from graft.types import Task
@@ -37,7 +38,7 @@ def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], E
     probe = env(Task("probe", config.task.env))
     missing = object()
     takes: Any = getattr(probe, "action_tools", missing)
-    probe.close()
+    close_env(probe)
     if takes is missing:  # an environment of the user's own
         return
     if takes and (actions is None or not actions.space.extra):

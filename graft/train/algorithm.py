@@ -79,7 +79,8 @@ def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch
         raise ConfigError(
             f"rollout.branch gives samples={given['samples']}; rollout.samples says how many attempts"
         )
-    takes = inspect.signature(resolve(name, BRANCHES, "branch")).parameters
+    factory = resolve(name, BRANCHES, "branch")
+    takes = inspect.signature(factory).parameters if callable(factory) else ()
     told = {key: value for key, value in known.items() if key in takes}
     branch = make((name, {**told, **given}), BRANCHES, "branch")
     if isinstance(branch, Counterfactual):

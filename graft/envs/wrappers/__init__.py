@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from graft.border import check_env, named, naming
 from graft.protocols import Env
 from graft.registry import resolve
 from graft.tools.options import check_options
@@ -42,7 +43,9 @@ def wrap(env: Env, names: Names, tokenizer: Any = None) -> Any:
     wrap(env, ["python_tool", {"max_history": {"turns": 4}}, "your.module:Wrapper"])
     """
     for build in get_wrapper_fns(names, tokenizer):
-        env = build(env)
+        with naming(build, "wrapper"):
+            env = build(env)
+        check_env(env, named(build, "wrapper"))
     return env
 
 
