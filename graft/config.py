@@ -58,6 +58,13 @@ class Run(Section):
     trackers: list[str] = ["tensorboard"]
     """Besides metrics.jsonl: tensorboard, wandb."""
 
+    @field_validator("name")
+    @classmethod
+    def _stays_below_dir(cls, value: str) -> str:
+        if Path(value).is_absolute() or ".." in Path(value).parts:
+            raise ValueError("a run is a folder below run.dir; set run.dir for another place")
+        return value
+
 
 class Model(Section):
     path: str = ""
@@ -458,6 +465,7 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
         for override in overrides:  # set, not merge: model.shape={} really is empty then
             key = override.partition("=")[0]
             value = OmegaConf.select(OmegaConf.from_dotlist([override]), key)
+            _check_colons(override, value)
             value = "" if override == f"{key}=" else value  # `null` is how to say nothing
             OmegaConf.update(base, key, value, merge=False, force_add=True)
         values: Any = OmegaConf.to_container(base, resolve=True)
@@ -467,6 +475,19 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
     if not config.run.name:
         config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
     return config
+
+
+def _check_colons(override: str, value: Any) -> None:
+    """Refuse {data:rows.jsonl}, which to YAML is one key without a value."""
+    if ": " in override or not isinstance(value, Mapping):
+        return
+    for name, one in value.items():
+        if one is None and ":" in str(name):
+            first, _, rest = str(name).partition(":")
+            raise ValueError(
+                f"{override}: YAML wants a blank after the colon, as in "
+                f"'{override.partition('=')[0]}={{{first}: {rest}}}'"
+            )
 
 
 def check(values: Any, where: str = "config") -> Config:
@@ -496,6 +517,8 @@ def _explain(problem: Any) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     if not key:
         return message
+    if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
+        message += f"; YAML reads this as a number: quote it, as in {key}='\"01\"'"
     return f"{key}={problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 

@@ -41,6 +41,10 @@ def test_a_resolved_config_loads_back_to_the_same(tmp_path):
         (["train.minibatches=17"], "more than rollout.tasks=16"),
         (["algo.kl_kind=k9"], "algo.kl_kind='k9'"),
         (["algo.overlong=[1]"], r"give \[length, buffer\]"),
+        (["run.name=../../x"], r"below run.dir; set run.dir"),
+        (["run.name=/tmp/x"], r"below run.dir; set run.dir"),
+        (["task.args={split:test}"], r"blank after the colon, as in 'task.args=\{split: test\}'"),
+        (["model.alphabet=01"], r"model.alphabet=1: .* reads this as a number: quote it"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_way_out(overrides, complaint):

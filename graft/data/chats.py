@@ -10,13 +10,11 @@ and still be walked in a shuffled order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 from graft.data.check import SPARED, check
-from graft.data.errors import DataError
 from graft.data.place import open_place
-from graft.data.schemas import LOOKED_AT, ChatRow, Layout, recognise
+from graft.data.schemas import ChatRow, Layout, recognise
 from graft.data.tables import Table
 
 
@@ -48,9 +46,6 @@ def open_chats(path: str, skip_bad: bool | float = SPARED, layout: str = "auto")
     names the first.
     """
     table = open_place(path, check=False)
-    first = [row for row in islice(table.scan(), LOOKED_AT) if not isinstance(row, DataError)]
-    if not len(table):
-        raise DataError(f"{table.source} has no rows")
-    found = recognise(first, table.source, layout, "chat")
+    found = recognise(table.scan(), table.source, layout, "chat")
     verdict = check(table, found, "chat", skip_bad)
     return Chats(table, found, verdict.good(range(len(table))), len(verdict.bad))

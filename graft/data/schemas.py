@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from graft.data.conversations import (
@@ -403,14 +404,20 @@ def fitting(row: Row, purpose: Purpose = "any") -> list[Layout]:
 
 
 def recognise(
-    rows: Iterable[Row], where: str, layout: str = "auto", purpose: Purpose = "any"
+    rows: Iterable[Row | DataError], where: str, layout: str = "auto", purpose: Purpose = "any"
 ) -> Layout:
-    """The layout of a file with these first rows; `layout` may name it. DataError says what is not clear."""
+    """The layout of a file by its first rows; `layout` may name it. DataError says what is not clear.
+
+    Rows that cannot be read are passed over; where no row can be read, the first one's error is raised.
+    """
+    first = list(islice(rows, LOOKED_AT))
+    if not first:
+        raise DataError(f"{where} has no rows")
     if layout != "auto":
         return _named(layout, where, purpose)
-    sample = list(rows)[:LOOKED_AT]
-    if not sample:
-        raise DataError(f"{where} has no rows")
+    sample = [row for row in first if not isinstance(row, DataError)]
+    if not sample and isinstance(first[0], DataError):
+        raise first[0]
     names: dict[str, Layout] = {}
     for row in sample:
         # a row that fits nowhere may be a bad one of the layout that the others have

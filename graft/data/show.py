@@ -212,12 +212,8 @@ def inspect(
     """
     where, found = scan(source)
     first = list(islice(found, LOOKED_AT))
-    if not first:
-        raise DataError(f"{where} has no rows")
+    chosen = recognise(first, where, layout, purpose)
     sample = [row for row in first if isinstance(row, Mapping)]
-    if not sample:
-        raise first[0]
-    chosen = recognise(sample, where, layout, purpose)
     columns = [key for row in sample for key, value in row.items() if value is not None]
     named = list(dict.fromkeys(map(str, columns)))
     use = main_purpose(sample, chosen, purpose)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import time
@@ -43,20 +44,26 @@ CHANGES = "changes.jsonl"
 {"train.lr": [1e-06, 5e-07]}}, a line each time."""
 
 
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
+"""What the system answers where more room would not help."""
+
 STOPPED = "stopped.json"
 """Why a run ended by itself: {"reason": ..., "time": seconds since 1970}."""
 
 
 @contextmanager
 def out_of_disk(folder: Path) -> Iterator[None]:
-    """Turn failed writes into a stop that says how much room is left."""
+    """Turn failed writes into a stop that says what to do."""
     try:
         yield
     except OSError as error:
         free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0.0
+        way_out = f"{free:,.0f} MB are free there: make room"
+        if error.errno in NOT_WRITABLE:
+            way_out = "set run.dir to a folder that exists and that you may write to"
         raise RunStopped(
-            f"cannot write to {folder} ({error}); {free:,.0f} MB are free there. The last good "
-            "checkpoint is intact: make room and run the same command again to go on."
+            f"cannot write to {folder} ({error}); {way_out}, and run the same command again: it goes "
+            "on from the last checkpoint, which is intact"
         ) from error
 
 

@@ -167,6 +167,16 @@ def test_chats_of_several_layouts_may_lie_in_one_file(tmp_path: Path):
     assert [one.messages for one in chats] == [[ASK, SAY]] * 4
 
 
+@pytest.mark.parametrize("purpose", ["chat", "task"])
+def test_a_file_of_broken_lines_is_not_called_empty(tmp_path: Path, purpose: str):
+    (tmp_path / "rows.jsonl").write_text('{"messages": [}\n')
+    with pytest.raises(DataError, match="line 1 is not JSON"):
+        if purpose == "chat":
+            open_chats(str(tmp_path / "rows.jsonl"))
+        else:
+            make("prompts", data=str(tmp_path / "rows.jsonl"))
+
+
 def test_columns_that_fit_nothing_are_told_with_those_that_would():
     with pytest.raises(DataError) as caught:
         recognise([{"text": "Hi"}], "a.jsonl")

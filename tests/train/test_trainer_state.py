@@ -15,7 +15,7 @@ from torch import Tensor
 from graft.models.names import hf_rows
 from graft.text.tokenizer import Tokenizer
 from graft.train.checkpoint import TRAINER_FOLDER, checkpoints
-from graft.train.folder import RunStopped
+from graft.train.folder import RunStopped, out_of_disk
 from graft.train.learner import Learner
 from graft.train.processes import ALONE
 from graft.train.processes import Processes as Run
@@ -158,6 +158,14 @@ def test_a_write_that_fails_is_a_stop_that_names_the_disk(tmp_path, monkeypatch,
         saver.save("rl", 2, learner, {})
         saver.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["rl-000001"]
+
+
+@pytest.mark.parametrize(
+    ("number", "way_out"), [(28, "MB are free there: make room"), (13, "set run.dir to a folder")]
+)
+def test_a_folder_that_may_not_be_written_is_not_called_full(tmp_path, number: int, way_out: str):
+    with pytest.raises(RunStopped, match=way_out), out_of_disk(tmp_path):
+        raise OSError(number, "refused")
 
 
 def test_what_is_no_matter_of_the_disk_keeps_its_cause(tmp_path, monkeypatch):

@@ -16,13 +16,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from graft.data.check import SPARED, check
 from graft.data.errors import BadField, DataError
 from graft.data.fields import literal_in
-from graft.data.schemas import LOOKED_AT, Layout, by_keys, recognise
+from graft.data.schemas import Layout, by_keys, recognise
 from graft.data.tables import Table
 from graft.envs.base import Trace
 from graft.envs.dataset.base import DatasetEnv, open_table
@@ -89,8 +88,7 @@ class PromptsEnv(DatasetEnv):
         if not len(table):
             raise DataError(f"{table.source} is empty: it has no rows")
         if prompt_key is None and answer_key is None:
-            first = [row for row in islice(table.scan(), LOOKED_AT) if isinstance(row, Mapping)]
-            self.layout = recognise(first, table.source, layout, "task")
+            self.layout = recognise(table.scan(), table.source, layout, "task")
         elif layout != "auto":
             raise ValueError(f"layout={layout!r} and prompt_key= or answer_key=: give one")
         else:
