@@ -139,6 +139,17 @@ def setting_behind(
     )
 
 
+def temperature_of(config: Config, asked: float | None, samples: int, once: str) -> float:
+    """The temperature of attempts: `asked`, or the recipe's. `once` says how to ask for a single attempt."""
+    temperature = config.rollout.temperature if asked is None else asked
+    if not temperature and samples > 1:
+        raise ConfigError(
+            f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, "
+            f"or {once}"
+        )
+    return temperature
+
+
 def is_servers_fault(status: str, error: str) -> bool:
     """Whether a server lost an attempt: it says nothing about the model."""
     is_timeout = status == Status.TIMEOUT and "for completion" in error

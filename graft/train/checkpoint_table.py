@@ -23,7 +23,7 @@ from graft.evaluate.cells import Cell, Ledger
 from graft.evaluate.sets import read_sets
 from graft.evaluate.table import Table
 from graft.models.save import write_whole
-from graft.train.bench import Bench, EndpointBench, Posed, pose
+from graft.train.bench import Bench, EndpointBench, Posed, pose, temperature_of
 from graft.train.candidates import Candidate, candidates, model_name, place, run_behind
 from graft.train.checkpoint import located
 from graft.train.folder import out_of_disk
@@ -81,13 +81,7 @@ def evaluate_checkpoints(
     server = read_endpoint(source, endpoint, model, api)
     run = run_behind(Path(source)) if source else None
     config, recipe_tasks = _settings(source, run, recipe, overrides, on, server)
-    if temperature is None:
-        temperature = config.rollout.temperature
-    if not temperature and samples > 1:
-        raise ConfigError(
-            f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, "
-            "or one attempt"
-        )
+    temperature = temperature_of(config, temperature, samples, "one attempt")
     if not 0 < top_p <= 1:
         raise ConfigError(f"--top-p {top_p:g}: must lie in (0, 1]; 1 keeps every token")
     if not tools and config.actions.file:

@@ -47,6 +47,7 @@ from graft.train.bench import (
     is_servers_fault,
     refuse_broken_in,
     setting_behind,
+    temperature_of,
 )
 from graft.train.candidates import check_readable, fingerprint, run_behind
 from graft.train.checkpoint import latest_model, located
@@ -128,13 +129,7 @@ def sample_rows(
     model = model and str(located(model))
     server = read_endpoint(model, endpoint, served, api)
     config = config_for(model, env, recipe, overrides)
-    if temperature is None:
-        temperature = config.rollout.temperature
-    if not temperature and samples > 1:
-        raise ConfigError(
-            f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, "
-            "or --samples 1"
-        )
+    temperature = temperature_of(config, temperature, samples, "--samples 1")
     seed = config.run.seed if seed is None else seed
     weights = latest_model(model) if model else None
     if weights is not None:

@@ -17,6 +17,7 @@ from graft.envs.own_task import own_task
 from graft.protocols import Env
 from graft.rollout.branch import independent
 from graft.rollout.collect import collect
+from graft.train.bench import temperature_of
 from graft.train.candidates import check_readable, run_behind
 from graft.train.checkpoint import latest_model, located
 from graft.train.harvest import config_for
@@ -94,12 +95,7 @@ def attempt(
     """
     path = located(source)
     config = _config(path, env, recipe, overrides)
-    if temperature is None:
-        temperature = config.rollout.temperature
-    if not temperature and samples > 1:
-        raise ConfigError(
-            f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, or --n 1"
-        )
+    temperature = temperature_of(config, temperature, samples, "--n 1")
     weights = latest_model(source)
     check_readable(weights)
     parts = assemble(by_itself(config, weights), weights=weights)
