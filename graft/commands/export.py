@@ -31,7 +31,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def export(
     source: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT_OR_RUN", help="Or a model folder, or a .gguf file.")
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT_OR_RUN", help="Or a model folder, a .gguf file, a name on the hub."
+        ),
     ] = "",
     out: Annotated[str, typer.Option(help="The Hugging Face folder to write.")] = "",
     gguf: Annotated[str, typer.Option(help="The GGUF file to write.")] = "",

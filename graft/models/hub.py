@@ -78,6 +78,8 @@ def _copy_of(name: str, revision: str, weights: bool) -> Path:
     if not _is_offline():
         try:
             return _download(name, revision, weights)
+        except HubError:
+            raise
         except Exception as error:
             if not _is_unreachable(error):
                 raise _explained(error, name, revision) from error
@@ -193,6 +195,8 @@ def push_folder(folder: Path, name: str, *, public: bool) -> str:
         api.upload_folder(
             repo_id=name, folder_path=folder, commit_message="Upload a model with graft export"
         )
+    except HubError:
+        raise
     except Exception as error:
         status = getattr(getattr(error, "response", None), "status_code", 0)
         if status in (401, 403, 404):
@@ -206,8 +210,6 @@ def _explained(error: Exception, name: str, revision: str = "main") -> Exception
     from huggingface_hub import errors, get_token
 
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    if isinstance(error, HubError):
-        return error
     if isinstance(error, errors.GatedRepoError):
         return HubError(
             f"'{name}' is gated: accept its terms at {endpoint()}/{name}, then log in as the same user: "
