@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from graft.data.schemas import ChatRow
 from graft.engine.native.engine import NativeEngine
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
@@ -18,7 +19,9 @@ from graft.rollout.batching import rows_of, to_batch
 from graft.rollout.branch import independent
 from graft.rollout.collect import collect
 from graft.rollout.episode import Growth, Setting
-from graft.rollout.recorded import prompt_of_context
+from graft.rollout.examples import example
+from graft.rollout.recorded import prompt_of_context, spans_of_attempt
+from graft.rollout.twin import branch_off
 from graft.text.chat import Chat
 from graft.text.tokenizer import Tokenizer
 from graft.types import Author, Completion, Episode, Finish, Sampling, Task, Trajectory, Turn
@@ -363,3 +366,64 @@ def test_what_is_heard_has_the_tokens_that_it_has_in_its_place(kind, role):
     heard = "the answer" if role == "inline" else "[INST] the answer [/INST]"
     assert row.tokens == chat.tokenizer.encode(f"<s>[INST] 2+3? [/INST]{says[0]}{heard}{says[1]}")
     assert [s.text for s in row.spans if s.author is Author.POLICY] == [" the user", " the number"]
+
+
+@pytest.mark.parametrize("history", ["append", "template"])
+@pytest.mark.parametrize("answers", [("and 4?",), (["A", "B"], "and 4?"), (["A"],)])
+def test_a_demonstration_and_a_row_have_the_contexts_of_the_rollout(history, answers):
+    """What was sampled, given as a teacher's trace and as `spans`, is the same rows token by token."""
+    chat = Chat(qwen3(), history=history)
+    says = [called('{"query": "x"}', '{"query": "y"}'), *SAYS][-len(answers) - 1 :]
+    episode = attempt(chat, says, Quiz(*answers, tools=[SEARCH]))
+    trace: list[dict[str, Any]] = []
+    for said, answer in zip(says, [*answers, None], strict=True):
+        trace.append({"author": "policy", "text": said.removesuffix("<|im_end|>")})
+        heard = answer if isinstance(answer, list) else [answer] if answer else []
+        role = "tool" if isinstance(answer, list) else "user"
+        trace += [{"author": "env", "text": text, "role": role} for text in heard]
+    row = ChatRow([{"role": "user", "content": "2+3?"}], [SEARCH], trace)
+    shown = example(TASK, row, chat)
+    rows = list(episode.trajectories())
+    assert [row.tokens for row in shown.trajectories()] == [row.tokens for row in rows]
+    assert [any(s.mask) for row in shown.trajectories() for s in row.spans] == [
+        any(s.mask) for row in rows for s in row.spans
+    ]
+    # and each context, written down and read back
+    for one in rows:
+        spans = spans_of_attempt(one, chat)
+        (back,) = example(
+            TASK, ChatRow(prompt_of_context(one), [SEARCH], spans), chat
+        ).trajectories()
+        if not any(len(answer) > 1 for answer in answers if isinstance(answer, list)):
+            assert back.tokens == one.tokens
+
+
+def test_a_twin_out_of_the_past_has_the_history_of_that_past():
+    chat = Chat(qwen3(), history="template")
+    says = [called('{"query": "x"}'), SAYS[0], SAYS[1], SAYS[1]]
+    env = Quiz(["A"], "and 4?")
+    setting = Setting(
+        engine=Speaker(chat.tokenizer, says),  # type: ignore[arg-type]
+        chat=chat,
+        make_env=lambda task: env.fork(),
+        sampling=Sampling(max_tokens=500),
+    )
+
+    async def grow() -> Episode:
+        growth = Growth(TASK, setting)
+        async with growth:
+            await growth.open()
+            growth.keep_open = True
+            path = await growth.root()
+            await path.turn()
+            twin = await branch_off(path, len(growth.episode.spans[0]))  # before anything was said
+            assert [len(one.transcripts) for one in (path, twin)] == [2, 1]
+            await twin.turn()  # says SAYS[0], and Quiz answers it with a tool's result
+            growth.settle()
+            assert twin.transcripts[-1].messages[1]["reasoning_content"] == "easy"
+            assert "look" not in twin.transcripts[-1].shown
+            late = await branch_off(path, len(path.context.tokens))
+            assert [t.length for t in late.transcripts] == [t.length for t in path.transcripts]
+        return growth.episode
+
+    asyncio.run(grow())
