@@ -193,6 +193,44 @@ def test_to_the_letter_every_turn_is_behind_what_the_template_writes(
     assert chat.render(messages, add_generation_prompt=True) == transcript.shown
 
 
+class AsTheirs:
+    """Our tokenizer as the renderers of others take one."""
+
+    name_or_path, unk_token_id, eos_token_id = "small", None, 0
+
+    def __init__(self) -> None:
+        self.ours = qwen3()
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self.ours.encode(text)
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return self.ours.decode(ids)
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self.ours.token_id(token)
+
+
+@pytest.mark.peer
+@settings(max_examples=50)
+@given(talks(), st.booleans())
+def test_contexts_of_qwen3_are_those_of_prime_s_renderer(
+    messages: list[dict[str, Any]], has_result: bool
+):
+    """The hand-written renderer of Qwen3 in `renderers`, which verifiers and prime-rl use."""
+    theirs = pytest.importorskip("renderers.qwen3").Qwen3Renderer(AsTheirs())
+    chat = CHATS["qwen3"]
+    if has_result:  # the last but one turn calls a tool instead
+        function = {"name": "search", "arguments": {"query": "x"}}
+        calls = [{"id": "call00000", "type": "function", "function": function}]
+        call = {**messages[-2], "content": "", "tool_calls": calls}
+        messages = [*messages[:-2], call, say("tool", "found"), *messages[-2:]]
+        messages = messages[:-2]  # and its result is the last thing said
+    messages = [{k: v for k, v in m.items() if k != "thinking"} for m in messages]
+    wanted = theirs.render(messages, add_generation_prompt=True).token_ids
+    assert chat.prompt(messages) == wanted
+
+
 def test_tools_stand_in_every_context():
     chat = CHATS["qwen3"]
     talk = [say("user", "a"), say("assistant", "b"), say("user", "c"), say("assistant", "d")]

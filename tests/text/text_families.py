@@ -212,8 +212,9 @@ MARKS = {
 
 @cache
 def qwen3() -> Tokenizer:
-    """A byte-level BPE in which <think> and <tool_call> are tokens that are not special."""
-    return marked(QWEN3, "<think>", "</think>", "<tool_call>", "</tool_call>")
+    """A byte-level BPE in which <think>, <tool_call> and the like are tokens that are not special."""
+    names = ("think", "tool_call", "tool_response")
+    return marked(QWEN3, *(f"<{mark}{name}>" for name in names for mark in ("", "/")))
 
 
 @cache
