@@ -59,6 +59,8 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})  # {"eos_token": "<eos>", ...}
         self.chat_templates = dict(chat_templates or {})  # {"default": jinja, "tool_use": jinja}
         self.chat_template: str | None = _default_template(self.chat_templates)
+        self.chat: Any = None
+        """How a run writes chats, for wrappers that render; None: with the tokenizer's own template."""
         self._backend = backend
         self._config = dict(config or {})
         _declare(backend, self.special_tokens.values())

@@ -13,10 +13,9 @@ from typing import Any, cast
 
 from graft.config import Config
 from graft.rollout.examples import shortened
-from graft.text.chat import Chat
 from graft.train.acting import actions_of
 from graft.train.course import demonstrations, row_builder
-from graft.train.model import load_tokenizer, recipe_shape, source_of
+from graft.train.model import load_tokenizer, make_chat, recipe_shape, source_of
 from graft.train.setup import env_factory
 from graft.train.workload import Examples, Lengths
 from graft.types import Author, Episode
@@ -38,7 +37,7 @@ def _examples(config: Config) -> tuple[list[Episode], int | None]:
     source = source_of(config)
     tokenizer = load_tokenizer(config, source)
     actions = actions_of(config, tokenizer, recipe_shape(config).vocab_size)
-    chat = Chat(tokenizer, config.model.chat_template or None)
+    chat = make_chat(config, tokenizer)
     # a whole run would load the model; examples need no more than this of it
     parts = cast(
         "Any", SimpleNamespace(config=config, tokenizer=tokenizer, chat=chat, actions=actions)

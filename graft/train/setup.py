@@ -295,7 +295,9 @@ def env_factory(
     config: Config, args: dict[str, Any], tokenizer: Tokenizer
 ) -> Callable[[Task], Env]:
     """A fresh environment for a task, in the recipe's wrappers."""
-    env_id, wrappers = config.task.env, config.task.wrappers
+    env_id, wrappers, model = config.task.env, config.task.wrappers, config.model
+    if wrappers and (model.chat_template or model.template_args):
+        tokenizer.chat = make_chat(config, tokenizer)
     return lambda task: make_env(env_id, wrappers=wrappers, tokenizer=tokenizer, **args)
 
 

@@ -286,3 +286,19 @@ def test_a_healthy_run_goes_through_and_hears_only_what_is_worth_a_word(tmp_path
     assert "log-probs" not in told.getvalue() and "fail  " not in told.getvalue()
     # random weights get no sum right
     assert "warn  rewards         every one of 12 attempts earned 0" in told.getvalue()
+
+
+@pytest.mark.parametrize("wrapper", ["concat_chat", "concat_chat_on_reset"])
+def test_wrappers_that_render_chats_use_the_template_of_the_recipe(wrapper):
+    template = "{% for m in messages %}{{ mark }}{{ m.content }}{{ eos_token }}{% endfor %}"
+    model = {"shape": SHAPE, "alphabet": "bytes", "chat_template": template}
+    parts = assemble(
+        recipe(
+            model={**model, "template_args": {"mark": "#"}},
+            task={"env": "game:GuessTheNumber-v0", "wrappers": [wrapper]},
+            sft={"steps": 0},
+        )
+    )
+    env = parts.setting.make_env(Task("t", "game:GuessTheNumber-v0"))
+    observation, _ = env.reset(seed=1)
+    assert str(observation).startswith("#") and str(observation).endswith("<eos>")

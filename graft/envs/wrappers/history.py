@@ -170,7 +170,7 @@ def renderer(tokenizer: Any) -> Render:
             'wrap(env, "concat_chat", tokenizer=...), or use concat_with_action'
         )
     if isinstance(tokenizer, Tokenizer):
-        tokenizer = Chat(tokenizer)
+        tokenizer = tokenizer.chat or Chat(tokenizer)
     if isinstance(tokenizer, Chat):
         chat = tokenizer
         return lambda messages, tools: chat.render(messages, tools, add_generation_prompt=True)
