@@ -458,6 +458,8 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
     if not OmegaConf.is_dict(base):
         raise ConfigError(f"{path} is not a recipe: it holds {type(base).__name__}, not sections")
     for place, override in enumerate(overrides):
+        if not isinstance(override, str):
+            raise ConfigError(f"override {override!r} is no text; write 'train.lr=1e-4'")
         if "=" not in override or override.startswith("-"):
             hint = as_override(override, overrides[place + 1 : place + 2], keys())
             raise ConfigError(f"override {override!r} is not of the form key=value: {hint}")

@@ -7,6 +7,7 @@ wanted.
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import graft
+from graft.envs.tooled import ToolEnv
 
 SHAPE = {
     "width": 16,
@@ -457,6 +459,104 @@ def test_a_mistake_is_named_with_its_place_what_came_and_what_is_wanted(
     told = run(mistake, tmp_path, monkeypatch)
     for words in mistake.says:
         assert words in told, told
+
+
+class Half:
+    name = "half"
+
+    def __call__(self, content: str) -> str:
+        return content
+
+    def fork(self) -> Half:
+        return self
+
+
+FROM_PYTHON = {
+    "train None": (lambda: graft.train(None), "a recipe is a file", "NoneType"),
+    "train a function": (
+        lambda: graft.train({"task": {"reward": len}}),
+        "task.reward",
+        "'module:name'",
+    ),
+    "train flat": (lambda: graft.train({"lr": 1}), "unknown key 'lr'", "train.lr"),
+    "override dict": (lambda: graft.train("quickstart", {"train.lr": 1}), "'train.lr=1e-4'"),
+    "make None": (lambda: graft.make(None), "named by a text, not by None", "'module:Class'"),
+    "make class": (lambda: graft.make(Half), "the class Half", "'module:Class'"),
+    "tool of a number": (lambda: graft.tool(3), "the int 3", "a function or method"),
+    "ToolEnv around None": (lambda: ToolEnv(None, []), "not around None", "graft.make"),
+    "ToolEnv around a class": (lambda: ToolEnv(Half, []), "the class Half", "MyEnv()"),
+    "half a state": (
+        lambda: ToolEnv(graft.make("arithmetic"), [Half()]),
+        "tool half (tests/test_mistakes.py:",
+        "no reset and no close",
+        "is_stateful = False",
+    ),
+    "seed text": (lambda: graft.make("arithmetic").reset("7"), "seed='7'", "a whole number from 0"),
+    "seed float": (
+        lambda: graft.make("arithmetic").reset(7.0),
+        "seed=7.0",
+        "a whole number from 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FROM_PYTHON)
+def test_a_call_from_python_is_answered_with_what_came_and_what_is_wanted(name: str):
+    call, *says = FROM_PYTHON[name]
+    with pytest.raises((ValueError, TypeError)) as error:
+        call()
+    for words in says:
+        assert words in str(error.value), str(error.value)
+
+
+FINE = """
+class Mine(Env):
+    def respond(self, action):
+        if self.turns:
+            return "", np.float32(1), np.bool_(True), 0, None
+        return "h", torch.tensor(0.5), False, False, {}
+
+
+def score(task, row):
+    return np.bool_(True)
+
+
+def mine(logp, entropy, batch):
+    return -batch.advantages * logp, {"loss/mean": logp.mean(), "loss/one": 1}
+
+
+def credit(adv, batch):
+    return batch.reward[:, None] * batch.mask
+"""
+
+
+def test_what_is_right_goes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Five values as a tuple, numpy and torch scalars, functions instead of factories, a dict as recipe."""
+    (tmp_path / "fine.py").write_text(f"{HEAD}\n\n{FINE}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changes = {
+        "algo.loss": "fine:mine",
+        "algo.credit": ["fine:credit"],
+        "task.reward": "fine:score",
+        "run.log_episodes": 1,
+    }
+    graft.train(recipe(tmp_path, "fine", changes))
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    metrics = json.loads(line)
+    assert metrics["reward"] == 1.0 and metrics["loss/one"] == pytest.approx(1.0)
+
+
+def test_a_traceback_is_kept_in_the_episode_and_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    body = "def respond(self, action):\n    return self.board"
+    monkeypatch.setenv("GRAFT_DEBUG", "1")
+    told = run(env("raises", body), tmp_path, monkeypatch)
+    assert "FILE.py:" in told and "in respond" in told
+    log = (tmp_path / "runs" / "run" / "errors.log").read_text()
+    for text in (log, capsys.readouterr().err):
+        assert "Traceback (most recent call last)" in text and "return self.board" in text
 
 
 def test_there_are_a_hundred():

@@ -142,6 +142,11 @@ def _check_arguments(env_id: str, build: Callable[..., Env], given: Mapping[str,
 
 def find(env_id: str) -> Entry:
     """The entry behind an id, or the user's own "module:attr" as one."""
+    if not isinstance(env_id, str):
+        raise UserCodeError(
+            f"an env is named by a text, not by {seen(env_id)}; write 'module:Class', or build yours itself: "
+            "MyEnv()"
+        )
     if env_id in ENVS:
         return ENVS[env_id]
     family = family_of(env_id).lower()

@@ -137,6 +137,8 @@ class BaseEnv(Made):
         if seed is None:
             # 53 bits: the seed of every episode survives a JSON reader that has only doubles
             seed = self.rng.getrandbits(53)
+        elif not hasattr(seed, "__index__"):
+            raise ValueError(f"seed={seed!r}: must be a whole number from 0")
         elif (seed := operator.index(seed)) < 0:
             raise ValueError(f"seed={seed}: must be 0 or more")
         self.seed = seed
@@ -234,6 +236,11 @@ class Wrapper(Made):
     saved: tuple[str, ...] = ()
 
     def __init__(self, env: Env) -> None:
+        if isinstance(env, type) or not hasattr(env, "step"):
+            raise UserCodeError(
+                f"{type(self).__name__} goes around an environment, not around {seen(env)}; build one first: "
+                "graft.make(...), or MyEnv()"
+            )
         self.env: Any = env  # more than the protocol: task, get_state, ... where it has them
         self.blocking = env.blocking
         self.forkable = env.forkable

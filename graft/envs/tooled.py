@@ -115,6 +115,15 @@ class ToolEnv(Wrapper):
         self.tools: dict[str, Any] = {tool.name: tool for tool in made}
         if len(self.tools) != len(made):
             raise ValueError(f"two tools share a name: {[tool.name for tool in made]}")
+        for tool in made:
+            lacks = [
+                one for one in ("reset", "close") if has_state(tool) and not hasattr(tool, one)
+            ]
+            if lacks:
+                raise UserCodeError(
+                    f"{named(tool, 'tool')} has fork() and so state of its own, but no "
+                    f"{' and no '.join(lacks)}; write it, or say is_stateful = False"
+                )
         if max_uses is not None and max_uses < 0:
             raise ValueError(f"max_uses={max_uses}: must be 0 or more, or None for no limit")
         self.format: Format = resolve(format, FORMATS, "call format")

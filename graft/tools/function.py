@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
-from graft.border import Giver, UserCodeError, named, refusal
+from graft.border import Giver, UserCodeError, named, refusal, seen
 from graft.tools import ERROR, background
 from graft.tools.errors import ToolError
 from graft.tools.options import check_options
@@ -154,6 +154,8 @@ def tool(function: Any = None, **options: Any) -> Any:
     """
     if function is None:
         return partial(tool, **options)
+    if not callable(function) and not isinstance(function, staticmethod | classmethod | property):
+        raise TypeError(f"@tool marks a function or method, not {seen(function)}")
     if isinstance(function, staticmethod | classmethod | property | type):
         kind = type(function).__name__
         raise TypeError(
@@ -162,7 +164,7 @@ def tool(function: Any = None, **options: Any) -> Any:
     check_options(FunctionTool, options, "@tool", given=("function",))
     if isinstance(function, MethodType):  # of an object that is there already: nothing to mark
         return FunctionTool(function, **options)
-    function.__tool__ = options
+    vars(function)["__tool__"] = options
     return function
 
 
