@@ -112,7 +112,7 @@ def seen(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, str):
-        return f"the text {_short(value)}"
+        return f"the text {short(value)}"
     if inspect.iscoroutine(value):
         value.close()  # nobody awaits it any more
         return f"a coroutine ({value.__qualname__} is async)"
@@ -125,13 +125,14 @@ def seen(value: Any) -> str:
     if hasattr(value, "shape"):
         return f"{article} {kind} of shape {list(value.shape)}"
     if isinstance(value, bool | int | float | complex):
-        return f"the {kind} {_short(value)}"
+        return f"the {kind} {short(value)}"
     if isinstance(value, list | tuple | dict | set | bytes):
-        return f"{article} {kind} of {len(value)}: {_short(value)}"
+        return f"{article} {kind} of {len(value)}: {short(value)}"
     return f"{article} {kind}"
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """The repr of anything, in a line."""
     try:
         text = repr(value)
     except Exception as error:  # of an object whose repr is broken, or an int too long to write
@@ -197,7 +198,7 @@ def as_observation(value: Any, who: Who, verb: str = "returned") -> str | list[d
     for message in value:
         if why := _no_message(message):
             raise UserCodeError(
-                f"{who} {verb} {seen(value)}, in which {_short(message)} is no message: {why}. It must "
+                f"{who} {verb} {seen(value)}, in which {short(message)} is no message: {why}. It must "
                 f"{_verb(verb)} {wanted}"
             )
     return [dict(message) for message in value]
@@ -288,7 +289,7 @@ def check_json(value: Any, who: Who, what: str) -> None:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise UserCodeError(
-            f"{who} gave {what} {_short(value)}, which cannot be written as JSON ({error}); it must be "
+            f"{who} gave {what} {short(value)}, which cannot be written as JSON ({error}); it must be "
             "plain data: texts, finite numbers, True, False, None, lists and dicts with text keys"
         ) from None
 
@@ -303,7 +304,7 @@ def as_trace(value: Any, who: Who) -> list[tuple[Author, str]]:
         is_pair = isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], str)
         if not is_pair or entry[0] not in (Author.POLICY, Author.ENV):
             raise UserCodeError(
-                f"{who} returned {seen(value)}, in which {_short(entry)} is no entry; it must return {wanted}"
+                f"{who} returned {seen(value)}, in which {short(entry)} is no entry; it must return {wanted}"
             )
         found.append((Author(entry[0]), entry[1]))
     return found

@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from graft.border import UserCodeError, named
+from graft.border import UserCodeError, named, short
 from graft.doctor.tools import arguments_for
 from graft.envs.base import Wrapper
 from graft.envs.tooled import ToolEnv, inside, is_rebound
@@ -143,13 +143,8 @@ def unequal(wanted: Answers, found: Answers) -> str:
     """The first answer that differs, in words; "": none does."""
     for (name, one), (_, other) in zip(wanted, found, strict=False):
         if one != other:
-            return f"{name} was answered with {_short(one)}, then with {_short(other)}"
+            return f"{name} was answered with {short(one)}, then with {short(other)}"
     return "" if len(wanted) == len(found) else f"{len(wanted)} turns, then {len(found)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
 
 
 def outline(value: Any) -> dict[str, str]:

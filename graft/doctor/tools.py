@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from graft.border import short
 from graft.doctor.patience import made
 from graft.envs.base import Wrapper
 from graft.envs.tooled import ToolEnv
@@ -75,7 +76,7 @@ def answer_of(tool: Any, name: str) -> Check:
     given = INPUTS[tool.name] if is_ours else arguments_for(tool)
     answer = call_tool(tool, given)
     took = f"{time.perf_counter() - started:.1f} s"
-    seen = f"{_short(given)} -> {_short(answer)} in {took}"
+    seen = f"{short(given)} -> {short(answer)} in {took}"
     # only what was recorded is answered in a replay, and this was not
     is_replay = getattr(tool, "cache_mode", "") == "replay"
     if is_ours and is_error(answer) and not is_replay:
@@ -108,8 +109,3 @@ def _value(described: Mapping[str, Any]) -> Any:
         return described["enum"][0]
     kind = described.get("type", "string")
     return MADE_UP.get(kind[0] if isinstance(kind, list) else kind, "test")
-
-
-def _short(text: Any) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= 80 else f"{shown[:60]} ... {shown[-15:]}"
