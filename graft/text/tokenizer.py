@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -192,9 +193,15 @@ class Tokenizer:
         Where `encode` adds a blank at the beginning, `decode` takes one away; in the middle of a
         text it is a blank like any other.
         """
-        is_beginning = last in self._added and self._prefix == EVERYWHERE
-        backend = self._twin(is_plain=False, is_continued=not is_beginning)
-        return backend.decode(list(ids), skip_special_tokens=False)
+        continued = self._twin(is_plain=False, is_continued=True)
+        if self._prefix != EVERYWHERE:
+            return continued.decode(list(ids), skip_special_tokens=False)
+        text = ""
+        for is_added, some in groupby(ids, key=self._added.__contains__):  # a blank behind each
+            run = [*some]
+            backend = self._backend if last in self._added and not is_added else continued
+            text, last = text + backend.decode(run, skip_special_tokens=False), run[-1]
+        return text
 
     def token_id(self, token: str) -> int | None:
         """The id of one token by its exact name, None when the vocabulary does not hold it."""

@@ -124,7 +124,7 @@ def test_pieces_have_the_tokens_of_the_whole(
     # what is written in place is read in place
     last = pieces[0].tokens[-1]
     for piece in pieces[1:]:
-        if kind != "always" and piece.tokens and "</s>" not in piece.text[:-4]:
+        if kind != "always":  # which has one text for a blank and none behind an added token
             assert tokenizer.decode_after(piece.tokens, last) == piece.text
         last = piece.tokens[-1] if piece.tokens else last
 
