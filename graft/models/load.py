@@ -86,8 +86,8 @@ def open_model(path: Path) -> Iterator[Stored]:
     """The Hugging Face folder at `path`, its files open as long as the context lasts."""
     if not path.exists():
         raise ModelFileError(
-            f"no model at '{path}': there is no such folder or file. A model of the Hugging Face hub is "
-            f"named OWNER/NAME, or OWNER/NAME@REVISION"
+            f"no model at '{path}': there is no such folder or file. Commands and model.path also take a "
+            f"name on the Hugging Face hub (OWNER/NAME); in Python: graft.models.hub.find_model(NAME)"
         )
     if not path.is_dir():
         raise ModelFileError(
