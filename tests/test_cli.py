@@ -144,9 +144,9 @@ def test_config_prints_a_recipe_that_loads_back(tmp_path):
 
 
 def test_another_recipe_in_the_same_folder_is_refused(trained):
-    done = graft("train", str(trained / "tiny.yaml"), "train.lr=0.5")
+    done = graft("train", str(trained / "tiny.yaml"), "train.weight_decay=0.5")
     assert done.returncode == 1
-    assert "train.lr: 0.001 -> 0.5" in done.stderr and "run.name" in done.stderr
+    assert "train.weight_decay: 0.0 -> 0.5" in done.stderr and "run.name" in done.stderr
 
 
 def test_resume_false_refuses_a_folder_with_checkpoints(trained):

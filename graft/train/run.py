@@ -132,6 +132,7 @@ class Session:
         is_trained = newest.step >= steps if is_rl else not steps and self._is_warm(newest.state())
         if not is_scored or not is_trained:
             return None
+        self._tell_changes(newest)  # config.yaml has them from now on
         more = f"train.steps={2 * newest.step}" if newest.step and steps else "train.steps=100 (RL)"
         if unused := [key for key in self.folder.changed if key != "train.steps"]:
             self.display.note(
@@ -181,9 +182,7 @@ class Session:
             self.display.note(
                 f"resuming {self.folder.path} after {newest.phase} step {newest.step}"
             )
-            if self.processes.is_first:
-                for change in self.folder.note_changes(newest.phase, newest.step):
-                    self.display.note(change)
+            self._tell_changes(newest)
         self.journal.go_on(newest, self.state.get("alarms", {}), str(self.parts.policy.dtype))
         if (check := positions_check(self.config, self.parts.policy.shape)) is not None:
             doubtful.append(f"{check.seen}; {check.remedy}")
@@ -196,6 +195,12 @@ class Session:
         self.config, note = pin_model(self.config, self.folder.path)
         if note:
             self.display.note(note)
+
+    def _tell_changes(self, newest: Checkpoint) -> None:
+        """Settings that the run did not have before, shown and written down."""
+        if self.processes.is_first:
+            for change in self.folder.note_changes(newest.phase, newest.step):
+                self.display.note(change)
 
     def _tell_notes(self) -> None:
         """What is worth knowing of the run's parts, once."""

@@ -67,6 +67,13 @@ def test_the_same_command_again_changes_nothing_and_says_nothing(tmp_path):
     assert not (tmp_path / "run" / "changes.jsonl").exists()
 
 
+def test_a_finished_run_keeps_a_changed_rate_for_later_and_says_so(tmp_path):
+    train(tmp_path, "train.steps=1")
+    told = train(tmp_path, "train.steps=1", "train.lr=2e-4")
+    assert "train.lr: 0.001 -> 0.0002 from rl step 2 on" in told and "is done" in told
+    assert changes(tmp_path)[0]["changed"] == {"train.lr": [1e-3, 2e-4]}
+
+
 def test_cadences_change_on_resume(tmp_path):
     train(tmp_path, "train.steps=1")
     told = train(tmp_path, "train.steps=2", "run.save_every=1", "run.log_episodes=0")
