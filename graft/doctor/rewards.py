@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from graft.actions.actions import Decisions
+from graft.border import NotFinite
 from graft.envs.base import as_messages
 from graft.protocols import Env, Reward
 from graft.rollout.demonstrate import decided
@@ -153,6 +154,15 @@ def reward_check(
     stage: Stage, tasks: Sequence[Task], demo_args: Mapping[str, Any], tries: int = TRIES
 ) -> Check:
     """Gold answers, the teacher's best attempts and garbage, on the same tasks."""
+    try:
+        return _compared(stage, tasks, demo_args, tries)
+    except NotFinite as error:  # of an environment's own reward
+        return Check("reward", FAIL, f"not a finite number: {error}", "mend the reward")
+
+
+def _compared(
+    stage: Stage, tasks: Sequence[Task], demo_args: Mapping[str, Any], tries: int
+) -> Check:
     garbage = [stage.earned(task, [stage.garbage(task)]) for task in tasks]
     teacher: list[float] = []
     for task, floor in zip(tasks, garbage, strict=True):
