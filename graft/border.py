@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from graft.types import Author, Turn
 from graft.waits import is_users, short_file
@@ -314,38 +315,44 @@ OBSERVED_AS = ("user", "tool", "inline", "prompt", "raw")
 MEMBERS = ("reset", "step", "fork", "close", "blocking", "forkable", "stop", "observe_as")
 
 
-def check_env(env: Any, env_id: str) -> None:
-    """Refuse what is no environment, before anything is asked of it."""
-    who = f"env {env_id!r}: {named(env, 'class')}"
+_sound: WeakSet[type] = WeakSet()
+"""Classes whose methods take what they will be given."""
+
+
+def check_env(env: Any, label: Who) -> None:
+    """Refuse what is no environment, before anything is asked of it; `label` says where it is from."""
     if env is None or isinstance(env, type):
         raise UserCodeError(
-            f"env {env_id!r} gave {seen(env)}; name a class, or a function that returns an environment"
+            f"{label} gave {seen(env)}; name a class, or a function that returns an environment"
         )
+    if fault := _env_fault(env):
+        raise UserCodeError(f"{label}: {named(env, 'class')} has {fault}")
+    if type(env) not in _sound:
+        _check_methods(env)
+        _sound.add(type(env))
+
+
+def _env_fault(env: Any) -> str:
+    """What its members are not; "": nothing."""
     if missing := [name for name in MEMBERS if not hasattr(env, name)]:
-        raise UserCodeError(
-            f"{who} has no {', '.join(missing)}; derive it from graft.envs.base.BaseEnv, which has all but "
-            "what you write (pose and respond, or reset and step)"
+        return (
+            f"no {', '.join(missing)}; derive it from graft.envs.base.BaseEnv, which has all but what you "
+            "write (pose and respond, or reset and step)"
         )
-    stop = env.stop
-    is_texts = isinstance(stop, tuple | list) and all(isinstance(s, str) and s for s in stop)
-    if not is_texts:
-        raise UserCodeError(
-            f"{who} has stop = {stop!r}; it must be a tuple of texts, as in stop = ('</answer>',)"
-        )
+    stop, most = env.stop, getattr(env, "max_turns", None)
+    if not isinstance(stop, tuple | list) or not all(isinstance(s, str) and s for s in stop):
+        return f"stop = {stop!r}; it must be a tuple of texts, as in stop = ('</answer>',)"
     if env.observe_as not in OBSERVED_AS:
-        raise UserCodeError(
-            f"{who} has observe_as = {env.observe_as!r}; it must be one of {', '.join(OBSERVED_AS)}"
-        )
+        return f"observe_as = {env.observe_as!r}; it must be one of {', '.join(OBSERVED_AS)}"
     for name in ("blocking", "forkable"):
         if not isinstance(getattr(env, name), bool):
-            raise UserCodeError(
-                f"{who} has {name} = {getattr(env, name)!r}; it must be True or False"
-            )
-    most = getattr(env, "max_turns", None)
+            return f"{name} = {getattr(env, name)!r}; it must be True or False"
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise UserCodeError(
-            f"{who} has max_turns = {most!r}; it must be a whole number from 1, or None for no limit"
-        )
+        return f"max_turns = {most!r}; it must be a whole number from 1, or None for no limit"
+    return ""
+
+
+def _check_methods(env: Any) -> None:
     for method, given in {"reset": "seed=None", "step": "action"}.items():
         function = getattr(env, method)
         if inspect.iscoroutinefunction(function):

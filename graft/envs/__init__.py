@@ -64,7 +64,7 @@ def make(
         except TypeError:
             _check_arguments(env_id, build, {**entry.args, **kwargs})
             raise
-    check_env(env, env_id)
+    check_env(env, f"env {env_id!r}")
     if isinstance(env, BaseEnv) and "rng" not in vars(env):
         raise UserCodeError(
             f"env {env_id!r}: {named(env, 'class')} has an __init__ that does not call super().__init__()"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from graft.border import check_env, named, naming
+from graft.border import Giver, check_env, naming
 from graft.protocols import Env
 from graft.registry import resolve
 from graft.tools.options import check_options
@@ -45,7 +45,7 @@ def wrap(env: Env, names: Names, tokenizer: Any = None) -> Any:
     for build in get_wrapper_fns(names, tokenizer):
         with naming(build, "wrapper"):
             env = build(env)
-        check_env(env, named(build, "wrapper"))
+        check_env(env, Giver(build, "wrapper"))
     return env
 
 
