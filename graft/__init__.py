@@ -28,8 +28,10 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name == "train":  # a package that can be called, see there
         return import_module("graft.train")
-    if name not in _LAZY:
-        raise AttributeError(f"module 'graft' has no attribute {name!r}")
-    from graft.registry import load
+    from graft.registry import load, nearest
 
+    if name not in _LAZY:
+        hint = None if name.startswith("_") else nearest(name, [*__all__])
+        meant = f"; did you mean {hint!r}?" if hint else ""
+        raise AttributeError(f"module 'graft' has no attribute {name!r}{meant}")
     return load(_LAZY[name])

@@ -15,6 +15,7 @@ import math
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -205,6 +206,7 @@ def as_observation(value: Any, who: Who, verb: str = "returned") -> str | list[d
     return [dict(message) for message in value]
 
 
+ROLES = ["system", "user", "assistant", "tool"]
 FOREIGN_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "ai": "assistant"}
 """What other formats call the roles that chat templates know."""
 
@@ -216,8 +218,9 @@ def _no_message(message: Any) -> str:
     role = message.get("role")
     if not isinstance(role, str):
         return "it has no role"
-    if role in FOREIGN_ROLES:
-        return f"the role {role!r} is called {FOREIGN_ROLES[role]!r}"
+    meant = [FOREIGN_ROLES[role]] if role in FOREIGN_ROLES else get_close_matches(role, ROLES, n=1)
+    if role not in ROLES and meant:  # other roles are the template's matter
+        return f"the role {role!r} is called {meant[0]!r}"
     if not isinstance(message.get("content"), str | list | None):
         return f"its content is {seen(message['content'])}"
     if message.get("content") is None and "tool_calls" not in message:

@@ -162,6 +162,10 @@ ENVS = [
     env("step returns 4", RESPOND + "('h', 1.0, True, {})", "Mine.respond", "four values", "Turn("),
     env("step returns 3", RESPOND + "('h', 1.0, True)", "Mine.respond", "tuple of 3", "a Turn"),
     env("step returns class", RESPOND + "Turn", "Mine.respond", "the class Turn", "a Turn"),
+    env("prompt empty", POSE + "''", "prompt of env Mine.pose (FILE.py:", "is empty", "continue"),
+    env("prompt of other characters", POSE + "'abc'", "prompt of env Mine.pose (FILE.py:", "character 'a'",
+        "add it to the alphabet"),
+    env("prompt role misspelled", POSE + "[{'role': 'usr', 'content': '?'}]", "Mine.pose", "'usr'", "'user'"),
     env("reward text", RESPOND + "Turn('h', '1')", "Mine.respond", "reward the text '1'", "number"),
     env("reward None", RESPOND + "Turn('h', None)", "Mine.respond", "reward None", "number"),
     env("reward list", RESPOND + "Turn('h', [1])", "Mine.respond", "list of 1", "number"),
@@ -231,6 +235,8 @@ ENVS = [
 REWARDS = [
     reward("text", "return '1'", "reward score (FILE.py:", "the text '1'", "finite number"),
     reward("None", "pass", "reward score (FILE.py:", "None", "finite number", "`return` missing"),
+    reward("of three", "return 1", "score(prompt, completion, answer)", "(task, trajectory)",
+           head="def score(prompt, completion, answer):"),
     reward("NaN", "return math.nan", "reward score", "nan", "a finite number"),
     reward("inf", "return -math.inf", "reward score", "-inf", "a finite number"),
     reward("list", "return [1.0, 2.0]", "reward score", "list of 2", "finite number"),
@@ -241,7 +247,6 @@ REWARDS = [
     reward("exit", "raise SystemExit(2)", "reward score", "exit(2)", "finite number"),
     reward("async", "return 1.0", "async", "plain function", head="async def score(task, row):"),
     reward("one parameter", "return 1.0", "score(task)", "(task, trajectory)", head="def score(task):"),
-    reward("three parameters", "return 1.0", "reward 'MODULE:score' needs c=", head="def score(a, b, c):"),
     reward("not a function", "pass", "reward", "int", "function", head="score = 3\nif True:"),
     reward("verl's text", "return 'yes'", "score", "'yes'", "finite number",
            head="def score(data_source, solution_str, ground_truth):"),
@@ -267,6 +272,8 @@ PARTS = [
     part("loss", "factory None", "def mine():\n    pass", "loss mine (FILE.py:", "None", "a function"),
     part("loss", "direct scalar", DIRECT.format("logp, entropy, batch", "(logp.sum(), {})"), "shape []"),
     part("loss", "two parameters", DIRECT.format("logp, batch", "(-logp, {})"), "mine(logp, batch)"),
+    part("loss", "NaN", LOSS.format("(logp * math.nan, {})"), "loss", "FILE.py:", "NaN", "must be finite"),
+    part("loss", "log-probs in place", LOSS.format("(-logp.mul_(0), {})"), "loss", "FILE.py:", "in place"),
     part("loss", "an object", "mine = 3", "loss 'MODULE:mine'", "the int 3", "function"),
     part("credit", "[N]", DIRECT.format("adv, batch", "batch.reward"), "credit mine (FILE.py:", "shape [2]",
          "per token"),
@@ -480,6 +487,11 @@ FROM_PYTHON = {
     ),
     "train flat": (lambda: graft.train({"lr": 1}), "unknown key 'lr'", "train.lr"),
     "override dict": (lambda: graft.train("quickstart", {"train.lr": 1}), "'train.lr=1e-4'"),
+    "train keyword": (
+        lambda: graft.train("quickstart", lr=1),
+        "no argument 'lr'",
+        "'train.lr=1e-4'",
+    ),
     "make None": (lambda: graft.make(None), "named by a text, not by None", "'module:Class'"),
     "make class": (lambda: graft.make(Half), "the class Half", "'module:Class'"),
     "tool of a number": (lambda: graft.tool(3), "the int 3", "a function or method"),
@@ -507,6 +519,11 @@ def test_a_call_from_python_is_answered_with_what_came_and_what_is_wanted(name: 
         call()
     for words in says:
         assert words in str(error.value), str(error.value)
+
+
+def test_a_misspelled_name_of_the_package_has_a_suggestion():
+    with pytest.raises(AttributeError, match="no attribute 'trian'; did you mean 'train'"):
+        _ = graft.trian
 
 
 FINE = """

@@ -106,6 +106,8 @@ class Verdict:
     def __init__(self) -> None:
         self.bad: array[int] = array("Q")
         self.faults: list[Fault] = []
+        self.unanswered = 0
+        """Good tasks without a right answer, which only a reward of the user's can grade."""
         self.is_said = False
 
     def add(self, fault: Fault) -> None:
@@ -174,10 +176,12 @@ def _look_at(table: Table, layout: Layout, purpose: str) -> Verdict:
     read = layout.chat if purpose == "chat" else layout.task
     assert read is not None, f"layout {layout.name} was recognised for something else"
     verdict, ids = Verdict(), Repeats()
-    for number, row, _, fault in look(table.scan(), layout, read):
+    for number, row, found, fault in look(table.scan(), layout, read):
         if fault is not None:
             verdict.add(fault)
-        elif (name := id_of(row)) is not None:
+            continue
+        verdict.unanswered += purpose == "task" and found.answer is None
+        if (name := id_of(row)) is not None:
             ids.add(name, number)
     verdict.add_repeated(ids)
     return verdict

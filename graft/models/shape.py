@@ -67,7 +67,8 @@ class Shape:
             )
         if self.heads % self.kv_heads:
             raise UnsupportedModel(
-                f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly"
+                f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}: query heads share "
+                "key-value heads evenly"
             )
         if self.head_dim % 2:
             raise UnsupportedModel(f"head_dim={self.head_dim} is odd; rotary positions need pairs")

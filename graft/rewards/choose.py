@@ -21,7 +21,7 @@ from typing import Any
 from graft.protocols import Reward
 from graft.registry import resolve
 from graft.rewards import REWARDS
-from graft.rewards.plugins import adapt, filled_in
+from graft.rewards.plugins import adapt, check_form, filled_in
 from graft.rewards.weighted import Component, WeightedSum
 from graft.tools.options import check_options
 
@@ -49,6 +49,8 @@ def make_reward(spec: str | Mapping[str, Any] | Sequence[Any]) -> Reward:
         check_options(found, keywords, what)
         made: Any = found(**keywords)
         return adapt(made)
+    if not keywords:
+        check_form(found)
     check_options(found, keywords, what, given=filled_in(found))
     if not keywords:
         return adapt(found)

@@ -51,13 +51,28 @@ def adapt(function: Callable[..., Any]) -> Reward:
         try:
             signature.bind(None, None)
         except TypeError:
-            raise ValueError(
-                f"reward {name_of(function)}{signature} has no form that is known: (task, "
-                "trajectory), verl's (data_source, solution_str, ground_truth, extra_info=None), "
-                "TRL's (completions, **columns) or ARPO's (data)"
-            ) from None
+            raise _unknown_form(function) from None
         return function
     return Plugin(function, signature, collect, bool(getattr(function, "blocking", False)))
+
+
+def _unknown_form(function: Callable[..., Any]) -> ValueError:
+    return ValueError(
+        f"reward {name_of(function)}{inspect.signature(function)} has no form that is known: (task, "
+        "trajectory), verl's (data_source, solution_str, ground_truth, extra_info=None), TRL's "
+        "(completions, **columns) or ARPO's (data); forms are told by the names of the parameters"
+    )
+
+
+def check_form(function: Callable[..., Any]) -> None:
+    """Refuse a function with parameters that no call fills, unless it is graft's and wants a keyword."""
+    filled = filled_in(function)
+    if filled[:1] == ["task"]:
+        return
+    for name, one in inspect.signature(function).parameters.items():
+        is_named = one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if is_named and one.default is one.empty and name not in filled:
+            raise _unknown_form(function)
 
 
 def filled_in(function: Callable[..., Any]) -> list[str]:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from graft.actions.actions import Actions
-from graft.border import Giver, as_info, as_posed, check_json
+from graft.border import Giver, UserCodeError, as_info, as_posed, check_json
 from graft.envs.base import BaseEnv
 from graft.protocols import Context, Engine, Env, Reward
 from graft.rollout.failure import Failure, boundary
@@ -114,11 +114,16 @@ class Growth:
             meta={**task.meta, **meta},
         )
         self.info = info_of_reset(info)
-        if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
-            tokens, _ = self.begin(str(observation))
-        else:
-            self.tools = info.get("tools")
-            tokens, self.transcript = self.begin(messages)
+        try:
+            if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
+                tokens, _ = self.begin(str(observation))
+            else:
+                self.tools = info.get("tools")
+                tokens, self.transcript = self.begin(messages)
+        except ValueError as error:
+            raise UserCodeError(f"the prompt of {who} cannot be written: {error}") from error
+        if not tokens:
+            raise UserCodeError(f"the prompt of {who} is empty; there is nothing to continue")
         text = "".join(str(message.get("content") or "") for message in messages)
         self.episode.append(Span(None, Author.TASK, tokens, text=text))
         self._prompt = setting.engine.open(tokens)

@@ -15,6 +15,11 @@ class _Train(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         from graft.train.run import train_recipe
 
+        if unknown := [name for name in kwargs if name not in ("quiet", "stream")]:
+            raise TypeError(
+                f"graft.train() has no argument {unknown[0]!r}; settings are texts: "
+                "graft.train(RECIPE, 'train.lr=1e-4'), or a dict of sections as the recipe"
+            )
         return train_recipe(*args, **kwargs)
 
 

@@ -62,8 +62,8 @@ def out_of_disk(folder: Path) -> Iterator[None]:
         if error.errno in NOT_WRITABLE:
             way_out = "set run.dir to a folder that exists and that you may write to"
         raise RunStopped(
-            f"cannot write to {folder} ({error}); {way_out}, and run the same command again: it goes "
-            "on from the last checkpoint, which is intact"
+            f"cannot write to {folder} ({error}); {way_out}, and run the same command again. The last "
+            "good checkpoint is intact"
         ) from error
 
 

@@ -44,7 +44,7 @@ from graft.train.rl import Source, TaskStream, held_out_tasks, learn
 from graft.train.run_names import short
 from graft.train.sampling import make_crew
 from graft.train.saver import Saver
-from graft.train.settings_check import positions_check, refuse, settings_checks
+from graft.train.settings_check import graded_check, positions_check, refuse, settings_checks
 from graft.train.setup import Parts, assemble, make_learner, rates_of, sft_learner
 from graft.train.sft import held_out_scores, sft_step
 from graft.train.workload import SFT_CHECK_EVERY, SFT_CHECK_TASKS
@@ -184,8 +184,11 @@ class Session:
             )
             self._tell_changes(newest)
         self.journal.go_on(newest, self.state.get("alarms", {}), str(self.parts.policy.dtype))
-        if (check := positions_check(self.config, self.parts.policy.shape)) is not None:
-            doubtful.append(f"{check.seen}; {check.remedy}")
+        checks = [positions_check(self.config, self.parts.policy.shape)]
+        if self.config.task.env:
+            probe = self.parts.setting.make_env(Task("probe", self.config.task.env))
+            checks.append(graded_check(self.config, probe))
+        doubtful += refuse([check for check in checks if check is not None])
         for text in doubtful:
             self.journal.warn(text, is_new=newest is None)
         return newest

@@ -144,6 +144,18 @@ def positions_check(config: Config, shape: Any) -> Check | None:
     return Check("positions", WARN, seen, remedy)
 
 
+def graded_check(config: Config, env: Any) -> Check | None:
+    """Whether somebody says what the attempts at a file of prompts are worth."""
+    share = getattr(getattr(env, "unwrapped", env), "ungraded", 0.0)
+    if not share or config.task.reward or not config.train.steps:
+        return None
+    seen = (
+        f"{share:.0%} of the rows of task.env={config.task.env} have no answer, so attempts earn 0"
+    )
+    remedy = "set task.reward, or task.args.answer_key to the column of the answers"
+    return Check("graded", FAIL if share == 1 else WARN, seen, remedy)
+
+
 def refuse(checks: list[Check]) -> list[str]:
     """The remarks among these as notes; the first fault is an error."""
     for check in checks:

@@ -14,12 +14,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from graft.config import load_config
 from graft.data.rows import DataError
 from graft.envs import make
 from graft.rollout.episode import Growth, Setting
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
 from graft.text.tokenizer import Tokenizer
+from graft.train.settings_check import graded_check
 from graft.types import Author, Sampling, Task
 from tests.rollout.scripted import ScriptedEngine
 
@@ -304,6 +306,20 @@ def test_a_row_that_cannot_be_posed_is_named_with_its_field(bad: dict[str, Any],
     env = make("prompts", rows=[LOUVRE, bad, HALF], skip_bad=True)
     assert [env.reset(seed)[0] for seed in (0, 1)] == [LOUVRE["prompt"], HALF["prompt"]]
     assert list(env.numbers) == [0, 2]
+
+
+def test_rows_that_nobody_grades_are_refused_at_the_start_of_a_run(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "2+2"}\n{"prompt": "3+3"}\n')
+    asked = ["task.env=prompts", f"task.args.data={rows}", "task.eval_args={}"]
+    config = load_config("quickstart", asked)
+    check = graded_check(config, make("prompts", data=str(rows)))
+    assert check is not None and check.verdict == "fail"
+    assert "100% of the rows" in check.seen and "task.reward" in check.remedy
+    rows.write_text('{"prompt": "2+2", "answer": "4"}\n')
+    assert graded_check(config, make("prompts", data=str(rows))) is None
+    graded = load_config("quickstart", [*asked, "task.reward=f1"])
+    assert graded_check(graded, make("prompts", rows=[{"prompt": "2+2"}])) is None
 
 
 def test_one_bad_row_among_many_is_left_out_and_said(caplog: pytest.LogCaptureFixture):

@@ -105,6 +105,8 @@ class PromptsEnv(DatasetEnv):
         )
         verdict = check(self.table, self.layout, "task", skip_bad)
         self.numbers = verdict.good(self.numbers)
+        self.ungraded = verdict.unanswered / len(table)
+        """Share of the rows that have no answer."""
         if not self.numbers:
             raise DataError(f"{self.table.source} has no good row for split={self.split!r}")
 
