@@ -101,6 +101,12 @@ def named(thing: Any, kind: str) -> str:
     return f"{kind} {name.removeprefix('<locals>.')}" + (f" ({place})" if place else "")
 
 
+def is_users_own(function: Any) -> bool:
+    """Whether a function was written outside of graft."""
+    code = getattr(inspect.unwrap(source_of(function)), "__code__", None)
+    return code is not None and is_users(code.co_filename)
+
+
 def user_frame(error: BaseException) -> str:
     """File, line and function of the deepest frame of the user's own code; "": there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -272,7 +272,7 @@ PARTS = [
     part("loss", "factory None", "def mine():\n    pass", "loss mine (FILE.py:", "None", "a function"),
     part("loss", "direct scalar", DIRECT.format("logp, entropy, batch", "(logp.sum(), {})"), "shape []"),
     part("loss", "two parameters", DIRECT.format("logp, batch", "(-logp, {})"), "mine(logp, batch)"),
-    part("loss", "NaN", LOSS.format("(logp * math.nan, {})"), "loss", "FILE.py:", "NaN", "must be finite"),
+    part("loss", "NaN", LOSS.format("(logp * math.nan, {})"), "loss", "FILE.py:", "not a finite number"),
     part("loss", "log-probs in place", LOSS.format("(-logp.mul_(0), {})"), "loss", "FILE.py:", "in place"),
     part("loss", "an object", "mine = 3", "loss 'MODULE:mine'", "the int 3", "function"),
     part("credit", "[N]", DIRECT.format("adv, batch", "batch.reward"), "credit mine (FILE.py:", "shape [2]",

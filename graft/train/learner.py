@@ -33,6 +33,7 @@ from torch import Tensor
 from graft.algos.batch import Batch
 from graft.algos.checked import check_loss
 from graft.algos.losses import Loss, value_loss
+from graft.border import is_users_own, named
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.grid import Forest
@@ -257,7 +258,8 @@ class Learner:
         bad = [name for name, value in totals.items() if not math.isfinite(value)]
         if bad:
             self.discard()
-            raise NonFinite(f"{', '.join(bad)} is not a finite number; no step was taken")
+            blamed = f" ({named(self.loss, 'loss')})" if is_users_own(self.loss) else ""
+            raise NonFinite(f"{', '.join(bad)}{blamed} is not a finite number; no step was taken")
         totals |= self.optimizer.step()
         if self.lora is not None:
             self.lora.merge()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from graft.border import UserCodeError
 from graft.config import Config, ConfigError, check
 from graft.envs.calculator import CalculatorTask
 from graft.rollout.crew import Background, Ground
@@ -205,7 +206,9 @@ def test_a_fault_of_a_reward_ends_the_run_and_says_what_it_was(tmp_path):
         run={"eval_tasks": 0},
     )
     started = time.perf_counter()
-    with pytest.raises(ZeroDivisionError, match="as tests want it"):
+    with pytest.raises(
+        UserCodeError, match=r"broken_reward .* ZeroDivisionError: as tests want it"
+    ):
         trained(config)
     assert time.perf_counter() - started < 60
 
