@@ -30,6 +30,9 @@ class ConfigError(ValueError):
     """A recipe that cannot work; the text names the key and the way out."""
 
 
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -210,7 +213,7 @@ class Train(Section):
     """Where the schedule ends, as a share of lr."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's, on matrices only."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
     """AdamW's."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Clip gradients to this global norm; 0 does not."""

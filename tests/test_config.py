@@ -41,6 +41,7 @@ def test_a_resolved_config_loads_back_to_the_same(tmp_path):
         (["train.minibatches=17"], "more than rollout.tasks=16"),
         (["algo.kl_kind=k9"], "algo.kl_kind='k9'"),
         (["algo.overlong=[1]"], r"give \[length, buffer\]"),
+        (["train.betas=[0.9,1.5]"], r"train.betas.1=1.5: input should be less than 1"),
         (["run.name=../../x"], r"below run.dir; set run.dir"),
         (["run.name=/tmp/x"], r"below run.dir; set run.dir"),
         (["task.args={split:test}"], r"blank after the colon, as in 'task.args=\{split: test\}'"),

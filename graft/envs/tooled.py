@@ -114,7 +114,11 @@ class ToolEnv(Wrapper):
         made = make_tools(tools)
         self.tools: dict[str, Any] = {tool.name: tool for tool in made}
         if len(self.tools) != len(made):
-            raise ValueError(f"two tools share a name: {[tool.name for tool in made]}")
+            twice = next(tool for tool in reversed(made) if self.tools[tool.name] is not tool)
+            raise ValueError(
+                f"{named(twice, 'tool')} has the name of another tool; calls are told apart by names: "
+                "rename one, as in graft.tool(name=...)"
+            )
         for tool in made:
             lacks = [
                 one for one in ("reset", "close") if has_state(tool) and not hasattr(tool, one)

@@ -45,7 +45,7 @@ def split_name(path: str) -> tuple[str, str] | None:
     [None, None, None, None, None]
     """
     found = NAME.fullmatch(path)
-    if found is None or FILES.fullmatch(found[1].partition("/")[2]):
+    if found is None or path.startswith("runs/") or FILES.fullmatch(found[1].partition("/")[2]):
         return None
     return found[1], found[2] or "main"
 

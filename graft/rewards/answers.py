@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -156,12 +156,19 @@ def math_answer(task: Task, trajectory: Trajectory) -> float:
 
 def countdown(task: Task, trajectory: Trajectory) -> float:
     """`countdown_score` of the final answer; the task's is {"numbers": [...], "target": n}."""
-    answer = last_answer(trajectory.answer_text)
-    return countdown_score(answer, task.answer["numbers"], task.answer["target"])
+    given = task.answer
+    if not isinstance(given, Mapping) or not {"numbers", "target"} <= set(given):
+        raise ValueError(f"the task's answer is {given!r}; countdown needs {{numbers, target}}")
+    return countdown_score(last_answer(trajectory.answer_text), given["numbers"], given["target"])
 
 
 def accepted_answers(answer: Any) -> list[str]:
     """A task's answer as the list of texts that are right."""
+    if answer is None:
+        raise ValueError(
+            "the task has no answer to compare with; an environment gives it as self.answer, set in "
+            "pose(), or as info['answer'] of reset(). Else take a reward that needs none"
+        )
     several = answer if isinstance(answer, list | tuple) else [answer]
     return [str(one) for one in several]
 

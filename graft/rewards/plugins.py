@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from graft.border import named
 from graft.protocols import Reward
 from graft.types import Task, Trajectory
 
@@ -37,7 +38,9 @@ def adapt(function: Callable[..., Any]) -> Reward:
     >>> reward = adapt(compute_score)  # reward(task, trajectory) is now a float
     """
     if not callable(function):
-        raise ValueError(f"reward {function!r} is a {type(function).__name__}, not a function")
+        raise ValueError(
+            f"{named(type(function), 'reward')} cannot be called; write __call__(self, task, trajectory)"
+        )
     if any(map(inspect.iscoroutinefunction, (function, function.__call__))):
         raise ValueError(f"reward {name_of(function)} is async; give a plain function that waits")
     signature = inspect.signature(function)

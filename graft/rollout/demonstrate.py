@@ -6,6 +6,7 @@ trained           [ 2 + 3 ]                   5 <eos>
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,10 +14,11 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from graft.actions.actions import Actions, Decisions
-from graft.border import Giver, as_posed, as_trace
+from graft.border import Giver, UserCodeError, as_posed, as_trace
 from graft.protocols import Env
 from graft.text.chat import TEMPLATE, Chat, Tools
 from graft.text.transcript import Transcript
+from graft.tools.options import check_options
 from graft.types import NO_ACTION, Author, Called, Episode, Leaf, Message, Span, Task
 
 INLINE = "inline"
@@ -83,8 +85,21 @@ def demonstration(
             f"{task.env} has a wrapper that rewrites the history, so its teacher's turns are no "
             "single conversation; warm up without such a wrapper, or from recorded chats (sft.data)"
         )
-    taught: Any = env.demonstrate(random.Random(seed), **args)  # type: ignore[attr-defined]
-    trace = as_trace(taught, Giver(env, "env", "demonstrate"))
+    who = Giver(env, "env", "demonstrate")
+    teach: Any = getattr(env, "demonstrate", None)
+    if teach is None:
+        raise UserCodeError(
+            f"{who} is not written: a warm-up needs it, or recorded chats in sft.data"
+        )
+    try:
+        taught: Any = teach(random.Random(seed), **args)
+    except TypeError:
+        given = list(inspect.signature(teach).parameters)[:1]  # the generator
+        check_options(teach, args, f"{who}, called with sft.demo_args,", given=given)
+        raise
+    except NotImplementedError as error:
+        raise UserCodeError(f"{error}, or give recorded chats in sft.data") from error
+    trace = as_trace(taught, who)
     env.close()
     entries: list[Said] = []
     for number, (author, text) in enumerate(trace):

@@ -451,6 +451,10 @@ def make_setting(
     actions: Actions | None = None,
 ) -> Setting:
     rollout = config.rollout
+    try:
+        chat.tokenizer.encode(config.task.prefill)
+    except ValueError as error:
+        raise ConfigError(f"task.prefill={config.task.prefill!r}: {error}") from error
     return Setting(
         engine=engine,
         chat=chat,

@@ -141,7 +141,7 @@ def test_instructions_stand_at_the_end_of_the_prompt_and_of_the_task():
 
 
 def test_tools_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="share a name"):
+    with pytest.raises(ValueError, match="has the name of another tool"):
         ToolEnv(Chat(), [Echo(), Echo()])
 
 

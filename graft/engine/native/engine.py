@@ -84,7 +84,10 @@ class NativeEngine:
         if kv_tokens is None:
             kv_tokens = pool_tokens(shape, decoder.device, decoder.dtype)
         if kv_tokens < page_size:
-            raise ValueError(f"kv_tokens={kv_tokens} holds no page of {page_size} tokens")
+            raise ValueError(
+                f"kv_tokens={kv_tokens} holds no page of {page_size} tokens; set engine.kv_tokens to some "
+                "thousands, or to 0, which chooses by memory"
+            )
         self.decoder, self.space = decoder, space
         self.vocab_size = shape.vocab_size
         self.version = 0
