@@ -138,7 +138,7 @@ class BaseEnv(Made):
             # 53 bits: the seed of every episode survives a JSON reader that has only doubles
             seed = self.rng.getrandbits(53)
         elif not hasattr(seed, "__index__"):
-            raise ValueError(f"seed={seed!r}: must be a whole number from 0")
+            raise TypeError(f"seed={seed!r}: must be a whole number from 0")
         elif (seed := operator.index(seed)) < 0:
             raise ValueError(f"seed={seed}: must be 0 or more")
         self.seed = seed

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from graft.evaluate.samples import Sample
 from graft.rewards.answers import last_answer
 from graft.rollout.episode import Growth, Setting
-from graft.rollout.failure import Failure
+from graft.rollout.failure import Failure, together
 from graft.rollout.path import Path
 from graft.types import Author, Status, Task
 
@@ -139,15 +139,12 @@ def make_attempts(
 
             await attempt(task, numbers, setting, told)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for task, numbers in todo:
-                    places = min(len(numbers), at_a_time)
-                    for _ in range(places):
-                        await free.acquire()
-                    group.create_task(one(task, numbers, places))
-        except* Exception as broken:  # the first cause is the one worth reading
-            raise _first(broken) from None
+        async with together() as group:
+            for task, numbers in todo:
+                places = min(len(numbers), at_a_time)
+                for _ in range(places):
+                    await free.acquire()
+                group.create_task(one(task, numbers, places))
 
     try:
         asyncio.get_running_loop()
@@ -156,8 +153,3 @@ def make_attempts(
         return
     with ThreadPoolExecutor(1) as pool:  # called from a notebook, whose own loop is running
         pool.submit(lambda: asyncio.run(everyone())).result()
-
-
-def _first(broken: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = broken.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

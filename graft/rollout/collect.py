@@ -11,7 +11,7 @@ from inspect import isawaitable
 from graft.border import Giver, UserCodeError, naming, refusal, source_of
 from graft.rollout.branch import Branch
 from graft.rollout.episode import Growth, Setting
-from graft.rollout.failure import Failure
+from graft.rollout.failure import Failure, together
 from graft.rollout.stall import StallMonitor
 from graft.types import Episode, Status, Task
 
@@ -82,14 +82,11 @@ def collect(
 
     async def everyone() -> list[Episode]:
         gate = asyncio.Semaphore(concurrency)
-        try:
-            async with asyncio.TaskGroup() as group:
-                jobs = [
-                    group.create_task(one(place, task, gate))
-                    for place, task in zip(places, tasks, strict=True)
-                ]
-        except* Exception as broken:  # the first cause is the one worth reading
-            raise broken.exceptions[0] from None
+        async with together() as group:
+            jobs = [
+                group.create_task(one(place, task, gate))
+                for place, task in zip(places, tasks, strict=True)
+            ]
         return [job.result() for job in jobs]
 
     try:

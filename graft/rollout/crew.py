@@ -30,6 +30,7 @@ from graft.protocols import Stateful
 from graft.rollout.branch import Branch, independent
 from graft.rollout.collect import collect, grow
 from graft.rollout.episode import Setting
+from graft.rollout.failure import together
 from graft.rollout.stall import GRACE, StallMonitor
 from graft.types import Episode, Task
 from graft.waits import waiting
@@ -253,14 +254,11 @@ class Background:
     async def _attempt(self, job: Job) -> list[Episode]:
         self.ground.begin(job)
         places = range(len(job.tasks)) if job.places is None else job.places
-        try:
-            async with asyncio.TaskGroup() as group:
-                growing = [
-                    group.create_task(self._grower.attempt(task, job, place))
-                    for task, place in zip(job.tasks, places, strict=True)
-                ]
-        except* Exception as broken:  # the first cause is the one worth reading
-            raise broken.exceptions[0] from None
+        async with together() as group:
+            growing = [
+                group.create_task(self._grower.attempt(task, job, place))
+                for task, place in zip(job.tasks, places, strict=True)
+            ]
         return [one.result() for one in growing]
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:

@@ -38,6 +38,22 @@ class Failure(Exception):
 
 
 @asynccontextmanager
+async def together() -> AsyncIterator[asyncio.TaskGroup]:
+    """A TaskGroup whose first failure is raised as it is: the first cause is the one worth reading.
+
+    Not by `except*`, which wraps what is raised inside it in a group before Python 3.11.4.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as broken:
+        first: BaseException = broken
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+
+
+@asynccontextmanager
 async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
     """Name a step that others' code takes; whatever goes wrong in it is a Failure of this path only.
 

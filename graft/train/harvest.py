@@ -32,6 +32,7 @@ from graft.registry import load
 from graft.rollout.branch import independent
 from graft.rollout.collect import grow
 from graft.rollout.episode import Setting
+from graft.rollout.failure import together
 from graft.rollout.keep import Condition, read_condition
 from graft.rollout.recorded import (
     CannotBeWritten,
@@ -299,12 +300,9 @@ class Work:
                 task = next(TaskStream(env, seed, cursor=number))
                 self.note(number, await grow(task, setting, branch))
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._at_a_time(samples), len(todo))):
-                    group.create_task(worker(waiting))
-        except* Exception as broken:  # the first cause is the one worth reading
-            raise broken.exceptions[0] from None
+        async with together() as group:
+            for _ in range(min(self._at_a_time(samples), len(todo))):
+                group.create_task(worker(waiting))
 
     def _at_a_time(self, samples: int) -> int:
         """Tasks under way. To a server every attempt is a request, and requests are what is counted."""

@@ -143,7 +143,7 @@ def test_a_dead_server_is_a_broken_tool_the_next_call_works_and_close_ends_the_p
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (["graft-no-such-command"], "No such file"),
+        (["graft-no-such-command"], "No such file|Permission denied"),
         ([sys.executable, "-c", "raise SystemExit('bad luck')"], "it said: bad luck"),
         ("http://127.0.0.1:9/mcp", "ConnectError"),
     ],

@@ -27,6 +27,7 @@ SETTINGS = (
     "rollout.tasks=4",
     "rollout.samples=4",
     "train.steps=3",
+    "train.warmup=1",
     "run.eval_tasks=4",
     "run.trackers=[]",
 )
