@@ -41,7 +41,7 @@ class Failure(Exception):
 async def together() -> AsyncIterator[asyncio.TaskGroup]:
     """A TaskGroup whose first failure is raised as it is: the first cause is the one worth reading.
 
-    Not by `except*`, which wraps what is raised inside it in a group before Python 3.11.4.
+    Not by a starred except clause, which wraps what is raised inside it in a group before Python 3.11.4.
     """
     try:
         async with asyncio.TaskGroup() as group:

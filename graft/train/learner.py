@@ -258,8 +258,8 @@ class Learner:
         bad = [name for name, value in totals.items() if not math.isfinite(value)]
         if bad:
             self.discard()
-            blamed = f" ({named(self.loss, 'loss')})" if is_users_own(self.loss) else ""
-            raise NonFinite(f"{', '.join(bad)}{blamed} is not a finite number; no step was taken")
+            blamed = f", by {named(self.loss, 'loss')}" if is_users_own(self.loss) else ""
+            raise NonFinite(f"{', '.join(bad)} is not a finite number{blamed}; no step was taken")
         totals |= self.optimizer.step()
         if self.lora is not None:
             self.lora.merge()
