@@ -124,10 +124,6 @@ def again() -> None:
     "path",
     ["./me/tiny", "/me/tiny", "a/b/c", "tiny", "me/tiny.gguf", "me/", "~/x", "../x", "me/.x", ""],
 )
-def test_a_run_that_is_not_there_is_not_asked_of_the_hub():
-    assert split_name("runs/mine") is None
-
-
 def test_what_looks_like_a_path_is_never_looked_up(path: str, hub: HubServer) -> None:
     assert split_name(path) is None
     assert latest_model(path) == Path(path)
@@ -470,3 +466,7 @@ def test_push_says_what_is_missing(
     hub.broken = 503
     code, wrong = refused("--out", "c", "--push", "me/new")
     assert code == 1 and "Traceback" not in wrong
+
+
+def test_a_run_that_is_not_there_is_not_asked_of_the_hub():
+    assert split_name("runs/mine") is None
