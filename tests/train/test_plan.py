@@ -424,7 +424,7 @@ def test_examples_that_cannot_be_had_are_no_obstacle():
     config = load_config("quickstart", ["model.device=cpu", "sft.demo_args={no_such: 1}"])
     found = forecast(config, probing=False, room=KNOWN)
     assert found.likely is None and found.pace is not None
-    assert "lengths of attempts are not known: TypeError" in found.notes[0]
+    assert "lengths of attempts are not known: ValueError" in found.notes[0]
 
 
 def test_the_room_is_what_this_machine_has():
