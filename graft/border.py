@@ -259,6 +259,12 @@ def as_info(value: Any, who: Who) -> dict[str, Any]:
     return dict(value)
 
 
+def check_action(action: Any) -> None:
+    """What `step` is given: a text."""
+    if not isinstance(action, str):
+        raise TypeError(f"step() was given {seen(action)}; it takes the text that the policy wrote")
+
+
 def as_turn(value: Any, who: Who) -> Turn:
     """What `step` returns: a Turn, or Gymnasium's five values in its order."""
     if not isinstance(value, Turn):

@@ -485,6 +485,12 @@ class Half:
         return self
 
 
+def _posed(name: str) -> Any:
+    env = graft.make(name)
+    env.reset(0)
+    return env
+
+
 FROM_PYTHON = {
     "train None": (lambda: graft.train(None), "a recipe is a file", "NoneType"),
     "train a function": (
@@ -510,6 +516,12 @@ FROM_PYTHON = {
         "no reset and no close",
         "is_stateful = False",
     ),
+    "action number": (
+        lambda: _posed("arithmetic").step(5),
+        "step() was given the int 5",
+        "the text that the policy wrote",
+    ),
+    "action of tools": (lambda: _posed("calculator").step(None), "was given None", "the text"),
     "seed text": (lambda: graft.make("arithmetic").reset("7"), "seed='7'", "a whole number from 0"),
     "seed float": (
         lambda: graft.make("arithmetic").reset(7.0),

@@ -19,7 +19,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
 
-from graft.border import Giver, UserCodeError, as_observation, as_turn, named, seen
+from graft.border import (
+    Giver,
+    UserCodeError,
+    as_observation,
+    as_turn,
+    check_action,
+    named,
+    seen,
+)
 from graft.envs.dice import Dice
 from graft.protocols import Env, Observation
 from graft.tools.rebind import Memo, counterparts
@@ -154,6 +162,7 @@ class BaseEnv(Made):
     def step(self, action: str) -> Turn:
         if self.is_over:
             raise RuntimeError(f"env {self.env_id!r}: no episode is running; call reset() first")
+        check_action(action)
         turn = as_turn(self.respond(action), Giver(self, "env", "respond"))
         self.turns += 1
         if not (turn.terminated or turn.truncated) and self.turns == self.max_turns:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from graft.border import Giver, UserCodeError, as_posed, as_turn, named
+from graft.border import Giver, UserCodeError, as_posed, as_turn, check_action, named
 from graft.data.corpus import whole
 from graft.envs.base import Wrapper, as_messages, forking, limit_turns
 from graft.protocols import Env, Observation
@@ -204,6 +204,7 @@ class ToolEnv(Wrapper):
     def step(self, action: str) -> Turn:
         if self.is_over:
             raise RuntimeError("no episode is running; call reset() first")
+        check_action(action)
         calls = self.format.find(action, self.styles)
         self._blame("invented", sum(map(action.count, self._openings())))
         turn = self._answer(action, calls) if calls else self._pass_on(action)
