@@ -409,7 +409,10 @@ def test_what_is_wrong_in_a_worker_is_all_that_is_on_the_screen(place: Path, clu
     process = command(place, cluster.address, "run.name=wrong", "task.args={wrong: value}")
     text, _ = process.communicate(timeout=200)
     host = re.escape(socket.gethostname())
-    said = rf"graft: worker 0 \(pid \d+ on {host}\) cannot start: wrong=value: letters are out"
+    said = (
+        rf"graft: worker 0 \(pid \d+ on {host}\) cannot start: env 'letters:Letters': Letters "
+        r"\(letters.py:\d+\) raised ConfigError: wrong=value: letters are out at letters.py:\d+ .*"
+    )
     assert re.fullmatch(said, text.strip()), text
     assert process.returncode == 1
 
@@ -526,5 +529,5 @@ def test_the_command_goes_on_after_ctrl_c_and_closes_as_any_run_does(
     assert any(re.search("held out +before +after +change", line) for line in lines)
     assert "held-out attempt 3" in lines
     assert f"run folder: {place / 'stopped'}" in lines
-    assert any("generate" in line for line in lines[-2:])
+    assert any("graft rollout" in line for line in lines[-2:])
     assert not re.search(r"raylet|ray::|Warning|\x1b", text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -576,7 +577,8 @@ def test_a_disk_that_takes_no_more_ends_all_with_the_cause_first(runs, tmp_path,
     told = [line for line in screen.splitlines() if line.startswith("graft: ")]
     assert " of 2 on " in told[0] and "failed: cannot write to" in told[0], screen
     assert "last good checkpoint is intact" in told[0]
-    assert "stops, because rank" in told[1]
+    # the other one may have found out by itself
+    assert re.search("stops, because rank|failed too: cannot write to", told[1]), screen
     names = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
     assert names[-1] == "sft-000008" and "rl-000020" not in names
     assert not [name for name in names if name.startswith(".") and limit < 100_000]
