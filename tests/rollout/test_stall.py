@@ -161,7 +161,7 @@ def test_a_run_that_hangs_tells_where_and_ends_within_10_seconds(
     started = time.monotonic()
     process.send_signal(signal.SIGTERM)
     rest = process.communicate(timeout=60)[1]
-    assert time.monotonic() - started < 15.0, rest  # 4 s on a machine that has time
+    assert time.monotonic() - started < 10.0, rest
     assert process.returncode == 130, rest
     (tmp_path / "hangs.py").write_text(HANGING.format(hang="pass"))
     again = subprocess.run(
