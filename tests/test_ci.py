@@ -1,12 +1,15 @@
-"""CI begins as a new user would: README's command, on a machine as it is."""
+"""CI begins as a new user would: README's command, on a machine as it is; workflows call the same targets."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,3 +37,27 @@ def test_the_verdict_is_the_last_line_and_a_failure_keeps_its_status(tmp_path: P
         ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (done.returncode != 0, done.stdout) == (True, "1 failed\n")
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_call_targets_that_exist_on_every_supported_python(path: Path):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.M))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+    called = [
+        word
+        for job in jobs.values()
+        for step in job["steps"]
+        for command in re.findall(r"^make (.+)$", step.get("run", ""), re.M)
+        for word in command.split()
+        if "=" not in word
+    ]
+    assert called and set(called) <= targets
+    matrices = [job["strategy"]["matrix"] for job in jobs.values() if "strategy" in job]
+    assert [matrix["python"] for matrix in matrices] == [versions]
+    assert all(any("arm" in system for system in matrix["os"]) for matrix in matrices)
