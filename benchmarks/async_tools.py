@@ -34,12 +34,12 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from graft.config import Config, check
-from graft.engine.native.runner import Runner
+from graft.engine.native.cpu.runner import CpuRunner
 from graft.envs.calculator import CalculatorTask
-from graft.train.checkpoint import checkpoints
-from graft.train.display import Display
-from graft.train.rl import Source
-from graft.train.run import Session
+from graft.train.monitor.display import Display
+from graft.train.rl import RolloutSource
+from graft.train.run_dir.checkpoint import checkpoints
+from graft.train.session import Session
 from graft.types import Turn
 
 AHEAD = 2
@@ -139,23 +139,23 @@ def watched() -> Iterator[tuple[list[float], list[tuple[float, float]]]]:
     """When each step's episodes were asked for, and when the engine computed."""
     asked: list[float] = []
     computed: list[tuple[float, float]] = []
-    take, step = Source.take, Runner._step
+    take, step = RolloutSource.take, CpuRunner._step
 
-    def timed_take(self: Source, number: int):
+    def timed_take(self: RolloutSource, number: int):
         asked.append(time.perf_counter())
         return take(self, number)
 
-    def timed_step(self: Runner, works):
+    def timed_step(self: CpuRunner, works):
         started = time.perf_counter()
         draws = step(self, works)
         computed.append((started, time.perf_counter()))
         return draws
 
-    Source.take, Runner._step = timed_take, timed_step
+    RolloutSource.take, CpuRunner._step = timed_take, timed_step
     try:
         yield asked, computed
     finally:
-        Source.take, Runner._step = take, step
+        RolloutSource.take, CpuRunner._step = take, step
 
 
 def measure(model: str, delay: float, staleness: int) -> Measured:

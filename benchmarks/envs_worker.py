@@ -114,7 +114,7 @@ class Graft:
         return graft.make_vec(ids, wrappers=wrapper, seed=0)
 
     def grader(self):
-        from graft.rewards.grading import grade
+        from graft.rewards.maths.grading import grade
 
         return grade
 

@@ -30,10 +30,10 @@ from graft.config import load_config
 from graft.envs import make
 from graft.envs.base import Wrapper
 from graft.evaluate.attempts import make_attempts
-from graft.evaluate.samples import Sample, SampleFile
+from graft.evaluate.samples import SampleFile, StoredSample
 from graft.protocols import Context
+from graft.train.build import build_run
 from graft.train.rl import held_out_tasks
-from graft.train.setup import assemble
 from graft.types import Completion, Sampling, Task, Turn
 
 MOST_IDLE = 0.05
@@ -111,7 +111,7 @@ def measure(
 ) -> dict[str, Any]:
     """One evaluation, watched."""
     config = load_config("quickstart", [f"model.device={device}", *overrides])
-    parts = assemble(config)
+    parts = build_run(config)
     watch = Watch()
     computing = _watch_steps(parts.engine)
     engine: Any = WatchedEngine(parts.engine, watch)
@@ -126,7 +126,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         file = SampleFile(Path(folder) / "samples.jsonl", {})
 
-        def keep(sample: Sample) -> None:
+        def keep(sample: StoredSample) -> None:
             nonlocal left, ended
             file.append(sample)
             left -= 1

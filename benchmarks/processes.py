@@ -107,8 +107,8 @@ def split_alone(parts: Any, processes: Any) -> Any:
     """FSDP2 over one process: the trained model is split, and the engine keeps the plain one."""
     from dataclasses import replace
 
-    from graft.models.policies import weights_of
-    from graft.models.sharded import shard
+    from graft.models.parallel.decoder import shard
+    from graft.models.policy import weights_of
 
     plain = parts.policy
     policy = shard(plain.shape, processes.mesh(1), weights_of(plain).get, dtype=plain.dtype)
@@ -118,32 +118,32 @@ def split_alone(parts: Any, processes: Any) -> Any:
 def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     """The seconds and tokens of each step but the first; all processes do the same."""
     from graft.models.device import choose_device
-    from graft.train.processes import Processes
-    from graft.train.rl import Source, TaskStream, learn
-    from graft.train.sampling import make_crew
-    from graft.train.setup import assemble, make_learner
+    from graft.train.build import build_run, make_learner
+    from graft.train.distributed.process_group import ProcessGroup
+    from graft.train.rl import RolloutSource, TaskStream, learn
+    from graft.train.rollout_engine import make_collector
 
     found: list[dict[str, float]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        Processes.start(300.0, choose_device(args.device)) as processes,
+        ProcessGroup.start(300.0, choose_device(args.device)) as processes,
         processes.guarded(),
     ):
         config = recipe(args, folder)
-        parts = assemble(config, None, processes)
+        parts = build_run(config, None, processes)
         if args.layout == "fsdp 1":
             parts = split_alone(parts, processes)
-        crew = make_crew(parts, processes)
+        collector = make_collector(parts, processes)
         learner = make_learner(parts, None)
-        crew.load(parts.published(), 0)
-        source = Source(parts, crew, TaskStream(config.task.env, config.run.seed))
+        collector.load(parts.published(), 0)
+        source = RolloutSource(parts, collector, TaskStream(config.task.env, config.run.seed))
         for step in range(1, args.steps + 2):
             processes.barrier(f"the start of step {step}")
             started = time.perf_counter()
             rollouts = source.take(step)
             metrics = learn(parts, learner, rollouts, step).metrics
             learned = time.perf_counter()
-            crew.load(parts.published(), step)
+            collector.load(parts.published(), step)
             ended = time.perf_counter()
             found.append(
                 {
@@ -155,7 +155,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, float]]:
                     "loss": metrics["loss"],
                 }
             )
-        crew.close()
+        collector.close()
         is_first = processes.is_first
         processes.barrier("the last step")
     return found[1:] if is_first else []

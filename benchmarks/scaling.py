@@ -18,22 +18,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graft.models.shape import Shape
-from graft.train.fleet import GPUS, SHAPES
-from graft.train.layouts import Planner
-from graft.train.pace import Rates, forward_flops, mean_seen
-from graft.train.plan import Micro
-from graft.train.scaling import (
-    Job,
+from graft.models.shape import ModelShape
+from graft.planning.hardware import GPUS, SHAPES
+from graft.planning.layouts import Planner
+from graft.planning.scaling import (
     Replica,
+    TrainingJob,
     learn_seconds,
     rollout_seconds,
     single_device_checks,
     stream_seconds,
 )
-from graft.train.workload import Workload
+from graft.planning.step_time import Rates, forward_flops, mean_seen
+from graft.train.memory.plan import MicroBatchSize
+from graft.train.memory.workload import Workload
 
-QWEN_7B = Shape(
+QWEN_7B = ModelShape(
     family="qwen2",
     vocab_size=152_064,
     width=3584,
@@ -79,9 +79,9 @@ class Verl:
     longest: int = 28_672
 
     @property
-    def job(self) -> Job:
+    def job(self) -> TrainingJob:
         work = Workload(512, 16, 150, round(self.mean))
-        return Job(QWEN_7B, work, longest=self.longest, updates=16)
+        return TrainingJob(QWEN_7B, work, longest=self.longest, updates=16)
 
     @property
     def rates(self) -> Rates:
@@ -101,7 +101,7 @@ class Verl:
         return flops / (gpus * TRAIN)
 
     def update(self, gpus: int) -> float:
-        micro = Micro(32_768, True)
+        micro = MicroBatchSize(32_768, True)
         found = learn_seconds(self.job, GPUS["h20"], self.rates, gpus, 1, micro)
         return found.seconds + self.job.updates * self.lost
 
@@ -183,7 +183,7 @@ def ratio_rows(verl: Verl) -> list[tuple[str, float, float]]:
 def growth(staleness: int, counts: tuple[int, ...] = (8, 32, 128, 512, 1024, 2048)):
     """GPUs -> tokens per second in turns and ahead: 8B on H100s, 512 x 16 answers of 8k up to 32k."""
     work = Workload(512, 16, 1024, 8192)
-    job = Job(SHAPES["8B"], work, longest=32_768, staleness=staleness)
+    job = TrainingJob(SHAPES["8B"], work, longest=32_768, staleness=staleness)
     for gpus in counts:
         planner = Planner.of(job, GPUS["h100"], gpus)
         by_bound = [

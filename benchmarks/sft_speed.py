@@ -33,14 +33,14 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from graft.config import check
 from graft.models.decoder import Decoder
-from graft.models.save import save_model
-from graft.models.shape import Shape
+from graft.models.io.save import save_model
+from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch
 from graft.text.template import CHATML
-from graft.text.tokenizer import Tokenizer
-from graft.train.course import Ahead, make_course
-from graft.train.setup import assemble, sft_learner
+from graft.text.tokenizer import FastTokenizer
+from graft.train.build import build_run, sft_learner
 from graft.train.sft import sft_step
+from graft.train.sft_dataset import Prefetcher, make_course
 
 
 def text(rng: random.Random, words: int) -> str:
@@ -50,7 +50,7 @@ def text(rng: random.Random, words: int) -> str:
     )
 
 
-def tokenizer_of(vocab: int) -> Tokenizer:
+def tokenizer_of(vocab: int) -> FastTokenizer:
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -62,7 +62,7 @@ def tokenizer_of(vocab: int) -> Tokenizer:
     )
     rng = random.Random(0)
     backend.train_from_iterator((text(rng, 200) for _ in range(200)), trainer)
-    return Tokenizer(backend, {"eos_token": "<|im_end|>"}, {"default": CHATML})
+    return FastTokenizer(backend, {"eos_token": "<|im_end|>"}, {"default": CHATML})
 
 
 def write_rows(file: Path, count: int, words: int) -> None:
@@ -107,14 +107,14 @@ def main(arguments: list[str]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="graft-sft-"))
     tokenizer = tokenizer_of(asked.vocab)
     heads = asked.width // 64
-    shape = Shape(
+    shape = ModelShape(
         vocab_size=asked.vocab, width=asked.width, layers=asked.layers, heads=heads, kv_heads=heads,
         head_dim=64, ff=3 * asked.width, max_positions=8192,
     )  # fmt: skip
     save_model(Decoder(shape).initialise(0), folder / "model")
     tokenizer.save(folder / "model")
     write_rows(folder / "rows.jsonl", asked.rows, asked.words)
-    parts = assemble(recipe(folder, asked))
+    parts = build_run(recipe(folder, asked))
     started = time.perf_counter()
     course = make_course(parts)
     looked = asked.rows / (time.perf_counter() - started)
@@ -138,7 +138,7 @@ def main(arguments: list[str]) -> None:
         return time.perf_counter() - began[0], time.process_time() - began[1]
 
     def whole(steps: list[int]) -> tuple[float, float]:
-        with Ahead(course) as examples:
+        with Prefetcher(course) as examples:
             sft_step(learner, examples(steps[0]))  # the first of a run has nobody to prepare it
             wait()
             began = time.perf_counter(), time.process_time()

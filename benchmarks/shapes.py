@@ -8,26 +8,26 @@ import torch
 from torch import nn
 
 from graft.models.decoder import Decoder
-from graft.models.shape import Shape
-from graft.train import fleet
+from graft.models.shape import ModelShape
+from graft.planning import hardware as fleet
 
 SHAPES = {
     **{name: fleet.SHAPES[name] for name in ("0.6B", "1.7B", "4B", "135M")},
-    "small": Shape(  # the quickstart's, with a larger vocabulary
+    "small": ModelShape(  # the quickstart's, with a larger vocabulary
         vocab_size=4096, width=192, layers=3, heads=6, kv_heads=6, head_dim=32, ff=384
     ),
-    "tiny": Shape(  # for a look at the benchmark itself, on a CPU
+    "tiny": ModelShape(  # for a look at the benchmark itself, on a CPU
         vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, ff=128
     ),
 }
 
 
-def kv_bytes(shape: Shape, dtype: torch.dtype) -> int:
+def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
     """Keys and values of one token in all layers."""
     return 2 * shape.layers * shape.kv_size * dtype.itemsize
 
 
-def activation_bytes(shape: Shape) -> int:
+def activation_bytes(shape: ModelShape) -> int:
     """About what a training step keeps per token in bf16: inputs of every product, norm and gate."""
     block = 4 * shape.width + 4 * shape.q_size + 4 * shape.kv_size + 3 * shape.ff
     return 2 * shape.layers * block
@@ -35,7 +35,7 @@ def activation_bytes(shape: Shape) -> int:
 
 @torch.no_grad()
 def random_decoder(
-    shape: Shape, device: torch.device, dtype: torch.dtype, seed: int = 0
+    shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> Decoder:
     """As `Decoder.initialise`, but drawn where the weights live: 4B normals take a CPU a minute."""
     with torch.device(device):

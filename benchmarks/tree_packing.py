@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.workloads import WORKLOADS, GraftTrainer
 from graft.models.logprobs import action_logprobs
-from graft.models.packing import response
+from graft.models.tree.packing import response
 
 MICRO_ROWS = 64
 

@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from graft.algos.presets import build
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.branch import independent
+from graft.models.shape import ModelShape
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.episode import Setting
+from graft.rollout.episode_builder import RolloutSetup
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.types import Episode, Sampling, Task, Turn
 
 CHARACTERS = "0123456789+-*/=. abcdefghijklmn"
-SHAPE = Shape(
+SHAPE = ModelShape(
     family="qwen3", width=256, layers=4, heads=8, kv_heads=4, head_dim=32, ff=768, max_positions=512
 )
 
@@ -75,7 +75,7 @@ class GraftTrainer:
     def __init__(self, work: Workload, seed: int = 0, tokens_per_micro: int = 2048) -> None:
         from graft.engine.native.engine import NativeEngine
 
-        tokenizer = Tokenizer.characters(CHARACTERS)
+        tokenizer = FastTokenizer.characters(CHARACTERS)
         self.work, self.chat = work, Chat(tokenizer)
         self.policy = Decoder(replace(SHAPE, vocab_size=tokenizer.vocab_size)).initialise(seed)
         eos = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
@@ -91,7 +91,7 @@ class GraftTrainer:
         sampling = Sampling(
             max_tokens=work.max_tokens, min_tokens=work.max_tokens if work.is_forced else 0
         )
-        setting = Setting(
+        setting = RolloutSetup(
             engine=self.engine,
             chat=self.chat,
             make_env=lambda task: Digits(work.prompt_length),
@@ -106,7 +106,7 @@ class GraftTrainer:
 
     def batch(self, episodes: list[Episode]):
         """Rows and batch with advantages, as the loop makes them."""
-        rows = rows_of(episodes)
+        rows = trajectories_of(episodes)
         batch = to_batch(rows)
         return rows, batch.replace(advantages=self.credit(batch.zeros(), batch))
 

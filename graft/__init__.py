@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from graft.version import __version__
 
 if TYPE_CHECKING:
     from graft.config import load_config as load_recipe
     from graft.envs import make, make_vec, register
     from graft.tools.function import tool
-    from graft.train.run import train_recipe as train
+    from graft.train.session import train_recipe as train
 
 __all__ = ["__version__", "load_recipe", "make", "make_vec", "register", "tool", "train"]
 

@@ -43,7 +43,7 @@ def _main(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        from graft import __version__
+        from graft.version import __version__
 
         typer.echo(f"graft {__version__}")
         raise typer.Exit
@@ -67,11 +67,11 @@ def sft(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) ->
 
 def _run(config: Any, as_json: bool) -> None:
     from graft.models.device import choose_device
-    from graft.train.processes import Processes
+    from graft.train.distributed.process_group import ProcessGroup
 
     if config.cluster.address:
-        from graft.train.cluster import train_on_cluster
-        from graft.train.display import Display
+        from graft.cluster.learners import train_on_cluster
+        from graft.train.monitor.display import Display
 
         with Display(config.train.steps, json=as_json) as display:
             finished = train_on_cluster(config, display)
@@ -80,13 +80,16 @@ def _run(config: Any, as_json: bool) -> None:
             typer.echo(json.dumps(finished.summary))
         return
     device = choose_device(config.model.device)
-    with Processes.start(config.parallel.deadline, device) as processes, processes.guarded(_told):
+    with (
+        ProcessGroup.start(config.parallel.deadline, device) as processes,
+        processes.guarded(_told),
+    ):
         _train(config, as_json, processes)
 
 
 def _train(config: Any, as_json: bool, processes: Any) -> None:
-    from graft.train.display import Display
-    from graft.train.run import Session
+    from graft.train.monitor.display import Display
+    from graft.train.session import Session
 
     display = Display(config.train.steps, json=as_json, quiet=not processes.is_first)
     session = Session(config, display, processes)
@@ -111,7 +114,7 @@ def _train(config: Any, as_json: bool, processes: Any) -> None:
 
 def _show(display: Any, session: Any, summary: dict[str, Any]) -> None:
     """Scores, three attempts, and what to type next."""
-    from graft.train.run_names import short
+    from graft.train.run_dir.names import short
 
     display.table(summary.get("before", {}), summary.get("after", {}))
     for number, episode in enumerate(session.episodes[:3], 1):
@@ -191,7 +194,7 @@ def generate(
 ) -> None:
     """Sample from a model. With --json: tokens, text, log-probs and entropies of every token."""
     from graft.evaluate.generate import Generator, read_variables
-    from graft.train.checkpoint import latest_model
+    from graft.train.run_dir.checkpoint import latest_model
     from graft.types import Sampling
 
     sampling = Sampling(
@@ -232,7 +235,7 @@ def envs(
     as_json: AsJson = False,
 ) -> None:
     """List the environments: turns, what each needs, whether it can run here."""
-    from graft.gym import list_envs, table
+    from graft.commands.envs import list_envs, table
 
     rows = list_envs(pattern)
     typer.echo(json.dumps({"envs": rows}) if as_json else "\n".join(table(rows)))
@@ -251,8 +254,8 @@ def play(
     as_json: AsJson = False,
 ) -> None:
     """Play an environment yourself: read, type an action, see the reward."""
-    from graft.gym import open_env
-    from graft.gym import play as play_env
+    from graft.commands.envs import open_env
+    from graft.commands.envs import play as play_env
 
     env = open_env(env_id, wrappers, overrides or [])
     try:

@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from graft.other_names import FIRST_KEYS, as_override, leaves_of, meant
+from graft.peer_keys import FIRST_KEYS, as_override, leaves_of, meant
 from graft.registry import nearest
 
 
@@ -37,7 +37,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Run(Section):
+class RunSection(Section):
     name: str = ""
     """Folder of the run under `run.dir`; empty takes the recipe's name."""
     dir: str = "runs"
@@ -69,7 +69,7 @@ class Run(Section):
         return value
 
 
-class Model(Section):
+class ModelSection(Section):
     path: str = ""
     """A Hugging Face folder, a checkpoint or run of ours, a .gguf file, or a name on the hub (OWNER/NAME)."""
     shape: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class Model(Section):
     """auto: the GPU if there is one."""
 
 
-class Tasks(Section):
+class TaskSection(Section):
     env: str = ""
     """An environment's id, or "your.module:Class"."""
     args: dict[str, Any] = {}
@@ -106,7 +106,7 @@ class Tasks(Section):
     """What every answer begins with, as if the policy had said it; never trained."""
 
 
-class Actions(Section):
+class ActionsSection(Section):
     file: str = ""
     """Actions beyond the vocabulary, or calls held to a syntax: a bundled file such as calculator, or a
     path; empty: plain text."""
@@ -116,7 +116,7 @@ class Actions(Section):
     """New head rows start as copies of their description's; false: random."""
 
 
-class Rollout(Section):
+class RolloutSection(Section):
     tasks: int = Field(default=16, ge=1)
     """Tasks per step."""
     samples: int = Field(default=8, ge=1)
@@ -172,7 +172,7 @@ class EngineSection(Section):
     """Tokens per KV page; 0 takes 64 where kernels run (a GPU), else 16."""
 
 
-class Algo(Section):
+class AlgoSection(Section):
     name: str = "grpo"
     """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo, cpo, earl_grpo, arpo,
     arpo_hard, aepo."""
@@ -200,7 +200,7 @@ class Algo(Section):
     """Learning rate of the critic (ppo); 0 takes train.lr."""
 
 
-class Train(Section):
+class TrainSection(Section):
     steps: int = Field(default=100, ge=0)
     """RL steps: one batch of rollouts each."""
     lr: float = Field(default=1e-6, gt=0)
@@ -227,7 +227,7 @@ class Train(Section):
     """Activation checkpointing; null: only where the longest row does not fit without it."""
 
 
-class Sft(Section):
+class SftSection(Section):
     steps: int = Field(default=0, ge=0)
     """Steps of supervised warm-up; 0 has none, or takes sft.epochs."""
     epochs: int = Field(default=0, ge=0)
@@ -280,7 +280,7 @@ class Sft(Section):
         return value
 
 
-class Lora(Section):
+class LoraSection(Section):
     rank: int = Field(default=0, ge=0)
     """Train adapters of this rank instead of the weights themselves, in both phases; 0: no adapters."""
     alpha: float = Field(default=32.0, gt=0)
@@ -296,7 +296,7 @@ class Lora(Section):
     """Matrices that get one, in every layer; also lm_head, where it is not the embedding."""
 
 
-class Parallel(Section):
+class ParallelSection(Section):
     tp: int = Field(default=1, ge=1)
     """Of torchrun's processes, so many split every layer among them (tensor parallel); groups of them
     share out the batch."""
@@ -308,7 +308,7 @@ class Parallel(Section):
     """Seconds a process waits for the others before the run stops and says who waits for what."""
 
 
-class Cluster(Section):
+class ClusterSection(Section):
     address: str = ""
     """A Ray cluster: auto, local, or host:port; empty: this machine alone, without Ray."""
     learners: int = Field(default=1, ge=1)
@@ -328,18 +328,18 @@ class Cluster(Section):
 class Config(Section):
     """Everything a run depends on."""
 
-    run: Run = Run()
-    model: Model = Model()
-    task: Tasks = Tasks()
-    actions: Actions = Actions()
-    rollout: Rollout = Rollout()
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    actions: ActionsSection = ActionsSection()
+    rollout: RolloutSection = RolloutSection()
     engine: EngineSection = EngineSection()
-    algo: Algo = Algo()
-    train: Train = Train()
-    sft: Sft = Sft()
-    lora: Lora = Lora()
-    parallel: Parallel = Parallel()
-    cluster: Cluster = Cluster()
+    algo: AlgoSection = AlgoSection()
+    train: TrainSection = TrainSection()
+    sft: SftSection = SftSection()
+    lora: LoraSection = LoraSection()
+    parallel: ParallelSection = ParallelSection()
+    cluster: ClusterSection = ClusterSection()
 
     @model_validator(mode="after")
     def _can_work(self) -> Config:
@@ -378,7 +378,7 @@ class Config(Section):
         return self
 
 
-def _check_sft(sft: Sft, env: str) -> None:
+def _check_sft(sft: SftSection, env: str) -> None:
     if sft.steps and sft.epochs:
         raise ValueError(
             f"sft.steps={sft.steps} and sft.epochs={sft.epochs} exclude each other: set one to 0"

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from graft.border import UserCodeError, raised, user_frame
-from graft.waits import short_file
+from graft.deadlines import short_file
+from graft.user_code import UserCodeError, raised, user_frame
 
 
 class UnknownName(ValueError):

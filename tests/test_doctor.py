@@ -17,19 +17,19 @@ from graft.doctor import Check, machine, recipe, report
 from graft.doctor.conversation import conversation_check
 from graft.doctor.patience import made, within
 from graft.doctor.recipe import examine_recipe
-from graft.doctor.rewards import Stage, reward_check, turns
+from graft.doctor.rewards import RewardStage, reward_check, turns
 from graft.doctor.tools import answer_of, arguments_for, tool_checks
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
 from graft.envs import make
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
-from graft.models.load import load_model
-from graft.models.save import save_model
-from graft.models.shape import Shape
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.models.shape import ModelShape
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
-from graft.train.room import Room
+from graft.text.tokenizer import FastTokenizer
+from graft.train.memory.device_memory import DeviceMemory
 from graft.types import Author, Called, Episode, Leaf, Span, Task, Turn
 from tests.engine.fake_sglang import serving_sglang
 
@@ -101,8 +101,8 @@ def written(tmp_path) -> str:
 def chatty(tmp_path_factory) -> Path:
     """A chat model that reads bytes, in a folder of its own."""
     folder = tmp_path_factory.mktemp("models") / "chatty"
-    tokenizer = Tokenizer.bytes()
-    shape = Shape(
+    tokenizer = FastTokenizer.bytes()
+    shape = ModelShape(
         width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ff=32, tied=False,
         vocab_size=tokenizer.vocab_size, max_positions=4096,
     )  # fmt: skip
@@ -206,7 +206,9 @@ def test_an_environment_that_is_not_there_is_told_of_once(written):
 
 
 def test_too_little_memory_is_told_of_and_nothing_is_opened(written, monkeypatch):
-    monkeypatch.setattr(recipe, "room_on", lambda device: Room(device, 1 << 26, False, "CPU"))
+    monkeypatch.setattr(
+        recipe, "room_on", lambda device: DeviceMemory(device, 1 << 26, False, "CPU")
+    )
     found = looked_at(written)
     assert sick(found) == ["memory"]
     assert "of the 64 MB" in found["memory"].seen or "0.06 GB" in found["memory"].seen
@@ -264,7 +266,9 @@ class Posed(BaseEnv):
     ],
 )
 def test_the_reward_is_tried_on_right_answers_and_on_garbage(pays, teacher, answer, verdict, why):
-    stage = Stage(lambda task: Posed(pays, teacher, answer), None, Chat(Tokenizer.bytes()))
+    stage = RewardStage(
+        lambda task: Posed(pays, teacher, answer), None, Chat(FastTokenizer.bytes())
+    )
     found = reward_check(stage, [Task(f"t{i}", "posed", seed=i) for i in range(3)], {})
     assert (found.verdict, why in found.seen) == (verdict, True), found
 
@@ -275,7 +279,9 @@ def test_gold_answers_that_are_not_all_taken_for_right_are_worth_a_word():
             self.answer = "7" if self.seed else "8"
             return "?"
 
-    stage = Stage(lambda task: Some(lambda said: float(said == "8")), None, Chat(Tokenizer.bytes()))
+    stage = RewardStage(
+        lambda task: Some(lambda said: float(said == "8")), None, Chat(FastTokenizer.bytes())
+    )
     found = reward_check(stage, [Task(f"t{i}", "posed", seed=i) for i in range(2)], {})
     assert found.verdict == "warn"
     assert "1 of 2 gold answers earn 1" in found.seen
@@ -445,7 +451,7 @@ def test_a_warm_up_from_rows_shows_its_first_row(written, tmp_path):
 
 
 def test_a_conversation_of_which_nothing_is_trained_fails():
-    digits = Tokenizer.characters("0123456789+=")
+    digits = FastTokenizer.characters("0123456789+=")
     zeros = [0.0] * 2
     said = Span(0, Author.POLICY, [8, 1], [8, 1], zeros, zeros, [0, 0], mask=[False, False])
     episode = Episode(
@@ -489,7 +495,7 @@ def test_lines_below_the_first_stand_under_what_was_seen():
 
 
 def test_a_server_takes_the_weights_and_a_dead_one_is_named(written, chatty):
-    tokenizer = Tokenizer.bytes()
+    tokenizer = FastTokenizer.bytes()
     other = Decoder(load_model(chatty).shape).initialise(9)  # what somebody else has left there
     given = (
         f"model.path={chatty}", "model.shape={}", "engine.name=sglang", "rollout.temperature=0.7",

@@ -1,8 +1,9 @@
-"""The house rules about imports: files look downhill, heavy libraries wait until they are needed.
+"""The house rules about imports: files import from lower floors, heavy libraries are imported late.
 
-Floors, from the ground: 0 types, protocols, registry, config, other_names, waits, border; 1a text, actions,
-data, tools, rewards, envs; 1b algos; 2 models, engine; 3 rollout; 4 train, evaluate; 5 the
-rest (cli, doctor, ...).
+Floors, from the ground: 0 types, protocols, registry, config and the like; 1a text, actions, data,
+tools, rewards, envs; 1b algos; 2 models, engine; 3 rollout; 4 train; 5 evaluate, datagen, replay,
+planning, cluster, runs; 6 the rest (api, viewer, doctor, commands, cli). Lazy and type-only imports
+count like any other, and no two modules import each other, directly or through others.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ PACKAGE = ROOT / "graft"
 LOOKS_AT: dict[str, set[str]] = {}
 """Room -> the rooms it may import from. A room is a file or folder directly under graft/."""
 
-VERSION = "graft.__version__"  # a constant: anybody may ask for it
 GROUND = {
     "types",
     "protocols",
     "registry",
     "config",
-    "other_names",
-    "waits",
-    "border",
-    "__version__",
+    "peer_keys",
+    "version",
+    "files",
+    "http",
+    "deadlines",
+    "tolerances",
+    "user_code",
 }
 for room in GROUND:
     LOOKS_AT[room] = GROUND
@@ -44,13 +47,16 @@ NO_TORCH = below.copy()  # floors 0 and 1a
 LOOKS_AT["transfer"] = {"transfer"}  # tensors to a device
 LOOKS_AT["algos"] = {"algos", "transfer"} | GROUND  # maths of tensors only: nothing of floor 1a
 below |= {"algos", "transfer"}
-LOOKS_AT["models"] = {"models"} | below
-LOOKS_AT["engine"] = {"engine", "models"} | below
-below |= {"models", "engine"}
-LOOKS_AT["rollout"] = {"rollout"} | below
-below |= {"rollout"}
-LOOKS_AT["evaluate"] = {"evaluate"} | below
-LOOKS_AT["train"] = {"train", "evaluate"} | below  # a run scores itself before and after
+# each of these may import from those before it
+for room in ("models", "engine", "rollout", "train"):
+    LOOKS_AT[room] = {room} | below
+    below |= {room}
+for room in ("evaluate", "datagen", "replay", "planning", "cluster", "runs"):  # above train
+    LOOKS_AT[room] = {room} | below
+    below |= {room}
+
+MOST_FILES = 22
+"""Of one folder, `__init__.py` not counted: beyond that a folder holds more than one noun."""
 
 HEAVY = {
     "transformers",
@@ -83,17 +89,17 @@ MORE_THAN_ONE_FILE: dict[str, set[str]] = {
     # old tokenizer files on floor 1a, which may not see models/; GGUF vocabularies in models/; models
     # of families that have no decoder of ours
     "transformers": {
-        "graft/models/foreign/files.py",
-        "graft/models/gguf.py",
+        "graft/models/transformers/files.py",
+        "graft/models/io/gguf_read.py",
         "graft/text/tokenizer.py",
     },
     # one reads such files, the other writes them
-    "gguf": {"graft/models/gguf.py", "graft/models/gguf_write.py"},
+    "gguf": {"graft/models/io/gguf_read.py", "graft/models/io/gguf_write.py"},
     # two servers that have nothing in common: documents for rollouts, pages for people
     "starlette": {"graft/tools/search/server.py", "graft/viewer/server.py"},
     "uvicorn": {"graft/tools/search/server.py", "graft/viewer/server.py"},
     # its files, the types of the values in them, and a file that is written
-    "pyarrow": {"graft/data/arrow.py", "graft/data/arrow_values.py", "graft/train/row_file.py"},
+    "pyarrow": {"graft/data/arrow.py", "graft/data/arrow_values.py", "graft/datagen/row_file.py"},
 }
 """Heavy library -> the files that share it, where one is truly not enough; each with its reason."""
 
@@ -125,7 +131,7 @@ def imports(source: str, file: str, modules: set[str]) -> list[Import]:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             inner = [f"{module}.{alias.name}" for alias in node.names]
-            targets = [name if name in modules | {VERSION} else module for name in inner]
+            targets = [name if name in modules else module for name in inner]
         else:
             targets = []
         found.extend(Import(file, target, lazy, types) for target in dict.fromkeys(targets))
@@ -238,6 +244,66 @@ def test_the_exceptions_are_still_needed(every_import):
     assert shared == MORE_THAN_ONE_FILE
 
 
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that import each other (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(one: str) -> None:
+        index[one] = low[one] = len(index)
+        stack.append(one)
+        for other in graph.get(one, ()):
+            if other not in index:
+                visit(other)
+                low[one] = min(low[one], low[other])
+            elif other in stack:
+                low[one] = min(low[one], index[other])
+        if low[one] == index[one]:
+            at = stack.index(one)
+            group, stack[at:] = stack[at:], []
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for one in sorted(graph):
+        if one not in index:
+            visit(one)
+    return found
+
+
+def test_no_modules_import_each_other_not_even_late_or_for_types(every_import):
+    modules = {file: name for name, file in whole_package().items()}
+    graph: dict[str, set[str]] = {name: set() for name in modules.values()}
+    for one in every_import:
+        if one.target in graph and one.target != modules[one.file]:
+            graph[modules[one.file]].add(one.target)
+    assert circles(graph) == []
+
+
+def test_circles_are_found_through_a_third_module():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_folder_has_more_files_than_a_reader_can_survey():
+    files: dict[str, int] = defaultdict(int)
+    for path in PACKAGE.rglob("*.py"):
+        files[path.parent.relative_to(ROOT).as_posix()] += path.name != "__init__.py"
+    crowded = {folder: count for folder, count in files.items() if count > MOST_FILES}
+    assert crowded == {}
+
+
+def test_a_class_name_is_defined_once_in_the_package():
+    """One name, one thing: a reader who searches for a class finds one definition."""
+    where: dict[str, list[str]] = defaultdict(list)
+    for file in whole_package().values():
+        for node in ast.walk(ast.parse((ROOT / file).read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                where[node.name].append(file)
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}
+
+
 def loaded_after(code: str) -> set[str]:
     """Top-level modules in memory after `code`, in a fresh process."""
     tell = "import json, sys; print(json.dumps(sorted({n.split('.')[0] for n in sys.modules})))"
@@ -317,12 +383,16 @@ def test_an_import_knows_whether_it_runs_at_once():
         ("graft/algos/losses.py", "import graft.types", True),
         ("graft/algos/losses.py", "import graft.text.parse", False),
         ("graft/engine/native/engine.py", "import graft.models.decoder", True),
-        ("graft/models/load.py", "import graft.engine.errors", False),
+        ("graft/models/io/load.py", "import graft.engine.errors", False),
         ("graft/rollout/collect.py", "def f():\n    import graft.train.rl", False),
-        ("graft/evaluate/run.py", "import graft.train.rl", False),
+        ("graft/rollout/collect.py", "if TYPE_CHECKING:\n    import graft.train.rl", False),
+        ("graft/evaluate/run.py", "import graft.train.rl", True),
+        ("graft/train/rl.py", "import graft.evaluate.run", False),
+        ("graft/datagen/row_file.py", "import graft.evaluate.run", True),
+        ("graft/evaluate/run.py", "import graft.datagen.row_file", False),
         ("graft/train/rl.py", "import graft.cli", False),
         ("graft/train/rl.py", "from graft import make", False),
-        ("graft/train/rl.py", "from graft import __version__", True),
+        ("graft/train/rl.py", "from graft.version import __version__", True),
         ("graft/cli.py", "import graft.train.rl", True),
         ("graft/__init__.py", "import graft.types", True),
     ],

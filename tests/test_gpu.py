@@ -9,13 +9,13 @@ from graft.algos.presets import build
 from graft.engine.native.engine import NativeEngine
 from graft.envs import make
 from graft.models.decoder import Decoder
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.branch import independent
+from graft.models.shape import ModelShape
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.episode import Setting
+from graft.rollout.episode_builder import RolloutSetup
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.types import Sampling, Task
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.gpu
 
 def rollouts(dtype: torch.dtype, pauses: int = 0):
     """A policy and rows of its own; with pauses, every sample is cut so many times on the way."""
-    tokenizer = Tokenizer.characters(make("calculator").alphabet)
-    shape = Shape(
+    tokenizer = FastTokenizer.characters(make("calculator").alphabet)
+    shape = ModelShape(
         vocab_size=tokenizer.vocab_size,
         width=256,
         layers=4,
@@ -37,7 +37,7 @@ def rollouts(dtype: torch.dtype, pauses: int = 0):
     )
     policy = Decoder(shape).initialise(0).to("cuda", dtype)
     engine = NativeEngine(policy, tokenizer=tokenizer, eos_ids=(tokenizer.eos_id,), kv_tokens=65536)
-    setting = Setting(
+    setting = RolloutSetup(
         engine=engine,
         chat=Chat(tokenizer),
         make_env=lambda task: make("calculator"),
@@ -46,7 +46,7 @@ def rollouts(dtype: torch.dtype, pauses: int = 0):
     )
     tasks = [Task(str(i), "calculator", seed=i) for i in range(16)]
     if not pauses:
-        return policy, rows_of(collect(tasks, setting, independent(8)))
+        return policy, trajectories_of(collect(tasks, setting, independent(8)))
 
     async def pausing(growth):
         if growth.episode.task.id == "0":  # one for all: it pauses the engine, not an episode
@@ -60,7 +60,7 @@ def rollouts(dtype: torch.dtype, pauses: int = 0):
             engine.load(None, version)
 
     cutting = []
-    return policy, rows_of(collect(tasks, setting, pausing))
+    return policy, trajectories_of(collect(tasks, setting, pausing))
 
 
 # bfloat16: what its rounding leaves after four random layers; 5.0e-3 was measured
@@ -115,8 +115,8 @@ def test_a_split_policy_of_one_process_takes_the_same_step_on_nccl(tmp_path):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from graft.models.policies import weights_of
-    from graft.models.sharded import shard
+    from graft.models.parallel.decoder import shard
+    from graft.models.policy import weights_of
 
     plain, rows = rollouts(torch.bfloat16)
     batch = to_batch(rows)

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from graft.cli import app
+from graft.commands.envs import list_envs, open_env, play, table
 from graft.doctor import Check, examine
 from graft.envs import ENVS, make
-from graft.gym import list_envs, open_env, play, table
 
 run = CliRunner().invoke
 

@@ -7,8 +7,8 @@ import pytest
 import graft
 from graft.doctor.isolation import isolation_check
 from graft.envs.base import BaseEnv
-from graft.envs.tooled import ToolEnv
-from graft.train.check import FAIL, PASS, WARN
+from graft.envs.tool_env import ToolEnv
+from graft.train.monitor.check import FAIL, PASS, WARN
 from graft.types import Task, Turn
 
 NOTES: list[str] = []

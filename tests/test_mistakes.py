@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import graft
-from graft.envs.tooled import ToolEnv
+from graft.envs.tool_env import ToolEnv
 
 SHAPE = {
     "width": 16,
@@ -31,7 +31,7 @@ import asyncio, math, torch
 import numpy as np
 import graft
 from graft.envs.base import BaseEnv, Wrapper
-from graft.envs.tooled import ToolEnv
+from graft.envs.tool_env import ToolEnv
 from graft.types import Author, Turn
 
 

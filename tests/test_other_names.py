@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from graft.config import ConfigError, keys, load_config
-from graft.other_names import FIRST_KEYS, OTHER_NAMES, as_override, meant
+from graft.peer_keys import FIRST_KEYS, OTHER_NAMES, as_override, meant
 
 
 def test_every_entry_names_a_key_that_exists_and_none_that_is_ours():

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from graft.commands.report import report
 from graft.config import ConfigError
-from graft.record import Curves, Record
 from graft.report.curves import curve, number, smoothed, ticks
 from graft.report.markup import shown
 from graft.report.page import page, write_report
 from graft.report.tables import tokens_per_second
 from graft.report.transcripts import pick
+from graft.runs import Curves, RunRecord
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 from tests.test_record import attempt, held, make_run, save, step
 
@@ -80,7 +80,7 @@ def is_inert(seen: Page) -> bool:
     )
 
 
-def finished(folder: Path) -> Record:
+def finished(folder: Path) -> RunRecord:
     """Two warm-up steps, three of RL, all of it scored."""
     best, worst = attempt("right", 1.0, "sum/1"), attempt("wrong", 0.0, "sum/2")
     record = make_run(
@@ -400,9 +400,9 @@ def test_a_place_that_cannot_be_written_to_is_refused_in_words(tmp_path, out):
 # several seeds of one recipe
 
 
-def seeds(folder: Path, *afters: float | None, lr: str = "0.1") -> list[Record]:
+def seeds(folder: Path, *afters: float | None, lr: str = "0.1") -> list[RunRecord]:
     """Runs of 3, 2, 1 ... steps with the seed as their reward's start; one without `after` goes on."""
-    made: list[Record] = []
+    made: list[RunRecord] = []
     for seed, after in enumerate(afters):
         summary = {
             "before": {"sampled": 0.1 + 0.1 * seed},

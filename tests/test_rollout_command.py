@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 import graft
 from graft.commands.rollout import rollout
 from graft.config import ConfigError, load_config
-from graft.evaluate.run import evaluate
+from graft.train.build import build_run
+from graft.train.held_out import evaluate
 from graft.train.rl import held_out_tasks
-from graft.train.setup import assemble
 
 TINY = (
     "model.shape={family: qwen3, width: 16, layers: 1, heads: 2, kv_heads: 2, head_dim: 8, ff: 16, "
@@ -57,7 +57,7 @@ def told(*arguments: str):
 
 def test_an_attempt_is_the_one_that_the_evaluation_makes(folder: Path):
     config = load_config(str(folder / "runs/a/config.yaml"), [])
-    parts = assemble(config, weights=folder / "runs/a/checkpoints/rl-000001")
+    parts = build_run(config, weights=folder / "runs/a/checkpoints/rl-000001")
     wanted = evaluate(held_out_tasks("calculator", 3), parts.held_out, temperature=1.0).episodes[2]
     found = told("a", "--seed", "2")
     [attempt] = found["attempts"]

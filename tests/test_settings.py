@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graft.record.settings import LONGEST_IN_SHORT, differing, flat, in_short, seed_groups
+from graft.runs.settings import LONGEST_IN_SHORT, differing, flat, in_short, seed_groups
 
 CALM = {"run": {"name": "calm", "seed": 0}, "train": {"lr": 2e-4, "steps": 40}}
 HOT = {"run": {"name": "hot", "seed": 0}, "train": {"lr": 2e-3, "steps": 40}}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from graft import waits
-from graft.waits import Watchdog, clock, current, overdue, waiting, where
+from graft import deadlines as waits
+from graft.deadlines import Watchdog, clock, current, overdue, waiting, where
 
 
 def whats() -> list[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from graft.models.gguf import open_tokenizer
-from graft.models.load import load_model
-from graft.models.save import save_model
+from graft.models.io.gguf_read import open_tokenizer
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
 
 if __name__ == "__main__":
     source, folder = map(Path, sys.argv[1:])

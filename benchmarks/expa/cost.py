@@ -34,7 +34,7 @@ from graft.actions.space import ActionSpace
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
-from graft.models.extra import extend
+from graft.models.extra_actions import extend
 from graft.types import Finish, Sampling
 
 DIGITS, OPERATORS = 10, 4

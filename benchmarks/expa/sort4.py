@@ -16,16 +16,16 @@ from graft.config import load_config
 from graft.envs import make
 from graft.envs.earl.deals import all_permutations
 from graft.protocols import Env
-from graft.rollout.branch import independent
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.train.checkpoint import latest_model
-from graft.train.setup import assemble
+from graft.train.build import build_run
+from graft.train.run_dir.checkpoint import latest_model
 from graft.types import Task
 
 
 def main(folder: str) -> None:
     config = load_config(str(Path(folder) / "config.yaml"), ["run.name=sort4"])
-    parts = assemble(config, latest_model(folder))
+    parts = build_run(config, latest_model(folder))
     given = {"dress": config.task.args.get("dress", "tags"), "held_out": False}
     instances = {
         f"sort4:{way}:{''.join(map(str, items))}": (items, way == "down")

@@ -56,8 +56,8 @@ def _families(groups: int, members: int, shared: int, own: int) -> np.ndarray:
 
 
 def _decode(bench: Bench, pages: np.ndarray, length: int, is_shared: bool) -> list[float]:
-    from graft.engine.native.kernels.decode import decode, scratch
-    from graft.engine.native.sharing import share
+    from graft.engine.native.cuda.kernels.decode import decode, scratch
+    from graft.engine.native.kv.sharing import share
 
     def device(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.from_numpy(array).to(bench.device, dtype)
@@ -89,7 +89,7 @@ def _decode(bench: Bench, pages: np.ndarray, length: int, is_shared: bool) -> li
 
 
 def _captured(work: Callable[[], None]) -> Callable[[], None]:
-    from graft.engine.native.graphs import Graphs
+    from graft.engine.native.cuda.graphs import Graphs
 
     def several() -> None:
         for _ in range(CALLS):
@@ -107,12 +107,12 @@ def training(bench: Bench) -> list[Row]:
     """TFLOP/s of useful pairs, forward and backward, on three trees of 256 + 8 x 512 tokens."""
     if bench.device.type != "cuda":
         return []
-    from graft.models.blocks import Blocks
     from graft.models.kernels.interval import interval_attention
+    from graft.models.tree.block_lists import BlockLists
 
     tree = [256 + 8 * 512] * 256 + [256 + 512 * (i + 1) for i in range(8) for _ in range(512)]
     ends = torch.tensor([end + number * len(tree) for number in range(3) for end in tree])
-    blocks = Blocks.of(ends, bench.device)
+    blocks = BlockLists.of(ends, bench.device)
     pairs = float((ends - torch.arange(len(ends))).sum())
     q, k, v = (
         torch.randn(

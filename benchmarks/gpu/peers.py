@@ -19,7 +19,7 @@ from benchmarks.gpu.report import Row
 from benchmarks.gpu.rollouts import WARM_UP, Player
 from benchmarks.gpu.works import Work
 from graft.models.decoder import Decoder
-from graft.models.names import hf_names
+from graft.models.io.tensor_names import hf_names
 
 GENERATE_ROUNDS = 2
 TRL_STEPS = 2  # the first one warms up

@@ -22,7 +22,7 @@ from benchmarks.gpu.works import GOALS, Work, random_tokens
 from benchmarks.shapes import SHAPES, activation_bytes, kv_bytes, random_decoder
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
-from graft.models.shape import Shape
+from graft.models.shape import ModelShape
 from graft.types import Completion, Sampling
 
 WARM_UP = 128
@@ -34,7 +34,7 @@ WORKSPACE_BYTES = 12e9
 """Logits of a chunk, graphs, what the allocator cannot join."""
 
 
-def pool_tokens(bench: Bench, shape: Shape, work: Work, tokens_per_micro: int = 0) -> int:
+def pool_tokens(bench: Bench, shape: ModelShape, work: Work, tokens_per_micro: int = 0) -> int:
     """Room for everybody at once, or what the device has left beside a trainer."""
     held = shape.num_params * (TRAINING_BYTES if tokens_per_micro else 2) + WORKSPACE_BYTES
     held += tokens_per_micro * activation_bytes(shape)
@@ -102,7 +102,7 @@ def rollouts(bench: Bench, name: str, work: Work) -> list[Row]:
     return [Row(title, "tok/s", median(rates), must, aim, rounds=rates, note=note)]
 
 
-def _share_of_bounds(bench: Bench, shape: Shape, work: Work, rate: float) -> str:
+def _share_of_bounds(bench: Bench, shape: ModelShape, work: Work, rate: float) -> str:
     """The rate as a share of what reading alone would allow, a prompt read once or by everybody."""
     read = bench.roofs.get(READ, UNMEASURED[READ]) * 1e12
     shares = []

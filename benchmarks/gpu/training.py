@@ -25,12 +25,12 @@ from benchmarks.shapes import SHAPES, kv_bytes, random_decoder
 from graft.algos.presets import build
 from graft.engine.native.engine import NativeEngine
 from graft.envs.base import BaseEnv
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.branch import independent
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.episode import Setting
+from graft.rollout.episode_builder import RolloutSetup
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.types import (
@@ -57,13 +57,13 @@ LARGE = 3e9
 
 
 @lru_cache(maxsize=1)
-def words(vocab_size: int) -> Tokenizer:
+def words(vocab_size: int) -> FastTokenizer:
     """One word per token and no token that ends a turn: lengths are forced."""
     vocabulary = {f"w{i}": i for i in range(vocab_size)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    return Tokenizer(backend, chat_templates={"default": template})
+    return FastTokenizer(backend, chat_templates={"default": template})
 
 
 class RandomWords(BaseEnv):
@@ -116,7 +116,7 @@ class Trainer:
 
     def rollout(self) -> list[Episode]:
         work, vocab_size = self.work, self.shape.vocab_size
-        setting = Setting(
+        setting = RolloutSetup(
             engine=self.engine,
             chat=Chat(words(vocab_size)),
             make_env=lambda task: RandomWords(work.prompt, vocab_size),
@@ -139,7 +139,7 @@ class Trainer:
 
     def learn(self, episodes: list[Episode]) -> None:
         """Everything between the last sampled token and the next rollout."""
-        rows = rows_of(episodes)
+        rows = trajectories_of(episodes)
         batch = to_batch(rows)
         batch = batch.replace(advantages=self.credit(batch.zeros(), batch))
         self.metrics = self.learner.update(rows, batch)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.shapes import kv_bytes
-from graft.models.shape import Shape
+from graft.models.shape import ModelShape
 
 SPARE = 128
 """Pool tokens per sample beyond its response: the copied last page of the prompt, and the page it
@@ -51,7 +51,7 @@ class Work:
     def random_prompts(self, rng: random.Random, vocab_size: int) -> list[list[int]]:
         return [random_tokens(rng, self.prompt, vocab_size) for _ in range(self.prompts)]
 
-    def decode_bytes(self, shape: Shape, dtype: torch.dtype, *, is_shared: bool) -> float:
+    def decode_bytes(self, shape: ModelShape, dtype: torch.dtype, *, is_shared: bool) -> float:
         """Bytes that all decode steps move at the least: weights, keys and values, logits.
 
         Logits count as bf16 written once and read once. `is_shared` reads a prompt once per group
@@ -63,7 +63,7 @@ class Work:
         kv = kv_bytes(shape, dtype) * (readers * self.prompt + private)
         return self.response * (weights + kv + 4 * self.sequences * shape.vocab_size)
 
-    def training_flops(self, shape: Shape) -> float:
+    def training_flops(self, shape: ModelShape) -> float:
         """Forward and backward of every unique token: six per weight, attention three times 4 L H d."""
         prompts = self.prompts * self.prompt * self.prompt / 2  # pairs of query and key
         responses = self.sampled * (self.prompt + self.response / 2)

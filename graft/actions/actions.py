@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from graft.actions.build import LANGUAGE, Door, Plan, build_actions
+from graft.actions.build import LANGUAGE, ActionPlan, ToolEntry, build_actions
 from graft.actions.fields import ActionsError
 from graft.actions.grammar import Automaton
 from graft.actions.listing import read_listing
@@ -50,7 +50,7 @@ class Actions:
     """The description of each extra action."""
     init_tokens: tuple[int | None, ...]
     """The token whose head row each extra action starts from; None draws one."""
-    doors: tuple[Door, ...]
+    doors: tuple[ToolEntry, ...]
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class Actions:
         """The observation as it is written behind the call."""
         return self._door(tool).answer.replace("{}", observation)
 
-    def _door(self, tool: str) -> Door:
+    def _door(self, tool: str) -> ToolEntry:
         for door in self.doors:
             if door.tool == tool:
                 return door
@@ -124,14 +124,14 @@ class Actions:
         meant = f"did you mean {hint!r}? " if hint else ""
         raise ValueError(f"no tool {tool!r}; {meant}known: {', '.join(self.tools)}")
 
-    def _said(self, door: Door, mode: int, text: str) -> int | None:
+    def _said(self, door: ToolEntry, mode: int, text: str) -> int | None:
         """The action that says `text` in this mode."""
         for action, said in door.texts.items():
             if said == text.strip() and self.space.allows(mode, action):
                 return action
         return None
 
-    def _allowed(self, door: Door, mode: int) -> list[str]:
+    def _allowed(self, door: ToolEntry, mode: int) -> list[str]:
         return [said for action, said in door.texts.items() if self.space.allows(mode, action)]
 
     def write(self, taken: Sequence[int]) -> Decisions:
@@ -164,7 +164,7 @@ def load_actions(
             f"the model has {rows} rows and the tokenizer {tokenizer.vocab_size} tokens; they do "
             f"not belong together"
         )
-    plan = Plan(read_listing(source).choose(tools), tokenizer, rows)
+    plan = ActionPlan(read_listing(source).choose(tools), tokenizer, rows)
     build = build_tags if plan.listing.style == "tags" else build_actions
     doors = build(plan)
     space, grammar = plan.space(), plan.grammar()

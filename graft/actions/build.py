@@ -19,7 +19,7 @@ import numpy as np
 
 from graft.actions.fields import ActionsError
 from graft.actions.grammar import Automaton
-from graft.actions.listing import Action, Listing, Tool
+from graft.actions.listing import Action, ActionFile, ListedTool
 from graft.actions.rules import Symbol
 from graft.actions.space import ActionSpace
 from graft.actions.syntax import explore, refuse_traps, rules_of
@@ -29,7 +29,7 @@ LANGUAGE = 0
 """The mode of free text."""
 
 
-class Door(NamedTuple):
+class ToolEntry(NamedTuple):
     """What a finished build knows of one tool: its way in, its modes, its actions by text."""
 
     tool: str
@@ -45,10 +45,10 @@ class Door(NamedTuple):
 
 
 @dataclass(slots=True)
-class Plan:
+class ActionPlan:
     """A table and an automaton in the making. `encode` says where a text cannot be encoded."""
 
-    listing: Listing
+    listing: ActionFile
     tokenizer: Tokenizer
     vocab_size: int
     """Rows of the model, perhaps more than the tokenizer has tokens; these are never allowed."""
@@ -92,7 +92,7 @@ class Plan:
         self.init_tokens.append(None if action.init is None else tokens[action.init])
         return self.vocab_size + len(self.names) - 1
 
-    def where(self, tool: Tool) -> str:
+    def where(self, tool: ListedTool) -> str:
         return f"{self.listing.file}, tool {tool.name!r}"
 
     def space(self) -> ActionSpace:
@@ -110,7 +110,7 @@ class Plan:
         )
 
 
-def symbols_of(tool: Tool) -> list[Symbol]:
+def symbols_of(tool: ListedTool) -> list[Symbol]:
     return [
         Symbol(action.text.strip(), group.name, group.is_exit)
         for group in tool.groups
@@ -118,11 +118,11 @@ def symbols_of(tool: Tool) -> list[Symbol]:
     ]
 
 
-def build_actions(plan: Plan) -> list[Door]:
+def build_actions(plan: ActionPlan) -> list[ToolEntry]:
     """Fill the plan with actions beyond the vocabulary."""
     language = plan.add_mode(set(), is_free=True)
     ids: dict[str, int] = {}  # description -> action; no two actions share one
-    doors: list[Door] = []
+    doors: list[ToolEntry] = []
     for tool in plan.listing.tools:
         where = plan.where(tool)
         entry = plan.add_action(tool.entries[0], f"{where}, entry")
@@ -150,7 +150,7 @@ def build_actions(plan: Plan) -> list[Door]:
                 if arc.state is None:
                     plan.exits.add(taken)
         doors.append(
-            Door(
+            ToolEntry(
                 tool.name,
                 [entry],
                 range(modes[0], modes[-1] + 1),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graft.actions.rules import Move, Rules, Symbol
+from graft.actions.rules import Symbol, SyntaxMove, SyntaxRules
 
 KINDS = {
     "0": "zero",
@@ -53,7 +53,7 @@ COMPLETE: Table = {
 }
 
 
-def expression(symbols: Sequence[Symbol], depth: int = 8, complete: bool = False) -> Rules:
+def expression(symbols: Sequence[Symbol], depth: int = 8, complete: bool = False) -> SyntaxRules:
     """Arithmetic with at most `depth` open parentheses: there "(" is no longer offered."""
     if depth < 0:
         raise ValueError(f"depth={depth}: must be 0 or more")
@@ -65,18 +65,18 @@ def expression(symbols: Sequence[Symbol], depth: int = 8, complete: bool = False
             )
     table = COMPLETE if complete else STRICT
 
-    def move(state: tuple[str, int], symbol: Symbol) -> Move | None:
+    def move(state: tuple[str, int], symbol: Symbol) -> SyntaxMove | None:
         before, is_open = state
         kind = "exit" if symbol.is_exit else KINDS[symbol.text]
         after = table[before].get(kind)
         if after is None:
             return None
         if kind == "exit":
-            return None if is_open else Move(None)
+            return None if is_open else SyntaxMove(None)
         if kind == "open":
-            return Move((after, is_open + 1)) if is_open < depth else None
+            return SyntaxMove((after, is_open + 1)) if is_open < depth else None
         if kind == "close":
-            return Move((after, is_open - 1)) if is_open else None
-        return Move((after, is_open))
+            return SyntaxMove((after, is_open - 1)) if is_open else None
+        return SyntaxMove((after, is_open))
 
-    return Rules(("start", 0), move)
+    return SyntaxRules(("start", 0), move)

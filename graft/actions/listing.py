@@ -47,7 +47,7 @@ class Action(NamedTuple):
     init: int | None = 0
 
 
-class Group(NamedTuple):
+class ActionGroup(NamedTuple):
     name: str
     actions: tuple[Action, ...]
 
@@ -57,7 +57,7 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ListedTool:
     """One tool as its file describes it. `exit` is the closing tag, "" where actions exit."""
 
     name: str
@@ -67,18 +67,18 @@ class Tool:
     exit: str
     syntax: str
     options: dict[str, Any]
-    groups: tuple[Group, ...]
+    groups: tuple[ActionGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ActionFile:
     """An action file that was read."""
 
     file: str
     style: str
-    tools: tuple[Tool, ...]
+    tools: tuple[ListedTool, ...]
 
-    def choose(self, names: Sequence[str]) -> Listing:
+    def choose(self, names: Sequence[str]) -> ActionFile:
         """Only these tools, still in the file's order; all of them if none is named."""
         known = [tool.name for tool in self.tools]
         for name in names:
@@ -87,14 +87,14 @@ class Listing:
                 meant = f"did you mean {hint!r}? " if hint else ""
                 raise ActionsError(f"{self.file} has no tool {name!r}; {meant}known: {known}")
         chosen = tuple(tool for tool in self.tools if not names or tool.name in names)
-        return Listing(self.file, self.style, chosen)
+        return ActionFile(self.file, self.style, chosen)
 
 
 def bundled() -> list[str]:
     return sorted(path.stem for path in FILES.glob("*.yaml"))
 
 
-def read_listing(source: str) -> Listing:
+def read_listing(source: str) -> ActionFile:
     """A bundled file by its name, or any file by its path; EARL's own files are read too."""
     path = FILES / f"{source}.yaml" if source in bundled() else Path(source)
     if not path.is_file():
@@ -109,24 +109,24 @@ def read_listing(source: str) -> Listing:
     return parse(data, path.name)
 
 
-def parse(data: dict[str, Any], file: str) -> Listing:
+def parse(data: dict[str, Any], file: str) -> ActionFile:
     """A Listing from plain values; the groups of one tool are known to those below it."""
     data = fields(data, ("style", "tools"), file)
     style = data.get("style", "actions")
     if not isinstance(style, str) or style not in KEYS:
         raise ActionsError(f"{file}: style {style!r} is neither 'actions' nor 'tags'")
-    groups: dict[str, Group] = {}
-    tools: list[Tool] = []
+    groups: dict[str, ActionGroup] = {}
+    tools: list[ListedTool] = []
     for i, entry in enumerate(several(required(data, "tools", file), f"{file}, tools"), 1):
         tool = _tool(entry, style, groups, f"{file}, tool {i}")
         if any(tool.name == other.name for other in tools):
             raise ActionsError(f"{file}: two tools are named {tool.name!r}; rename one")
         tools.append(tool)
     _refuse_clashes(tools, style, file)
-    return Listing(file, style, tuple(tools))
+    return ActionFile(file, style, tuple(tools))
 
 
-def _tool(value: Any, style: str, groups: dict[str, Group], where: str) -> Tool:
+def _tool(value: Any, style: str, groups: dict[str, ActionGroup], where: str) -> ListedTool:
     if isinstance(value, dict) and "name" in value:
         where = f"{where.partition(', tool')[0]}, tool {value['name']!r}"
     if isinstance(value, dict) and style == "tags" and "answer" in value:
@@ -147,7 +147,7 @@ def _tool(value: Any, style: str, groups: dict[str, Group], where: str) -> Tool:
     ]
     syntax, options = _syntax(required(values, "syntax", where), f"{where}, syntax")
     listed = several(required(values, "groups", where), f"{where}, groups")
-    return Tool(
+    return ListedTool(
         name=name,
         entries=tuple(
             _action(one, f"{where}, entry") for one in several(entries, f"{where}, entry")
@@ -178,7 +178,7 @@ def _action(value: Any, where: str) -> Action:
     return Action(described, init)
 
 
-def _group(value: Any, style: str, groups: dict[str, Group], where: str) -> Group:
+def _group(value: Any, style: str, groups: dict[str, ActionGroup], where: str) -> ActionGroup:
     values = fields(value, ("name", "actions"), f"{where}, groups")
     name = text(required(values, "name", f"{where}, groups"), f"{where}, groups")
     where = f"{where}, group {name!r}"
@@ -196,7 +196,7 @@ def _group(value: Any, style: str, groups: dict[str, Group], where: str) -> Grou
             f"give it another name"
         )
     listed = several(values["actions"], f"{where}, actions")
-    groups[name] = Group(name, tuple(_action(one, f"{where}, actions") for one in listed))
+    groups[name] = ActionGroup(name, tuple(_action(one, f"{where}, actions") for one in listed))
     if style == "tags" and groups[name].is_exit:
         raise ActionsError(f"{where}: with tags only the closing tag exits; give it as 'exit'")
     return groups[name]
@@ -220,7 +220,7 @@ def _answer(value: Any, where: str) -> str:
     return answer
 
 
-def _refuse_clashes(tools: Iterable[Tool], style: str, file: str) -> None:
+def _refuse_clashes(tools: Iterable[ListedTool], style: str, file: str) -> None:
     """Descriptions that could not be told apart, in the file or in one tool."""
     entries: dict[str, str] = {}
     owners: dict[str, str] = {}  # description -> its group

@@ -14,15 +14,15 @@ class Symbol(NamedTuple):
     is_exit: bool = False
 
 
-class Move(NamedTuple):
+class SyntaxMove(NamedTuple):
     """An allowed symbol leads to `state` (None: the call is complete) and may write more text."""
 
     state: Hashable
     insert: str = ""
 
 
-class Rules(NamedTuple):
+class SyntaxRules(NamedTuple):
     """A first state, and (state, symbol) -> Move, or None where the symbol is not allowed."""
 
     start: Hashable
-    move: Callable[[Any, Symbol], Move | None]
+    move: Callable[[Any, Symbol], SyntaxMove | None]

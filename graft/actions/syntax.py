@@ -1,6 +1,6 @@
 """A syntax says which of a tool's actions may come next, and which one completes the call.
 
-It is a function from the tool's symbols (and options) to `Rules`: a first state, and what a symbol
+It is a function from the tool's symbols (and options) to `SyntaxRules`: a first state, and what a symbol
 does in a state. `explore` plays the rules through and numbers the states it meets; these become modes.
 
     arguments(symbols, take=["items", "items"], between=" and", distinct=True)    items A, B
@@ -12,8 +12,8 @@ Your own, in an action file as "your.module:pairs" or {your.module:pairs: {limit
 
     def pairs(symbols, limit=3):
         def move(count, symbol):            # any symbol, `limit` times
-            return Move(count + 1) if count + 1 < limit else Move(None)
-        return Rules(0, move)
+            return SyntaxMove(count + 1) if count + 1 < limit else SyntaxMove(None)
+        return SyntaxRules(0, move)
 
 It has to be finite: a state is anything that can be a key of a dict.
 """
@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 
 from graft.actions.expression import expression
 from graft.actions.fields import ActionsError
-from graft.actions.rules import Move, Rules, Symbol
+from graft.actions.rules import Symbol, SyntaxMove, SyntaxRules
 from graft.registry import resolve
 
-__all__ = ["SYNTAXES", "Move", "Rules", "Symbol", "arguments", "explore", "rules_of"]
+__all__ = ["SYNTAXES", "Symbol", "SyntaxMove", "SyntaxRules", "arguments", "explore", "rules_of"]
 
 MAX_STATES = 2000
 """Each costs a row as wide as the vocabulary; a syntax with more has forgotten to bound itself."""
@@ -37,7 +37,7 @@ MAX_STATES = 2000
 
 def arguments(
     symbols: Sequence[Symbol], take: Sequence[str], between: str = "", distinct: bool = False
-) -> Rules:
+) -> SyntaxRules:
     """One symbol of each group in `take`, in this order; the last completes the call.
 
     `between` is written after every argument but the last. With `distinct` none may come twice.
@@ -49,19 +49,19 @@ def arguments(
     if not take:
         raise ValueError("take is empty; name the group of each argument")
 
-    def move(taken: tuple[Symbol | None, ...], symbol: Symbol) -> Move | None:
+    def move(taken: tuple[Symbol | None, ...], symbol: Symbol) -> SyntaxMove | None:
         if symbol.group != take[len(taken)] or symbol in taken:
             return None
         if len(taken) + 1 == len(take):
-            return Move(None)
+            return SyntaxMove(None)
         # a symbol that cannot be forbidden later need not be remembered
         is_remembered = distinct and symbol.group in take[len(taken) + 1 :]
-        return Move((*taken, symbol if is_remembered else None), between)
+        return SyntaxMove((*taken, symbol if is_remembered else None), between)
 
-    return Rules((), move)
+    return SyntaxRules((), move)
 
 
-Syntax = Callable[..., Rules]
+Syntax = Callable[..., SyntaxRules]
 SYNTAXES: dict[str, Syntax] = {"expression": expression, "arguments": arguments}
 """Name -> a function of a tool's symbols and the options of its file."""
 
@@ -73,7 +73,9 @@ KINDS: dict[type, str] = {
 }
 
 
-def rules_of(name: str, symbols: Sequence[Symbol], options: dict[str, Any], where: str) -> Rules:
+def rules_of(
+    name: str, symbols: Sequence[Symbol], options: dict[str, Any], where: str
+) -> SyntaxRules:
     """The rules of the syntax called `name`."""
     try:
         syntax: Syntax = resolve(name, SYNTAXES, "syntax")
@@ -84,9 +86,9 @@ def rules_of(name: str, symbols: Sequence[Symbol], options: dict[str, Any], wher
         rules: Any = syntax(symbols, **options)
     except (TypeError, ValueError) as error:
         raise ActionsError(f"{where}, syntax {name!r}: {error}") from error
-    if not isinstance(rules, Rules):
+    if not isinstance(rules, SyntaxRules):
         raise ActionsError(
-            f"{where}, syntax {name!r}: it returned {rules!r}; return Rules(first state, move) of "
+            f"{where}, syntax {name!r}: it returned {rules!r}; return SyntaxRules(first state, move) of "
             f"graft.actions.syntax"
         )
     return rules
@@ -108,7 +110,7 @@ class Arc(NamedTuple):
     insert: str
 
 
-def explore(rules: Rules, symbols: Sequence[Symbol], where: str) -> list[dict[int, Arc]]:
+def explore(rules: SyntaxRules, symbols: Sequence[Symbol], where: str) -> list[dict[int, Arc]]:
     """What each reachable state allows: {number of the symbol: Arc}; state 0 is the first."""
     numbers: dict[Hashable, int] = {rules.start: 0}
     queue: list[Hashable] = [rules.start]

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from graft.actions.build import LANGUAGE, Door, Plan, symbols_of
+from graft.actions.build import LANGUAGE, ActionPlan, ToolEntry, symbols_of
 from graft.actions.fields import ActionsError
-from graft.actions.listing import Tool
+from graft.actions.listing import ListedTool
 from graft.actions.syntax import explore, rules_of
 
 Tokens = tuple[int, ...]
 
 
-class Spotter:
+class TagSpotter:
     """Which part of an entry tag the text ends with: `step` reads one token more."""
 
     def __init__(self, entries: Mapping[Tokens, str]) -> None:
@@ -47,13 +47,13 @@ class Spotter:
         return seen
 
 
-def build_tags(plan: Plan) -> list[Door]:
+def build_tags(plan: ActionPlan) -> list[ToolEntry]:
     """Fill the plan with tools in tags."""
     entries = _entries(plan)
-    spotter = Spotter(entries)
+    spotter = TagSpotter(entries)
     free = {prefix: plan.add_mode(set(), is_free=True) for prefix in spotter.prefixes}
     inside: dict[str, range] = {}
-    doors: list[Door] = []
+    doors: list[ToolEntry] = []
     for tool in plan.listing.tools:
         door = _build_inside(plan, tool)
         inside[tool.name] = door.modes
@@ -70,7 +70,7 @@ def build_tags(plan: Plan) -> list[Door]:
     return doors
 
 
-def _entries(plan: Plan) -> dict[Tokens, str]:
+def _entries(plan: ActionPlan) -> dict[Tokens, str]:
     """The tokens of every spelling of an entry -> its tool."""
     entries: dict[Tokens, str] = {}
     for tool in plan.listing.tools:
@@ -83,7 +83,7 @@ def _entries(plan: Plan) -> dict[Tokens, str]:
                     f"{entries[tokens]!r}; change or delete one"
                 )
             entries[tokens] = tool.name
-    spotter = Spotter(entries)
+    spotter = TagSpotter(entries)
     for tag, tool in entries.items():
         first = spotter.first(tag)
         if first != tag:
@@ -95,7 +95,7 @@ def _entries(plan: Plan) -> dict[Tokens, str]:
     return entries
 
 
-def _build_inside(plan: Plan, tool: Tool) -> Door:
+def _build_inside(plan: ActionPlan, tool: ListedTool) -> ToolEntry:
     where = plan.where(tool)
     tokens = [_single(plan, action.text, where) for g in tool.groups for action in g.actions]
     symbols = symbols_of(tool)
@@ -119,7 +119,7 @@ def _build_inside(plan: Plan, tool: Tool) -> Door:
         plan.transitions[mode, closing[0]] = LANGUAGE
         plan.writes[mode, closing[0]] = closing
         plan.exits.add((mode, closing[0]))
-    return Door(
+    return ToolEntry(
         tool.name,
         plan.encode(tool.entries[0].text, f"{where}, entry"),
         range(modes[0], modes[-1] + 1),
@@ -130,7 +130,7 @@ def _build_inside(plan: Plan, tool: Tool) -> Door:
     )
 
 
-def _single(plan: Plan, text: str, where: str) -> int:
+def _single(plan: ActionPlan, text: str, where: str) -> int:
     tokens = plan.encode(text, where)
     if len(tokens) != 1:
         pieces = [plan.tokenizer.decode([token]) for token in tokens]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from graft.algos.batch import Batch
-from graft.border import Giver, NotFinite, UserCodeError, naming, refusal
+from graft.user_code import Giver, NotFinite, UserCodeError, naming, refusal
 
 
 def check_loss(result: Any, logp_NT: Tensor, loss: Any) -> tuple[Tensor, dict[str, Tensor]]:

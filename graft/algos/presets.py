@@ -17,8 +17,8 @@ from graft.algos.credit import CREDITS, Credit, chain
 from graft.algos.losses import LOSSES, Loss, with_entropy, with_importance, with_kl
 from graft.algos.reductions import REDUCTIONS, Reduction
 from graft.algos.shaping import SHAPINGS, Shaping, shape_in_turn
-from graft.border import Giver, UserCodeError, refusal, seen
 from graft.registry import resolve
+from graft.user_code import Giver, UserCodeError, refusal, seen
 
 Part = str | tuple[str, Mapping[str, Any]]
 """A name, or a name with keywords for the factory behind it."""

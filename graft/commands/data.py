@@ -73,9 +73,9 @@ def make(
     as_json: AsJson = False,
 ) -> None:
     """Write tasks of an environment as rows: examples for `graft sft`, or questions with answers."""
+    from graft.commands.envs import open_env
     from graft.config import ConfigError
-    from graft.gym import open_env
-    from graft.train.teach import make_rows, share_out
+    from graft.datagen.demonstrations import make_rows, share_out
 
     if not out:
         raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
@@ -139,7 +139,7 @@ def sample(
 ) -> None:
     """Let a model attempt tasks, and write the attempts that went well as examples for `graft sft`."""
     from graft.config import ConfigError
-    from graft.train.harvest import sample_rows
+    from graft.datagen.rejection_sampling import sample_rows
 
     if not out:
         raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
@@ -177,8 +177,8 @@ def tell(text: str) -> None:
 
 def token_counter(model: str) -> Callable[[str], int]:
     """How many tokens a text has for a model, without what a chat template adds."""
-    from graft.models.gguf import open_tokenizer
-    from graft.train.checkpoint import latest_model
+    from graft.models.io.gguf_read import open_tokenizer
+    from graft.train.run_dir.checkpoint import latest_model
 
     encode = open_tokenizer(latest_model(model, weights=False)).encode
     return lambda text: len(encode(text))

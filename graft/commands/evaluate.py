@@ -65,7 +65,7 @@ def evaluate(
 ) -> None:
     """Score models on held-out tasks, as one table. Run it again to make what is missing."""
     from graft.config import ConfigError
-    from graft.train.checkpoint_table import evaluate_checkpoints
+    from graft.evaluate.run import evaluate_checkpoints
 
     if greedy and temperature:
         raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")

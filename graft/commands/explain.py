@@ -24,8 +24,8 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what a metric or a printed word means, when it is healthy, and what to try when it is not."""
-    from graft.train.explain import ALIASES, AREAS, METRICS, WORDS
-    from graft.train.explain import explain as explain_word
+    from graft.train.monitor.metric_docs import ALIASES, AREAS, METRICS, WORDS
+    from graft.train.monitor.metric_docs import explain as explain_word
 
     if not word:
         if as_json:

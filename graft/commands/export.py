@@ -18,10 +18,10 @@ from graft.commands.options import AsJson
 if TYPE_CHECKING:
     import torch
 
-    from graft.models.card import Origin
-    from graft.models.export import Exported
-    from graft.models.load import Stored
-    from graft.text.tokenizer import Tokenizer
+    from graft.models.io.export import Exported
+    from graft.models.io.load import Stored
+    from graft.models.io.model_card import Origin
+    from graft.text.tokenizer import FastTokenizer
 
 UNITS = {"": 1, "B": 1}
 UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
@@ -70,7 +70,7 @@ def export(
 ) -> None:
     """Write a checkpoint for others: a Hugging Face folder (--out), a GGUF file (--gguf), or both."""
     from graft.config import ConfigError
-    from graft.models.hub import check_push, push_folder
+    from graft.models.io.hub import check_push, push_folder
 
     if bool(source) == bool(from_verl):
         raise ConfigError(
@@ -135,7 +135,7 @@ class _Subject:
     model: Path
     """Its folder or file; of verl's shards the folder with their config and tokenizer."""
     stored: Stored
-    tokenizer: Tokenizer
+    tokenizer: FastTokenizer
     origin: Origin
     converted: str
     """A sentence for the card about weights that are not graft's."""
@@ -144,12 +144,12 @@ class _Subject:
 @contextmanager
 def _open(source: str, from_verl: str, base: str, template: str) -> Iterator[_Subject]:
     from graft.config import ConfigError
-    from graft.models.card import Origin, read_origin
-    from graft.models.export import open_source
-    from graft.models.gguf import open_tokenizer
-    from graft.models.hub import find_model
-    from graft.models.shards import find_base, is_verl, open_shards
-    from graft.train.checkpoint import latest_model
+    from graft.models.io.export import open_source
+    from graft.models.io.gguf_read import open_tokenizer
+    from graft.models.io.hub import find_model
+    from graft.models.io.model_card import Origin, read_origin
+    from graft.models.io.verl_shards import find_base, is_verl, open_shards
+    from graft.train.run_dir.checkpoint import latest_model
 
     base_path = find_model(base) if base else None
     if from_verl:
@@ -184,8 +184,8 @@ def _to_folder(
     shard_bytes: int,
     force: bool,
 ) -> Exported:
-    from graft.models.card import model_card
-    from graft.models.export import export_adapter, export_model
+    from graft.models.io.export import export_adapter, export_model
+    from graft.models.io.model_card import model_card
 
     def card(kind: torch.dtype | None, notes: Sequence[str]) -> str:
         return model_card(
@@ -220,7 +220,7 @@ def _to_folder(
 
 
 def _refuse_to_write_gguf(file: Path, model: Path, force: bool) -> None:
-    from graft.models.export import ExportError
+    from graft.models.io.export import ExportError
 
     if file.is_dir():
         raise ExportError(
@@ -235,8 +235,8 @@ def _refuse_to_write_gguf(file: Path, model: Path, force: bool) -> None:
 
 def _to_gguf(subject: _Subject, file: Path, title: str, kind: str) -> list[str]:
     """Write it; what there is to say about it comes back."""
-    from graft.models.extra import ACTIONS
-    from graft.models.gguf_write import ENDS_BESIDE_EOS, ends_beside_eos, write_gguf
+    from graft.models.extra_actions import ACTIONS
+    from graft.models.io.gguf_write import ENDS_BESIDE_EOS, ends_beside_eos, write_gguf
 
     write_gguf(subject.stored, subject.tokenizer, file, kind, title)
     notes: list[str] = []

@@ -23,6 +23,6 @@ def setting_meant(error: Any, words: list[str]) -> str:
     if "overrides" not in takes or place is None:
         return ""
     from graft.config import keys
-    from graft.other_names import as_override
+    from graft.peer_keys import as_override
 
     return as_override(words[place], words[place + 1 : place + 2], keys())

@@ -12,8 +12,8 @@ from graft.commands.options import AsJson, Overrides
 
 if TYPE_CHECKING:
     from graft.config import Config
-    from graft.train.layouts import Estimate, Planner
-    from graft.train.scaling import Job
+    from graft.planning.layouts import LayoutEstimate, Planner
+    from graft.planning.scaling import TrainingJob
 
 MOST_GPUS, MOST_ROWS = 8192, 200_000
 CUT = 4
@@ -103,7 +103,7 @@ def plan(
 
 
 def _this_device(config: Config, probing: bool, as_json: bool) -> None:
-    from graft.train.forecast import forecast, show
+    from graft.planning.forecast import forecast, show
 
     found = forecast(config, probing=probing)
     if as_json:
@@ -114,12 +114,12 @@ def _this_device(config: Config, probing: bool, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _job(config: Config | None, shape: str, **asked: Any) -> Job:
+def _job(config: Config | None, shape: str, **asked: Any) -> TrainingJob:
     """The step that is asked for: of a recipe, of options, or of a recipe changed by options."""
     from graft.config import ConfigError
-    from graft.train.fleet import shape_named
-    from graft.train.scaling import Job
-    from graft.train.workload import Workload
+    from graft.planning.hardware import shape_named
+    from graft.planning.scaling import TrainingJob
+    from graft.train.memory.workload import Workload
 
     for name, value in asked.items():
         least = 0 if name in ("tool_seconds", "staleness", "spread", "longest", "prompt") else 1
@@ -137,11 +137,11 @@ def _job(config: Config | None, shape: str, **asked: Any) -> Job:
         found, own, spread, staleness = shape_named(shape), Workload(128, 8, 1024, 4096), 0.6, 0
     else:
         from graft.algos.presets import resolve_preset
+        from graft.planning.scaling import KINDS
         from graft.train.algorithm import branch_part, preset_of
+        from graft.train.memory.plan import has_reference
+        from graft.train.memory.workload import workload_of
         from graft.train.model import recipe_shape
-        from graft.train.plan import has_reference
-        from graft.train.scaling import KINDS
-        from graft.train.workload import workload_of
 
         if config.lora.rank or resolve_preset(config.algo.name).needs_critic:
             which = "lora.rank" if config.lora.rank else f"algo.name={config.algo.name}"
@@ -173,7 +173,7 @@ def _job(config: Config | None, shape: str, **asked: Any) -> Job:
     longest = given("longest", CUT * work.sampled)
     if longest and longest < work.sampled:
         raise ConfigError(f"--max-response {longest} is below the average of {work.sampled}")
-    return Job(
+    return TrainingJob(
         found,
         work,
         spread=given("spread", spread),
@@ -184,10 +184,12 @@ def _job(config: Config | None, shape: str, **asked: Any) -> Job:
     )
 
 
-def _many_gpus(job: Job, gpus: int, kind: str, shape: str, recipe: str, as_json: bool) -> None:
+def _many_gpus(
+    job: TrainingJob, gpus: int, kind: str, shape: str, recipe: str, as_json: bool
+) -> None:
     from graft.config import ConfigError
-    from graft.train.fleet import gpu_named
-    from graft.train.layouts import Planner
+    from graft.planning.hardware import gpu_named
+    from graft.planning.layouts import Planner
 
     if not 1 <= gpus <= MOST_GPUS:
         raise ConfigError(f"--gpus {gpus}: needs 1 to {MOST_GPUS}")
@@ -205,7 +207,7 @@ def _many_gpus(job: Job, gpus: int, kind: str, shape: str, recipe: str, as_json:
 
 
 def _as_json(planner: Planner, name: str, recipe: str, advice: str) -> dict[str, Any]:
-    from graft.train.footprint import num_parameters
+    from graft.train.memory.footprint import num_parameters
 
     job, best = planner.job, planner.best
     return {
@@ -236,7 +238,7 @@ def _as_json(planner: Planner, name: str, recipe: str, advice: str) -> dict[str,
     }
 
 
-def _show(planner: Planner, best: Estimate, name: str, recipe: str) -> None:
+def _show(planner: Planner, best: LayoutEstimate, name: str, recipe: str) -> None:
     """Tables for a person; plain text where nobody watches."""
     import sys
 
@@ -244,8 +246,8 @@ def _show(planner: Planner, best: Estimate, name: str, recipe: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from graft.train.footprint import gigabytes, num_parameters
-    from graft.train.scaling import room_of
+    from graft.planning.scaling import room_of
+    from graft.train.memory.footprint import gigabytes, num_parameters
 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
     console.width = max(console.width, 100)

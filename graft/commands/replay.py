@@ -11,7 +11,7 @@ from graft.commands.options import AsJson, Overrides
 from graft.commands.runs import Run
 
 if TYPE_CHECKING:
-    from graft.train.replay import Replay
+    from graft.replay.replay import Replay
 
 
 def replay(
@@ -32,8 +32,8 @@ def replay(
     With key=value of algo.* or train.*: also what the step would have been with these.
     """
     from graft.config import ConfigError
-    from graft.record import find_run
-    from graft.train.replay import replay as replay_step
+    from graft.replay.replay import replay as replay_step
+    from graft.runs import find_run
 
     record = find_run(run)
     if step is None:
@@ -73,7 +73,7 @@ def table(found: Replay) -> list[str]:
 
 def _asked(found: Replay) -> list[str]:
     """Metrics that other settings change, beside the recorded ones."""
-    from graft.train.compare_step import NOT_LEARNED
+    from graft.replay.comparison import NOT_LEARNED
 
     assert found.asked is not None
     now = found.asked.metrics

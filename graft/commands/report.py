@@ -29,8 +29,8 @@ def report(
     Of several seeds of one recipe: scores and curves as means with their spread.
     """
     from graft.config import ConfigError
-    from graft.record import find_run
     from graft.report.page import write_report
+    from graft.runs import find_run
 
     record, *others = records = [find_run(run) for run in runs]
     target = Path(out) if out else None

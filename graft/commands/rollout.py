@@ -45,8 +45,8 @@ def rollout(
 ) -> None:
     """Let a trained policy attempt one task with its tools, and print the conversation."""
     from graft.config import ConfigError
-    from graft.train.display import Display
-    from graft.train.single_rollouts import attempt
+    from graft.datagen.single_task import attempt
+    from graft.train.monitor.display import Display
 
     if greedy and temperature:
         raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")

@@ -21,8 +21,8 @@ import typer
 from graft.commands.options import AsJson
 
 if TYPE_CHECKING:
-    from graft.record import Record
-    from graft.train.display import Display
+    from graft.runs import RunRecord
+    from graft.train.monitor.display import Display
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs/.")]
 
@@ -39,12 +39,12 @@ def runs(
 ) -> None:
     """List runs: how each stands, how far it is, what it scores, how its settings differ from the others'."""
     from graft.config import ConfigError
-    from graft.record import Record, find_runs
-    from graft.record.settings import differing, in_short
+    from graft.runs import RunRecord, find_runs
+    from graft.runs.settings import differing, in_short
 
     if folder != "runs" and not Path(folder).is_dir():
         raise ConfigError(f"there is no folder '{folder}'; give the one that holds your runs")
-    found = [Record(path) for path in find_runs(Path(folder))]
+    found = [RunRecord(path) for path in find_runs(Path(folder))]
     found.sort(key=lambda record: record.last_activity, reverse=True)
     now = time.time()
     listed = [state_of(record, now) for record in found]
@@ -63,18 +63,18 @@ def runs(
 
 def watch(run: Run, as_json: AsJson = False) -> None:
     """Follow a run until it ends: a live table in a terminal, a line per step elsewhere."""
-    from graft.record import find_run
-    from graft.train.display import Display
+    from graft.runs import find_run
+    from graft.train.monitor.display import Display
 
     record = find_run(run)
-    clock = Pace()
+    clock = RunSpeed()
     with Display(0, json=as_json, clock=clock) as display:
         Follower(record, display, clock).follow()
     if as_json:
         typer.echo(json.dumps(state_of(record, time.time())))
 
 
-class Pace:
+class RunSpeed:
     """A clock that counts the seconds which steps say they took: nobody was there to measure them."""
 
     def __init__(self) -> None:
@@ -87,30 +87,30 @@ class Pace:
 class Follower:
     """Tells a display what a run writes down, as the run itself would have."""
 
-    def __init__(self, record: Record, display: Display, clock: Pace) -> None:
-        from graft.record import JsonLines
+    def __init__(self, record: RunRecord, display: Display, clock: RunSpeed) -> None:
+        from graft.runs import GrowingJsonl
 
         self.record, self.display, self.clock = record, display, clock
-        self._metrics = JsonLines(record.path / "metrics.jsonl")
-        self._alarms = JsonLines(record.path / "alarms.jsonl")
+        self._metrics = GrowingJsonl(record.path / "metrics.jsonl")
+        self._alarms = GrowingJsonl(record.path / "alarms.jsonl")
         self._phase = ""
         self._told_of_silence_at = 0.0
 
     def follow(self, every: float = EVERY, sleep: Callable[[float], None] = time.sleep) -> None:
         """Until no process runs it any more; at once where none does."""
-        from graft.record import Status
+        from graft.runs import RunStatus
 
         self._tell_past()
         while True:
             status = self.record.status  # looked at first, so that its last words are read below
             self._tell_new()
-            if status is not Status.RUNNING:
+            if status is not RunStatus.RUNNING:
                 return self._tell_end(status)
             self._tell_of_silence()
             sleep(every)
 
     def _tell_past(self) -> None:
-        from graft.record import is_step
+        from graft.runs import is_step
 
         most = REMEMBERED if self.display.is_live else SHOWN_BEFORE
         rows = deque((row for row in self._metrics.new() if is_step(row)), maxlen=most)
@@ -122,7 +122,7 @@ class Follower:
             self.display.note(f"{self.record.path}: no step is done yet")
 
     def _tell_new(self) -> None:
-        from graft.record import is_step
+        from graft.runs import is_step
 
         before = self._metrics.rewritten
         rows = self._metrics.new()
@@ -137,7 +137,7 @@ class Follower:
             self._alarm(row)
 
     def _step(self, row: dict[str, Any]) -> None:
-        from graft.record import PHASE_WORDS, numbers
+        from graft.runs import PHASE_WORDS, numbers
 
         if row["phase"] != self._phase:
             self._phase = row["phase"]
@@ -169,7 +169,7 @@ class Follower:
             self.display.table(*self.record.scores)
 
 
-def ending(record: Record, status: str) -> str:
+def ending(record: RunRecord, status: str) -> str:
     """How a run that nobody runs any more stands, and what to do."""
     where = record.path
     last, saved = record.last, record.checkpoint
@@ -187,16 +187,16 @@ def ending(record: Record, status: str) -> str:
     return f"{where} stopped {reached}; {resume}"
 
 
-def state_of(record: Record, now: float) -> dict[str, Any]:
+def state_of(record: RunRecord, now: float) -> dict[str, Any]:
     """One run as plain values; what is not known is None."""
-    from graft.record import Status, numbers
-    from graft.record.settings import flat
+    from graft.runs import RunStatus, numbers
+    from graft.runs.settings import flat
 
     last, status, saved = record.last, record.status, record.checkpoint
     values = numbers(last or {})
     before, after = record.scores
     active = record.last_activity
-    is_running = status is Status.RUNNING
+    is_running = status is RunStatus.RUNNING
     return {
         "name": record.name,
         "path": str(record.path),
@@ -220,8 +220,8 @@ def state_of(record: Record, now: float) -> dict[str, Any]:
 
 def table(states: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[str]:
     """One line per run under a line of titles, in columns as wide as they need be; no empty column."""
-    from graft.train.labels import RUN_COLUMNS
-    from graft.train.words import visible
+    from graft.train.monitor.formatting import visible
+    from graft.train.monitor.labels import RUN_COLUMNS
 
     cells = [_cells(state, own) for state, own in zip(states, settings, strict=True)]
     shown = [column for column in range(len(RUN_COLUMNS)) if any(row[column] for row in cells)]
@@ -235,7 +235,7 @@ def table(states: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[str
 
 
 def _cells(state: dict[str, Any], settings: str) -> tuple[str, ...]:
-    from graft.record import PHASE_WORDS
+    from graft.runs import PHASE_WORDS
 
     step = "-"
     if state["phase"] is not None:

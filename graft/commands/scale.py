@@ -26,11 +26,11 @@ def scale(
     as_json: AsJson = False,
 ) -> None:
     """Change how many workers sample for a run on a cluster."""
+    from graft.cluster.collector import SCALE
     from graft.config import ConfigError
-    from graft.models.save import write_json
-    from graft.record import Status, find_run
-    from graft.train.folder import out_of_disk
-    from graft.train.workers import SCALE
+    from graft.models.io.save import write_json
+    from graft.runs import RunStatus, find_run
+    from graft.train.run_dir.folder import out_of_disk
 
     if workers < 1:
         raise ConfigError(
@@ -39,7 +39,7 @@ def scale(
     record = find_run(run)
     with out_of_disk(record.path):
         write_json(record.path / SCALE, {"workers": workers})
-    is_running = record.status is Status.RUNNING
+    is_running = record.status is RunStatus.RUNNING
     if as_json:
         told = {"run": str(record.path), "workers": workers, "is_running": is_running}
         typer.echo(json.dumps(told))

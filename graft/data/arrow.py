@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from graft.data.arrow_values import rows_of
+from graft.data.arrow_values import trajectories_of
 from graft.data.errors import DataError
 
 IN_MEMORY = 1 << 28  # bytes of uncompressed columns that are kept: 256 MB
@@ -46,7 +46,7 @@ class ParquetRows:
                     for batch in table.iter_batches(BATCH, row_groups=[group], use_threads=False):
                         left = batch.slice(min(skipped, len(batch)))
                         skipped -= len(batch) - len(left)
-                        for row in rows_of(left, self.file, done):
+                        for row in trajectories_of(left, self.file, done):
                             done += 1
                             yield done, row
         except (pyarrow.ArrowException, OSError) as error:
@@ -64,7 +64,7 @@ class ArrowRows:
     def read(self, at: int = 0) -> Iterator[tuple[int, Any]]:
         table, done = mapped(self.file), at
         for batch in table.slice(at).to_batches(max_chunksize=BATCH):
-            for row in rows_of(batch, self.file, done):
+            for row in trajectories_of(batch, self.file, done):
                 done += 1
                 yield done, row
 
@@ -98,7 +98,7 @@ class Groups(Sequence[dict[str, Any]]):
         index = bisect_right(self.ends, number)
         group = self._group(index)
         place = number - (self.ends[index] - len(group))
-        row = next(rows_of(group.slice(place, 1), self.groups[index][0], number))
+        row = next(trajectories_of(group.slice(place, 1), self.groups[index][0], number))
         # a column that other files have is there in every row
         return row if isinstance(row, DataError) else {**dict.fromkeys(self.column_names), **row}
 
@@ -203,5 +203,5 @@ def batches(table: Any, source: str) -> Iterator[Any]:
     """The rows of a table in memory, a batch at a time."""
     done = 0
     for batch in table.to_batches(max_chunksize=BATCH):
-        yield from rows_of(batch, source, done)
+        yield from trajectories_of(batch, source, done)
         done += len(batch)

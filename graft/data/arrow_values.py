@@ -22,7 +22,7 @@ UNREADABLE = (ValueError, OverflowError, KeyError, NotImplementedError)
 Clean = Callable[[Any], Any]
 
 
-def rows_of(part: Any, source: Any, first: int) -> Iterator[Any]:
+def trajectories_of(part: Any, source: Any, first: int) -> Iterator[Any]:
     """The rows of a batch or table; one that cannot be read is a DataError in its place.
 
     `first` rows of `source` came before this part.

@@ -13,15 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from graft.data.check import SPARED, check
-from graft.data.place import open_place
-from graft.data.schemas import ChatRow, Layout, recognise
-from graft.data.tables import Table
+from graft.data.location import open_place
+from graft.data.schemas import ChatRow, RowLayout, recognise
+from graft.data.tables import RowTable
 
 
 class Chats(Sequence[ChatRow]):
     """The good rows of a table as chats. `bad` is how many were left out."""
 
-    def __init__(self, table: Table, layout: Layout, numbers: Sequence[int], bad: int) -> None:
+    def __init__(
+        self, table: RowTable, layout: RowLayout, numbers: Sequence[int], bad: int
+    ) -> None:
         self.table = table
         self.layout = layout
         self.numbers = numbers

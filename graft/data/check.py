@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from graft.data.errors import BadField, DataError, Fault
-from graft.data.schemas import Layout
-from graft.data.tables import Table
+from graft.data.schemas import RowLayout
+from graft.data.tables import RowTable
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def fault_of(error: Exception, number: int, layout: Layout) -> Fault:
+def fault_of(error: Exception, number: int, layout: RowLayout) -> Fault:
     """An error about a row as a fault; a DataError says the file and the row itself."""
     text = str(error)
     if isinstance(error, DataError):
@@ -130,7 +130,7 @@ class Verdict:
 
 
 def look(
-    rows: Iterator[Any], layout: Layout, read: Callable[[Any], Any]
+    rows: Iterator[Any], layout: RowLayout, read: Callable[[Any], Any]
 ) -> Iterator[tuple[int, Any, Any, Fault | None]]:
     """Each row with its number from 1 and what `read` makes of it, or the fault that it has."""
     for number, row in enumerate(rows, 1):
@@ -143,11 +143,13 @@ def look(
             yield number, row, None, fault_of(error, number, layout)
 
 
-_verdicts: WeakKeyDictionary[Table, dict[tuple[str, str], Verdict]] = WeakKeyDictionary()
+_verdicts: WeakKeyDictionary[RowTable, dict[tuple[str, str], Verdict]] = WeakKeyDictionary()
 _checking = threading.Lock()
 
 
-def check(table: Table, layout: Layout, purpose: str, skip_bad: bool | float = SPARED) -> Verdict:
+def check(
+    table: RowTable, layout: RowLayout, purpose: str, skip_bad: bool | float = SPARED
+) -> Verdict:
     """What is bad in a table; DataError if that is more than the share `skip_bad`. Looked for once."""
     with _checking:  # sixty-four envs of one file: the first one looks
         known = _verdicts.setdefault(table, {})
@@ -172,7 +174,7 @@ def is_spared(bad: int, rows: int, skip_bad: bool | float) -> bool:
     return not bad or (bad <= skip_bad * rows and bad < rows)
 
 
-def _look_at(table: Table, layout: Layout, purpose: str) -> Verdict:
+def _look_at(table: RowTable, layout: RowLayout, purpose: str) -> Verdict:
     read = layout.chat if purpose == "chat" else layout.task
     assert read is not None, f"layout {layout.name} was recognised for something else"
     verdict, ids = Verdict(), Repeats()
@@ -210,7 +212,7 @@ def refusal(source: str, verdict: Verdict, size: int) -> str:
     )
 
 
-def skipped(table: Table, verdict: Verdict) -> str:
+def skipped(table: RowTable, verdict: Verdict) -> str:
     return (
         f"{table.source}: {len(verdict.bad):,} of {len(table):,} rows are bad and left out; the first: "
         f"{told(table.source, verdict.faults[0])}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.data.rows import DataError
-from graft.data.tables import Table, choose_split, data_files, read_table
+from graft.data.tables import RowTable, choose_split, data_files, read_table
 
 
 def locate(hub_id: str) -> Path | None:
@@ -29,7 +29,7 @@ def locate(hub_id: str) -> Path | None:
     return next((f for f in folders if f.is_dir() and data_files(f)), None)
 
 
-def read_hub(hub_id: str, split: str | None = None) -> Table:
+def read_hub(hub_id: str, split: str | None = None) -> RowTable:
     """The rows of one split of a dataset, or an error that says how to get them."""
     folder = locate(hub_id)
     return read_table(folder, split) if folder else _download(hub_id, split)
@@ -76,11 +76,11 @@ def _home() -> Path:
     return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
 
 
-def _download(hub_id: str, split: str | None) -> Table:
+def _download(hub_id: str, split: str | None) -> RowTable:
     splits = _open(hub_id)
     rows = splits[choose_split(splits, split, f"the dataset {hub_id}")]
     # as Arrow keeps them: the library would otherwise decode every image it hands out
-    return Table(rows.with_format("arrow")[:], hub_id)
+    return RowTable(rows.with_format("arrow")[:], hub_id)
 
 
 @lru_cache(maxsize=8)

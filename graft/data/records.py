@@ -27,7 +27,7 @@ MOST = 1 << 26  # bytes of one row; a file with longer ones is something else th
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
-class JsonLines:
+class JsonlFile:
     """One row per line; blank lines are none."""
 
     kind = "jsonl"
@@ -251,7 +251,7 @@ class Csv:
         return f"line {line_at(self.file, start)} is no row of csv in UTF-8: {error}"
 
 
-TextRows = JsonLines | JsonList | Csv
+TextRows = JsonlFile | JsonList | Csv
 
 
 def _cell(text: str) -> Any:
@@ -301,7 +301,7 @@ def line_at(file: Path, start: int) -> int:
     return count
 
 
-def lines_or_list(file: Path) -> JsonLines | JsonList:
+def lines_or_list(file: Path) -> JsonlFile | JsonList:
     """What a .json file is: a list of rows, or jsonl by another name."""
     with file.open("rb") as stream:
         lines = iter(lambda: stream.readline(MOST), b"")
@@ -312,5 +312,5 @@ def lines_or_list(file: Path) -> JsonLines | JsonList:
             json.loads(first.decode("utf-8"))
         except (ValueError, RecursionError):
             return JsonList(file)
-        return JsonLines(file)
+        return JsonlFile(file)
     return JsonList(file)

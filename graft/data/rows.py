@@ -9,7 +9,7 @@ from typing import Any
 from graft.data.arrow import ArrowRows, ParquetRows
 from graft.data.conversations import chat_of
 from graft.data.errors import DataError
-from graft.data.records import Csv, JsonLines, TextRows, lines_or_list
+from graft.data.records import Csv, JsonlFile, TextRows, lines_or_list
 from graft.types import Message
 
 __all__ = ["ENDINGS", "DataError", "ending_of", "read_chats", "read_rows", "rows_in"]
@@ -70,7 +70,7 @@ def source_of(file: Path) -> TextRows | ParquetRows | ArrowRows:
         case ".arrow":
             return ArrowRows(file)
         case ".jsonl":
-            return JsonLines(file)
+            return JsonlFile(file)
         case ".csv":
             return Csv(file)
         case _:

@@ -77,7 +77,7 @@ class ChatRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """One meaning of columns."""
 
     name: str
@@ -268,10 +268,10 @@ def plain_chat(row: Row) -> ChatRow:
 
 GRADED = "reward_model.ground_truth"
 
-LAYOUTS: dict[str, Layout] = {
+LAYOUTS: dict[str, RowLayout] = {
     layout.name: layout
     for layout in (
-        Layout(
+        RowLayout(
             "verl",
             "prompt, reward_model.ground_truth; data_source, ability, extra_info",
             lambda row: (
@@ -282,7 +282,7 @@ LAYOUTS: dict[str, Layout] = {
             task=keyed("prompt", GRADED),
             outranks=("trl-prompt", "rl-grpo", "plain"),
         ),
-        Layout(
+        RowLayout(
             "arpo",
             "verl's columns and metadata, as ARPO's reinforcement learning data has them",
             lambda row: filled("prompt", "reward_model")(row) and "metadata" in row,
@@ -290,7 +290,7 @@ LAYOUTS: dict[str, Layout] = {
             task=keyed("prompt", GRADED),
             outranks=("verl", "trl-prompt", "rl-grpo", "plain"),
         ),
-        Layout(
+        RowLayout(
             "easyrl",
             "prompt, ground_truth; extra_info {data_source, pass@k}",
             filled("prompt", "ground_truth"),
@@ -298,7 +298,7 @@ LAYOUTS: dict[str, Layout] = {
             task=keyed("prompt", "ground_truth"),
             outranks=("trl-prompt", "plain"),
         ),
-        Layout(
+        RowLayout(
             "skyrl",
             "prompt, reward_spec.ground_truth; env_class",
             filled("prompt", "reward_spec"),
@@ -306,7 +306,7 @@ LAYOUTS: dict[str, Layout] = {
             task=keyed("prompt", "reward_spec.ground_truth"),
             outranks=("trl-prompt", "plain"),
         ),
-        Layout(
+        RowLayout(
             "trl-prompt",
             "prompt (a text or messages); an answer if there is one; the rest goes to rewards",
             filled("prompt"),
@@ -314,7 +314,7 @@ LAYOUTS: dict[str, Layout] = {
             task=trl_task,
             outranks=("plain",),
         ),
-        Layout(
+        RowLayout(
             "trl-completion",
             "prompt and completion (texts or messages)",
             filled("prompt", "completion"),
@@ -323,7 +323,7 @@ LAYOUTS: dict[str, Layout] = {
             chat=completed,
             outranks=("trl-prompt", "plain"),
         ),
-        Layout(
+        RowLayout(
             "openai",
             "messages of {role, content, tool_calls}; tools (TRL's chats too)",
             filled("messages"),
@@ -331,7 +331,7 @@ LAYOUTS: dict[str, Layout] = {
             task=listed_task,
             chat=talked,
         ),
-        Layout(
+        RowLayout(
             "spans",
             "messages of the prompt, spans of {author, text} behind it",
             filled("messages", "spans"),
@@ -339,21 +339,21 @@ LAYOUTS: dict[str, Layout] = {
             chat=spanned,
             outranks=("openai",),
         ),
-        Layout(
+        RowLayout(
             "sharegpt",
             "conversations of {from, value}; system, tools (ARPO's supervised data too)",
             filled("conversations"),
             ("conversations",),
             chat=talked,
         ),
-        Layout(
+        RowLayout(
             "alpaca",
             "instruction, output; input, system",
             filled("instruction", "output"),
             ("instruction", "input"),
             chat=talked,
         ),
-        Layout(
+        RowLayout(
             "rl-grpo",
             "nums (or numbers) and target; messages or prompt",
             has_countdown,
@@ -361,7 +361,7 @@ LAYOUTS: dict[str, Layout] = {
             task=countdown_task,
             outranks=("openai", "trl-prompt"),
         ),
-        Layout(
+        RowLayout(
             "plain",
             "question (or problem) and answer (or solution)",
             has_question,
@@ -374,9 +374,9 @@ LAYOUTS: dict[str, Layout] = {
 
 
 @lru_cache(maxsize=64)
-def by_keys(prompt_key: str, answer_key: str) -> Layout:
+def by_keys(prompt_key: str, answer_key: str) -> RowLayout:
     """The layout of a file whose columns somebody has named."""
-    return Layout(
+    return RowLayout(
         "keys",
         f"{prompt_key}, {answer_key}",
         filled(prompt_key),
@@ -393,10 +393,12 @@ def each_its_own(row: Row) -> ChatRow:
     return layout.chat(row)
 
 
-MIXED = Layout("mixed", "each row has a layout of its own", lambda row: True, (), chat=each_its_own)
+MIXED = RowLayout(
+    "mixed", "each row has a layout of its own", lambda row: True, (), chat=each_its_own
+)
 
 
-def fitting(row: Row, purpose: Purpose = "any") -> list[Layout]:
+def fitting(row: Row, purpose: Purpose = "any") -> list[RowLayout]:
     """The layouts of a row; those that are outranked by another one are left out."""
     found = [layout for layout in LAYOUTS.values() if layout.fits(row)]
     outranked = {name for layout in found for name in layout.outranks}
@@ -405,7 +407,7 @@ def fitting(row: Row, purpose: Purpose = "any") -> list[Layout]:
 
 def recognise(
     rows: Iterable[Row | DataError], where: str, layout: str = "auto", purpose: Purpose = "any"
-) -> Layout:
+) -> RowLayout:
     """The layout of a file by its first rows; `layout` may name it. DataError says what is not clear.
 
     Rows that cannot be read are passed over; where no row can be read, the first one's error is raised.
@@ -418,7 +420,7 @@ def recognise(
     sample = [row for row in first if not isinstance(row, DataError)]
     if not sample and isinstance(first[0], DataError):
         raise first[0]
-    names: dict[str, Layout] = {}
+    names: dict[str, RowLayout] = {}
     for row in sample:
         # a row that fits nowhere may be a bad one of the layout that the others have
         if (found := the_only(fitting(row, purpose), where)) is not None:
@@ -445,7 +447,7 @@ def recognise(
     )
 
 
-def the_only(found: Sequence[Layout], where: str) -> Layout | None:
+def the_only(found: Sequence[RowLayout], where: str) -> RowLayout | None:
     if len(found) > 1:
         names = " or ".join(one.name for one in found)
         means = "; ".join(f"{one.name} is {one.says}" for one in found)
@@ -456,7 +458,7 @@ def the_only(found: Sequence[Layout], where: str) -> Layout | None:
     return found[0] if found else None
 
 
-def _named(layout: str, where: str, purpose: Purpose) -> Layout:
+def _named(layout: str, where: str, purpose: Purpose) -> RowLayout:
     known = ", ".join(name for name, one in LAYOUTS.items() if one.can(purpose))
     if layout not in LAYOUTS:
         raise DataError(f"{where}: unknown layout {layout!r}; known: auto, {known}")

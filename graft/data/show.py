@@ -23,9 +23,9 @@ from graft.data.check import SPARED, Repeats, Verdict, fault_of, id_of, is_spare
 from graft.data.conversations import messages_in
 from graft.data.errors import DataError
 from graft.data.fields import literal_in, named_tools
-from graft.data.place import local_files, open_place
+from graft.data.location import local_files, open_place
 from graft.data.rows import rows_in
-from graft.data.schemas import LOOKED_AT, ChatRow, Layout, Purpose, TaskRow, recognise, source_of
+from graft.data.schemas import LOOKED_AT, ChatRow, Purpose, RowLayout, TaskRow, recognise, source_of
 from graft.data.tables import name_of
 from graft.types import Message
 
@@ -35,7 +35,7 @@ MARKS = ("<result>", "</result>")
 USES = {"task": "to try (env prompts)", "chat": "to imitate (sft.data)"}
 
 
-class Lengths:
+class LengthStats:
     """How long texts are: exact, and small, since few lengths differ.
 
     3, 3, 4, 10: shortest 3, median 3, mean 5, 95% at most 10, longest 10
@@ -67,14 +67,14 @@ class Lengths:
         }
 
 
-class Report:
+class DataReport:
     """Everything that `graft data show` prints."""
 
-    def __init__(self, source: str, layout: Layout, columns: list[str], purpose: str) -> None:
+    def __init__(self, source: str, layout: RowLayout, columns: list[str], purpose: str) -> None:
         self.source, self.layout, self.columns, self.purpose = source, layout, columns, purpose
         self.rows = 0
         self.examples: list[tuple[int, list[tuple[str, str]]]] = []
-        self.lengths: dict[str, Lengths] = {}
+        self.lengths: dict[str, LengthStats] = {}
         self.sources: Counter[str] = Counter()
         self.ruled: list[str] = []
         """Data sources that are graded by a rule of their own."""
@@ -97,7 +97,7 @@ class Report:
         return not self.broken and is_spared(bad, self.rows, skip_bad or SPARED)
 
     def measure(self, name: str, length: int) -> None:
-        self.lengths.setdefault(name, Lengths()).add(length)
+        self.lengths.setdefault(name, LengthStats()).add(length)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -205,7 +205,7 @@ def inspect(
     purpose: Purpose = "any",
     rows: int = 3,
     count_tokens: Callable[[str], int] | None = None,
-) -> Report:
+) -> DataReport:
     """Read all rows of a file, folder, SPLIT@PATH or dataset of the hub; nothing of them is kept.
 
     Where ids repeat they are read twice: the second time without those rows, which a run leaves out too.
@@ -218,8 +218,8 @@ def inspect(
     named = list(dict.fromkeys(map(str, columns)))
     use = main_purpose(sample, chosen, purpose)
 
-    def told(found: Iterator[Any], repeated: Mapping[int, int]) -> tuple[Report, Repeats]:
-        report = Report(where, chosen, named, use)
+    def told(found: Iterator[Any], repeated: Mapping[int, int]) -> tuple[DataReport, Repeats]:
+        report = DataReport(where, chosen, named, use)
         ids, prompts = Repeats(), Repeats()
         try:
             for row in found:
@@ -250,7 +250,7 @@ def scan(source: str) -> tuple[str, Iterator[Any]]:
     return name_of(files), (row for file in files for _, row in rows_in(file))
 
 
-def main_purpose(sample: list[Any], layout: Layout, purpose: Purpose) -> str:
+def main_purpose(sample: list[Any], layout: RowLayout, purpose: Purpose) -> str:
     """What rows that serve for both are there for: to be imitated, if any of the first ones can be."""
     if purpose != "any":
         return purpose
@@ -271,7 +271,7 @@ def read(reader: Callable[[Any], Any], row: Any) -> Any:
 
 
 def _take(
-    report: Report,
+    report: DataReport,
     row: Any,
     wanted: int,
     ids: Repeats,

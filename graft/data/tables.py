@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.data.arrow import Groups, arrow_rows, batches, parquet_rows
-from graft.data.arrow_values import rows_of
+from graft.data.arrow_values import trajectories_of
 from graft.data.errors import DataError
 from graft.data.records import TextRows
 from graft.data.rows import ENDINGS, ending_of, parsed, rows_in, source_of
@@ -29,7 +29,7 @@ SPLIT_FOLDERS = {"train", "test", "validation", "valid", "val", "dev"}
 _SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}(?:-[0-9a-f]+)?$")
 
 
-class Table(Sequence[dict[str, Any]]):
+class RowTable(Sequence[dict[str, Any]]):
     """Rows by number. Files stay packed until a row is asked for; nobody changes a row."""
 
     def __init__(self, rows: Any, source: str = "rows") -> None:
@@ -46,7 +46,7 @@ class Table(Sequence[dict[str, Any]]):
         if isinstance(self.rows, Sequence):
             row = self.rows[number]
         else:
-            row = next(rows_of(self.rows.slice(number, 1), self.source, number))
+            row = next(trajectories_of(self.rows.slice(number, 1), self.source, number))
         if isinstance(row, DataError):
             raise row
         return row
@@ -59,7 +59,7 @@ class Table(Sequence[dict[str, Any]]):
 
     def scan(self) -> Iterator[Any]:
         """Every row in order, or the DataError that it is; read in one go, which is faster."""
-        if isinstance(self.rows, Lines | Groups):
+        if isinstance(self.rows, RowFile | Groups):
             return (row for file in self.rows.files for _, row in rows_in(file))
         return (
             iter(self.rows) if isinstance(self.rows, Sequence) else batches(self.rows, self.source)
@@ -77,7 +77,7 @@ class Table(Sequence[dict[str, Any]]):
         return (row.get(name) for row in self)
 
 
-def read_table(path: str | Path, split: str | None = None, *, check: bool = True) -> Table:
+def read_table(path: str | Path, split: str | None = None, *, check: bool = True) -> RowTable:
     """All rows of a file, or of the files of one split in a folder.
 
     Every row is looked at once, and one that is none is a DataError; with check=False when it is asked
@@ -121,26 +121,26 @@ _loading = threading.Lock()
 
 
 @lru_cache(maxsize=32)
-def _load(stamps: tuple[tuple[str, int, int], ...]) -> Table:
+def _load(stamps: tuple[tuple[str, int, int], ...]) -> RowTable:
     files = [Path(name) for name, _, _ in stamps]
     match ending_of(files[0]):
         case ".parquet":
-            return Table(parquet_rows(files), name_of(files))
+            return RowTable(parquet_rows(files), name_of(files))
         case ".arrow":
-            return Table(arrow_rows(files), name_of(files))
+            return RowTable(arrow_rows(files), name_of(files))
         case _:
-            return Table(Lines(files), name_of(files))
+            return RowTable(RowFile(files), name_of(files))
 
 
 @lru_cache(maxsize=32)
-def _check(table: Table) -> None:
+def _check(table: RowTable) -> None:
     """Parquet and arrow have named columns by nature; text has to be parsed to know."""
-    if isinstance(table.rows, Lines):
+    if isinstance(table.rows, RowFile):
         for _ in table:
             pass
 
 
-class Lines(Sequence[dict[str, Any]]):
+class RowFile(Sequence[dict[str, Any]]):
     """The rows of jsonl, json and csv files, by number: what is kept of each is where it starts.
 
     A million rows take 8 MB, however long they are. A row is read and parsed whenever it is asked for.

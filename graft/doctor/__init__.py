@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from graft.doctor.machine import examine
-from graft.train.check import FAIL, PASS, WARN, Check
+from graft.train.monitor.check import FAIL, PASS, WARN, Check
 
 if TYPE_CHECKING:
     from graft.config import Config

@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from graft.rollout.batching import to_batch
-from graft.text.tokenizer import Tokenizer
-from graft.train.check import FAIL, PASS, Check
-from graft.train.words import visible
+from graft.text.tokenizer import FastTokenizer
+from graft.train.monitor.check import FAIL, PASS, Check
+from graft.train.monitor.formatting import visible
 from graft.types import Author, Episode, Trajectory
 
 OPEN, CLOSE = "»", "«"
@@ -26,22 +26,22 @@ MOST_TOKENS = 4096
 """Of the conversation in JSON."""
 
 
-class Token(NamedTuple):
+class ShownToken(NamedTuple):
     author: str
     id: int
     is_trained: bool
 
 
-def tokens_of(row: Trajectory) -> list[Token]:
+def tokens_of(row: Trajectory) -> list[ShownToken]:
     """All tokens of a row, each with its author and whether the learner trains it."""
     prompt = sum(len(span) for span in row.spans if span.author is Author.TASK)
     trained = [False] * prompt + to_batch([row]).mask[0].tolist()
     authors = [str(span.author) for span in row.spans for _ in span.tokens]
     pairs = zip(authors, row.tokens, trained, strict=True)
-    return [Token(author, token, flag) for author, token, flag in pairs]
+    return [ShownToken(author, token, flag) for author, token, flag in pairs]
 
 
-def shown(tokens: list[Token], tokenizer: Tokenizer) -> str:
+def shown(tokens: list[ShownToken], tokenizer: FastTokenizer) -> str:
     """A line for each author's words in a row, trained ones between marks."""
     lines: list[str] = []
     for author, some in groupby(tokens, key=lambda token: token.author):
@@ -57,7 +57,7 @@ def shown(tokens: list[Token], tokenizer: Tokenizer) -> str:
     return "\n".join(lines)
 
 
-def conversation_check(episode: Episode, tokenizer: Tokenizer, origin: str) -> Check:
+def conversation_check(episode: Episode, tokenizer: FastTokenizer, origin: str) -> Check:
     """The first attempt of an episode; `origin` says where it comes from."""
     row = next(episode.trajectories())
     tokens = tokens_of(row)

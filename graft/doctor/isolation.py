@@ -17,15 +17,15 @@ from contextlib import suppress
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from graft.border import UserCodeError, named, short
+from graft.deadlines import is_users
 from graft.doctor.tools import arguments_for
 from graft.envs.base import Wrapper
-from graft.envs.tooled import ToolEnv, inside, is_rebound
+from graft.envs.tool_env import ToolEnv, inside, is_rebound
 from graft.protocols import Env
 from graft.tools.calling import call_tool
-from graft.train.check import FAIL, PASS, WARN, Check
+from graft.train.monitor.check import FAIL, PASS, WARN, Check
 from graft.types import Author, Task
-from graft.waits import is_users
+from graft.user_code import UserCodeError, named, short
 
 TURNS = 4
 """Texts that each environment is given."""

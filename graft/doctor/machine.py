@@ -9,7 +9,7 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from graft.doctor.patience import made
-from graft.train.check import FAIL, PASS, WARN, Check
+from graft.train.monitor.check import FAIL, PASS, WARN, Check
 
 EXTRAS = {
     "envs": ("reasoning_gym",),

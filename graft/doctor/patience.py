@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from graft.train.check import FAIL, Check
+from graft.train.monitor.check import FAIL, Check
 
 Look = Callable[[], Iterable[Check] | Check]
 

@@ -24,31 +24,41 @@ from graft.data.chats import open_chats
 from graft.doctor.conversation import conversation_check
 from graft.doctor.isolation import isolation_check
 from graft.doctor.patience import Look, made
-from graft.doctor.rewards import TRIES, Stage, reward_check
+from graft.doctor.rewards import TRIES, RewardStage, reward_check
 from graft.doctor.tools import tool_checks
 from graft.envs.base import as_messages
 from graft.models.device import choose_device, choose_dtype
-from graft.models.lora import num_trained
-from graft.rewards.choose import make_reward
-from graft.rollout.batching import rows_of
-from graft.rollout.branch import independent
+from graft.models.lora.training import num_trained
+from graft.rewards.choice import make_reward
+from graft.rollout.action_spelling import ActionSpeller
+from graft.rollout.batching import trajectories_of
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.demonstrate import demonstration
+from graft.rollout.demonstration import demonstration
 from graft.rollout.examples import example
-from graft.rollout.spelled import Speller
 from graft.text.chat import Chat
-from graft.train.check import FAIL, PASS, WARN, Check
-from graft.train.checkup import agreement, answers, count, ends, eos, few, mask, micro, turns_of
-from graft.train.describe import commonest_failure
-from graft.train.footprint import gigabytes, num_parameters, optimizer_state_bytes
+from graft.train.build import RunComponents, build_run, env_factory, is_chatty, make_learner
 from graft.train.learner import Learner
+from graft.train.memory.device_memory import room_on
+from graft.train.memory.footprint import gigabytes, num_parameters, optimizer_state_bytes
+from graft.train.memory.plan import has_reference, plan_memory, remedy
 from graft.train.model import is_foreign, load_tokenizer, make_chat, recipe_shape, source_of
-from graft.train.plan import has_reference, plan_memory, remedy
+from graft.train.monitor.check import FAIL, PASS, WARN, Check
+from graft.train.monitor.run_check import (
+    agreement,
+    answers,
+    count,
+    ends,
+    eos,
+    few,
+    mask,
+    micro,
+    turns_of,
+)
+from graft.train.monitor.settings_check import positions_check, settings_checks
 from graft.train.rl import TaskStream
-from graft.train.room import room_on
-from graft.train.settings_check import positions_check, settings_checks
-from graft.train.setup import Parts, assemble, env_factory, is_chatty, make_learner
-from graft.train.trackers import TRACKERS
+from graft.train.run_dir.trackers import TRACKERS
+from graft.train.step_metrics import commonest_failure
 from graft.types import Episode, Sampling, Task, Trajectory
 
 QUICK, ASKING, LOADING = 60.0, 300.0, 1800.0
@@ -75,7 +85,7 @@ class Examination:
         self.config = alone(config, folder)
         self.chat: Chat | None = None
         self.has_env = False
-        self.parts: Parts | None = None
+        self.parts: RunComponents | None = None
         self.learner: Learner | None = None
         self.episodes: list[Episode] = []
         self._fits = True
@@ -274,7 +284,7 @@ class Examination:
         config, chat = self.config, self.chat
         assert chat is not None
         reward = make_reward(config.task.reward) if config.task.reward else None
-        stage = Stage(self._env(config.task.args), reward, chat, config.rollout.max_turns)
+        stage = RewardStage(self._env(config.task.args), reward, chat, config.rollout.max_turns)
         number, tries = (JUDGED, 1) if getattr(reward, "blocking", False) else (REWARDED, TRIES)
         stream = TaskStream(config.task.env, config.run.seed)
         tasks = [next(stream) for _ in range(number)]
@@ -292,7 +302,7 @@ class Examination:
         return isolation_check(self._env(self.config.task.args), task)
 
     def _model(self) -> Check:
-        parts = self.parts = assemble(self.config)
+        parts = self.parts = build_run(self.config)
         policy = parts.policy
         size = sum(weight.numel() for weight in policy.parameters())
         dtype = str(policy.dtype).removeprefix("torch.")
@@ -351,7 +361,7 @@ class Examination:
 
     def _spoken(self) -> list[Trajectory]:
         """Attempts that came to say something."""
-        return [row for row in rows_of(self.episodes) if any(turns_of(row))]
+        return [row for row in trajectories_of(self.episodes) if any(turns_of(row))]
 
     def _conversation(self) -> Check:
         parts = self.parts
@@ -369,7 +379,9 @@ class Examination:
         sft = config.sft
         if sft.is_on and sft.data:
             chats, marks = open_chats(sft.data, sft.skip_bad, sft.layout), sft.mask_results
-            speller = Speller(parts.actions, parts.tokenizer, marks) if parts.actions else None
+            speller = (
+                ActionSpeller(parts.actions, parts.tokenizer, marks) if parts.actions else None
+            )
             row = example(
                 Task("row:1", ""), chats[0], parts.chat, marks, speller, config.task.prefill
             )
@@ -378,14 +390,14 @@ class Examination:
         try:
             return self._taught(parts, task), "a teacher's attempt"
         except (NotImplementedError, ValueError, AttributeError):
-            rows = rows_of(self.episodes)
+            rows = trajectories_of(self.episodes)
             if not rows:
                 return None
             longest = max(rows, key=lambda row: len(row.spans))
             only = replace(longest.episode, leaves=[longest.leaf])
             return only, "an attempt that was sampled"
 
-    def _taught(self, parts: Parts, task: Task) -> Episode:
+    def _taught(self, parts: RunComponents, task: Task) -> Episode:
         """A teacher may do it this way or that: an attempt of more than one turn, if it has any."""
         config = self.config
 

@@ -18,14 +18,14 @@ from itertools import groupby
 from typing import Any
 
 from graft.actions.actions import Decisions
-from graft.border import NotFinite
 from graft.envs.base import as_messages
 from graft.protocols import Env, Reward
-from graft.rollout.demonstrate import decided
+from graft.rollout.demonstration import decided
 from graft.rollout.last_info import info_of_reset, last_info
 from graft.text.chat import Chat
-from graft.train.check import FAIL, PASS, WARN, Check
+from graft.train.monitor.check import FAIL, PASS, WARN, Check
 from graft.types import Author, Called, Episode, Leaf, Span, Task
+from graft.user_code import NotFinite
 
 DRESSES = (
     "{}",
@@ -41,7 +41,7 @@ TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RewardStage:
     """Where answers are tried: the run's environment and reward, and how text becomes tokens."""
 
     make_env: Callable[[Task], Env]
@@ -151,7 +151,7 @@ def turns(trace: Sequence[tuple[Author, str]]) -> list[str]:
 
 
 def reward_check(
-    stage: Stage, tasks: Sequence[Task], demo_args: Mapping[str, Any], tries: int = TRIES
+    stage: RewardStage, tasks: Sequence[Task], demo_args: Mapping[str, Any], tries: int = TRIES
 ) -> Check:
     """Gold answers, the teacher's best attempts and garbage, on the same tasks."""
     try:
@@ -161,7 +161,7 @@ def reward_check(
 
 
 def _compared(
-    stage: Stage, tasks: Sequence[Task], demo_args: Mapping[str, Any], tries: int
+    stage: RewardStage, tasks: Sequence[Task], demo_args: Mapping[str, Any], tries: int
 ) -> Check:
     garbage = [stage.earned(task, [stage.garbage(task)]) for task in tasks]
     teacher: list[float] = []

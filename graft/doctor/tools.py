@@ -14,16 +14,16 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from graft.border import short
 from graft.doctor.patience import made
 from graft.envs.base import Wrapper
-from graft.envs.tooled import ToolEnv
+from graft.envs.tool_env import ToolEnv
 from graft.protocols import Env
 from graft.registry import resolve
 from graft.tools import TOOLS, has_state, is_error
 from graft.tools.calling import call_tool
 from graft.tools.schema import parameters_of
-from graft.train.check import FAIL, PASS, WARN, Check
+from graft.train.monitor.check import FAIL, PASS, WARN, Check
+from graft.user_code import short
 
 INPUTS = {"calculator": "1+1", "python": "print(1)", "search": "a city by a river"}
 """Of the tools in `graft.tools.TOOLS`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 ENGINES: dict[str, str] = {
     "native": "graft.engine.native.engine:NativeEngine",
-    "openai": "graft.engine.openai:OpenAIEngine",
-    "vllm": "graft.engine.vllm:VLLMEngine",
-    "vllm_server": "graft.engine.vllm_server:VLLMServer",
-    "sglang_server": "graft.engine.sglang:SGLangServer",
+    "openai": "graft.engine.remote.openai:OpenAIEngine",
+    "vllm": "graft.engine.remote.vllm:VLLMEngine",
+    "vllm_server": "graft.engine.remote.vllm_server:VLLMServer",
+    "sglang_server": "graft.engine.remote.sglang:SGLangServer",
 }
 """Name -> "module:attr"; imported on use, since most of them need torch or a server."""

@@ -11,27 +11,27 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from graft.border import UserCodeError, check_env, named, naming, place_of, seen
-from graft.envs.base import BaseEnv, Made
-from graft.envs.catalogue import Entry, family_of
+from graft.envs.base import BaseEnv, EnvSource
+from graft.envs.catalogue import EnvEntry, family_of
 from graft.envs.dataset import DATASETS
 from graft.envs.earl import EARL
 from graft.envs.games import GAMES
 from graft.envs.reasoning import REASONING
-from graft.envs.tooled import with_own_tools
+from graft.envs.tool_env import with_own_tools
 from graft.envs.vector import make_vec
 from graft.envs.webshop import WEBSHOP
 from graft.protocols import Env
 from graft.registry import UnknownName, load, nearest
+from graft.user_code import UserCodeError, check_env, named, naming, place_of, seen
 
 __all__ = ["ENVS", "find", "make", "make_vec", "print_envs", "register"]
 
-ENVS: dict[str, Entry] = {
-    "arithmetic": Entry("graft.envs.arithmetic:Arithmetic"),
-    "calculator": Entry("graft.envs.calculator:CalculatorTask", turns=6),
-    "countdown": Entry("graft.envs.countdown:Countdown"),
-    "hops": Entry("graft.envs.hops:HopsTask", turns=7, needs=("sandbox",)),
-    "prompts": Entry("graft.envs.dataset.prompts:PromptsEnv", needs=("data:rows of your own",)),
+ENVS: dict[str, EnvEntry] = {
+    "arithmetic": EnvEntry("graft.envs.arithmetic:Arithmetic"),
+    "calculator": EnvEntry("graft.envs.calculator:CalculatorTask", turns=6),
+    "countdown": EnvEntry("graft.envs.countdown:Countdown"),
+    "hops": EnvEntry("graft.envs.hops:HopsTask", turns=7, needs=("sandbox",)),
+    "prompts": EnvEntry("graft.envs.dataset.prompts:PromptsEnv", needs=("data:rows of your own",)),
     **EARL,
     **GAMES,
     **REASONING,
@@ -79,7 +79,7 @@ def make(
         from graft.envs.wrappers import wrap
 
         env = wrap(env, wrappers, tokenizer)
-    if isinstance(env, Made):
+    if isinstance(env, EnvSource):
         env.made_by = partial(make, env_id, wrappers=wrappers, tokenizer=tokenizer, **kwargs)
     return env
 
@@ -140,7 +140,7 @@ def _check_arguments(env_id: str, build: Callable[..., Env], given: Mapping[str,
             ) from None
 
 
-def find(env_id: str) -> Entry:
+def find(env_id: str) -> EnvEntry:
     """The entry behind an id, or the user's own "module:attr" as one."""
     if not isinstance(env_id, str):
         raise UserCodeError(
@@ -152,7 +152,7 @@ def find(env_id: str) -> Entry:
     family = family_of(env_id).lower()
     known = [name for name in ENVS if family_of(name) == family]
     if not known:  # no family of ours
-        return Entry(load(env_id, "env"), turns=None)
+        return EnvEntry(load(env_id, "env"), turns=None)
     hint = likeliest(env_id)
     meant = f" did you mean {hint!r}?" if hint else ""
     listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
@@ -187,7 +187,7 @@ def register(env_id: str, entry: str | Callable[..., Env], **defaults: Any) -> N
         raise ValueError(
             f"env {env_id!r} is already registered as {ENVS[env_id].build!r}; pick another id"
         )
-    ENVS[env_id] = Entry(entry, defaults, turns=None)
+    ENVS[env_id] = EnvEntry(entry, defaults, turns=None)
 
 
 def print_envs() -> None:

@@ -19,7 +19,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
 
-from graft.border import (
+from graft.envs.random_state import RandomState
+from graft.protocols import Env, Observation
+from graft.tools.rebind import Memo, counterparts
+from graft.types import Author, Message, Task, Turn
+from graft.user_code import (
     Giver,
     UserCodeError,
     as_observation,
@@ -28,10 +32,6 @@ from graft.border import (
     named,
     seen,
 )
-from graft.envs.dice import Dice
-from graft.protocols import Env, Observation
-from graft.tools.rebind import Memo, counterparts
-from graft.types import Author, Message, Task, Turn
 
 Trace = list[tuple[Author, str]]
 """What was written after the prompt, in order: policy and env texts. The last one ends the turn."""
@@ -62,7 +62,7 @@ def forking() -> Iterator[Memo]:
         _memo.reset(token)
 
 
-class Made:
+class EnvSource:
     """Remembers how `make` built it, so that there can be another one."""
 
     made_by: Callable[..., Any] | None = None
@@ -82,7 +82,7 @@ class Made:
         return self.made_by(**changes)
 
 
-class BaseEnv(Made):
+class BaseEnv(EnvSource):
     """Implements the Env protocol around `pose` and `respond`."""
 
     env_id = ""
@@ -101,7 +101,7 @@ class BaseEnv(Made):
     """Attributes that make up the current episode, in plain data; a subclass adds its own."""
 
     def __init__(self) -> None:
-        self.rng = Dice()
+        self.rng = RandomState()
         self.seed = 0
         self.turns = 0
         self.is_over = True  # nothing to act on before the first reset
@@ -129,13 +129,13 @@ class BaseEnv(Made):
         """An action in the right form, drawn from `whim()`."""
         raise NotImplementedError(f"{type(self).__name__} must write sample_random_action()")
 
-    def whim(self) -> Dice:
+    def whim(self) -> RandomState:
         """A generator for `sample_random_action`: the same episode has the same whims.
 
         Apart from `self.rng`, because asking for a suggestion must not change what happens next.
         """
         self.whims += 1
-        return Dice((self.seed << 16) + self.whims)
+        return RandomState((self.seed << 16) + self.whims)
 
     def margins(self) -> dict[str, Any]:
         """Ends of the observation that hold only now, fresh: {"suffix": the board}, or "prefix"."""
@@ -234,7 +234,7 @@ def _uncopied(env: Any, attributes: Mapping[str, Any], error: TypeError) -> Exce
     return error
 
 
-class Wrapper(Made):
+class Wrapper(EnvSource):
     """An env around an env. What it does not define itself is the inner env's, read when asked for.
 
     A subclass keeps its own state in attributes, copied when it forks; `saved` and `shared` mean

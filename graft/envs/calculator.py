@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from graft.envs.arithmetic import MAX_TRIES, draw_number
 from graft.envs.base import BaseEnv, Trace, check_range, check_split, split_of
-from graft.envs.tooled import COMPACT, ToolEnv
+from graft.envs.tool_env import COMPACT, ToolEnv
 from graft.registry import resolve
 from graft.rewards.answers import same_number
 from graft.tools.calculator import MAX_DIGITS, Calculator, evaluate, format_number, keys_of, work

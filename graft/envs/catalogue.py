@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Entry(NamedTuple):
+class EnvEntry(NamedTuple):
     """How `make` builds one id: `build(**{**args, **what the caller says})`."""
 
     build: str | Callable[..., Any]

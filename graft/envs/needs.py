@@ -1,14 +1,14 @@
-"""Can an environment run on this machine? `Entry.needs` against what is really here."""
+"""Can an environment run on this machine? `EnvEntry.needs` against what is really here."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
 
-from graft.envs.catalogue import Entry
+from graft.envs.catalogue import EnvEntry
 
 
-def missing(entry: Entry) -> str:
+def missing(entry: EnvEntry) -> str:
     """What an entry lacks here, with the way to get it; "" if it can run.
 
     Entry(..., needs=("package:reasoning-gym",)) -> 'pip install "graft-rl[envs]"'

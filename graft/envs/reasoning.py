@@ -25,9 +25,9 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from graft.envs.base import BaseEnv, Trace, check_split, split_of
-from graft.envs.catalogue import Entry
+from graft.envs.catalogue import EnvEntry
 from graft.rewards.answers import in_words
-from graft.rewards.workers import NoWorkers, WorkerError, Workers
+from graft.rewards.worker_pool import NoWorkers, WorkerError, WorkerPool
 from graft.text.parse import last_boxed
 from graft.types import Author, Turn
 
@@ -53,8 +53,8 @@ time_intervals tower_of_hanoi tsumego word_ladder word_sequence_reversal word_so
 NAMES = tuple(_LISTED.split())
 """The datasets of reasoning-gym 0.1.25, written out so that listing them needs no import."""
 
-REASONING: dict[str, Entry] = {
-    f"rg:{name}": Entry(
+REASONING: dict[str, EnvEntry] = {
+    f"rg:{name}": EnvEntry(
         "graft.envs.reasoning:Reasoning", {"name": name}, needs=("package:reasoning-gym",)
     )
     for name in NAMES
@@ -66,10 +66,10 @@ MAX_ANSWER = 20_000  # characters; no dataset asks for more
 MAX_TRIES = 1000  # items looked at until one is of the wanted split
 BLOCK = 500  # items of one library dataset; some of those cannot be made much larger
 
-WORKERS = Workers("graft.envs.reasoning:warm", size=4)
+WORKERS = WorkerPool("graft.envs.reasoning:warm", size=4)
 
 
-class Item(NamedTuple):
+class ReasoningItem(NamedTuple):
     """One question. `entry` is the library's own record of it, which only a worker opens."""
 
     question: str
@@ -187,7 +187,7 @@ def text_score(answer: str, gold: str) -> float:
 
 
 @lru_cache(maxsize=4096)
-def item(settings: str, idx: int) -> Item:
+def item(settings: str, idx: int) -> ReasoningItem:
     """Item `idx` of the dataset with these settings."""
     try:
         found = WORKERS.call("graft.envs.reasoning:generate", settings, idx, timeout=GENERATE_LIMIT)
@@ -196,7 +196,7 @@ def item(settings: str, idx: int) -> Item:
         raise ValueError(
             f"rg:{name} with size={size}, dataset_seed={seed}, {config} gives no item: {error}"
         ) from error
-    return Item(*found)
+    return ReasoningItem(*found)
 
 
 # what follows runs in a worker
@@ -249,7 +249,7 @@ def _dataset(settings: str, block: int) -> Any:
     return reasoning_gym.create_dataset(name, size=size, seed=seed + block * BLOCK, **config)
 
 
-def generate(settings: str, idx: int) -> Item:
+def generate(settings: str, idx: int) -> ReasoningItem:
     import numpy
     from reasoning_gym.dataset import ProceduralDataset
 
@@ -263,7 +263,7 @@ def generate(settings: str, idx: int) -> Item:
     is_plain = type(dataset).score_answer is ProceduralDataset.score_answer
     packed = base64.b64encode(pickle.dumps(entry)).decode()
     question = entry["question"]
-    return Item(question, entry["answer"], packed, is_plain, split_of(question))
+    return ReasoningItem(question, entry["answer"], packed, is_plain, split_of(question))
 
 
 def score(settings: str, packed: str, answers: list[str]) -> float:

@@ -14,38 +14,38 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from graft.evaluate.samples import Sample
+from graft.evaluate.samples import StoredSample
 from graft.rewards.answers import last_answer
-from graft.rollout.episode import Growth, Setting
-from graft.rollout.failure import Failure, together
-from graft.rollout.path import Path
+from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.failure import RolloutFailure, together
+from graft.rollout.live_trajectory import LiveTrajectory
 from graft.types import Author, Status, Task
 
 Todo = tuple[Task, Sequence[int]]
 """A task, and the numbers of the attempts to make."""
 
 
-class Attempts(Growth):
+class Attempts(EpisodeBuilder):
     """An episode whose paths are numbered from outside: the number names their random draws."""
 
-    async def start(self, number: int) -> Path:
+    async def start(self, number: int) -> LiveTrajectory:
         assert self._prompt is not None, "open() comes first"
         env = await self.fresh_env()
-        path = Path(self, number, self._prompt.fork(self.key(number)), env, tip=0)
+        path = LiveTrajectory(self, number, self._prompt.fork(self.key(number)), env, tip=0)
         self.paths.append(path)
         return path
 
-    async def sample(self, number: int) -> Sample:
+    async def sample(self, number: int) -> StoredSample:
         """Make attempt `number`."""
         started = time.perf_counter()
         path = await self.start(number)
         await path.finish()
         return self._told(path, time.perf_counter() - started)
 
-    def failed(self, number: int, failure: Failure) -> Sample:
+    def failed(self, number: int, failure: RolloutFailure) -> StoredSample:
         """The task could not be posed."""
         task = self.episode.task
-        return Sample(
+        return StoredSample(
             task=task.id,
             seed=task.seed,
             sample=number,
@@ -61,7 +61,7 @@ class Attempts(Growth):
             error=str(failure),
         )
 
-    def _told(self, path: Path, seconds: float) -> Sample:
+    def _told(self, path: LiveTrajectory, seconds: float) -> StoredSample:
         leaf, spans, task = path.leaf, self.episode.spans, self.episode.task
         assert leaf is not None, "finish() comes first"
         written = [
@@ -73,7 +73,7 @@ class Attempts(Growth):
         said = [span for span in written if span.author is Author.POLICY]
         is_done = leaf.status is Status.DONE
         counted: int | None = getattr(path.context, "sampled", None)  # where a server counts tokens
-        return Sample(
+        return StoredSample(
             task=task.id,
             seed=task.seed,
             sample=path.number,
@@ -91,14 +91,17 @@ class Attempts(Growth):
 
 
 async def attempt(
-    task: Task, numbers: Sequence[int], setting: Setting, on_sample: Callable[[Sample], None]
+    task: Task,
+    numbers: Sequence[int],
+    setting: RolloutSetup,
+    on_sample: Callable[[StoredSample], None],
 ) -> None:
     """The attempts at one task; `on_sample` hears of each when it ends."""
     growth = Attempts(task, setting)
     async with growth:
         try:
             await growth.open()
-        except Failure as failure:
+        except RolloutFailure as failure:
             for number in numbers:
                 on_sample(growth.failed(number, failure))
             return
@@ -106,7 +109,7 @@ async def attempt(
         async def one(number: int) -> None:
             try:
                 sample = await growth.sample(number)
-            except Failure as failure:  # its environment could not be copied
+            except RolloutFailure as failure:  # its environment could not be copied
                 sample = growth.failed(number, failure)
             on_sample(sample)
 
@@ -117,8 +120,8 @@ async def attempt(
 
 def make_attempts(
     todo: Iterable[Todo],
-    setting: Setting,
-    on_sample: Callable[[Sample], None],
+    setting: RolloutSetup,
+    on_sample: Callable[[StoredSample], None],
     *,
     at_a_time: int = 256,
 ) -> None:
@@ -130,7 +133,7 @@ def make_attempts(
         async def one(task: Task, numbers: Sequence[int], places: int) -> None:
             left = len(numbers)
 
-            def told(sample: Sample) -> None:
+            def told(sample: StoredSample) -> None:
                 nonlocal left
                 left -= 1
                 if left < places:  # a task with more attempts than there are places has them all

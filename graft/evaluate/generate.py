@@ -10,10 +10,10 @@ from typing import Any
 from graft.config import ConfigError
 from graft.engine.native.engine import NativeEngine
 from graft.models.device import choose_device, choose_dtype
-from graft.models.extra import ACTIONS
-from graft.models.gguf import open_tokenizer
-from graft.models.load import load_model
-from graft.rollout.episode import draw_key
+from graft.models.extra_actions import ACTIONS
+from graft.models.io.gguf_read import open_tokenizer
+from graft.models.io.load import load_model
+from graft.rollout.episode_builder import draw_key
 from graft.text.chat import Chat
 from graft.types import Message, Sampling
 

@@ -1,59 +1,271 @@
-"""Scores on held-out tasks."""
+"""Every checkpoint of a run on several sets of held-out tasks: what `graft eval` does.
+
+    graft eval runs/sort --on earl:sort-4,earl:sort-4-5 --all-checkpoints --k 8
+
+fills the cells of a table, one after the other. Every attempt is in `runs/sort/evaluations` as soon
+as it ends; a second call makes those that are missing, such as the rest of an evaluation that was
+killed, or the checkpoints that a run has written meanwhile. `table.md` and `table.json` show all cells
+of these settings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
-from graft.rollout.branch import independent
-from graft.rollout.collect import collect
-from graft.rollout.episode import Setting
-from graft.types import Episode, Task
+from graft.config import Config, ConfigError, TaskSection, check, load_config
+from graft.evaluate.candidates import Candidate, candidates, model_name, place, run_behind
+from graft.evaluate.comparison import Comparison, read_earlier, set_beside
+from graft.evaluate.eval_spec import EndpointSpec, EvalSpec, read_k
+from graft.evaluate.evaluator import EndpointEvaluator, Evaluator, PosedSet, pose, temperature_of
+from graft.evaluate.results import EvalResult, ResultsFile
+from graft.evaluate.table import ScoreTable
+from graft.evaluate.task_sets import read_sets
+from graft.models.io.save import write_whole
+from graft.train.model import by_itself
+from graft.train.run_dir.checkpoint import located
+from graft.train.run_dir.folder import out_of_disk
+from graft.train.run_dir.names import named
+
+PLAIN: dict[str, Any] = {
+    "rollout": {"max_tokens": 4096, "max_context": 16384, "max_turns": 16},
+    "train": {"steps": 0},
+    "sft": {"steps": 1, "data": "none"},  # a recipe does something; an evaluation never does it
+}
+"""The settings of a model that comes without a recipe."""
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Means over all attempts; `failed` attempts (a broken tool or env) count as reward 0."""
-
-    reward: float
-    tool_rate: float
-    tool_calls: float
-    reward_with_tool: float
-    failed: float
-    episodes: list[Episode]
-
-    @property
-    def rewards(self) -> list[list[float]]:
-        """Of every attempt, task by task."""
-        return [
-            [leaf.reward if leaf.status.is_trainable else 0.0 for leaf in episode.leaves]
-            for episode in self.episodes
-        ]
-
-
-def evaluate(
-    tasks: Sequence[Task],
-    setting: Setting,
+def evaluate_checkpoints(
+    source: str,
     *,
-    temperature: float,
-    samples: int = 1,
-    concurrency: int = 256,
-) -> Score:
-    """Attempt each task `samples` times; temperature 0 is greedy."""
-    setting = replace(setting, sampling=replace(setting.sampling, temperature=temperature))
-    return score_of(collect(tasks, setting, independent(samples), concurrency=concurrency))
+    on: str = "",
+    args: Sequence[str] = (),
+    recipe: str = "",
+    overrides: Sequence[str] = (),
+    every_checkpoint: bool = False,
+    tasks: int | None = None,
+    samples: int | None = None,
+    k: str = "",
+    solved: float = 1.0,
+    temperature: float | None = None,
+    top_p: float = 1.0,
+    tools: bool = True,
+    endpoint: str = "",
+    model: str = "",
+    api: str = "",
+    against: str = "",
+    name: str = "table",
+    say: Callable[[str], None] = print,
+) -> tuple[ScoreTable, Path, Comparison | None]:
+    """Compute what is missing of the table; the table, the folder that holds it, the comparison.
 
-
-def score_of(episodes: list[Episode]) -> Score:
-    """The means of attempts that somebody has made."""
-    leaves = [leaf for episode in episodes for leaf in episode.leaves]
-    called = [leaf for leaf in leaves if leaf.metrics.get("tool_calls", 0.0) > 0]
-    count = max(len(leaves), 1)
-    return Score(
-        reward=sum(leaf.reward for leaf in leaves if leaf.status.is_trainable) / count,
-        tool_rate=len(called) / count,
-        tool_calls=sum(leaf.metrics["tool_calls"] for leaf in called) / count,
-        reward_with_tool=sum(leaf.reward for leaf in called) / max(len(called), 1),
-        failed=sum(not leaf.status.is_trainable for leaf in leaves) / count,
-        episodes=episodes,
+    source       a run folder, one checkpoint of it, or a model; may be "" with an `endpoint`
+    on, args     the sets; see `graft.evaluate.task_sets`
+    k            "1,8": pass@k and maj@k; `samples` attempts per task, or as many as the largest k
+    solved       the reward from which on an attempt is right
+    temperature  None: the recipe's; 0 is greedy
+    top_p        below 1: only the likeliest tokens that together have this probability
+    tools        False: the same tasks without any tool
+    endpoint     a server with OpenAI's API that serves `model`; `api` is completions or chat
+    against      an earlier evaluation: its JSON file or a folder with one
+    name         of the files: another table of the same run
+    """
+    if not name or Path(name).name != name:
+        raise ConfigError(f"--name {name!r} names files; give one word, without folders")
+    ks, samples = read_k(k, samples)
+    source = source and str(located(source))
+    earlier = read_earlier(str(named(against))) if against else None
+    server = read_endpoint(source, endpoint, model, api)
+    run = run_behind(Path(source)) if source else None
+    config, recipe_tasks = _settings(source, run, recipe, overrides, on, server)
+    temperature = temperature_of(config, temperature, samples, "one attempt")
+    if not 0 < top_p <= 1:
+        raise ConfigError(f"--top-p {top_p:g}: must lie in (0, 1]; 1 keeps every token")
+    if not tools and config.actions.file:
+        raise ConfigError(
+            f"--no-tools, and actions.file={config.actions.file} makes calls; add actions.file="
+        )
+    found = _models(source, run, every_checkpoint, server, say)
+    asked = EvalSpec(
+        config=config if server is not None else by_itself(config, found[-1].path),
+        sets=read_sets(on, args, recipe_tasks, has_tools=tools),
+        tasks=tasks,
+        samples=samples,
+        temperature=temperature,
+        top_p=top_p,
+        k=ks,
+        solved=solved,
+        endpoint=server,
     )
+    posed = pose(asked, found[-1])
+    folder = (run or Path(config.run.dir) / config.run.name) / "evaluations"
+    ledger = ResultsFile(folder / f"{name}.jsonl")
+    if ledger.broken:
+        say(f"{ledger.path} has {ledger.broken} unreadable line(s), of a process that was killed")
+    try:
+        table = fill(asked, posed, found, ledger, say)
+    except KeyboardInterrupt:
+        say(f"interrupted; every finished attempt is in {folder}, the same command does the rest")
+        raise
+    compared = None if earlier is None else set_beside(table, earlier)
+    _write(table, compared, folder, name)
+    return table, folder, compared
+
+
+def read_endpoint(source: str, url: str, model: str, api: str) -> EndpointSpec | None:
+    if not url:
+        if model or api:
+            raise ConfigError("--model and --api belong to --endpoint URL; give that too")
+        if not source:
+            raise ConfigError("nothing to evaluate: give a run, a model, or --endpoint URL")
+        return None
+    api = api or ("completions" if source else "chat")
+    if api not in ("completions", "chat"):
+        raise ConfigError(f"--api {api!r}: must be completions or chat")
+    if api == "completions" and not source:
+        raise ConfigError(
+            "--api completions writes whole prompts, which takes the model's tokenizer and chat "
+            "template; give a folder that has them as first argument, or use --api chat"
+        )
+    return EndpointSpec(url, model, api)
+
+
+def _settings(
+    source: str,
+    run: Path | None,
+    recipe: str,
+    overrides: Sequence[str],
+    on: str,
+    server: EndpointSpec | None,
+) -> tuple[Config, TaskSection]:
+    """The recipe, or the plain settings of a model without one; and what its tasks say of others."""
+    if not recipe and run is not None and (run / "config.yaml").is_file():
+        recipe = str(run / "config.yaml")
+    if recipe:
+        config = load_config(recipe, overrides)
+        return config, config.task
+    if not on or (run is not None and server is None):
+        raise ConfigError(
+            f"'{run or source}' has no config.yaml of a run, so nothing says which environment "
+            "and limits to evaluate with; give --recipe, or for a model --on"
+        )
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    server_name = "" if server is None else server.model or "endpoint"
+    name = server_name.rpartition("/")[2] or model_name(Path(source))
+    values = {**PLAIN, "model": {"path": source or "none"}, "run": {"name": name}}
+    try:
+        given = OmegaConf.from_dotlist(list(overrides))
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(values), given))
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"{list(overrides)}: {error}") from error
+    config = check(merged, where="settings")
+    return config, config.task
+
+
+def _models(
+    source: str,
+    run: Path | None,
+    every: bool,
+    server: EndpointSpec | None,
+    say: Callable[[str], None],
+) -> list[Candidate]:
+    if server is None:
+        return candidates(Path(source), run, every, say)
+    if every:
+        raise ConfigError(
+            "--all-checkpoints and --endpoint exclude each other: it serves one model"
+        )
+    told = f"{server.model}/{server.api}".encode()
+    weights = blake2b(told, digest_size=8).hexdigest()  # all that is known of them from here
+    path = candidates(Path(source), run, False, say)[-1].path if source else Path()
+    return [Candidate(server.model or "endpoint", path, weights)]
+
+
+def fill(
+    asked: EvalSpec,
+    posed: Sequence[PosedSet],
+    found: Sequence[Candidate],
+    ledger: ResultsFile,
+    say: Callable[[str], None],
+) -> ScoreTable:
+    """Compute every cell that the ledger lacks, oldest checkpoint first: it is the next to go."""
+    bench = Evaluator(asked) if asked.endpoint is None else EndpointEvaluator(asked)
+    samples = ledger.path.with_suffix(".samples")
+    unfinished: list[EvalResult] = []
+    problems: list[str] = []
+    try:
+        for model in found:
+            lacking = [
+                one
+                for one in posed
+                if not ledger.find(one.tasks.label, one.settings, model.name, model.weights)
+            ]
+            if lacking and not bench.mount(model):
+                say(f"{model.name} was deleted meanwhile; skipped")
+                continue
+            for one in lacking:
+                cell = bench.measure(model, one, samples, say)
+                if cell.missing:
+                    unfinished.append(cell)
+                    problems.append(
+                        f"{model.name} on {cell.set} lacks {cell.missing} attempts that "
+                        "the server did not answer; the same command makes them"
+                    )
+                    continue
+                with out_of_disk(ledger.path.parent):
+                    ledger.append(cell)
+                say(f"{model.name} on {cell.set}: {cell.reward:.3f} in {cell.seconds:.1f} s")
+    finally:
+        bench.close()
+    return to_table(asked, posed, found, ledger, unfinished, problems)
+
+
+def to_table(
+    asked: EvalSpec,
+    posed: Sequence[PosedSet],
+    found: Sequence[Candidate],
+    ledger: ResultsFile,
+    unfinished: Sequence[EvalResult] = (),
+    problems: Sequence[str] = (),
+) -> ScoreTable:
+    """All cells of these settings, also of checkpoints that a run has deleted since."""
+    now = {model.name: model.weights for model in found}
+    rows: dict[str, dict[str, EvalResult]] = {}
+    for one in posed:
+        for cell in ledger.under(one.tasks.label, one.settings):
+            if now.get(cell.checkpoint, cell.weights) == cell.weights:  # not of an older namesake
+                rows.setdefault(cell.checkpoint, {}).setdefault(cell.set, cell)
+    for cell in unfinished:
+        rows.setdefault(cell.checkpoint, {})[cell.set] = cell
+    cramped = [
+        f"{cell.checkpoint} on {cell.set}: {cell.overlong} prompts leave no room for an answer and "
+        "count as 0; raise rollout.max_context"
+        for cells in rows.values()
+        for cell in cells.values()
+        if cell.overlong
+    ]
+    return ScoreTable(
+        sets=[one.tasks.label for one in posed],
+        rows={name: rows[name] for name in sorted(rows, key=place)},
+        caption=asked.caption,
+        samples=asked.samples,
+        k=asked.k,
+        solved=asked.solved,
+        problems=[*problems, *cramped],
+    )
+
+
+def _write(table: ScoreTable, compared: Comparison | None, folder: Path, name: str) -> None:
+    with out_of_disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = table.markdown() + (f"\n{compared.markdown()}" if compared is not None else "")
+        write_whole(folder / f"{name}.md", lambda to: to.write_text(text, encoding="utf-8"))
+        more = {} if compared is None else {"comparison": compared.to_json()}
+        told = json.dumps({**table.to_json(), **more}, ensure_ascii=False)
+        write_whole(folder / f"{name}.json", lambda to: to.write_text(told, encoding="utf-8"))

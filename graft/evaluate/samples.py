@@ -28,7 +28,7 @@ class SamplesInUse(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StoredSample:
     """One attempt at one task."""
 
     task: str
@@ -67,7 +67,7 @@ class SampleFile:
 
     def __init__(self, path: Path, of: Mapping[str, Any]) -> None:
         self.path = path
-        self.kept: dict[tuple[str, int], Sample] = {}
+        self.kept: dict[tuple[str, int], StoredSample] = {}
         self.unreadable = 0
         """Lines in the middle that are no samples."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class SampleFile:
             self._file.close()
             raise
 
-    def append(self, sample: Sample) -> None:
+    def append(self, sample: StoredSample) -> None:
         """With the operating system when this returns: a killed process loses nothing."""
         self._write(asdict(sample))
         self.kept[sample.task, sample.sample] = replace(sample, text="")
@@ -123,11 +123,11 @@ class SampleFile:
         self._file.flush()
 
 
-def read_sample(line: bytes | str) -> Sample | None:
+def read_sample(line: bytes | str) -> StoredSample | None:
     """A line of a sample file; None for its head, and for what cannot be read."""
     try:
         values = json.loads(line)
-        sample = Sample(**{field.name: values[field.name] for field in fields(Sample)})
+        sample = StoredSample(**{field.name: values[field.name] for field in fields(StoredSample)})
         Status(sample.status)
     except (ValueError, KeyError, TypeError):
         return None

@@ -14,19 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graft.evaluate.cells import Cell
 from graft.evaluate.estimates import Estimate
+from graft.evaluate.results import EvalResult
 
 HEAD, SOURCE, TASKS, CALLS = ("checkpoint", "set"), "data source", "tasks", "calls"
-"""Titles of the columns; `graft explain` knows each of them, and those of `Table.measures`."""
+"""Titles of the columns; `graft explain` knows each of them, and those of `ScoreTable.measures`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ScoreTable:
     """Rows in the order they are shown: checkpoint -> set -> cell, where one was computed."""
 
     sets: list[str]
-    rows: Mapping[str, Mapping[str, Cell]]
+    rows: Mapping[str, Mapping[str, EvalResult]]
     caption: str
     samples: int = 1
     k: Sequence[int] = (1,)
@@ -68,7 +68,7 @@ class Table:
         return "\n\n".join(parts) + "\n"
 
     def _drawn(
-        self, head: list[str], rows: Sequence[tuple[list[str], Cell]], is_whole: bool = True
+        self, head: list[str], rows: Sequence[tuple[list[str], EvalResult]], is_whole: bool = True
     ) -> str:
         """Calls, failures and what is missing are known of whole sets only."""
         lines = [[*head, TASKS, *self.measures, *([CALLS] if is_whole else [])]]
@@ -97,7 +97,7 @@ class Table:
         told = {"caption": self.caption, "solved": self.solved, "sets": settings, "rows": rows}
         return {**told, "problems": self.problems}
 
-    def _scores(self, cell: Cell, with_tasks: bool) -> dict[str, Any]:
+    def _scores(self, cell: EvalResult, with_tasks: bool) -> dict[str, Any]:
         scores = {
             "reward": cell.reward,
             "tasks": len(cell.tasks),
@@ -113,7 +113,7 @@ class Table:
             }
         return scores
 
-    def _measured(self, cell: Cell) -> dict[str, Any]:
+    def _measured(self, cell: EvalResult) -> dict[str, Any]:
         known = cell.estimates(self.measures, self.solved)
         return {name: {"value": v, "interval": interval} for name, (v, interval) in known.items()}
 
@@ -133,7 +133,7 @@ def show(estimate: Estimate | None) -> str:
     return f"{estimate.value:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _remarks(cell: Cell) -> str:
+def _remarks(cell: EvalResult) -> str:
     """What a reader must know before believing the numbers beside it."""
     said = []
     if cell.failed:

@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from graft.models.device import has_kernels
-from graft.models.functions import (
+from graft.models.kv_slots import KVSlots
+from graft.models.logprobs import likeliest, score_actions
+from graft.models.ops import (
     add_linear,
     add_norm,
     embed,
@@ -33,15 +35,13 @@ from graft.models.functions import (
     qk_place,
     qk_rotate,
 )
-from graft.models.logprobs import likeliest, score_actions
-from graft.models.place import Place
-from graft.models.shape import Shape, rope_frequencies
+from graft.models.shape import ModelShape, rope_frequencies
 
 if TYPE_CHECKING:
-    from graft.models.grid import Forest
+    from graft.models.tree.forest import Forest
 
 Attend = Callable[[int, Tensor, Any, Any], Tensor]
-"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they have a `Place`."""
+"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they have a `KVSlots`."""
 
 LEAST_POSITIONS = 2**16
 """Positions that a GPU's table of angles holds at least, beyond what the model was trained on."""
@@ -66,7 +66,7 @@ class Angles:
     No module: its numbers belong to no state dict, and a model's `.to(bfloat16)` must not round them.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         self.shape = shape
         self.frequencies: dict[torch.device, tuple[Tensor, float]] = {}
         self.tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
@@ -102,7 +102,7 @@ class Block(nn.Module):
     are plain slices of them.
     """
 
-    def __init__(self, shape: Shape, index: int) -> None:
+    def __init__(self, shape: ModelShape, index: int) -> None:
         super().__init__()
         self.index, self.shape = index, shape
         qkv_size = shape.q_size + 2 * shape.kv_size
@@ -122,7 +122,7 @@ class Block(nn.Module):
         cos: Tensor,
         sin: Tensor,
         attend: Attend,
-        place: Place | None = None,
+        place: KVSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         x, qkv = self._norm_linear(x, delta, self.attn_norm, self.qkv)
         seen = self._see(qkv, cos, sin, attend, place)
@@ -136,7 +136,7 @@ class Block(nn.Module):
         return norm_linear(x, delta, norm.weight, norm.eps, linear.weight, linear.bias)
 
     def _see(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, place: Place | None
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, place: KVSlots | None
     ) -> Tensor:
         """[T, H*d]: what the heads found."""
         shape = self.shape
@@ -153,7 +153,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A causal language model up to its last norm; `head_weight` turns hidden states into logits."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
         # a tied embedding is the head too; its rows behind the vocabulary are never embedded
@@ -202,7 +202,7 @@ class Decoder(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         attend: Attend,
-        place: Place | None = None,
+        place: KVSlots | None = None,
         then: Callable[[Tensor], Any] | None = None,
     ) -> Any:
         """Hidden states after the last norm, [T, D], of tokens [T] at positions [T].

@@ -35,7 +35,7 @@ class UnsupportedModel(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """Sizes and switches of a decoder of the Llama, Qwen2 and Qwen3 family."""
 
     family: str = "qwen3"
@@ -57,7 +57,7 @@ class Shape:
     max_positions: int = 4096
     extra: int = 0
     """Actions beyond the vocabulary: rows of the head that are never embedded. No `config.json`
-    speaks of them; `graft.models.extra` gives them to a model."""
+    speaks of them; `graft.models.extra_actions` gives them to a model."""
 
     def __post_init__(self) -> None:
         if self.family not in ARCHITECTURES:
@@ -131,7 +131,7 @@ class Shape:
         return config
 
 
-def rope_frequencies(shape: Shape) -> tuple[list[float], float]:
+def rope_frequencies(shape: ModelShape) -> tuple[list[float], float]:
     """Radians per position for each pair of a head, and the factor on cos and sin.
 
     Plain: theta**(-2i/d). Scaling stretches some or all of them so that positions beyond the
@@ -182,7 +182,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _yarn(shape: Shape, plain: list[float], factor: float) -> tuple[list[float], float]:
+def _yarn(shape: ModelShape, plain: list[float], factor: float) -> tuple[list[float], float]:
     scaling = shape.rope_scaling
     window = _positive(scaling, "original_max_position_embeddings", shape.max_positions)
     half = len(plain)

@@ -13,7 +13,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from graft.train.words import clip, visible
+from graft.train.monitor.formatting import clip, visible
 
 LONGEST = 400
 """Letters of a name or a value."""

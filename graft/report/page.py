@@ -17,17 +17,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from graft import __version__
-from graft.record import PHASE_WORDS, Curves, Record, Status
-from graft.record.means import metric_over
 from graft.registry import UnknownName
 from graft.report import seeds, tables
 from graft.report.curves import curve
 from graft.report.markup import folded, section, shown
 from graft.report.style import CSS
 from graft.report.transcripts import transcripts
-from graft.train.explain import explain
-from graft.train.trackers import Phase
+from graft.runs import PHASE_WORDS, Curves, RunRecord, RunStatus
+from graft.runs.seed_means import metric_over
+from graft.train.monitor.metric_docs import explain
+from graft.train.run_dir.trackers import Phase
+from graft.version import __version__
 
 MATTER = (
     ("reward", "reward"),
@@ -54,7 +54,9 @@ MOST_EXTRA = 8
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
-def write_report(record: Record, out: Path | None = None, others: Sequence[Record] = ()) -> Path:
+def write_report(
+    record: RunRecord, out: Path | None = None, others: Sequence[RunRecord] = ()
+) -> Path:
     """Write the page, whole or not at all; its path."""
     path = record.path / "report.html" if out is None else out
     text = page(record, *others)
@@ -71,7 +73,7 @@ def write_report(record: Record, out: Path | None = None, others: Sequence[Recor
     return path
 
 
-def page(record: Record, *others: Record, now: float | None = None) -> str:
+def page(record: RunRecord, *others: RunRecord, now: float | None = None) -> str:
     """The page of a run; with `others` of several seeds of its recipe."""
     records = (record, *others)
     if others:
@@ -97,7 +99,7 @@ def page(record: Record, *others: Record, now: float | None = None) -> str:
     )
 
 
-def headline(records: Sequence[Record], now: float) -> str:
+def headline(records: Sequence[RunRecord], now: float) -> str:
     """Name, how it stands, before and after, what it is, when it was."""
     record, *others = records
     status = record.status
@@ -121,7 +123,7 @@ def headline(records: Sequence[Record], now: float) -> str:
     return "".join(parts)
 
 
-def result(record: Record) -> str:
+def result(record: RunRecord) -> str:
     """ "sampled 0.310 → 0.952 (+0.642), greedy ..."; the reward so far where there is no score."""
     before, after = record.scores
     told: list[str] = []
@@ -144,7 +146,7 @@ def result(record: Record) -> str:
     return "; ".join(told) or "nothing is measured yet"
 
 
-def _standing(record: Record, status: Status) -> str:
+def _standing(record: RunRecord, status: RunStatus) -> str:
     """A sentence about a run that is not done."""
     last, saved = record.last, record.checkpoint
     if last is None:
@@ -153,12 +155,12 @@ def _standing(record: Record, status: Status) -> str:
         total = record.total_steps(last["phase"], last)
         of = "" if total is None else f" of {total}"
         where = f"at {PHASE_WORDS[last['phase']]} step {last['step']}{of}"
-    if status is Status.RUNNING:
+    if status is RunStatus.RUNNING:
         return f"This run is still going on, {where}; the numbers are those so far."
-    if status is Status.FAILED:
+    if status is RunStatus.FAILED:
         why = "numbers that were not finite. The batch is in its folder failed/."
         return f"This run failed {where.replace('at ', 'after ', 1)}: {record.reason or why}"
-    if status is Status.STOPPED:
+    if status is RunStatus.STOPPED:
         kept = (
             "Nothing was saved." if saved is None else f"Its last checkpoint is {saved.path.name}."
         )
@@ -166,7 +168,7 @@ def _standing(record: Record, status: Status) -> str:
     return ""
 
 
-def _what(record: Record) -> str:
+def _what(record: RunRecord) -> str:
     """ "GRPO on calculator, 60 steps of 16 x 8 attempts, after a warm-up of 400 steps." """
     config = record.config
     train, sft = config.get("train", {}), config.get("sft", {})
@@ -188,7 +190,7 @@ def _what(record: Record) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def curves(records: Sequence[Record], phase: Phase) -> str:
+def curves(records: Sequence[RunRecord], phase: Phase) -> str:
     """One figure for each metric that matters, with its alarms; the others in a table."""
     record, *others = records
     known = record.curves[phase]

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graft.config import ConfigError
-from graft.record import Record
-from graft.record.means import deviation, mean_of
-from graft.record.settings import differing, seed_groups
 from graft.report.markup import note, section, shown, table
-from graft.train.labels import SCORE_COLUMNS
-from graft.train.words import score
+from graft.runs import RunRecord
+from graft.runs.seed_means import deviation, mean_of
+from graft.runs.settings import differing, seed_groups
+from graft.train.monitor.formatting import score
+from graft.train.monitor.labels import SCORE_COLUMNS
 
 
-def check_seeds(records: Sequence[Record]) -> None:
+def check_seeds(records: Sequence[RunRecord]) -> None:
     """Complain about runs that are not the same recipe with other seeds."""
     configs = [record.config for record in records]
     if len(seed_groups(configs)) == 1:
@@ -31,7 +31,7 @@ def check_seeds(records: Sequence[Record]) -> None:
     )
 
 
-def result(records: Sequence[Record]) -> str:
+def result(records: Sequence[RunRecord]) -> str:
     """The scores in one line of markup; "" where nothing was scored."""
     told: list[str] = []
     for name in ("sampled", "greedy"):
@@ -43,7 +43,7 @@ def result(records: Sequence[Record]) -> str:
     return f"{'; '.join(told)} over {len(records)} seeds" if told else ""
 
 
-def scores(records: Sequence[Record]) -> str:
+def scores(records: Sequence[RunRecord]) -> str:
     """Means with their spread, then run by run."""
     names = list(dict.fromkeys(name for record in records for of in record.scores for name in of))
     rows: list[Sequence[str]] = []
@@ -67,7 +67,7 @@ def scores(records: Sequence[Record]) -> str:
     return section("Before and after", *parts)
 
 
-def _known(records: Sequence[Record], name: str) -> tuple[list[float], list[float]]:
+def _known(records: Sequence[RunRecord], name: str) -> tuple[list[float], list[float]]:
     """The score before and after, of the runs that have it."""
     before, after = zip(*(record.scores for record in records), strict=True)
     return [of[name] for of in before if name in of], [of[name] for of in after if name in of]

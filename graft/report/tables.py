@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graft.config import Config
-from graft.record import PHASE_WORDS, Curves, Record
 from graft.report.curves import number
 from graft.report.markup import folded, note, section, shown, table
-from graft.train.labels import SCORE_COLUMNS
-from graft.train.words import clock_face, score
+from graft.runs import PHASE_WORDS, Curves, RunRecord
+from graft.train.monitor.formatting import clock_face, score
+from graft.train.monitor.labels import SCORE_COLUMNS
 
 MOST_ROWS = 400
 """Of any table; the number of the rest is told."""
@@ -21,7 +21,7 @@ SECRET = ("api_key", "apikey", "password", "passwd", "secret", "access_token", "
 """A report goes to other people: what stands under such a name stays at home."""
 
 
-def scores(record: Record) -> str:
+def scores(record: RunRecord) -> str:
     """Held-out scores before and after; those of rows where a run is supervised alone."""
     before, after = record.scores
     supervised = record.summary.get("sft")
@@ -44,7 +44,7 @@ def scores(record: Record) -> str:
     return section("Before and after", *parts)
 
 
-def alarms(record: Record) -> str:
+def alarms(record: RunRecord) -> str:
     found = record.alarms
     rows = [
         (
@@ -73,7 +73,7 @@ def metrics(name: str, curves: Curves) -> str:
     return folded(f"every metric of this phase ({name})", inside + _more(len(curves.columns)))
 
 
-def settings(record: Record) -> str:
+def settings(record: RunRecord) -> str:
     """What the recipe says, first where it differs from the defaults."""
     found = [
         (f"{section_name}.{key}", key, value)
@@ -97,7 +97,7 @@ def settings(record: Record) -> str:
     )
 
 
-def environment(record: Record) -> str:
+def environment(record: RunRecord) -> str:
     """Versions and machine, which a run writes down when it ends."""
     summary = record.summary
     rows: list[Sequence[str]] = []
@@ -113,7 +113,7 @@ def environment(record: Record) -> str:
     return section("Environment", table(rows[:MOST_ROWS]))
 
 
-def timings(record: Record) -> str:
+def timings(record: RunRecord) -> str:
     """Where the time went, phase by phase, and how fast tokens came."""
     rows: list[Sequence[str]] = []
     parts: list[str] = []
@@ -166,7 +166,7 @@ def total(values: Sequence[float]) -> float:
     return sum(value for value in values if math.isfinite(value))
 
 
-def _seconds_per_phase(record: Record) -> dict[str, float]:
+def _seconds_per_phase(record: RunRecord) -> dict[str, float]:
     """By the summary, or as the newest checkpoint knows them."""
     spent: Any = record.summary.get("seconds_per_phase")
     if not spent and record.checkpoint is not None:

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 
-from graft.record import Record
 from graft.report.markup import folded, note, section, shown
+from graft.runs import RunRecord
 from graft.types import Author, Episode, Leaf, Span, Status
 
 OF_EACH = 2
@@ -24,7 +24,7 @@ LONGEST = 40_000
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ShownAttempt:
     """One attempt of a step, with the tree it stands in."""
 
     episode: Episode
@@ -36,14 +36,14 @@ class Picked:
     """The attempts of one step that say most about it."""
 
     step: int
-    best: list[Attempt]
-    worst: list[Attempt]
+    best: list[ShownAttempt]
+    worst: list[ShownAttempt]
     seen: int
     is_cut: bool
     """Whether the step has more than was looked through."""
 
 
-def transcripts(record: Record) -> str:
+def transcripts(record: RunRecord) -> str:
     """Nothing where no episodes were written down."""
     steps = record.episode_steps
     if not steps:
@@ -69,14 +69,14 @@ def transcripts(record: Record) -> str:
     return section("Attempts", *parts)
 
 
-def pick(record: Record, step: int) -> Picked:
+def pick(record: RunRecord, step: int) -> Picked:
     """Attempts that came to an end, by reward; one of each task while there are enough."""
-    best: list[Attempt] = []
-    worst: list[Attempt] = []
+    best: list[ShownAttempt] = []
+    worst: list[ShownAttempt] = []
     seen = 0
     for episode in record.episodes(step, MOST_BYTES):
         ended = [
-            Attempt(episode, leaf)
+            ShownAttempt(episode, leaf)
             for leaf in episode.leaves
             if leaf.tips and _has_reward(leaf) and _is_whole(episode, leaf)
         ]
@@ -94,7 +94,9 @@ def pick(record: Record, step: int) -> Picked:
     return Picked(step, best, worst, seen, size > MOST_BYTES)
 
 
-def _apart(best: list[Attempt], worst: list[Attempt]) -> tuple[list[Attempt], list[Attempt]]:
+def _apart(
+    best: list[ShownAttempt], worst: list[ShownAttempt]
+) -> tuple[list[ShownAttempt], list[ShownAttempt]]:
     """Of few attempts some are among both: each goes where it stands higher, and is shown once."""
     where: dict[int, str] = {}
     for pair in zip_longest(best, worst):
@@ -107,7 +109,7 @@ def _apart(best: list[Attempt], worst: list[Attempt]) -> tuple[list[Attempt], li
     )
 
 
-def attempt(kind: str, one: Attempt, is_open: bool = False) -> str:
+def attempt(kind: str, one: ShownAttempt, is_open: bool = False) -> str:
     """An attempt, turn by turn, under its verdict."""
     leaf = one.leaf
     calls = int(leaf.metrics.get("tool_calls", 0) or 0)
@@ -122,7 +124,7 @@ def attempt(kind: str, one: Attempt, is_open: bool = False) -> str:
     return folded(verdict, inside, is_open)
 
 
-def _turns(one: Attempt) -> list[str]:
+def _turns(one: ShownAttempt) -> list[str]:
     parts: list[str] = []
     left, hidden = LONGEST, 0
     for number, tip in enumerate(one.leaf.tips):
@@ -155,7 +157,7 @@ def _turn(word: str, text: str, calls: int, spans: list[Span]) -> str:
     return f'<div class="turn {word}"><span class="who">{word}</span>{words}{"".join(marks)}</div>'
 
 
-def _text(one: Attempt, author: Author, spans: list[Span]) -> str:
+def _text(one: ShownAttempt, author: Author, spans: list[Span]) -> str:
     said = "".join(span.text for span in spans)
     if not said and author is Author.TASK:
         said = "\n".join(str(message.get("content", "")) for message in one.episode.task.prompt)
@@ -179,5 +181,5 @@ def _is_whole(episode: Episode, leaf: Leaf) -> bool:
     return ordered and all(0 <= tip < len(episode.spans) for tip in leaf.tips)
 
 
-def _reward(one: Attempt) -> float:
+def _reward(one: ShownAttempt) -> float:
     return one.leaf.reward

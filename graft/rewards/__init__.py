@@ -10,8 +10,8 @@ REWARDS: dict[str, Any] = {
     "deep_research": "graft.rewards.deep_research:deep_research",
     "exact_match": "graft.rewards.answers:exact_match",
     "f1": "graft.rewards.answers:f1",
-    "hendrycks_math": "graft.rewards.hendrycks:hendrycks_math",
-    "judge": "graft.rewards.judge:Judge",
+    "hendrycks_math": "graft.rewards.maths.hendrycks:hendrycks_math",
+    "judge": "graft.rewards.judge.judge:Judge",
     "math_answer": "graft.rewards.answers:math_answer",
 }
 """Name -> the reward function, or where to import it from; a class is made into one by `make_reward`."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from graft.rewards.grading import grade
+from graft.rewards.maths.grading import grade
 from graft.text.parse import last_boxed, last_tag
 from graft.tools.calculator import CalculatorError, work
 from graft.types import Task, Trajectory

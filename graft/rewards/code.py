@@ -15,7 +15,7 @@ from threading import Event
 from typing import Any
 
 from graft.text.parse import code_blocks
-from graft.tools.sandbox import Outcome, run_python
+from graft.tools.sandbox import SandboxOutcome, run_python
 from graft.types import Task, Trajectory
 
 MAX_TESTS = 12
@@ -58,7 +58,7 @@ class TestResult:
     __test__ = False
 
     passed: bool
-    outcome: Outcome | None
+    outcome: SandboxOutcome | None
     """None: not run, because another test had failed."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from graft.rewards.answers import accepted_answers, normalise, word_f1
-from graft.rewards.hendrycks import last_box
+from graft.rewards.maths.hendrycks import last_box
 from graft.types import Task, Trajectory
 
 OUT_OF_FORM = -1.0
@@ -24,7 +24,7 @@ _TOOLS = ("search", "python")
 _VERDICTS = {"yes", "no", "noanswer"}
 
 
-class Score(NamedTuple):
+class DeepResearchScore(NamedTuple):
     """What a text is worth, and why."""
 
     score: float
@@ -40,7 +40,7 @@ def deep_research(task: Task, trajectory: Trajectory) -> float:
     return score_deep_research(trajectory.text, accepted_answers(task.answer)).score
 
 
-def score_deep_research(text: str, golds: Sequence[str]) -> Score:
+def score_deep_research(text: str, golds: Sequence[str]) -> DeepResearchScore:
     r"""The score of a whole response against the nearest of the accepted answers.
 
     >>> score_deep_research("<think>.</think><answer>\\boxed{Yes}</answer>", ["yes"]).score
@@ -49,16 +49,20 @@ def score_deep_research(text: str, golds: Sequence[str]) -> Score:
     'out of form: no \\boxed{...} in the answer'
     """
     if fault := form_fault(text):
-        return Score(OUT_OF_FORM, f"out of form: {fault}")
+        return DeepResearchScore(OUT_OF_FORM, f"out of form: {fault}")
     answer = last_box(_answer(text))
     if answer is None:
-        return Score(OUT_OF_FORM, "out of form: the \\boxed{ of the answer never closes")
+        return DeepResearchScore(
+            OUT_OF_FORM, "out of form: the \\boxed{ of the answer never closes"
+        )
     f1 = max((answer_f1(answer, gold) for gold in golds), default=0.0)
     if f1 == 0:
-        return Score(0.0, "no word in common with an accepted answer", answer)
+        return DeepResearchScore(0.0, "no word in common with an accepted answer", answer)
     if all(f"</{tool}>" in text for tool in _TOOLS):
-        return Score(f1 + BOTH_TOOLS, f"f1 {f1:.2f}, and both tools were used", answer, f1)
-    return Score(f1, f"f1 {f1:.2f}", answer, f1)
+        return DeepResearchScore(
+            f1 + BOTH_TOOLS, f"f1 {f1:.2f}, and both tools were used", answer, f1
+        )
+    return DeepResearchScore(f1, f"f1 {f1:.2f}", answer, f1)
 
 
 def form_fault(text: str) -> str:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from graft.border import named
 from graft.protocols import Reward
 from graft.types import Task, Trajectory
+from graft.user_code import named
 
 ENV_INFO = "env_info"
 """Where these functions find the environment's last info: an entry of `extra_info`, or a column."""

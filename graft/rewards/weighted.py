@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graft.border import Giver, as_number
 from graft.protocols import Reward
 from graft.types import Leaf, Task, Trajectory
+from graft.user_code import Giver, as_number
 
 METRIC = "reward/"
 """What the names of their metrics begin with."""

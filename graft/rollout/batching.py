@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from graft.algos.batch import Batch
-from graft.models.packing import response
+from graft.models.tree.packing import response
 from graft.types import Author, Episode, Span, Trajectory
 
 PAD = -1
 
 
-def rows_of(episodes: Sequence[Episode]) -> list[Trajectory]:
+def trajectories_of(episodes: Sequence[Episode]) -> list[Trajectory]:
     """The trajectories worth training on: leaves that ended for a reason of the policy's own."""
     return [
         trajectory

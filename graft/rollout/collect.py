@@ -8,22 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from inspect import isawaitable
 
-from graft.border import Giver, UserCodeError, naming, refusal, source_of
-from graft.rollout.branch import Branch
-from graft.rollout.episode import Growth, Setting
-from graft.rollout.failure import Failure, together
-from graft.rollout.stall import StallMonitor
+from graft.rollout.branches.branch import Branch
+from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.failure import RolloutFailure, together
+from graft.rollout.stall_monitor import StallMonitor
 from graft.types import Episode, Status, Task
+from graft.user_code import Giver, UserCodeError, naming, refusal, source_of
 
 
-async def grow(task: Task, setting: Setting, branch: Branch, place: int = 0) -> Episode:
+async def grow(task: Task, setting: RolloutSetup, branch: Branch, place: int = 0) -> Episode:
     """One episode, from its prompt to its last leaf; `place` is the task's among its neighbours."""
-    async with Growth(task, setting, place) as growth:
+    async with EpisodeBuilder(task, setting, place) as growth:
         try:
             await growth.open()
             await _grown(growth, branch)
             check_grown(growth, branch)
-        except Failure as failure:
+        except RolloutFailure as failure:
             growth.settle()
             growth.fail(failure)
         else:
@@ -31,16 +31,16 @@ async def grow(task: Task, setting: Setting, branch: Branch, place: int = 0) -> 
         return growth.episode
 
 
-async def _grown(growth: Growth, branch: Branch) -> None:
+async def _grown(growth: EpisodeBuilder, branch: Branch) -> None:
     growing = branch(growth)
     if not isawaitable(growing):
         raise refusal(Giver(branch, "branch"), growing, "an awaitable: write `async def`")
     is_ours = getattr(source_of(branch), "__module__", "").startswith("graft.")
-    with nullcontext() if is_ours else naming(branch, "branch", Failure):
+    with nullcontext() if is_ours else naming(branch, "branch", RolloutFailure):
         await growing
 
 
-def check_grown(growth: Growth, branch: Branch) -> None:
+def check_grown(growth: EpisodeBuilder, branch: Branch) -> None:
     """Refuse a branch that leaves attempts unfinished, or grows another number than was asked for."""
     live = [path for path in growth.paths if path.is_live]
     if live:
@@ -60,7 +60,7 @@ def check_grown(growth: Growth, branch: Branch) -> None:
 
 def collect(
     tasks: Sequence[Task],
-    setting: Setting,
+    setting: RolloutSetup,
     branch: Branch,
     *,
     concurrency: int = 256,

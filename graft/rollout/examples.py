@@ -20,8 +20,8 @@ from itertools import groupby
 from typing import Any, cast
 
 from graft.data.schemas import ChatRow
-from graft.rollout.demonstrate import INLINE, Said, attempt, decided, spoken
-from graft.rollout.spelled import Marks, Speller
+from graft.rollout.action_spelling import ActionSpeller, Marks
+from graft.rollout.demonstration import INLINE, DemonstratedTurn, attempt, decided, spoken
 from graft.text.chat import Chat, Piece, Tools
 from graft.text.marks import between, inside
 from graft.text.transcript import contexts
@@ -35,7 +35,7 @@ def example(
     row: ChatRow,
     chat: Chat,
     marks: Marks | None = None,
-    speller: Speller | None = None,
+    speller: ActionSpeller | None = None,
     prefill: str = "",
 ) -> Episode:
     """The episode of a row. `marks` enclose results in an assistant's text; `speller` knows actions."""
@@ -46,7 +46,7 @@ def example(
     return attempt(task, row.messages, entries, chat, actions, prefill, row.tools)
 
 
-def read_entries(spans: Any, speller: Speller | None = None) -> list[Said]:
+def read_entries(spans: Any, speller: ActionSpeller | None = None) -> list[DemonstratedTurn]:
     """The entries of a row's `spans`, which say who wrote what after the prompt.
 
         {"author": "policy", "text": "[2+3]"}                  what the model is to say
@@ -63,7 +63,7 @@ def read_entries(spans: Any, speller: Speller | None = None) -> list[Said]:
         raise ValueError(f"`spans` holds {spans!r:.60}, not a list of {{author, text}}")
     if not any(isinstance(s, Mapping) and s.get("author") == Author.POLICY for s in spans):
         raise ValueError("no span of author 'policy', so there is nothing to learn")
-    entries: list[Said] = []
+    entries: list[DemonstratedTurn] = []
     for number, span in enumerate(spans):
         read = _entry(span, spans[number + 1 : number + 2], number + 1, speller is not None)
         if speller is None or read.author is not Author.POLICY or isinstance(read.text, Called):
@@ -73,7 +73,7 @@ def read_entries(spans: Any, speller: Speller | None = None) -> list[Said]:
     return entries
 
 
-def _entry(span: Any, following: Sequence[Any], number: int, has_actions: bool) -> Said:
+def _entry(span: Any, following: Sequence[Any], number: int, has_actions: bool) -> DemonstratedTurn:
     where = f"span {number}"
     if not isinstance(span, Mapping):
         raise ValueError(f"{where} is {span!r:.60}; a span is {{author, text}}")
@@ -95,7 +95,7 @@ def _entry(span: Any, following: Sequence[Any], number: int, has_actions: bool) 
     ends = span.get("end")
     if ends is None:
         ends = not any(_goes_on(other) for other in following)
-    return Said(Author(author), text, role, bool(ends))
+    return DemonstratedTurn(Author(author), text, role, bool(ends))
 
 
 def _goes_on(following: Any) -> bool:
@@ -117,22 +117,24 @@ def _called(call: Any, text: Any, where: str) -> Called:
     return Called(text if isinstance(text, str) else "", tool, [str(one) for one in said])
 
 
-def _spelled(said: Said, following: Sequence[Any], speller: Speller) -> list[Said]:
+def _spelled(
+    said: DemonstratedTurn, following: Sequence[Any], speller: ActionSpeller
+) -> list[DemonstratedTurn]:
     """The words and calls of one text; its last part ends as the whole does."""
     parts = speller.parts(said.text, is_answered=any(_goes_on(other) for other in following))
     if not parts:
         return [said]
     found = [
-        Said(Author.ENV, part.text)
+        DemonstratedTurn(Author.ENV, part.text)
         if part.is_answer
-        else Said(Author.POLICY, part.text, ends=False, call=part.call)
+        else DemonstratedTurn(Author.POLICY, part.text, ends=False, call=part.call)
         for part in parts
     ]
     if not said.ends:
         return found
     if found[-1].call is None and found[-1].author is Author.POLICY:
         return [*found[:-1], found[-1]._replace(ends=True)]
-    return [*found, Said(Author.POLICY, "", ends=True)]
+    return [*found, DemonstratedTurn(Author.POLICY, "", ends=True)]
 
 
 def conversation(
@@ -141,7 +143,7 @@ def conversation(
     chat: Chat,
     tools: Tools | None = None,
     marks: Marks | None = None,
-    speller: Speller | None = None,
+    speller: ActionSpeller | None = None,
 ) -> Episode:
     """The episode of a recorded chat: assistant tokens are trained, everything else is context.
 
@@ -192,7 +194,7 @@ def _unmarked_spans(piece: Piece, chat: Chat, marks: Marks | None, last: int | N
     return spans
 
 
-def _spoken_spans(text: str, chat: Chat, speller: Speller, last: int | None) -> list[Span]:
+def _spoken_spans(text: str, chat: Chat, speller: ActionSpeller, last: int | None) -> list[Span]:
     """An assistant's turn as words, calls and their answers, each encoded as a rollout would."""
     spans: list[Span] = []
     for part in speller.parts(text):

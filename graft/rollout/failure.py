@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from graft.border import NotFinite, UserCodeError, user_frame
 from graft.engine.errors import EngineError
 from graft.tools.errors import ToolError
 from graft.types import Status
+from graft.user_code import NotFinite, UserCodeError, user_frame
 
 MAX_TRACE = 8000
 """Characters of a traceback that an episode keeps: its end."""
@@ -21,7 +21,7 @@ MAX_TRACE = 8000
 _shown: set[str] = set()
 
 
-class Failure(Exception):
+class RolloutFailure(Exception):
     """An attempt cannot go on; `status` says whose fault, the text says what was seen."""
 
     def __init__(self, status: Status, reason: str, trace: str = "") -> None:
@@ -68,25 +68,25 @@ async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         if clock.expired():  # not one that the code itself raised
-            raise Failure(Status.TIMEOUT, f"waited {deadline:g} s for {what}") from error
+            raise RolloutFailure(Status.TIMEOUT, f"waited {deadline:g} s for {what}") from error
         raise failure(Status.ENV_ERROR, what, error) from error
     except EngineError as error:
-        raise Failure(Status.ENGINE_ERROR, f"{what}: {error}") from error
+        raise RolloutFailure(Status.ENGINE_ERROR, f"{what}: {error}") from error
     except ToolError as error:
         trace = "" if error.__cause__ is None else trace_of(error)
-        raise Failure(Status.TOOL_ERROR, f"{what}: {error}", trace) from error
+        raise RolloutFailure(Status.TOOL_ERROR, f"{what}: {error}", trace) from error
     except (Exception, SystemExit) as error:  # exit() in an env's code is no wish to end the run
         if isinstance(error, NotFinite) and what.startswith("env"):
-            raise Failure(Status.ENV_ERROR, f"{what}: {error}") from error
+            raise RolloutFailure(Status.ENV_ERROR, f"{what}: {error}") from error
         if isinstance(error, UserCodeError) or not what.startswith("env"):
             raise
         raise failure(Status.ENV_ERROR, what, error) from error
 
 
-def failure(status: Status, what: str, error: BaseException) -> Failure:
+def failure(status: Status, what: str, error: BaseException) -> RolloutFailure:
     """An exception of an environment: what it is, the user's line where it was raised, the traceback."""
     at = f" (at {frame})" if (frame := user_frame(error)) else ""
-    return Failure(status, f"{what}: {type(error).__name__}: {error}{at}", trace_of(error))
+    return RolloutFailure(status, f"{what}: {type(error).__name__}: {error}{at}", trace_of(error))
 
 
 def trace_of(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from graft.envs.interop.foreign import plain
+from graft.envs.interop.external import plain
 
 MOST_OF_ONE, MOST_OF_ALL = 4_096, 16_384
 """Characters of JSON that one entry and all of them may have."""

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from graft.actions.actions import Actions
-from graft.rollout.demonstrate import INLINE
+from graft.rollout.demonstration import INLINE
 from graft.text.chat import Chat
 from graft.types import Author, Called, Finish, Leaf, Message, Span, Trajectory
 
@@ -30,7 +30,7 @@ HALF = "\ufffd"
 """What stands in a text where tokens are no character: a model of bytes may stop within one."""
 
 
-class CannotBeWritten(ValueError):
+class NotRecordable(ValueError):
     """An attempt whose tokens no text stands for; the text says why."""
 
 
@@ -67,7 +67,7 @@ def spans_of_attempt(row: Trajectory, chat: Chat, actions: Actions | None = None
             continue
         is_closed = chat.is_closed(span.tokens)
         if HALF in span.text:
-            raise CannotBeWritten("it has part of a character, which is no text")
+            raise NotRecordable("it has part of a character, which is no text")
         if actions is not None and span.info.get("finish") == Finish.EXIT:
             words, call, tool = _call_in(span, chat, actions, last)
             spans += [_policy_span(words, ends=False)] if words else []
@@ -148,7 +148,7 @@ def _call_in(span: Span, chat: Chat, actions: Actions, last: int | None) -> tupl
     tool, arguments = actions.read(span.actions, span.modes)
     call = actions.spell(tool, arguments).tokens
     if span.tokens[-len(call) :] != call:
-        raise CannotBeWritten(
+        raise NotRecordable(
             f"the call of {tool} with {list(arguments)} was written in another way than the actions "
             "spell it"
         )

@@ -15,20 +15,20 @@ MAX_IDLE = 64
 """Threads that wait for the next call; to start one takes longer than most calls."""
 
 
-class Errand:
+class BlockingCall:
     """One call. It cannot be killed, but it can know that nobody waits any more."""
 
     def __init__(self, run: Callable[[], None], name: str) -> None:
         self.run, self.name, self.is_given_up = run, name, False
 
 
-class Runner(threading.Thread):
+class ThreadRunner(threading.Thread):
     """Runs errands one after the other, and ends when there are enough of its kind without it."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.errands: SimpleQueue[Errand] = SimpleQueue()
-        self.errand: Errand | None = None
+        self.errands: SimpleQueue[BlockingCall] = SimpleQueue()
+        self.errand: BlockingCall | None = None
 
     @property
     def is_given_up(self) -> bool:
@@ -46,7 +46,7 @@ class Runner(threading.Thread):
             _idle.append(self)
 
 
-_idle: deque[Runner] = deque()  # the one that stopped last is the first to go on
+_idle: deque[ThreadRunner] = deque()  # the one that stopped last is the first to go on
 os.register_at_fork(after_in_child=_idle.clear)  # threads stay with the parent
 
 
@@ -78,11 +78,11 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
         with suppress(RuntimeError):  # the event loop is gone: nobody waits any more
             loop.call_soon_threadsafe(deliver, result, failure)
 
-    errand = Errand(run, f"graft-{getattr(function, '__name__', 'call')}")
+    errand = BlockingCall(run, f"graft-{getattr(function, '__name__', 'call')}")
     try:
         runner = _idle.pop()
     except IndexError:
-        runner = Runner()
+        runner = ThreadRunner()
         runner.start()
     runner.errands.put(errand)
     try:

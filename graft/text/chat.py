@@ -32,7 +32,7 @@ from graft.text.template import (
     find_template,
     render,
 )
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Message
 
 Tools = Sequence[Any] | str
@@ -77,7 +77,7 @@ class Chat:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: FastTokenizer,
         template: str | None = None,
         *,
         history: str = APPEND,
@@ -436,7 +436,7 @@ def turns_of(messages: Sequence[Message]) -> list[int]:
     return turns
 
 
-def _turn_end(closing: str, tokenizer: Tokenizer) -> tuple[str, frozenset[int]]:
+def _turn_end(closing: str, tokenizer: FastTokenizer) -> tuple[str, frozenset[int]]:
     """Where in the closing text a turn is over: after its first special token, or its last word.
 
     "<|im_end|>\\n" -> "<|im_end|>"; as one token its id too, as several no id.
@@ -449,7 +449,7 @@ def _turn_end(closing: str, tokenizer: Tokenizer) -> tuple[str, frozenset[int]]:
     return closing[: at + len(token)], frozenset({tokenizer.added_tokens[token]})
 
 
-def _last_added(text: str, tokenizer: Tokenizer) -> str:
+def _last_added(text: str, tokenizer: FastTokenizer) -> str:
     """The added token that stands last in the text, the longest of those that end there."""
     found = [
         (text.rfind(token) + len(token), len(token), token) for token in tokenizer.added_tokens

@@ -1,4 +1,4 @@
-"""Text to ids and back: a thin hull around `tokenizers.Tokenizer` that knows its special tokens.
+"""Text to ids and back: a thin hull around `tokenizers.FastTokenizer` that knows its special tokens.
 
 A Hugging Face folder is read without transformers, whose import alone takes seconds. Two tiny
 tokenizers are built in: one token per character of an alphabet, and one token per byte.
@@ -35,7 +35,7 @@ class TokenizerNotFound(ValueError):
     """A path that holds no tokenizer we can read; the text says what was looked for."""
 
 
-class Tokenizer:
+class FastTokenizer:
     """Encodes just what is written: no BOS or EOS is added, special tokens in the text count.
 
     >>> digits = Tokenizer.characters("0123456789+=")
@@ -208,7 +208,7 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     @classmethod
-    def characters(cls, alphabet: str) -> Tokenizer:
+    def characters(cls, alphabet: str) -> FastTokenizer:
         """One token per character, after `<pad>` 0, `<eos>` 1 and `<unk>` 2; repeats count once."""
         if not alphabet:
             raise ValueError("the alphabet is empty; pass the characters, such as '0123456789+='")
@@ -221,7 +221,7 @@ class Tokenizer:
         return cls(backend, special, {"default": PLAIN})
 
     @classmethod
-    def bytes(cls) -> Tokenizer:
+    def bytes(cls) -> FastTokenizer:
         """Token b is byte b of the UTF-8 text, then `<eos>` 256 and `<pad>` 257; all text fits."""
         vocab = {character: byte for byte, character in enumerate(_byte_characters())}
         vocab |= {"<eos>": 256, "<pad>": 257}
@@ -231,7 +231,7 @@ class Tokenizer:
         return cls(backend, {"eos_token": "<eos>", "pad_token": "<pad>"}, {"default": PLAIN})
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
+    def load(cls, path: str | Path) -> FastTokenizer:
         """Read a Hugging Face folder, or a `tokenizer.json` together with the files beside it."""
         path = Path(path)
         if not path.exists():
@@ -421,7 +421,7 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 
 
-def _through_transformers(folder: Path) -> Tokenizer:
+def _through_transformers(folder: Path) -> FastTokenizer:
     """Folders with only a SentencePiece model or a vocabulary list: let transformers convert it."""
     from transformers import AutoTokenizer
 
@@ -441,7 +441,7 @@ def _through_transformers(folder: Path) -> Tokenizer:
         )
     stored = found.chat_template or {}
     templates = {"default": stored} if isinstance(stored, str) else dict(stored)
-    return Tokenizer(backend, found.special_tokens_map, templates, eos_ids=read_eos_ids(folder))
+    return FastTokenizer(backend, found.special_tokens_map, templates, eos_ids=read_eos_ids(folder))
 
 
 def _byte_characters() -> list[str]:

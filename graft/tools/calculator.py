@@ -36,7 +36,7 @@ class CalculatorError(ValueError):
     """An expression that has no value here; the text is short enough to show to the policy."""
 
 
-class Step(NamedTuple):
+class CalculationStep(NamedTuple):
     """One operation that was carried out."""
 
     left: Fraction
@@ -56,7 +56,7 @@ class Working:
 
     value: Fraction
     numbers: tuple[Fraction, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[CalculationStep, ...]
 
 
 def work(expression: str) -> Working:
@@ -77,7 +77,7 @@ def work(expression: str) -> Working:
     except (SyntaxError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
         raise CalculatorError("not an arithmetic expression") from error
     numbers: list[Fraction] = []
-    steps: list[Step] = []
+    steps: list[CalculationStep] = []
 
     def value_of(node: ast.expr, depth: int) -> Fraction:
         if depth > MAX_DEPTH:
@@ -98,7 +98,7 @@ def work(expression: str) -> Working:
                 if symbol == "/" and second == 0:
                     raise CalculatorError("division by zero")
                 result = bounded(apply(first, second))
-                steps.append(Step(first, symbol, second, result))
+                steps.append(CalculationStep(first, symbol, second, result))
                 return result
             case ast.BinOp():
                 raise CalculatorError("only + - * / are known")

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from graft.border import Giver, UserCodeError, refusal, user_frame
 from graft.tools import ERROR
 from graft.tools.errors import ToolError
 from graft.tools.schema import content_of
+from graft.user_code import Giver, UserCodeError, refusal, user_frame
 
 MAX_WAIT = 600.0  # seconds for a free place
 MAX_GIVEN_UP = 64

@@ -89,13 +89,13 @@ COMPACT_BARE = CallStyle(open="", close="", result="{}", error="?", spent="?")
 Styles = Mapping[str, CallStyle]
 
 
-class Call(NamedTuple):
+class WrittenCall(NamedTuple):
     tool: str
     content: str | None
     """None: the close string came without an open one."""
 
 
-def find_call(action: str, styles: Styles) -> Call | None:
+def find_call(action: str, styles: Styles) -> WrittenCall | None:
     """The call that an action ends with, if it ends with one.
 
     >>> find_call("so [34*5]", {"calculator": COMPACT})
@@ -112,9 +112,9 @@ def find_call(action: str, styles: Styles) -> Call | None:
     }
     name = max(opened, key=opened.__getitem__)
     if opened[name] < 0:
-        return Call(name, None)
+        return WrittenCall(name, None)
     style = ending[name]
-    return Call(name, text[opened[name] + len(style.open) : len(text) - len(style.close)])
+    return WrittenCall(name, text[opened[name] + len(style.open) : len(text) - len(style.close)])
 
 
 def _at_the_end(action: str, styles: Styles) -> list[ToolCall]:
@@ -138,7 +138,7 @@ def _first_of(written: str) -> Callable[[str, Styles], list[ToolCall]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class CallFormat:
     """One way of calling. `find` gives the calls of an action in order, [] if it makes none."""
 
     find: Callable[[str, Styles], list[ToolCall]]
@@ -156,27 +156,27 @@ class Format:
     """A call as instructions show it, if not by its open and close; "{name}" stands for the tool."""
 
 
-FORMATS: dict[str, Format] = {
-    "tags": Format(_at_the_end, tagged, "inline", stops=True),
-    "arpo": Format(_at_the_end, lined, "inline", stops=True),
-    "gem": Format(
+FORMATS: dict[str, CallFormat] = {
+    "tags": CallFormat(_at_the_end, tagged, "inline", stops=True),
+    "arpo": CallFormat(_at_the_end, lined, "inline", stops=True),
+    "gem": CallFormat(
         _first_of("gem"),
         plain,
         "tool",
         stops=True,
         example="<{name}>...</{name}> or a block fenced with ```{name} and ```",
     ),
-    "fenced": Format(
+    "fenced": CallFormat(
         _first_of("fenced"), plain, "user", example="a block fenced with ```{name} and ```"
     ),
-    "hermes": Format(
+    "hermes": CallFormat(
         lambda action, styles: tool_calls(action, "hermes"),
         enclosed,
         "tool",
         is_json=True,
         in_prompt=True,
     ),
-    "mcp": Format(
+    "mcp": CallFormat(
         lambda action, styles: tool_calls(action, "mcp")[:1],
         enclosed,
         "tool",
@@ -184,7 +184,7 @@ FORMATS: dict[str, Format] = {
         is_json=True,
         example="<tool_call><tool_name>name</tool_name><arguments>{...}</arguments></tool_call>",
     ),
-    "actions": Format(
+    "actions": CallFormat(
         _made_by_actions, bare, "inline", example="its keyword, then only what it takes can follow"
     ),
 }
@@ -192,7 +192,7 @@ FORMATS: dict[str, Format] = {
 
 
 def instructions_for(
-    tools: Mapping[str, Any], form: Format, styles: Styles, uses: int | None
+    tools: Mapping[str, Any], form: CallFormat, styles: Styles, uses: int | None
 ) -> str:
     """What a policy is told about its tools; "" where the chat template does that.
 

@@ -26,11 +26,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
-from graft.border import Giver, UserCodeError, named, refusal, seen
 from graft.tools import ERROR, background
 from graft.tools.errors import ToolError
 from graft.tools.options import check_options
 from graft.tools.schema import arguments_in, tidy
+from graft.user_code import Giver, UserCodeError, named, refusal, seen
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SECTION = re.compile(  # of a docstring; what comes before the first one describes the function
@@ -150,7 +150,7 @@ def tool(function: Any = None, **options: Any) -> Any:
             '''What is in the room.'''
             return self.contents
 
-    `graft.make` gives an environment its own tools (`graft.envs.tooled.own_tools`).
+    `graft.make` gives an environment its own tools (`graft.envs.tool_env.own_tools`).
     """
     if function is None:
         return partial(tool, **options)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graft.tools import ERROR
-from graft.tools.sandbox import Outcome, Session, choose, run_python
+from graft.tools.sandbox import SandboxOutcome, SandboxSession, choose, run_python
 
 RESTARTED = "(The interpreter was restarted: names from earlier calls are gone.)"
 NOTHING = "(no output)"
@@ -63,7 +63,7 @@ class PythonTool:
         self.concurrency = concurrency  # counted over all envs by graft.tools.calling
         self._cells: list[str] = []
         """What made the names that there are: every cell that came to its end."""
-        self._session: Session | None = None
+        self._session: SandboxSession | None = None
 
     def __call__(self, content: str) -> str:
         if not self.keep_state:
@@ -83,7 +83,7 @@ class PythonTool:
             self._cells.clear()
         return self._text(outcome)
 
-    def run(self, code: str, stdin: str = "") -> Outcome:
+    def run(self, code: str, stdin: str = "") -> SandboxOutcome:
         """Run a program by itself, whatever is kept; for callers who want more than text."""
         return run_python(
             code,
@@ -132,8 +132,8 @@ class PythonTool:
             self._session.close()
             self._session = None
 
-    def _replay(self) -> Session:
-        session = Session(
+    def _replay(self) -> SandboxSession:
+        session = SandboxSession(
             timeout=self.timeout,
             sandbox=self.sandbox,
             memory_mb=self.memory_mb,
@@ -143,7 +143,7 @@ class PythonTool:
             session.run(cell)
         return session
 
-    def _text(self, outcome: Outcome) -> str:
+    def _text(self, outcome: SandboxOutcome) -> str:
         """The answer to the policy."""
         note = RESTARTED if outcome.is_restarted else ""
         if outcome.ok:

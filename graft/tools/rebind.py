@@ -32,7 +32,7 @@ from types import (
 )
 from typing import Any
 
-from graft.border import UserCodeError, named
+from graft.user_code import UserCodeError, named
 
 Memo = dict[int, Any]
 

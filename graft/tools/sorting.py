@@ -82,20 +82,20 @@ TRANSITIONS: dict[str, Callable[[Hidden, str, str], Result]] = {
 }
 
 
-class Call(NamedTuple):
+class SortingCall(NamedTuple):
     tool: str
     arguments: tuple[str, str] | None
     """None: there were not two of them."""
 
 
-class Dress(NamedTuple):
+class SortingSyntax(NamedTuple):
     """How calls are written, found and answered. "{0}" and "{1}" are arguments, "{}" the result."""
 
     call: dict[str, str]
     result: dict[str, str]
     gap: str
     """What a careful writer puts between a result and the next call."""
-    find: Callable[[str, tuple[str, ...]], Call | None]
+    find: Callable[[str, tuple[str, ...]], SortingCall | None]
     """(text, tools) -> the call that the text ends with, if it ends with one to these tools."""
     stops: Callable[[tuple[str, ...]], tuple[str, ...]]
     """tools -> the strings that end a turn because a call is complete."""
@@ -115,7 +115,7 @@ class Dress(NamedTuple):
         return self.write(tool, a, b).strip() + self.result[tool].replace("{}", result).rstrip()
 
 
-def find_in_tags(text: str, tools: tuple[str, ...]) -> Call | None:
+def find_in_tags(text: str, tools: tuple[str, ...]) -> SortingCall | None:
     """ "so <swap> A, B </swap>" -> swap, A and B.
 
     A closing tag makes it a call; one with no opening tag before it, or without exactly two
@@ -127,17 +127,17 @@ def find_in_tags(text: str, tools: tuple[str, ...]) -> Call | None:
             _, opened, content = text.removesuffix(f"</{tool}>").rpartition(f"<{tool}>")
             parts = content.split(",", 2) if opened else []
             both = (parts[0].strip(), parts[1].strip()) if len(parts) == 2 else None
-            return Call(tool, both)
+            return SortingCall(tool, both)
     return None
 
 
-def find_in_words(text: str, tools: tuple[str, ...]) -> Call | None:
+def find_in_words(text: str, tools: tuple[str, ...]) -> SortingCall | None:
     """ "Now compare A and B" -> compare, A and B."""
     found = _IN_WORDS.search(text.rstrip()[-_LONGEST:])
     if found is None:
         return None
     tool, a, b = found.groups()[:3] if found[1] else found.groups()[3:]
-    return Call(tool, (a, b)) if tool in tools else None
+    return SortingCall(tool, (a, b)) if tool in tools else None
 
 
 _LONGEST = 40  # characters; a call in words is shorter
@@ -146,15 +146,15 @@ _IN_WORDS = re.compile(
 )
 
 
-def find_made(text: str, tools: tuple[str, ...]) -> Call | None:
+def find_made(text: str, tools: tuple[str, ...]) -> SortingCall | None:
     """A `Called`, also one to a tool that is not among `tools`: it waits for an answer."""
     if not isinstance(text, Called):
         return None
     match text.arguments:
         case (a, b):
-            return Call(text.tool, (a, b))
+            return SortingCall(text.tool, (a, b))
         case _:
-            return Call(text.tool, None)
+            return SortingCall(text.tool, None)
 
 
 def closing_tags(tools: tuple[str, ...]) -> tuple[str, ...]:
@@ -182,21 +182,21 @@ _IN_A_SENTENCE = {
     "check": "check if {0} is {1}",
 }
 
-TAGS = Dress(
+TAGS = SortingSyntax(
     call={tool: f"<{tool}> {{0}}, {{1}} </{tool}>" for tool in TRANSITIONS},
     result=dict.fromkeys(TRANSITIONS, " <result> {} </result>"),
     gap="\n",
     find=find_in_tags,
     stops=closing_tags,
 )
-WORDS = Dress(
+WORDS = SortingSyntax(
     call=_IN_A_SENTENCE,
     result=_AFTER_WORDS,
     gap="",
     find=find_in_words,
     stops=every_call,
 )
-ACTIONS = Dress(
+ACTIONS = SortingSyntax(
     call={tool: f" {words}" for tool, words in _IN_A_SENTENCE.items()},
     result=_AFTER_WORDS,
     gap="",
@@ -207,14 +207,14 @@ ACTIONS = Dress(
 DRESSES = {"tags": TAGS, "words": WORDS, "actions": ACTIONS}
 
 
-def carry_out(state: Hidden, call: Call) -> Result:
+def carry_out(state: Hidden, call: SortingCall) -> Result:
     """The answer to any call, also one without two arguments; the state after it."""
     if call.arguments is None:
         return state, f"{ERROR}{call.tool} takes two arguments, A, B"
     return TRANSITIONS[call.tool](state, *call.arguments)
 
 
-def is_carried_out(state: Hidden, call: Call) -> bool:
+def is_carried_out(state: Hidden, call: SortingCall) -> bool:
     """False for a call that could not do anything: wrong arguments or undefined symbols."""
     if call.arguments is None:
         return False

@@ -13,7 +13,7 @@ from typing import Any
 
 class _Train(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        from graft.train.run import train_recipe
+        from graft.train.session import train_recipe
 
         if unknown := [name for name in kwargs if name not in ("quiet", "stream")]:
             raise TypeError(

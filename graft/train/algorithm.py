@@ -11,8 +11,8 @@ from graft.actions.actions import Actions
 from graft.algos.presets import Preset, make, resolve_preset
 from graft.config import Config, ConfigError
 from graft.registry import resolve
-from graft.rollout.branch import BRANCHES, Branch
-from graft.rollout.counterfactual import Counterfactual
+from graft.rollout.branches.branch import BRANCHES, Branch
+from graft.rollout.branches.counterfactual import Counterfactual
 
 STALE_CAP = 2.0
 """Of the importance weight of tokens that older weights drew, where the preset has none."""

@@ -13,11 +13,11 @@ the host prepares the next; what there is to report is read once, before the opt
 A policy may have actions beyond the vocabulary; its reference has none. So the two are compared where
 a token was chosen and nowhere else, and by the logits of tokens alone (see `algos.losses.with_kl`).
 
-With several processes each learns from its share of the rows (`train.shares`), and all of them have the
-same numbers to report. Processes of one tensor-parallel group have the same share.
+With several processes each learns from its share of the rows (`train.micro_batches`), and all of
+them have the same numbers to report. Processes of one tensor-parallel group have the same share.
 
-With adapters (`models.lora`) the optimizer knows nothing but them, and the policy is merged anew after
-its step. The reference is then the policy itself, holding the adapters that RL started with.
+With adapters (`models.lora.training`) the optimizer holds only the adapters, and the policy is merged
+again after each step. The reference is then the policy itself, holding the adapters that RL started with.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from torch import Tensor
 from graft.algos.batch import Batch
 from graft.algos.checked import check_loss
 from graft.algos.losses import Loss, value_loss
-from graft.border import is_users_own, named
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
-from graft.models.grid import Forest
-from graft.models.lora import Lora
-from graft.models.parts import is_split
+from graft.models.lora.training import Lora
+from graft.models.parallel.parts import is_split
 from graft.models.shape import ARCHITECTURES
+from graft.models.tree.forest import Forest
 from graft.protocols import Engine
-from graft.train.folder import RunStopped
+from graft.train.distributed.process_group import ALONE, ProcessGroup
+from graft.train.micro_batches import share_out
 from graft.train.optimizer import NonFinite, Optimizer
-from graft.train.processes import ALONE, Processes
-from graft.train.shares import share_out
+from graft.train.run_dir.folder import RunStopped
 from graft.transfer import transfer
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
+from graft.user_code import is_users_own, named
 
 SAMPLING_GAP = "sampling/sampling_logp_difference"
 """Metrics of |log-prob of the learner - log-prob of the engine| over trained tokens: mean, max, p999."""
@@ -82,7 +82,7 @@ class Learner:
     epochs: int = 1
     minibatches: int = 1
     seed: int = 0
-    processes: Processes = ALONE
+    processes: ProcessGroup = ALONE
     keeps_logprobs: bool = False
     """Whether `logprobs` is filled: the learner's own of the last batch, before any update, [N, T]."""
     logprobs: Tensor | None = None

@@ -9,24 +9,24 @@ from typing import Any
 import torch
 
 from graft.actions.actions import Actions
-from graft.config import Cluster, Config, ConfigError, EngineSection, Parallel
+from graft.config import ClusterSection, Config, ConfigError, EngineSection, ParallelSection
 from graft.envs import make as make_env
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
-from graft.models.gguf import gguf_shape, open_gguf, open_tokenizer
-from graft.models.hub import find_model, origin_of
-from graft.models.load import load_model, open_model, read_config, read_json, shape_of
-from graft.models.policies import host_copy, weights_of
-from graft.models.save import write_json
-from graft.models.shape import ARCHITECTURES, Shape
+from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
+from graft.models.io.hub import find_model, origin_of
+from graft.models.io.load import load_model, open_model, read_config, read_json, shape_of
+from graft.models.io.save import write_json
+from graft.models.policy import host_copy, weights_of
+from graft.models.shape import ARCHITECTURES, ModelShape
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
-from graft.train.acting import actions_of, with_actions
-from graft.train.checkpoint import latest_model
-from graft.train.plan import check_fits, choose_micro
-from graft.train.processes import Processes
-from graft.train.room import room_on
-from graft.train.sampling import is_external
+from graft.text.tokenizer import FastTokenizer
+from graft.train.actions import actions_of, with_actions
+from graft.train.distributed.process_group import ProcessGroup
+from graft.train.memory.device_memory import room_on
+from graft.train.memory.plan import check_fits, choose_micro
+from graft.train.rollout_engine import is_external
+from graft.train.run_dir.checkpoint import latest_model
 
 MODEL_FILE = "model.json"
 """In a run's folder, where its model is the hub's: {"path": as in the recipe, "name": ..., "commit": ...}."""
@@ -63,10 +63,10 @@ def pin_model(config: Config, folder: Path) -> tuple[Config, str]:
 def open_policy(
     config: Config,
     source: Path | None,
-    tokenizer: Tokenizer,
+    tokenizer: FastTokenizer,
     device: torch.device,
     dtype: torch.dtype,
-    processes: Processes,
+    processes: ProcessGroup,
     is_shared: bool,
     samples: bool,
 ) -> tuple[Any, Decoder, Actions | None]:
@@ -91,7 +91,7 @@ def open_policy(
     fits = choose_micro(config, plain.shape, dtype, room_on(device))
     recompute = processes.any(fits.recompute, "whether blocks are computed twice")  # all, or none
     if processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1):
-        from graft.models.sharded import shard
+        from graft.models.parallel.decoder import shard
 
         policy: Decoder = shard(
             plain.shape,
@@ -117,7 +117,7 @@ def load_reference(path: Path, policy: Any) -> Any:
     elif policy.is_whole:
         reference = load_model(path, dtype=policy.dtype, device=policy.device)
     else:
-        from graft.models.sharded import ShardedDecoder, shard
+        from graft.models.parallel.decoder import ShardedDecoder, shard
 
         assert isinstance(policy, ShardedDecoder)
         with open_model(path) as stored:
@@ -151,15 +151,20 @@ def by_itself(config: Config, source: Path) -> Config:
         args = {} if section.url else section.args
         engine = EngineSection(name="vllm", args=args)
     rollout = config.rollout.model_copy(update={"staleness": 0})
-    own = {"engine": engine, "rollout": rollout, "parallel": Parallel(), "cluster": Cluster()}
+    own = {
+        "engine": engine,
+        "rollout": rollout,
+        "parallel": ParallelSection(),
+        "cluster": ClusterSection(),
+    }
     return config.model_copy(update=own)
 
 
 def open_foreign(
-    config: Config, source: Path, device: torch.device, dtype: torch.dtype, processes: Processes
+    config: Config, source: Path, device: torch.device, dtype: torch.dtype, processes: ProcessGroup
 ) -> Any:
     """A model of transformers' own, in the learner."""
-    from graft.models.foreign.model import Foreign
+    from graft.models.transformers.model import TransformersModel
 
     refused = {
         "actions.file": config.actions.file,
@@ -172,21 +177,21 @@ def open_foreign(
                 f"{key}={value} needs one of our own decoders ({', '.join(ARCHITECTURES)}), and "
                 f"'{source}' is another family, which trains as transformers computes it; leave it out"
             )
-    policy = Foreign.load(source, dtype=dtype, device=device)
+    policy = TransformersModel.load(source, dtype=dtype, device=device)
     policy.recompute = bool(config.train.recompute)
     if processes.world > 1 and config.parallel.shard:
-        from graft.models.sharded_module import shard_module
+        from graft.models.parallel.module import shard_module
 
         shard_module(policy, policy.block_classes(), processes.mesh(1), config.parallel.offload)
     return policy
 
 
-def load_tokenizer(config: Config, source: Path | None) -> Tokenizer:
+def load_tokenizer(config: Config, source: Path | None) -> FastTokenizer:
     if source is not None:
         return open_tokenizer(source)
     alphabet = config.model.alphabet
     if alphabet == "bytes":
-        return Tokenizer.bytes()
+        return FastTokenizer.bytes()
     if not alphabet and config.task.env:
         alphabet = getattr(make_env(config.task.env, **config.task.args), "alphabet", "")
     if not alphabet:
@@ -194,10 +199,10 @@ def load_tokenizer(config: Config, source: Path | None) -> Tokenizer:
             f"model.alphabet is empty and environment {config.task.env!r} names no alphabet; "
             "give the characters, or model.alphabet=bytes"
         )
-    return Tokenizer.characters(alphabet)
+    return FastTokenizer.characters(alphabet)
 
 
-def make_chat(config: Config, tokenizer: Tokenizer) -> Chat:
+def make_chat(config: Config, tokenizer: FastTokenizer) -> Chat:
     """The chat template of a run, as its recipe has it."""
     model = config.model
     template, args = model.chat_template or None, model.template_args
@@ -207,25 +212,27 @@ def make_chat(config: Config, tokenizer: Tokenizer) -> Chat:
         raise ConfigError(f"model.template_args={args}: {error}") from error
 
 
-def load_policy(config: Config, source: Path | None, tokenizer: Tokenizer) -> Decoder:
+def load_policy(config: Config, source: Path | None, tokenizer: FastTokenizer) -> Decoder:
     if source is not None:
         refuse_family(source)
         return load_model(source)
     return Decoder(new_shape(config, tokenizer)).initialise(config.run.seed)
 
 
-def new_shape(config: Config, tokenizer: Tokenizer) -> Shape:
+def new_shape(config: Config, tokenizer: FastTokenizer) -> ModelShape:
     """The shape of a model from scratch; its vocabulary is the tokenizer's."""
     given = dict(config.model.shape)
-    known = {name for name in Shape.__dataclass_fields__ if name not in ("vocab_size", "extra")}
+    known = {
+        name for name in ModelShape.__dataclass_fields__ if name not in ("vocab_size", "extra")
+    }
     if unknown := sorted(set(given) - known):
         raise ConfigError(
             f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         )
-    return Shape(**given, vocab_size=tokenizer.vocab_size)
+    return ModelShape(**given, vocab_size=tokenizer.vocab_size)
 
 
-def recipe_shape(config: Config, weights: Path | None = None) -> Shape:
+def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:
     """The shape of the model `assemble` would build, without reading a weight."""
     shape = _plain_shape(config, weights)
     if not config.actions.file:
@@ -235,7 +242,7 @@ def recipe_shape(config: Config, weights: Path | None = None) -> Shape:
     return replace(shape, extra=0 if actions is None else actions.space.extra)
 
 
-def _plain_shape(config: Config, weights: Path | None) -> Shape:
+def _plain_shape(config: Config, weights: Path | None) -> ModelShape:
     source = source_of(config, weights, is_read=False)
     if source is None:
         return new_shape(config, load_tokenizer(config, None))

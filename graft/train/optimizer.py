@@ -5,8 +5,8 @@ micro-batches and take the step; the bf16 weights are then rewritten in place, s
 holds the same tensors, has the new weights at once.
 
 With several processes there are two ways. Where each holds all weights, their gradients are added up
-before the step. Where weights are split (`models.sharded`), gradients arrive added up and split alike;
-each process then steps its own part, for AdamW knows no neighbours, and only the norm is common.
+before the step. Where weights are split (`models.parallel.decoder`), gradients arrive added up and split
+alike; each process then steps its own part, for AdamW knows no neighbours, and only the norm is common.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from graft.models.device import has_kernels
-from graft.models.functions import GRAD_SUM
-from graft.models.parts import copies, is_split, local
-from graft.train.processes import ALONE, Processes
+from graft.models.ops import GRAD_SUM
+from graft.models.parallel.parts import copies, is_split, local
+from graft.train.distributed.process_group import ALONE, ProcessGroup
 
 Schedule = Callable[[int], float]
 """(step, counted from 0) -> factor on the learning rate"""
@@ -69,7 +69,7 @@ class Optimizer:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         max_grad_norm: float = 1.0,
-        processes: Processes = ALONE,
+        processes: ProcessGroup = ALONE,
     ) -> None:
         named = {
             id(p): (name, p) for m in modules for name, p in m.named_parameters() if p.requires_grad

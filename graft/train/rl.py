@@ -10,13 +10,13 @@ from torch import Tensor
 
 from graft.algos.batch import Batch
 from graft.protocols import Stateful
-from graft.rollout.batching import rows_of, to_batch
+from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.collect import collect_informative
-from graft.rollout.crew import Crew, Job, Window
-from graft.train.describe import describe, is_dead, missing, why_it_died
-from graft.train.folder import RunStopped
+from graft.rollout.collectors.collector import Collector, RolloutRequest, StalenessWindow
+from graft.train.build import RunComponents
 from graft.train.learner import Learner
-from graft.train.setup import Parts
+from graft.train.run_dir.folder import RunStopped
+from graft.train.step_metrics import describe, is_dead, missing, why_it_died
 from graft.types import Author, Episode, Task, Trajectory
 
 DYNAMIC_ROUNDS = 4
@@ -50,7 +50,7 @@ def held_out_tasks(env: str, count: int) -> list[Task]:
 
 
 @dataclass(slots=True)
-class Rollouts:
+class StepRollouts:
     """What a step has to learn from."""
 
     episodes: list[Episode]
@@ -64,7 +64,7 @@ class Rollouts:
 
 
 @dataclass(slots=True)
-class Learned:
+class StepResult:
     """What a step has learned, row by row; `batch` has the advantages."""
 
     metrics: dict[str, float]
@@ -74,11 +74,11 @@ class Learned:
     """The learner's own before its first update, [N, T]; None where nobody asked it to keep them."""
 
 
-def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> Learned:
+def learn(parts: RunComponents, learner: Learner, rollouts: StepRollouts, step: int) -> StepResult:
     """Batch, credit, update."""
     started = time.perf_counter()
     episodes = rollouts.episodes
-    rows = rows_of(episodes)
+    rows = trajectories_of(episodes)
     if is_dead(episodes):
         raise RunStopped(why_it_died(episodes))
     if not any(span.author is Author.POLICY for row in rows for span in row.spans):
@@ -120,26 +120,26 @@ def learn(parts: Parts, learner: Learner, rollouts: Rollouts, step: int) -> Lear
     }
     # with several updates a batch they were computed before the first; else by the only one
     logprobs = learner.logprobs if batch.old_logprobs is None else batch.old_logprobs
-    return Learned(metrics, rows, batch, logprobs)
+    return StepResult(metrics, rows, batch, logprobs)
 
 
-class Source:
+class RolloutSource:
     """Where the loop's episodes come from: a stream of tasks, and a crew that attempts them.
 
     With `rollout.staleness` the crew works ahead of the learner, and stops when it is so many steps
     ahead; the learner waits where there is nothing to learn from. So neither side can run away.
     """
 
-    def __init__(self, parts: Parts, crew: Crew, tasks: TaskStream) -> None:
-        self.parts, self.crew, self.tasks = parts, crew, tasks
+    def __init__(self, parts: RunComponents, collector: Collector, tasks: TaskStream) -> None:
+        self.parts, self.collector, self.tasks = parts, collector, tasks
         config = parts.config
         rounds = config.rollout.dynamic_rounds
         self.rounds = rounds or (DYNAMIC_ROUNDS if parts.preset.dynamic_sampling else 1)
         self.ahead = config.rollout.staleness
-        self.window = Window(crew, self._job, self.ahead, config.train.steps)
+        self.window = StalenessWindow(collector, self._job, self.ahead, config.train.steps)
         self._cursors: dict[int, int] = {}
 
-    def take(self, step: int) -> Rollouts:
+    def take(self, step: int) -> StepRollouts:
         """The step's episodes; step 1 is the first."""
         started = time.perf_counter()
         waiting = float(self.window.num_done)
@@ -151,21 +151,21 @@ class Source:
             episodes, flat = collect_informative(
                 self.tasks,
                 wanted,
-                lambda some: self.crew.submit(self._of(step, some)).result(),
+                lambda some: self.collector.submit(self._of(step, some)).result(),
                 self.rounds,
             )
             cursor = self.tasks.cursor
         seconds = time.perf_counter() - started
-        numbers = self.crew.counts()
+        numbers = self.collector.counts()
         if self.ahead:
             numbers |= {"rollout/steps_waiting": waiting}
-        return Rollouts(episodes, len(flat), seconds, cursor, numbers)
+        return StepRollouts(episodes, len(flat), seconds, cursor, numbers)
 
-    def _job(self, step: int) -> Job:
+    def _job(self, step: int) -> RolloutRequest:
         some = [next(self.tasks) for _ in range(self.parts.config.rollout.tasks)]
         self._cursors[step] = self.tasks.cursor
         return self._of(step, some)
 
-    def _of(self, step: int, tasks: Sequence[Task]) -> Job:
+    def _of(self, step: int, tasks: Sequence[Task]) -> RolloutRequest:
         salt = self.parts.config.run.seed * TRAIN_SEEDS + step
-        return Job(tasks, f"the episodes of step {step}", step=step, salt=salt)
+        return RolloutRequest(tasks, f"the episodes of step {step}", step=step, salt=salt)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from graft.models.grid import Forest
-from graft.models.packing import split_rows
+from graft.models.tree.forest import Forest
+from graft.models.tree.packing import split_rows
 from graft.rollout.batching import to_batch
 from graft.train.learner import Learner
 from graft.types import Episode

@@ -17,22 +17,22 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from graft.record import Curves, Record
-from graft.record.means import metric_over, spread
+from graft.runs import Curves, RunRecord
+from graft.runs.seed_means import metric_over, spread
 
 MOST_POINTS = 2000
 """Of one curve in one answer; longer ones are thinned by the mean of neighbours."""
 TIME, STEP_TIME = "time", "step_time"
 
 
-def metric_names(record: Record) -> dict[str, list[str]]:
+def metric_names(record: RunRecord) -> dict[str, list[str]]:
     """Phase -> its metrics; phases without a line are left out."""
     known = {phase: curves for phase, curves in record.curves.items() if len(curves)}
     return {phase: sorted(set(curves.columns) - {TIME}) for phase, curves in known.items()}
 
 
 def points(
-    record: Record, phase: str, metrics: Sequence[str], most: int = MOST_POINTS
+    record: RunRecord, phase: str, metrics: Sequence[str], most: int = MOST_POINTS
 ) -> dict[str, Any]:
     """At most `most` points of each metric; None where a line has no such number."""
     found = _of_phase(record, phase)
@@ -49,7 +49,7 @@ def points(
 
 
 def band(
-    records: Sequence[Record], phase: str, metrics: Sequence[str], most: int = MOST_POINTS
+    records: Sequence[RunRecord], phase: str, metrics: Sequence[str], most: int = MOST_POINTS
 ) -> dict[str, Any]:
     """The mean of several runs and their spread, metric by metric, each with steps of its own."""
     runs = [_of_phase(record, phase) for record in records]
@@ -73,7 +73,7 @@ def band(
     return {name: told for name, told in found.items() if told["step"]}
 
 
-def table(record: Record, phase: str, metrics: Sequence[str]) -> Iterator[list[Any]]:
+def table(record: RunRecord, phase: str, metrics: Sequence[str]) -> Iterator[list[Any]]:
     """Every line of a phase: step, seconds, then the metrics; empty where there is no number."""
     found = _of_phase(record, phase)
     columns = [found[name] if name in found else [math.nan] * len(found) for name in metrics]
@@ -82,11 +82,11 @@ def table(record: Record, phase: str, metrics: Sequence[str]) -> Iterator[list[A
         yield [step, round(seconds, 3), *("" if math.isnan(v) else v for v in values)]
 
 
-def _of_phase(record: Record, phase: str) -> Curves:
+def _of_phase(record: RunRecord, phase: str) -> Curves:
     return next((curves for name, curves in record.curves.items() if name == phase), Curves())
 
 
-def _seconds(record: Record, phase: str) -> list[float]:
+def _seconds(record: RunRecord, phase: str) -> list[float]:
     """Since the run began to step, at the end of each step of the phase."""
     before = 0.0
     for name, curves in record.curves.items():  # in the order in which a run has them
@@ -97,7 +97,7 @@ def _seconds(record: Record, phase: str) -> list[float]:
     return []
 
 
-def _wall(record: Record, found: Curves, seconds: Sequence[float]) -> Sequence[float]:
+def _wall(record: RunRecord, found: Curves, seconds: Sequence[float]) -> Sequence[float]:
     if TIME in found:
         return found[TIME]
     try:

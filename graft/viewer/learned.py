@@ -17,21 +17,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Row(NamedTuple):
+class LearnedRow(NamedTuple):
     """One number per token behind the prompt."""
 
     advantages: list[float]
     logprobs: list[float]
 
 
-class Learned:
+class LearnedStep:
     """The files of a run; the last one asked for is kept."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._kept: tuple[Any, dict[str, Any]] | None = None
 
-    def row(self, step: str, line: int, leaf: int, context: int) -> Row | str:
+    def row(self, step: str, line: int, leaf: int, context: int) -> LearnedRow | str:
         """The numbers of one walk, or why there are none."""
         path = self.folder / f"step_{int(step):06d}.npz" if step.isdigit() else self.folder / step
         try:
@@ -49,7 +49,7 @@ class Learned:
         if place is None:
             return "the learner did not take this attempt"
         part = slice(table["starts"][place], table["starts"][place + 1])
-        return Row(table["advantages"][part].tolist(), table["logprobs"][part].tolist())
+        return LearnedRow(table["advantages"][part].tolist(), table["logprobs"][part].tolist())
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graft.record import Record, read_object
+from graft.runs import RunRecord, read_object
 
 LONGEST = 400
 """Characters of one piece that are shown; a hostile tokenizer can spell a novel with one id."""
@@ -22,10 +22,10 @@ PATIENCE = 8
 """Tokens that may go into one character before its rubble is shown as it is."""
 
 
-class Pieces:
+class TokenTexts:
     """The tokenizer of a run, opened when first asked for; `reason` says why there is none."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: RunRecord) -> None:
         self.record = record
         self.reason = ""
         self._tokenizer: Any = None
@@ -63,10 +63,10 @@ class Pieces:
             self._from_recipe()
 
     def _load(self, folder: Path) -> None:
-        from graft.text.tokenizer import Tokenizer
+        from graft.text.tokenizer import FastTokenizer
 
         try:
-            self._tokenizer, self.reason = Tokenizer.load(folder), ""
+            self._tokenizer, self.reason = FastTokenizer.load(folder), ""
         except Exception as error:  # a file being written, a library of another version, ...
             self.reason = f"the tokenizer of {folder.name} cannot be read: {error}"
             return
@@ -78,8 +78,8 @@ class Pieces:
         """No checkpoint yet: what the configuration says. This imports torch, so it comes last."""
         try:
             from graft.config import load_config
-            from graft.train.checkpoint import latest_model
             from graft.train.model import load_tokenizer
+            from graft.train.run_dir.checkpoint import latest_model
 
             config = load_config(str(self.record.path / "config.yaml"))
             source = latest_model(config.model.path, weights=False) if config.model.path else None

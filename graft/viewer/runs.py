@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from graft.record import Record, find_runs, parse_object
-from graft.train.run_names import named
+from graft.runs import RunRecord, find_runs, parse_object
+from graft.train.run_dir.names import named
 from graft.viewer.curves import metric_names
 from graft.viewer.episodes import EpisodeFile
-from graft.viewer.learned import Learned
-from graft.viewer.pieces import Pieces
+from graft.viewer.learned import LearnedStep
+from graft.viewer.pieces import TokenTexts
 
 MOST_ALARMS = 1000
 KEPT_EPISODES = 8
@@ -31,15 +31,15 @@ class NotThere(LookupError):
     """Asked for a run, step or line that does not exist; the text says which."""
 
 
-class Run:
+class ViewedRun:
     """One run folder. Several requests may ask at once; one at a time is answered."""
 
     def __init__(self, path: Path, number: int, name: str) -> None:
         self.path, self.number, self.name = path, number, name
         self.lock = threading.RLock()
-        self.record = Record(path)
-        self.pieces = Pieces(self.record)
-        self.learned = Learned(path / "learned")
+        self.record = RunRecord(path)
+        self.pieces = TokenTexts(self.record)
+        self.learned = LearnedStep(path / "learned")
         self._files: dict[str, EpisodeFile] = {}
         self._listed: tuple[int, ...] = ()
         self._episodes: dict[tuple[str, int, int], dict[str, Any]] = {}
@@ -119,7 +119,7 @@ class Run:
         self._files, self._listed = found, listed
 
 
-def open_runs(folders: Sequence[str]) -> list[Run]:
+def open_runs(folders: Sequence[str]) -> list[ViewedRun]:
     """The runs of a command line. A folder that holds run folders stands for all of them."""
     paths: list[Path] = []
     for given in folders:
@@ -139,7 +139,9 @@ def open_runs(folders: Sequence[str]) -> list[Run]:
         path.name if short.count(path.name) == 1 else f"{path.parent.name}/{path.name}"
         for path in paths
     ]
-    return [Run(path, i, name) for i, (path, name) in enumerate(zip(paths, names, strict=True))]
+    return [
+        ViewedRun(path, i, name) for i, (path, name) in enumerate(zip(paths, names, strict=True))
+    ]
 
 
 def _step(path: Path) -> int:

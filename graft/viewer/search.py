@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from graft.record import parse_object
+from graft.runs import parse_object
 from graft.viewer.episodes import prompt_text
-from graft.viewer.runs import Run
+from graft.viewer.runs import ViewedRun
 
 MOST_HITS = 50
 MOST_PER_LINE = 3
@@ -25,7 +25,9 @@ AROUND = 60
 """Characters shown before and after the words."""
 
 
-def search(run: Run, steps: Sequence[str], words: str, step: str, line: int) -> dict[str, Any]:
+def search(
+    run: ViewedRun, steps: Sequence[str], words: str, step: str, line: int
+) -> dict[str, Any]:
     until = time.monotonic() + SECONDS
     hits: list[dict[str, Any]] = []
     mark = json.dumps(words, ensure_ascii=False)[1:-1].encode().lower() if words.isascii() else b""

@@ -25,12 +25,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from graft.record.settings import differing, seed_groups
+from graft.runs.settings import differing, seed_groups
 from graft.viewer import walks
 from graft.viewer.curves import band, metric_names, points, table
 from graft.viewer.episodes import SORTS
 from graft.viewer.guard import App, Guard
-from graft.viewer.runs import NotThere, Run
+from graft.viewer.runs import NotThere, ViewedRun
 from graft.viewer.search import search
 
 TYPES = {
@@ -54,7 +54,7 @@ class BadRequest(ValueError):
 class Desk:
     """Answers what the page asks; one method per address, from query strings to JSON values."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[ViewedRun]) -> None:
         self.runs = list(runs)
 
     def about(self, query: Query) -> Any:
@@ -172,7 +172,7 @@ class Desk:
     def explain(self, query: Query) -> Any:
         """Metric -> what it is, what is healthy, what to try; those that graft knows."""
         from graft.registry import UnknownName
-        from graft.train.explain import explain
+        from graft.train.monitor.metric_docs import explain
 
         found: dict[str, Any] = {}
         for run in self.runs:
@@ -188,14 +188,14 @@ class Desk:
         """Setting -> what each run has there, where they differ."""
         return differing([run.record.config for run in self.runs])
 
-    def _run(self, query: Query) -> Run:
+    def _run(self, query: Query) -> ViewedRun:
         number = _whole(query, "run", 0)
         if number >= len(self.runs):
             raise NotThere(f"there are {len(self.runs)} runs, numbered from 0; no run {number}")
         return self.runs[number]
 
 
-def build_app(runs: Sequence[Run], token: str, port: int, host: str = "127.0.0.1") -> App:
+def build_app(runs: Sequence[ViewedRun], token: str, port: int, host: str = "127.0.0.1") -> App:
     """The page and its answers as one ASGI application, guarded."""
     try:
         from starlette.applications import Starlette
@@ -257,7 +257,7 @@ def build_app(runs: Sequence[Run], token: str, port: int, host: str = "127.0.0.1
 
 
 def serve(
-    runs: Sequence[Run], listener: socket.socket, token: str, ready: Callable[[], None]
+    runs: Sequence[ViewedRun], listener: socket.socket, token: str, ready: Callable[[], None]
 ) -> None:
     """Answer on a socket that is bound already until interrupted; `ready` is called when it listens."""
     host, port = listener.getsockname()[:2]

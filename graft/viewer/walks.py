@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graft.viewer.episodes import prompt_text
-from graft.viewer.learned import Row
-from graft.viewer.runs import NotThere, Run
+from graft.viewer.learned import LearnedRow
+from graft.viewer.runs import NotThere, ViewedRun
 
 EXCERPT = 160
 """Characters of a span's text in the tree."""
@@ -28,7 +28,7 @@ MOST_SPANS = 20_000
 NO_ACTION = -1
 
 
-def tree(run: Run, step: str, line: int) -> dict[str, Any]:
+def tree(run: ViewedRun, step: str, line: int) -> dict[str, Any]:
     episode = run.episode(step, line)
     task, spans, leaves = episode["task"], episode["spans"], episode["leaves"]
     return {
@@ -94,7 +94,7 @@ def walk(episode: Mapping[str, Any], leaf: int, context: int) -> list[int]:
 
 
 def tokens(
-    run: Run, step: str, line: int, leaf: int, context: int, start: int, count: int
+    run: ViewedRun, step: str, line: int, leaf: int, context: int, start: int, count: int
 ) -> dict[str, Any]:
     """One page of a walk: parallel lists, null where a token has no such number."""
     episode = run.episode(step, line)
@@ -137,7 +137,7 @@ def tokens(
     }
 
 
-def text(run: Run, step: str, line: int, span: int, start: int) -> dict[str, Any]:
+def text(run: ViewedRun, step: str, line: int, span: int, start: int) -> dict[str, Any]:
     """A part of what one span says, as its environment saw it."""
     spans = run.episode(step, line)["spans"]
     if not 0 <= span < len(spans):
@@ -161,7 +161,9 @@ def _column(spans: Sequence[Mapping[str, Any]], name: str, start: int, end: int)
     return found
 
 
-def _behind(learned: Row | str, prompt: int, start: int, end: int) -> tuple[list[Any], list[Any]]:
+def _behind(
+    learned: LearnedRow | str, prompt: int, start: int, end: int
+) -> tuple[list[Any], list[Any]]:
     """The learner's numbers on the walk's places: null over the prompt and where none were kept."""
     if isinstance(learned, str):
         return [], []

@@ -9,8 +9,8 @@ import pytest
 from graft.actions.actions import Actions, load_actions
 from graft.actions.fields import ActionsError
 from graft.actions.listing import FILES
-from graft.actions.syntax import Move, Rules
-from graft.text.tokenizer import Tokenizer
+from graft.actions.syntax import SyntaxMove, SyntaxRules
+from graft.text.tokenizer import FastTokenizer
 from tests.actions.pieces import Pieces
 
 PIECES = Pieces()
@@ -191,7 +191,7 @@ def test_what_is_not_there_is_named(tmp_path):
         load("- a", tmp_path)
 
 
-class Mute(Tokenizer):
+class Mute(FastTokenizer):
     """Writes nothing for a blank, as tokenizers that strip their text do."""
 
     def encode_after(self, text: str, last: int | None = None) -> list[int]:
@@ -214,9 +214,9 @@ def count_to(symbols, limit=3):
     """Any symbol, `limit` times; a limit of 0 never ends and never repeats a state."""
 
     def move(count, symbol):
-        return Move(None, "") if count + 1 == limit else Move(count + 1, "so")
+        return SyntaxMove(None, "") if count + 1 == limit else SyntaxMove(count + 1, "so")
 
-    return Rules(0, move)
+    return SyntaxRules(0, move)
 
 
 def test_a_syntax_of_ones_own(tmp_path):

@@ -12,7 +12,7 @@ from graft.actions.actions import Actions, load_actions
 from graft.actions.grammar import Automaton
 from graft.actions.listing import bundled
 from graft.actions.space import ActionSpace
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import NO_ACTION
 from tests.actions.pieces import Pieces
 
@@ -238,7 +238,7 @@ def test_an_answer_is_written_by_its_template(sorting: Actions):
 
 
 def test_the_compact_calculator_on_single_characters():
-    letters = Tokenizer.characters("0123456789+-*=[];?")
+    letters = FastTokenizer.characters("0123456789+-*=[];?")
     actions = load_actions("compact", letters)
     size = letters.vocab_size
     assert actions.names == ("[", *"+-*", *"0123456789", "]")

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.actions.actions import Actions, load_actions
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import NO_ACTION
 from tests.actions.pieces import Pieces
 
 PIECES = Pieces()
-LETTERS = Tokenizer.characters("<>/ab x123")
+LETTERS = FastTokenizer.characters("<>/ab x123")
 FILE = """
 style: tags
 tools:
@@ -121,7 +121,7 @@ def test_an_entry_is_spotted_however_it_begins(actions: Actions, text, tool):
 
 
 def test_modes_of_a_small_tag_by_hand():
-    actions = load_actions("compact-tags", Tokenizer.characters("0123456789+-*=[];"))
+    actions = load_actions("compact-tags", FastTokenizer.characters("0123456789+-*=[];"))
     assert actions.space.num_modes == 5  # text; start, operator, zero, number
     actions = load_actions("sorting-tags", PIECES, tools=["compare"])
     # " <compare>" and "<compare>": 3 tokens each, so 1 + 2 + 2 modes of text

@@ -14,7 +14,7 @@ from graft.algos.credit import chain, entropy_aware, grpo, reinforce, share_over
 from graft.algos.losses import balanced_clip, clip
 from graft.algos.presets import PRESETS, build
 from graft.algos.reductions import token, unique_tokens
-from graft.rollout.batching import rows_of, to_batch
+from graft.rollout.batching import to_batch, trajectories_of
 from graft.types import Author, Episode, Leaf, Span, Task
 from tests.trees import random_tree
 
@@ -218,7 +218,7 @@ def test_with_nothing_shared_unique_tokens_is_token_to_the_bit(toy_batch):
 @given(seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=3))
 def test_every_distinct_token_of_a_forest_weighs_the_same(seeds):
     """Counted on the trees themselves: object by object, token by token."""
-    rows = rows_of([random_tree(seed) for seed in seeds])
+    rows = trajectories_of([random_tree(seed) for seed in seeds])
     batch = to_batch(rows)
     weights = unique_tokens()(batch)
     of_token: dict[tuple[int, int], float] = {}
@@ -259,7 +259,7 @@ def forked_context() -> Episode:
 
 def test_attempts_that_share_a_whole_context_share_its_tokens():
     """Four rows: [5 6] twice, [7 8], [7 9 4]. Distinct: 5 6 7 8 9 4."""
-    weights = unique_tokens()(to_batch(rows_of([forked_context()])))
+    weights = unique_tokens()(to_batch(trajectories_of([forked_context()])))
     half, whole = 1 / 12, 1 / 6
     want = [[half, half, 0], [half, whole, 0], [half, half, 0], [half, whole, whole]]
     check(weights, want, atol=1e-8)

@@ -15,7 +15,7 @@ from graft.cli import app
 from graft.data.chats import open_chats
 from graft.data.check import Repeats
 from graft.data.errors import DataError
-from graft.data.show import Lengths, inspect, shortened
+from graft.data.show import LengthStats, inspect, shortened
 
 ROW = {"prompt": "2+3=", "reward_model": {"ground_truth": "5"}, "data_source": "sums"}
 
@@ -33,7 +33,7 @@ def show(*args: str) -> tuple[int, str]:
 
 
 def test_lengths_are_exact():
-    lengths = Lengths()
+    lengths = LengthStats()
     for length in (3, 3, 4, 10):
         lengths.add(length)
     assert lengths.to_json() == {"min": 3, "median": 3, "mean": 5.0, "p95": 10, "max": 10}

@@ -15,7 +15,7 @@ import pytest
 from graft.data import arrow, hub
 from graft.data.hub import locate, read_hub, splits_of
 from graft.data.rows import DataError
-from graft.data.tables import Table, data_files, read_table
+from graft.data.tables import RowTable, data_files, read_table
 
 ROWS = [{"problem": f"{n} + {n}", "answer": str(2 * n)} for n in range(5)]
 
@@ -256,5 +256,5 @@ def test_the_hub_librarys_rows_are_the_files_rows(monkeypatch: pytest.MonkeyPatc
 
 
 def test_rows_in_memory_are_a_table_too():
-    table = Table(ROWS)
+    table = RowTable(ROWS)
     assert (len(table), table[1], table.source) == (5, ROWS[1], "rows")

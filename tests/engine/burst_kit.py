@@ -9,7 +9,7 @@ import pytest
 import torch
 from engine_kit import assert_is_what_the_model_says, prompt, tiny_decoder, tiny_engine
 
-from graft.engine.native.context import Context
+from graft.engine.native.context import NativeContext
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
 from graft.types import Completion
@@ -63,9 +63,9 @@ def run_both(device: torch.device, scenario: Scenario, **options: Any) -> list[C
     return completions
 
 
-def families(engine: NativeEngine, *sizes: tuple[int, int]) -> list[Context]:
+def families(engine: NativeEngine, *sizes: tuple[int, int]) -> list[NativeContext]:
     """(tokens of a prompt, forks of it); one fork: a context that shares nothing."""
-    contexts: list[Context] = []
+    contexts: list[NativeContext] = []
     for number, (length, forks) in enumerate(sizes):
         root = engine.open(prompt(length, number))
         contexts += [root.fork() for _ in range(forks)] if forks > 1 else [root]

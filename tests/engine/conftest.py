@@ -10,8 +10,8 @@ import torch
 def device(kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Of the kernels; in the interpreter they work in small pieces, and few of them."""
     if kernel_device.type == "cpu":
-        from graft.engine.native import burst
-        from graft.engine.native.kernels import cut, draw
+        from graft.engine.native.cuda import runner as burst
+        from graft.engine.native.cuda.kernels import cut, draw
 
         monkeypatch.setattr(burst, "MOST_SPLITS", 1)
         monkeypatch.setattr(draw, "CHUNK", 16)

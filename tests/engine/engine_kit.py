@@ -12,10 +12,10 @@ from torch import Tensor
 
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
-from graft.engine.native.context import Context
+from graft.engine.native.context import NativeContext
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder, causal
-from graft.models.shape import Shape
+from graft.models.shape import ModelShape
 from graft.types import NO_ACTION, Completion, Finish, Sampling
 
 VOCAB = 23
@@ -23,7 +23,9 @@ VOCAB = 23
 
 def tiny_decoder(seed: int = 0, **changes: Any) -> Decoder:
     sizes: dict[str, Any] = {"width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8}
-    return Decoder(Shape(**{**sizes, "ff": 48, "vocab_size": VOCAB, **changes})).initialise(seed)
+    return Decoder(ModelShape(**{**sizes, "ff": 48, "vocab_size": VOCAB, **changes})).initialise(
+        seed
+    )
 
 
 def tiny_engine(decoder: Decoder | None = None, **options: Any) -> NativeEngine:
@@ -45,14 +47,14 @@ def score_one(
     return engine.score([tokens], [at], continuations, mode)[0]
 
 
-def sample_all(contexts: Sequence[Context], sampling: Sampling) -> list[Completion]:
+def sample_all(contexts: Sequence[NativeContext], sampling: Sampling) -> list[Completion]:
     async def main() -> list[Completion]:
         return await asyncio.gather(*(context.sample(sampling) for context in contexts))
 
     return asyncio.run(main())
 
 
-def sample_one(context: Context, sampling: Sampling, grammar: Any = None) -> Completion:
+def sample_one(context: NativeContext, sampling: Sampling, grammar: Any = None) -> Completion:
     async def main() -> Completion:
         return await context.sample(sampling, grammar)
 
@@ -60,7 +62,7 @@ def sample_one(context: Context, sampling: Sampling, grammar: Any = None) -> Com
 
 
 def gather(
-    contexts: Sequence[Context], samplings: Sequence[Sampling], grammars: Sequence[Any] = ()
+    contexts: Sequence[NativeContext], samplings: Sequence[Sampling], grammars: Sequence[Any] = ()
 ) -> list[Completion]:
     async def main() -> list[Completion]:
         rules = grammars or [None] * len(contexts)

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from graft.models.decoder import Decoder, causal
-from graft.models.load import load_model
-from graft.text.tokenizer import Tokenizer
+from graft.models.io.load import load_model
+from graft.text.tokenizer import FastTokenizer
 
 
 def load_other(folder: str) -> Any:
@@ -39,7 +39,7 @@ class FakeSGLang:
     """What it serves and what goes wrong with it."""
 
     def __init__(
-        self, decoder: Any, tokenizer: Tokenizer, load: Callable[[str], Any] = load_model
+        self, decoder: Any, tokenizer: FastTokenizer, load: Callable[[str], Any] = load_model
     ) -> None:
         self.decoder, self.tokenizer, self.load = decoder, tokenizer, load
         self.url = ""
@@ -185,7 +185,7 @@ class FakeSGLang:
 
 @contextmanager
 def serving_sglang(
-    decoder: Any, tokenizer: Tokenizer, load: Callable[[str], Any] = load_model, port: int = 0
+    decoder: Any, tokenizer: FastTokenizer, load: Callable[[str], Any] = load_model, port: int = 0
 ) -> Iterator[FakeSGLang]:
     fake = FakeSGLang(decoder, tokenizer, load)
 
@@ -240,7 +240,9 @@ def serving_sglang(
 def main() -> None:
     folder, port = sys.argv[1:]
     torch.set_num_threads(1)
-    with serving_sglang(load_other(folder), Tokenizer.load(Path(folder)), load_other, int(port)):
+    with serving_sglang(
+        load_other(folder), FastTokenizer.load(Path(folder)), load_other, int(port)
+    ):
         print("ready", os.getpid(), flush=True)
         threading.Event().wait()
 

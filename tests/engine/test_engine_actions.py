@@ -29,7 +29,7 @@ from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
-from graft.models.extra import extend
+from graft.models.extra_actions import extend
 from graft.types import NO_ACTION, Completion, Finish, Sampling
 
 

@@ -33,7 +33,7 @@ from graft.types import Completion, Finish, Sampling
 def test_log_probs_of_forks_and_lone_contexts_equal_a_full_forward(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graft.engine.native import burst
+    from graft.engine.native.cuda import runner as burst
 
     monkeypatch.setattr(burst, "MOST_SPLITS", 2)
 
@@ -298,15 +298,15 @@ def test_batches_of_other_sizes_follow_each_other(device: torch.device) -> None:
 
 def test_a_step_is_recorded_over_empty_buffers(device: torch.device) -> None:
     """Its rows are dead, and it knows no item: an older batch's may name rows that this one lacks."""
-    from graft.engine.native.burst import batch_size
-    from graft.engine.native.lines import Key
+    from graft.engine.native.cuda.decode_state import GraphKey
+    from graft.engine.native.cuda.runner import batch_size
 
     engine = engine_on(device)
     sample_all(families(engine, (41, 4)), Sampling(max_tokens=2))  # leaves items behind
     runner: Any = engine._driver.runner
     lines = runner._lines[batch_size(4)]
     (many,) = (many for many, items in lines._items.items() if items.any())
-    key = Key(batch_size(4), splits=1, slots=2, items=many, lines=16, stops=0, has_cut=False)
+    key = GraphKey(batch_size(4), splits=1, slots=2, items=many, lines=16, stops=0, has_cut=False)
     lines.state.fill_(1)
     before = engine._tree.pages.pool.clone()
     recorded: list[bool] = []

@@ -200,7 +200,7 @@ def test_a_sample_in_flight_keeps_its_past_and_the_context_forgets_it_afterwards
 
 
 def test_weights_by_name_are_copied_into_the_decoder() -> None:
-    from graft.models.names import hf_names
+    from graft.models.io.tensor_names import hf_names
 
     decoder, other = tiny_decoder(0), tiny_decoder(1)
     engine = tiny_engine(decoder)

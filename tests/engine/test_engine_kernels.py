@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from graft.engine.native.sampler import Knobs, sample, survivors
-from graft.engine.native.sharing import share
-from graft.engine.native.uniforms import row_keys, uniforms
+from graft.engine.native.kv.sharing import share
+from graft.engine.native.sampling.sampler import SamplingParams, sample, survivors
+from graft.engine.native.sampling.uniforms import row_keys, uniforms
 
 PAGE = 16
 
@@ -44,7 +44,7 @@ def dense(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("nhl,lhd->nhd", score.softmax(-1), values)
 
 
-def rows_of(pool: Tensor, pages: list[int], length: int) -> Tensor:
+def trajectories_of(pool: Tensor, pages: list[int], length: int) -> Tensor:
     """[L, K, d] of a sequence."""
     return pool[pages].transpose(1, 2).flatten(0, 1)[:length]
 
@@ -76,7 +76,7 @@ def poisoned_pool(table: np.ndarray, lengths: list[int], heads: int, size: int, 
 def test_decoding_reads_shared_pages_as_if_they_were_everyones_own(
     group, kv_heads, size, splits, dtype, kernel_device
 ):
-    from graft.engine.native.kernels.decode import decode, scratch
+    from graft.engine.native.cuda.kernels.decode import decode, scratch
 
     generator = torch.Generator().manual_seed(0)
     families = [(3, [49, 64, 80]), (0, [1]), (2, [33] * 18), (0, [17])]
@@ -112,13 +112,13 @@ def test_decoding_reads_shared_pages_as_if_they_were_everyones_own(
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for row, length in enumerate(lengths):
         if row != dead:
-            keys, values = (rows_of(pool[i], table[row].tolist(), length) for i in (0, 1))
+            keys, values = (trajectories_of(pool[i], table[row].tolist(), length) for i in (0, 1))
             want = dense(q[row : row + 1], keys, values)[0]
             torch.testing.assert_close(out[row].double(), want, atol=tolerance, rtol=tolerance)
 
 
 def test_one_slot_is_written_without_a_merge(kernel_device):
-    from graft.engine.native.kernels.decode import decode, scratch
+    from graft.engine.native.cuda.kernels.decode import decode, scratch
 
     generator = torch.Generator().manual_seed(3)
     table, lengths = ragged_table([(0, [5]), (0, [31]), (0, [32])], generator)
@@ -140,7 +140,7 @@ def test_one_slot_is_written_without_a_merge(kernel_device):
         space=scratch(0, 1, 4, 32, kernel_device),
     ).cpu()
     for row, length in enumerate(lengths):
-        keys, values = (rows_of(pool[i].cpu(), table[row].tolist(), length) for i in (0, 1))
+        keys, values = (trajectories_of(pool[i].cpu(), table[row].tolist(), length) for i in (0, 1))
         want = dense(q[row : row + 1].cpu(), keys, values)[0]
         torch.testing.assert_close(out[row].double(), want, atol=2e-5, rtol=2e-5)
 
@@ -155,7 +155,7 @@ def test_one_slot_is_written_without_a_merge(kernel_device):
     ],
 )
 def test_extending_sees_the_past_and_itself(group, size, dtype, kernel_device):
-    from graft.engine.native.kernels.extend import BLOCK, extend
+    from graft.engine.native.cuda.kernels.extend import BLOCK, extend
 
     generator = torch.Generator().manual_seed(0)
     table, lengths = ragged_table([(1, [40, 95]), (0, [1]), (0, [64])], generator)
@@ -182,7 +182,7 @@ def test_extending_sees_the_past_and_itself(group, size, dtype, kernel_device):
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         for number in range(0, count, 13):
             seen = length - count + number + 1
-            keys, values = (rows_of(pool[i], table[row].tolist(), seen) for i in (0, 1))
+            keys, values = (trajectories_of(pool[i], table[row].tolist(), seen) for i in (0, 1))
             want = dense(q[first + number : first + number + 1], keys, values)
             got = out[first + number : first + number + 1].double()
             torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
@@ -190,18 +190,18 @@ def test_extending_sees_the_past_and_itself(group, size, dtype, kernel_device):
 
 
 def burst_state(rows: int, device: torch.device, **lines: list[int]) -> Tensor:
-    from graft.engine.native.kernels.draw import FIELDS, State
+    from graft.engine.native.cuda.kernels.draw import FIELDS, DrawField
 
     state = torch.zeros(FIELDS, rows, dtype=torch.int64)
-    state[State.ROOM] = 9
+    state[DrawField.ROOM] = 9
     for name, values in lines.items():
-        state[State[name.upper()]] = torch.tensor(values)
+        state[DrawField[name.upper()]] = torch.tensor(values)
     return state.to(device)
 
 
 @pytest.mark.parametrize("vocabulary", [7, 4099, 9000])
 def test_a_draw_is_the_plain_samplers_draw(vocabulary, kernel_device):
-    from graft.engine.native.kernels.draw import State, draw
+    from graft.engine.native.cuda.kernels.draw import DrawField, draw
 
     rows, modes = 12, 3
     generator = torch.Generator().manual_seed(vocabulary)
@@ -236,21 +236,21 @@ def test_a_draw_is_the_plain_samplers_draw(vocabulary, kernel_device):
         allowed=allowed.to(kernel_device),
     )
     drawn = torch.from_numpy(uniforms(5, keys, (positions + 1).astype(np.uint64)))
-    want = sample(logits, drawn, Knobs(temperature, greedy), allowed[mode])
+    want = sample(logits, drawn, SamplingParams(temperature, greedy), allowed[mode])
     token, logp, entropy = results[:, 0].cpu()
     torch.testing.assert_close(token.long(), want[0])
     torch.testing.assert_close(logp, want[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy, want[2], atol=1e-4, rtol=1e-5)
     state = state.cpu()
-    assert state[State.TOKEN].tolist() == want[0].tolist()
-    assert state[State.POSITION].tolist() == (positions + 1).tolist()
+    assert state[DrawField.TOKEN].tolist() == want[0].tolist()
+    assert state[DrawField.POSITION].tolist() == (positions + 1).tolist()
     is_over = want[0] == 1  # the stop token
-    assert ((state[State.LENGTH] == 0) == is_over).all()
+    assert ((state[DrawField.LENGTH] == 0) == is_over).all()
     assert results[:, 1:].isnan().all()
 
 
 def test_a_row_stops_at_its_room_and_stop_tokens_wait_for_min_tokens(kernel_device):
-    from graft.engine.native.kernels.draw import State, draw
+    from graft.engine.native.cuda.kernels.draw import DrawField, draw
 
     logits = torch.full((3, 10), -20.0)
     logits[:, 4] = 5.0  # the stop token is by far the likeliest
@@ -266,14 +266,14 @@ def test_a_row_stops_at_its_room_and_stop_tokens_wait_for_min_tokens(kernel_devi
     assert results[0, :, 0].tolist() == [6, 6, 4]
     assert results[0, 0, 1] == 4 and results[0, 1:, 1].isnan().all()
     assert results[:, :, 2].isnan().all()  # nobody was there
-    assert state[State.DRAWN].tolist() == [3, 1, 0]
-    assert state[State.LENGTH].tolist() == [0, 0, 0]
+    assert state[DrawField.DRAWN].tolist() == [3, 1, 0]
+    assert state[DrawField.LENGTH].tolist() == [0, 0, 0]
     # forced to go on, the stop token was not part of the distribution
     assert results[1, 0, 0].item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_what_is_not_a_number_has_no_log_prob(kernel_device):
-    from graft.engine.native.kernels.draw import State, draw
+    from graft.engine.native.cuda.kernels.draw import DrawField, draw
 
     logits = torch.zeros(2, 8)
     logits[0, 3] = torch.nan
@@ -285,11 +285,11 @@ def test_what_is_not_a_number_has_no_log_prob(kernel_device):
     cool = torch.ones(2, device=kernel_device)
     draw(logits.to(kernel_device), state, cool, none, results, allowed=allowed.to(kernel_device))
     assert results[1, 0].isnan().all()
-    assert state[State.LENGTH].tolist() == [0, 0]
+    assert state[DrawField.LENGTH].tolist() == [0, 0]
 
 
 def test_cuts_leave_what_the_sorted_list_leaves(kernel_device):
-    from graft.engine.native.kernels.cut import cut
+    from graft.engine.native.cuda.kernels.cut import cut
 
     generator = torch.Generator().manual_seed(0)
     vocabulary = 300

@@ -8,18 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from graft.config import load_config
-from graft.engine import ENGINES, wire
+from graft.engine import ENGINES
 from graft.engine.errors import EngineError
-from graft.engine.openai import CONVERSATION, OpenAIEngine, messages_of
-from graft.engine.wire import Endpoint, EndpointError
+from graft.engine.remote import wire
+from graft.engine.remote.openai import CONVERSATION, OpenAIEngine, messages_of
+from graft.engine.remote.wire import Endpoint, EndpointError
 from graft.registry import resolve
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
-from graft.train.setup import assemble
+from graft.text.tokenizer import FastTokenizer
+from graft.train.build import build_run
 from graft.types import Completion, Finish, Sampling
 from tests.evaluate.endpoint_kit import Served, serving
 
-TOKENIZER = Tokenizer.bytes()
+TOKENIZER = FastTokenizer.bytes()
 
 
 @pytest.fixture
@@ -218,7 +219,7 @@ def test_training_with_an_endpoint_is_refused_in_one_line():
     assert resolve("openai", ENGINES, "engine") is OpenAIEngine
     config = load_config("quickstart", ["engine.name=openai", "model.device=cpu"])
     with pytest.raises(EngineError, match="engine 'openai' cannot train"):
-        assemble(config)
+        build_run(config)
 
 
 def test_a_request_that_is_given_up_holds_nobody(served):

@@ -22,10 +22,10 @@ from engine_kit import (
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.engine.native.engine import NativeEngine
-from graft.engine.native.masks import Masks
-from graft.engine.native.rules import END, Rules, tabulate
+from graft.engine.native.sampling.grammar_tables import END, DeviceGrammar, tabulate
+from graft.engine.native.sampling.masks import Masks
 from graft.models.decoder import Decoder
-from graft.models.shape import Shape
+from graft.models.shape import ModelShape
 from graft.types import NO_ACTION, Completion, Finish, Sampling
 
 
@@ -64,9 +64,9 @@ def test_the_tables_of_a_small_grammar() -> None:
 
 
 def test_tables_of_equal_size_share_their_place_and_only_sound_automata_are_followed() -> None:
-    space, shape = tools_space(), Shape(vocab_size=VOCAB, extra=EXTRA)
+    space, shape = tools_space(), ModelShape(vocab_size=VOCAB, extra=EXTRA)
     masks = Masks(space, shape, torch.device("cpu"))
-    rules = Rules(space, masks, torch.device("cpu"))
+    rules = DeviceGrammar(space, masks, torch.device("cpu"))
     assert rules.follows(TOOLS) and not rules.follows(Automaton(default={0: 9}))
 
     class Other:
@@ -147,7 +147,7 @@ def test_stops_and_min_tokens_hold_inside_a_grammar(device: torch.device) -> Non
 def test_cuts_are_of_what_the_mode_allows(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graft.engine.native.kernels import cut
+    from graft.engine.native.cuda.kernels import cut
 
     monkeypatch.setattr(cut, "CHUNK", 128)
     samplings = [Sampling(max_tokens=4, top_k=2), Sampling(max_tokens=4, top_p=0.6)]
@@ -221,7 +221,7 @@ def test_tags_of_the_vocabulary_are_followed_on_the_device(device: torch.device)
 
 def test_a_survey_passes_over_chunks_where_a_mode_allows_nothing(device: torch.device) -> None:
     """NaN lies there: who reads it has no log-prob."""
-    from graft.engine.native.kernels import draw as kernel
+    from graft.engine.native.cuda.kernels import draw as kernel
 
     width = 3 * kernel.CHUNK
     allowed = torch.zeros(2, width, dtype=torch.bool)
@@ -232,9 +232,9 @@ def test_a_survey_passes_over_chunks_where_a_mode_allows_nothing(device: torch.d
     logits[0, : kernel.CHUNK] = 0.0
     logits[1, -3:] = 0.0
     state = torch.zeros(kernel.FIELDS, 2, dtype=torch.int64)
-    state[kernel.State.LENGTH] = 1
-    state[kernel.State.ROOM] = 9
-    state[kernel.State.MODE, 1] = 1
+    state[kernel.DrawField.LENGTH] = 1
+    state[kernel.DrawField.ROOM] = 9
+    state[kernel.DrawField.MODE, 1] = 1
     results = torch.zeros(3, 1, 2, device=device)
     none = torch.zeros(2, 0, dtype=torch.int32, device=device)
     moved = (x.to(device) for x in (logits, state, torch.ones(2)))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from graft.engine.native.sampler import Knobs, invert, sample, survivors
-from graft.engine.native.uniforms import derive, uniforms
+from graft.engine.native.sampling.sampler import SamplingParams, invert, sample, survivors
+from graft.engine.native.sampling.uniforms import derive, uniforms
 
 PROBS = [0.5, 0.3, 0.15, 0.05]
 
@@ -23,7 +23,7 @@ def sweep(count: int = 10_000) -> Tensor:
 
 
 def frequencies(
-    probs: list[float], knobs: Knobs, allowed: list[bool] | None = None
+    probs: list[float], knobs: SamplingParams, allowed: list[bool] | None = None
 ) -> tuple[list[float], Tensor, Tensor, Tensor]:
     uniform = sweep()
     rows = len(uniform)
@@ -34,9 +34,9 @@ def frequencies(
     return counts.tolist(), token, logp, entropy
 
 
-def cuts(top_k: int = 4, top_p: float = 1.0, min_p: float = 0.0) -> Knobs:
+def cuts(top_k: int = 4, top_p: float = 1.0, min_p: float = 0.0) -> SamplingParams:
     rows = len(sweep())
-    return Knobs(
+    return SamplingParams(
         top_k=torch.full((rows,), top_k),
         top_p=torch.full((rows,), top_p),
         min_p=torch.full((rows,), min_p),
@@ -46,7 +46,7 @@ def cuts(top_k: int = 4, top_p: float = 1.0, min_p: float = 0.0) -> Knobs:
 @pytest.mark.parametrize(
     "knobs, want",
     [
-        (Knobs(), PROBS),
+        (SamplingParams(), PROBS),
         (cuts(top_k=2), [0.625, 0.375, 0, 0]),
         (cuts(top_k=1), [1, 0, 0, 0]),
         (cuts(top_p=0.5), [1, 0, 0, 0]),
@@ -59,7 +59,7 @@ def cuts(top_k: int = 4, top_p: float = 1.0, min_p: float = 0.0) -> Knobs:
     ],
 )
 def test_truncation_leaves_the_support_and_frequencies_worked_by_hand(
-    knobs: Knobs, want: list[float]
+    knobs: SamplingParams, want: list[float]
 ) -> None:
     got, token, logp, entropy = frequencies(PROBS, knobs)
     assert got == pytest.approx(want, abs=2e-4)
@@ -69,7 +69,7 @@ def test_truncation_leaves_the_support_and_frequencies_worked_by_hand(
 
 
 def test_a_mask_renormalises_what_it_leaves() -> None:
-    got, token, logp, entropy = frequencies(PROBS, Knobs(), [False, True, False, True])
+    got, token, logp, entropy = frequencies(PROBS, SamplingParams(), [False, True, False, True])
     assert got == pytest.approx([0, 0.3 / 0.35, 0, 0.05 / 0.35], abs=2e-4)
     assert logp[token == 3][0].item() == pytest.approx(math.log(0.05 / 0.35), abs=1e-6)
     assert entropy[0].item() == pytest.approx(0.41012, abs=1e-5)
@@ -77,14 +77,14 @@ def test_a_mask_renormalises_what_it_leaves() -> None:
 
 def test_temperature_two_takes_square_roots() -> None:
     rows = len(sweep())
-    got, *_ = frequencies([0.64, 0.36], Knobs(temperature=torch.full((rows,), 2.0)))
+    got, *_ = frequencies([0.64, 0.36], SamplingParams(temperature=torch.full((rows,), 2.0)))
     assert got == pytest.approx([0.8 / 1.4, 0.6 / 1.4], abs=2e-4)
 
 
 def test_greedy_takes_the_likeliest_allowed_token_under_temperature_one() -> None:
     logits = torch.tensor([PROBS, PROBS]).log()
     allowed = torch.tensor([[True] * 4, [False, True, True, True]])
-    knobs = Knobs(greedy=torch.tensor([True, True]))
+    knobs = SamplingParams(greedy=torch.tensor([True, True]))
     token, logp, _ = sample(logits, torch.tensor([0.99, 0.99]), knobs, allowed)
     assert token.tolist() == [0, 1]
     assert logp.tolist() == pytest.approx([math.log(0.5), math.log(0.6)], abs=1e-6)
@@ -92,7 +92,7 @@ def test_greedy_takes_the_likeliest_allowed_token_under_temperature_one() -> Non
 
 def test_rows_have_their_own_settings() -> None:
     logits = torch.tensor(PROBS).log().expand(3, -1)
-    knobs = Knobs(
+    knobs = SamplingParams(
         temperature=torch.tensor([1.0, 1e-4, 1.0]),
         top_k=torch.tensor([1, 4, 4]),
         top_p=torch.tensor([1.0, 1.0, 1.0]),
@@ -130,7 +130,7 @@ def test_a_token_of_probability_zero_is_never_drawn(weights: list[float], unifor
 def test_nothing_allowed_or_nan_logits_give_a_nan_log_prob() -> None:
     logits = torch.tensor([[0.0, 0.0], [math.nan, 0.0], [0.0, 0.0]])
     allowed = torch.tensor([[False, False], [True, True], [True, True]])
-    _, logp, _ = sample(logits, torch.full((3,), 0.5), Knobs(), allowed)
+    _, logp, _ = sample(logits, torch.full((3,), 0.5), SamplingParams(), allowed)
     assert logp.isnan().tolist() == [True, True, False]
 
 

@@ -20,7 +20,7 @@ from engine_kit import (
 from graft.actions.space import ActionSpace
 from graft.engine.native import scoring
 from graft.models.decoder import Decoder
-from graft.models.packing import interval_mask
+from graft.models.tree.packing import interval_mask
 from graft.protocols import Engine
 
 

@@ -11,10 +11,10 @@ from engine_kit import prompt, tiny_decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graft.engine.native.pages import NOBODY, Pages
-from graft.engine.native.scheduler import Request, Scheduler, Work
-from graft.engine.native.sharing import MOST_SLOTS, share
-from graft.engine.native.tree import Tree
+from graft.engine.native.kv.pages import NOBODY, Pages
+from graft.engine.native.kv.sequences import SequenceTree
+from graft.engine.native.kv.sharing import MOST_SLOTS, share
+from graft.engine.native.scheduler import PlannedWork, SampleRequest, Scheduler
 from graft.types import Sampling
 
 PAGE = 16
@@ -81,26 +81,26 @@ def test_rows_that_share_enough_are_not_read_one_by_one(table: np.ndarray) -> No
         assert share(table, 2, 8, 1).tails.min() >= min(common, 2)
 
 
-def pool_of(num_pages: int) -> Tree:
+def pool_of(num_pages: int) -> SequenceTree:
     shape = tiny_decoder().shape
-    return Tree(Pages(shape, num_pages, PAGE, torch.device("cpu"), torch.float32))
+    return SequenceTree(Pages(shape, num_pages, PAGE, torch.device("cpu"), torch.float32))
 
 
-def drawing(tree: Tree, length: int, room: int) -> Work:
+def drawing(tree: SequenceTree, length: int, room: int) -> PlannedWork:
     """A sequence whose last token is all it lacks."""
     sequence = tree.open(prompt(length))
     assert tree.reserve(sequence, length)
     sequence.cached = length - 1
     sampling = Sampling(max_tokens=room)
     loop = asyncio.new_event_loop()
-    request = Request(
+    request = SampleRequest(
         sequence, 0, sampling, frozenset(), None, None, 0, room, 0, loop.create_future()
     )
     loop.close()
-    return Work(sequence, 1, request)
+    return PlannedWork(sequence, 1, request)
 
 
-def scheduler_of(tree: Tree, works: list[Work]) -> Scheduler:
+def scheduler_of(tree: SequenceTree, works: list[PlannedWork]) -> Scheduler:
     scheduler = Scheduler(tree, prefill_chunk=64, max_running=64, draws_apart=True)
     scheduler.running = [work.request for work in works if work.request is not None]
     return scheduler

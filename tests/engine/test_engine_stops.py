@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
-from graft.engine.native.stops import Pieces, StopStrings
+from graft.engine.stop_strings import StopStrings, TokenPieces
 from graft.types import Finish, Sampling
 
 
@@ -31,7 +31,7 @@ class PieceTokenizer(ByteTokenizer):
 
 def ends_at(stops: tuple[str, ...], tokenizer: Any, tokens: list[int], start: int = 0) -> int:
     """How many tokens are kept until a stop string ends the completion; all if none does."""
-    watch = StopStrings(stops, Pieces(tokenizer))
+    watch = StopStrings(stops, TokenPieces(tokenizer))
     for length in range(start + 1, len(tokens) + 1):
         if watch.completed_by(tokens[:length], start):
             return length
@@ -87,7 +87,7 @@ def test_the_tail_is_decoded_only_when_a_token_could_complete_a_string() -> None
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty string"):
-        StopStrings(("a", ""), Pieces(ByteTokenizer()))
+        StopStrings(("a", ""), TokenPieces(ByteTokenizer()))
 
 
 def scripted(text: str, **options: Any):

@@ -19,20 +19,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.engine.errors import EngineError
-from graft.engine.native.context import Context
-from graft.engine.native.families import cut, find_families, limit
-from graft.engine.native.pages import Pages
-from graft.engine.native.tree import Sequence, Tree
-from graft.models.shape import Shape
+from graft.engine.native.context import NativeContext
+from graft.engine.native.kv.pages import Pages
+from graft.engine.native.kv.sequences import Sequence, SequenceTree
+from graft.engine.native.kv.siblings import cut, find_families, limit
+from graft.models.shape import ModelShape
 from graft.types import Finish, Sampling
 
 
-def tiny_tree(num_pages: int = 8, page_size: int = 4) -> Tree:
-    shape = Shape(layers=1, kv_heads=1, heads=1, head_dim=2, width=2, ff=2)
-    return Tree(Pages(shape, num_pages, page_size, torch.device("cpu"), torch.float32))
+def tiny_tree(num_pages: int = 8, page_size: int = 4) -> SequenceTree:
+    shape = ModelShape(layers=1, kv_heads=1, heads=1, head_dim=2, width=2, ff=2)
+    return SequenceTree(Pages(shape, num_pages, page_size, torch.device("cpu"), torch.float32))
 
 
-def compute(tree: Tree, sequence: Sequence) -> None:
+def compute(tree: SequenceTree, sequence: Sequence) -> None:
     """Pretend that all tokens of the sequence were computed."""
     assert tree.reserve(sequence, len(sequence.tokens))
     sequence.cached = len(sequence.tokens)
@@ -192,7 +192,7 @@ def test_random_lives_leak_no_page(actions: list[tuple[str, int]], kv_tokens: in
     engine = tiny_engine(decoder, kv_tokens=kv_tokens, prefill_chunk=9)
     pages, tree = engine._tree.pages, engine._tree
 
-    async def sample(context: Context, before: list[int], number: int) -> None:
+    async def sample(context: NativeContext, before: list[int], number: int) -> None:
         sampling = Sampling(max_tokens=1 + number % 7)
         try:
             completion = await context.sample(sampling)
@@ -205,9 +205,9 @@ def test_random_lives_leak_no_page(actions: list[tuple[str, int]], kv_tokens: in
         assert len(completion.tokens) == sampling.max_tokens or completion.finish is Finish.ABORT
 
     async def main() -> None:
-        contexts: list[Context] = [engine.open(prompt(5))]
+        contexts: list[NativeContext] = [engine.open(prompt(5))]
         tasks: list[asyncio.Task[None]] = []
-        busy: dict[Context, asyncio.Task[None]] = {}
+        busy: dict[NativeContext, asyncio.Task[None]] = {}
         for action, number in actions:
             context = contexts[number % len(contexts)] if contexts else None
             is_busy = context in busy and not busy[context].done()

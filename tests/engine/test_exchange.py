@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from graft.engine.errors import EngineError
-from graft.engine.exchange import Exchange, check_names, names_in
-from graft.models.load import load_model
-from graft.models.names import hf_names
-from graft.models.save import save_model
-from graft.text.tokenizer import Tokenizer
+from graft.engine.remote.weight_files import WeightFolder, check_names, names_in
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names
+from graft.text.tokenizer import FastTokenizer
 from tests.engine.engine_kit import tiny_decoder
 
 
@@ -21,7 +21,7 @@ from tests.engine.engine_kit import tiny_decoder
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "model"
     save_model(tiny_decoder(0), path)
-    Tokenizer.characters("01234567890123456789").save(path)
+    FastTokenizer.characters("01234567890123456789").save(path)
     return path
 
 
@@ -46,7 +46,7 @@ class Gathered(Mapping[str, torch.Tensor]):
 def test_what_is_written_is_the_model_with_these_weights(folder, tmp_path, shard_bytes):
     decoder = tiny_decoder(1)
     weights = Gathered(hf_names(decoder))
-    exchange = Exchange(tmp_path / "exchange", folder, "run")
+    exchange = WeightFolder(tmp_path / "exchange", folder, "run")
     written = exchange.write(weights, shard_bytes)
     assert weights.asked == list(weights.weights)  # each once, in order
     assert written.name == "run-000001" and (written / "tokenizer.json").is_file()
@@ -59,7 +59,7 @@ def test_what_is_written_is_the_model_with_these_weights(folder, tmp_path, shard
 
 def test_earlier_versions_go_and_those_of_others_stay(folder, tmp_path):
     place = tmp_path / "exchange"
-    ours, theirs = Exchange(place, folder, "a"), Exchange(place, folder, "b")
+    ours, theirs = WeightFolder(place, folder, "a"), WeightFolder(place, folder, "b")
     weights = hf_names(tiny_decoder(1))
     theirs.write(weights)
     ours.write(weights)
@@ -70,7 +70,7 @@ def test_earlier_versions_go_and_those_of_others_stay(folder, tmp_path):
 
 
 def test_weights_of_another_model_leave_nothing_behind(folder, tmp_path):
-    exchange = Exchange(tmp_path / "exchange", folder, "a")
+    exchange = WeightFolder(tmp_path / "exchange", folder, "a")
     weights = dict(hf_names(tiny_decoder(1)))
     weights["model.norm.bias"] = weights.pop("model.norm.weight")
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_weights_of_another_model_leave_nothing_behind(folder, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_named(folder, tmp_path):
     (tmp_path / "file").write_text("no folder")
-    exchange = Exchange(tmp_path / "file", folder, "a")
+    exchange = WeightFolder(tmp_path / "file", folder, "a")
     with pytest.raises(EngineError, match=r"file'.*engine\.exchange"):
         exchange.write(hf_names(tiny_decoder(1)))
 

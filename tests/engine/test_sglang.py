@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 import torch
 
-from graft.engine import servers, wire
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
-from graft.engine.sglang import SGLangServer
-from graft.engine.wire import EndpointError
+from graft.engine.remote import servers, wire
+from graft.engine.remote.sglang import SGLangServer
+from graft.engine.remote.wire import EndpointError
 from graft.models.decoder import Decoder
-from graft.models.names import hf_names
-from graft.models.save import save_model
-from graft.text.tokenizer import Tokenizer
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Finish, Sampling
 from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder, tools_space
 from tests.engine.fake_sglang import FakeSGLang, serving_sglang
 
-TOKENIZER = Tokenizer.bytes()
+TOKENIZER = FastTokenizer.bytes()
 
 
 def decoder_of(seed: int) -> Decoder:
@@ -181,7 +181,7 @@ def test_stop_tokens_and_strings_cut_where_the_native_engine_cuts(stage):
 
 def test_a_stop_string_that_began_before_the_sample_is_found_here(stage):
     engine = stage().engine()
-    reply = servers.Reply([97, 98, 99], [-1.0] * 3, [[-0.5, -1.0]] * 3, "length")
+    reply = servers.ServerReply([97, 98, 99], [-1.0] * 3, [[-0.5, -1.0]] * 3, "length")
     asked = Sampling(stop=("<a",), begun=1, max_tokens=3)
     saying = engine._saying(engine.open([1, 60]), asked)
     said = engine._replay(reply, saying, None)

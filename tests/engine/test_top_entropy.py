@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from graft.engine.top_entropy import entropy_of, known_tokens
+from graft.engine.remote.top_entropy import entropy_of, known_tokens
 
 
 def logs(*probs: float) -> list[float]:

@@ -25,16 +25,16 @@ from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
-from graft.models.names import hf_names
-from graft.models.save import save_model
-from graft.text.tokenizer import Tokenizer
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Finish, Sampling
 from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder, tools_space
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-TOKENIZER = Tokenizer.bytes()
+TOKENIZER = FastTokenizer.bytes()
 WINDOW = 2048
 LONG = 2000
 """Tokens that take seconds."""
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[Any]:
-    from graft.engine.vllm import VLLMEngine
+    from graft.engine.remote.vllm import VLLMEngine
 
     made = VLLMEngine(
         folder,
@@ -276,7 +276,7 @@ def test_score_agrees_with_the_native_engine(engine, decoder):
 
 
 def test_what_vllm_cannot_do_is_refused(engine, folder, decoder):
-    from graft.engine.vllm import VLLMEngine
+    from graft.engine.remote.vllm import VLLMEngine
 
     space = tools_space()
     with pytest.raises(EngineError, match=r"cannot apply a Grammar \(ActionSpace has 5 extra"):
@@ -352,7 +352,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 
 def engine_of(server: tuple[str, Path], exchange: Path, **options: Any) -> Any:
-    from graft.engine.vllm_server import VLLMServer
+    from graft.engine.remote.vllm_server import VLLMServer
 
     url, folder = server
     options = {"tokenizer": TOKENIZER, "deadline": 60.0, "exchange": exchange, **options}

@@ -16,8 +16,8 @@ from graft.envs import make
 from graft.envs.arithmetic import Arithmetic
 from graft.envs.base import Trace
 from graft.envs.earl.calc import TASKS
-from graft.envs.tooled import ToolEnv
-from graft.text.tokenizer import Tokenizer
+from graft.envs.tool_env import ToolEnv
+from graft.text.tokenizer import FastTokenizer
 from graft.tools.calculator import Calculator, evaluate, keys_of
 from graft.types import Author, Called, Turn
 
@@ -129,7 +129,7 @@ def test_a_demonstration_earns_everything_and_says_what_it_calls(name: str, spli
     ],
 )
 def test_every_call_of_a_teacher_can_be_spelled_by_the_actions(env_id: str, file: str):
-    actions = load_actions(file, Tokenizer.bytes())
+    actions = load_actions(file, FastTokenizer.bytes())
     env = make(env_id, dress="actions")
     options = {} if file == "sorting" else {"tool_rate": 1.0}
     said = 0

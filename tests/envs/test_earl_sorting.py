@@ -29,8 +29,8 @@ from graft.envs.earl.efficiency import (
 from graft.envs.earl.sorting import Sorting
 from graft.tools.sorting import (
     SYMBOLS,
-    Call,
     Hidden,
+    SortingCall,
     apply_check,
     apply_compare,
     apply_swap,
@@ -109,34 +109,36 @@ def test_checking_tells_properties_of_the_hidden_value():
 @pytest.mark.parametrize(
     ("text", "call"),
     [
-        ("<compare> A, B </compare>", Call("compare", ("A", "B"))),
-        ("so <swap>B,A</swap> \n", Call("swap", ("B", "A"))),
+        ("<compare> A, B </compare>", SortingCall("compare", ("A", "B"))),
+        ("so <swap>B,A</swap> \n", SortingCall("swap", ("B", "A"))),
         (
             "<compare> A, B </compare> <result> A > B </result>\n<swap> A, B </swap>",
-            Call("swap", ("A", "B")),
+            SortingCall("swap", ("A", "B")),
         ),
-        ("<swap> x <swap> A, B </swap>", Call("swap", ("A", "B"))),
-        ("<compare> A </compare>", Call("compare", None)),
-        ("<compare> A, B, C </compare>", Call("compare", None)),
-        ("<compare></compare>", Call("compare", None)),
-        ("A, B </compare>", Call("compare", None)),
-        ("<check> A, is even </check>", Call("check", ("A", "is even"))),
+        ("<swap> x <swap> A, B </swap>", SortingCall("swap", ("A", "B"))),
+        ("<compare> A </compare>", SortingCall("compare", None)),
+        ("<compare> A, B, C </compare>", SortingCall("compare", None)),
+        ("<compare></compare>", SortingCall("compare", None)),
+        ("A, B </compare>", SortingCall("compare", None)),
+        ("<check> A, is even </check>", SortingCall("check", ("A", "is even"))),
         ("<compare> A, B </compare> and", None),
         ("<compare> A, B", None),
         ("", None),
     ],
 )
-def test_a_turn_in_tags_is_a_call_if_it_ends_with_a_closing_tag(text: str, call: Call | None):
+def test_a_turn_in_tags_is_a_call_if_it_ends_with_a_closing_tag(
+    text: str, call: SortingCall | None
+):
     assert find_in_tags(text, ALL) == call
 
 
 @pytest.mark.parametrize(
     ("text", "call"),
     [
-        ("compare A and B", Call("compare", ("A", "B"))),
-        ("First I swap B and A \n", Call("swap", ("B", "A"))),
-        ("compare A and B: A < B\nswap A and Z", Call("swap", ("A", "Z"))),
-        ("check if A is even", Call("check", ("A", "even"))),
+        ("compare A and B", SortingCall("compare", ("A", "B"))),
+        ("First I swap B and A \n", SortingCall("swap", ("B", "A"))),
+        ("compare A and B: A < B\nswap A and Z", SortingCall("swap", ("A", "Z"))),
+        ("check if A is even", SortingCall("check", ("A", "even"))),
         ("compare A and B: A < B", None),
         ("compare a and b", None),
         ("recompare A and B", None),
@@ -145,7 +147,7 @@ def test_a_turn_in_tags_is_a_call_if_it_ends_with_a_closing_tag(text: str, call:
         ("", None),
     ],
 )
-def test_a_turn_in_words_is_a_call_if_it_ends_with_one(text: str, call: Call | None):
+def test_a_turn_in_words_is_a_call_if_it_ends_with_one(text: str, call: SortingCall | None):
     assert find_in_words(text, ALL) == call
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from graft.envs import make
 from graft.envs.base import split_of
-from graft.envs.hops.dress import DRESSES, ask_in_words
 from graft.envs.hops.facts import LETTERS, LINKS, MOST, NUMBERS, build_town
+from graft.envs.hops.syntax import DRESSES, ask_in_words
 from graft.envs.hops.tools import ExactFacts, RankedFacts
 from graft.tools.sandbox import methods
 from graft.types import Author, Turn

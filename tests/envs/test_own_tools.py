@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import graft
-from graft.border import UserCodeError
 from graft.envs.base import BaseEnv, Wrapper
-from graft.envs.tooled import ToolEnv, own_tools
-from graft.rollout.branch import independent
+from graft.envs.tool_env import ToolEnv, own_tools
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
 from graft.types import Status, Task, Turn
+from graft.user_code import UserCodeError
 from tests.rollout.test_rollout_tool_faults import BYTES, Scripted
 
 
@@ -200,12 +200,12 @@ def test_every_fork_has_tools_of_its_own(way: str, kind: type[Walk]):
 @pytest.mark.parametrize("kind", [Walk, Deep, Replayed])
 @pytest.mark.parametrize("way", WAYS)
 def test_plain_grpo_gives_each_attempt_its_own_world(way: str, kind: type[Walk]):
-    from graft.rollout.episode import Setting
+    from graft.rollout.episode_builder import RolloutSetup
     from graft.text.chat import Chat
     from graft.types import Sampling
 
     call, scripts = "<walk></walk>", [0, 1, 2, 3]
-    where = Setting(
+    where = RolloutSetup(
         engine=Scripted([[*["<walk></walk>"] * count, "done"] for count in scripts]),
         chat=Chat(BYTES),
         make_env=lambda task: WAYS[way](kind()),

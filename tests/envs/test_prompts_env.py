@@ -17,11 +17,11 @@ import pytest
 from graft.config import load_config
 from graft.data.rows import DataError
 from graft.envs import make
-from graft.rollout.episode import Growth, Setting
+from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
-from graft.text.tokenizer import Tokenizer
-from graft.train.settings_check import graded_check
+from graft.text.tokenizer import FastTokenizer
+from graft.train.monitor.settings_check import graded_check
 from graft.types import Author, Sampling, Task
 from tests.rollout.scripted import ScriptedEngine
 
@@ -218,8 +218,8 @@ def test_tools_around_it_change_nothing_in_the_prompt_and_the_answer_is_the_last
 
 def test_a_rollout_hands_the_source_and_the_rest_of_the_row_to_its_reward():
     wrappers = [{"tools": TOOLS}]
-    tokenizer = Tokenizer.bytes()
-    setting = Setting(
+    tokenizer = FastTokenizer.bytes()
+    setting = RolloutSetup(
         engine=ScriptedEngine([]),
         chat=Chat(tokenizer, TEMPLATES["chatml"]),
         make_env=lambda task: make(task.env, rows=[LOUVRE, HALF], wrappers=wrappers),
@@ -227,7 +227,7 @@ def test_a_rollout_hands_the_source_and_the_rest_of_the_row_to_its_reward():
     )
 
     async def opened() -> Task:
-        async with Growth(Task("prompts:train:0", "prompts", seed=0), setting) as growth:
+        async with EpisodeBuilder(Task("prompts:train:0", "prompts", seed=0), setting) as growth:
             await growth.open()
             text = tokenizer.decode(growth.episode.spans[0].tokens)
             assert text.count("Search where you must.") == text.count("Where is the Louvre?") == 1

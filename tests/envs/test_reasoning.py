@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from graft.envs import ENVS, make
 from graft.envs import reasoning as rg
 from graft.envs.base import split_of
-from graft.rewards.workers import NoWorkers, WorkerError
+from graft.rewards.worker_pool import NoWorkers, WorkerError
 from graft.types import Author
 
 pytest.importorskip("reasoning_gym")

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from graft.envs.base import BaseEnv
 from graft.envs.countdown import Countdown
-from graft.envs.tooled import (
+from graft.envs.tool_env import (
     COMPACT,
-    Call,
     CallStyle,
     ToolEnv,
+    WrittenCall,
     find_call,
     tagged,
     with_instructions,
@@ -162,27 +162,27 @@ STYLES = {"calculator": COMPACT, "echo": CallStyle("{", "]", "{};")}
 @pytest.mark.parametrize(
     ("action", "call"),
     [
-        ("[34*5]", Call("calculator", "34*5")),
-        ("so [34*5] \n", Call("calculator", "34*5")),
-        ("[1][2]", Call("calculator", "2")),
-        ("[[1]", Call("calculator", "1")),
-        ("[]", Call("calculator", "")),
-        ("{hi]", Call("echo", "hi")),
-        ("[1 {hi]", Call("echo", "hi")),  # closes what was opened last
-        ("12]", Call("calculator", None)),
+        ("[34*5]", WrittenCall("calculator", "34*5")),
+        ("so [34*5] \n", WrittenCall("calculator", "34*5")),
+        ("[1][2]", WrittenCall("calculator", "2")),
+        ("[[1]", WrittenCall("calculator", "1")),
+        ("[]", WrittenCall("calculator", "")),
+        ("{hi]", WrittenCall("echo", "hi")),
+        ("[1 {hi]", WrittenCall("echo", "hi")),  # closes what was opened last
+        ("12]", WrittenCall("calculator", None)),
         ("[34*5", None),
         ("[34*5] is 170", None),
         ("", None),
     ],
 )
-def test_a_turn_is_a_call_if_it_ends_with_a_close_string(action: str, call: Call | None):
+def test_a_turn_is_a_call_if_it_ends_with_a_close_string(action: str, call: WrittenCall | None):
     assert find_call(action, STYLES) == call
 
 
 @given(st.text(max_size=30), st.text(max_size=30).filter(lambda text: "<t>" not in text))
 def test_whatever_was_said_before_the_content_comes_back_whole(before: str, content: str):
     found = find_call(f"{before}<t>{content}</t>", {"t": tagged("t")})
-    assert found == Call("t", content)
+    assert found == WrittenCall("t", content)
 
 
 def test_a_small_alphabet_has_one_text_for_every_fault():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from graft.envs.base import BaseEnv
-from graft.envs.tooled import ToolEnv
+from graft.envs.tool_env import ToolEnv
 from graft.envs.wrappers import wrap
 from graft.tools import calling, make_tools
 from graft.tools.calling import call_tool

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from graft.envs import make
 from graft.envs.base import BaseEnv, Wrapper
-from graft.envs.tooled import ToolEnv
+from graft.envs.tool_env import ToolEnv
 from graft.envs.wrappers import WRAPPERS, get_wrapper_fns, wrap
 from graft.envs.wrappers.history import GONE, History
 from graft.protocols import Env
 from graft.registry import UnknownName
 from graft.text.chat import Chat
 from graft.text.template import CHATML, render
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.tools import TOOLS
 from graft.types import Turn
 
@@ -115,14 +115,14 @@ CHATTED = (
 
 
 def test_concat_chat_keeps_the_board_inside_the_template():
-    for tokenizer in (Templated(), Chat(Tokenizer.characters("ab"), CHATML)):
+    for tokenizer in (Templated(), Chat(FastTokenizer.characters("ab"), CHATML)):
         prompts = played(wrap(Walk(), "concat_chat", tokenizer), "a")
         assert prompts[0] == ("<|im_start|>user\nRules.\n[at 0]<|im_end|>\n<|im_start|>assistant\n")
         assert prompts[1] == CHATTED
 
 
 def test_grafts_own_tokenizer_brings_its_template():
-    tokenizer = Tokenizer.characters("ab")  # the plain one: contents and the end of turns
+    tokenizer = FastTokenizer.characters("ab")  # the plain one: contents and the end of turns
     assert played(wrap(Walk(), "concat_chat", tokenizer), "a")[1] == "Rules.a<eos>Step 1.\n[at 1]"
 
 

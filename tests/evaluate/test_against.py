@@ -5,13 +5,13 @@ import json
 import pytest
 
 from graft.config import ConfigError
-from graft.evaluate.against import read_earlier, set_beside
-from graft.evaluate.cells import Cell
-from graft.evaluate.table import Table
+from graft.evaluate.comparison import read_earlier, set_beside
+from graft.evaluate.results import EvalResult
+from graft.evaluate.table import ScoreTable
 
 
-def cell(checkpoint: str, rewards: dict[str, list[float]], **settings) -> Cell:
-    return Cell(
+def cell(checkpoint: str, rewards: dict[str, list[float]], **settings) -> EvalResult:
+    return EvalResult(
         checkpoint=checkpoint,
         set="a",
         settings={"env": "e", "args": {}, **settings},
@@ -29,12 +29,12 @@ def cell(checkpoint: str, rewards: dict[str, list[float]], **settings) -> Cell:
     )
 
 
-def table_of(*cells: Cell, samples: int = 2) -> Table:
+def table_of(*cells: EvalResult, samples: int = 2) -> ScoreTable:
     rows = {one.checkpoint: {"a": one} for one in cells}
-    return Table(["a"], rows, "How.", samples=samples, k=(1, samples))
+    return ScoreTable(["a"], rows, "How.", samples=samples, k=(1, samples))
 
 
-def stored(table: Table, folder) -> str:
+def stored(table: ScoreTable, folder) -> str:
     (folder / "evaluations").mkdir()
     (folder / "evaluations" / "table.json").write_text(json.dumps(table.to_json()))
     return str(folder)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from graft.config import Tasks
+from graft.config import TaskSection
 from graft.data.errors import DataError
 from graft.envs import make
 from graft.envs.wrappers.tools import _built
@@ -24,13 +24,13 @@ from graft.evaluate.benchmarks.gem import GEM
 from graft.evaluate.benchmarks.judged import agreement_of
 from graft.evaluate.benchmarks.prompt import FORM
 from graft.evaluate.benchmarks.questions import BenchmarkQuestions, deciphered
-from graft.evaluate.sets import read_sets
-from graft.models.save import save_model
+from graft.evaluate.run import evaluate_checkpoints
+from graft.evaluate.task_sets import read_sets
+from graft.models.io.save import save_model
 from graft.rewards import REWARDS
-from graft.rewards import judge as judging
-from graft.rewards.judge import Judge
-from graft.text.tokenizer import Tokenizer
-from graft.train.checkpoint_table import evaluate_checkpoints
+from graft.rewards.judge import judge as judging
+from graft.rewards.judge.judge import Judge
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
 from tests.engine.engine_kit import tiny_decoder
 from tests.evaluate.endpoint_kit import serving
@@ -413,7 +413,7 @@ def services(monkeypatch) -> Iterator[None]:
 
 def tiny_model(folder: Path) -> str:
     """Random weights, and bytes for tokens."""
-    tokenizer = Tokenizer.bytes()
+    tokenizer = FastTokenizer.bytes()
     save_model(tiny_decoder(vocab_size=tokenizer.vocab_size), folder / "model")
     tokenizer.save(folder / "model")
     return str(folder / "model")
@@ -567,7 +567,7 @@ def test_a_judge_that_is_away_fails_attempts_and_makes_none_wrong(files, tmp_pat
 
 
 def posed(name: str, files: dict[str, str]) -> Any:
-    [tasks] = read_sets(name, [f"{name}.data={files[name]}"], Tasks())
+    [tasks] = read_sets(name, [f"{name}.data={files[name]}"], TaskSection())
     return tasks.factory(None)(Task("", tasks.env))
 
 
@@ -652,7 +652,7 @@ def test_columns_of_ones_own_are_named_by_args(tmp_path):
     file = tmp_path / "mine.jsonl"
     file.write_text('{"q": "Where?", "a": "Bern"}\n')
     arguments = [f"gaia.data={file}", "gaia.question_key=q", "gaia.answer_key=a"]
-    [tasks] = read_sets("gaia", arguments, Tasks())
+    [tasks] = read_sets("gaia", arguments, TaskSection())
     env = make(tasks.env, **tasks.args)
     assert env.reset(0)[0][0]["content"] == "Where?" and env.step("bern").reward == 1.0
 
@@ -717,7 +717,7 @@ def test_a_deciphered_file_is_read_as_it_is():
 
 def test_data_that_is_nowhere_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://nowhere.invalid")
-    [tasks] = read_sets("hle", [], Tasks())
+    [tasks] = read_sets("hle", [], TaskSection())
     with pytest.raises(DataError, match="hf download --repo-type dataset cais/hle"):
         make(tasks.env, **tasks.args)
 
@@ -730,7 +730,7 @@ def test_a_benchmark_whose_search_has_no_service_says_so(files, monkeypatch):
 
 def test_an_unknown_name_lists_the_benchmarks():
     with pytest.raises(ValueError, match="aime24"):
-        read_sets("aime26", [], Tasks())
+        read_sets("aime26", [], TaskSection())
 
 
 def test_samples_that_are_not_there_are_an_error(files, tmp_path):

@@ -12,24 +12,24 @@ import torch
 from safetensors.torch import load_file
 
 from graft.actions.listing import FILES
-from graft.config import ConfigError, Tasks, load_config
+from graft.config import ConfigError, TaskSection, load_config
 from graft.envs import ENVS, register
 from graft.envs.base import BaseEnv
-from graft.evaluate.asked import Evaluation
-from graft.evaluate.cells import Cell, Ledger
+from graft.evaluate.candidates import Candidate
+from graft.evaluate.eval_spec import EvalSpec
+from graft.evaluate.evaluator import Evaluator
 from graft.evaluate.generate import Generator
-from graft.evaluate.run import evaluate
-from graft.evaluate.sets import read_sets
-from graft.evaluate.table import Table
-from graft.models.load import ModelFileError
+from graft.evaluate.results import EvalResult, ResultsFile
+from graft.evaluate.run import evaluate_checkpoints
+from graft.evaluate.table import ScoreTable
+from graft.evaluate.task_sets import read_sets
+from graft.models.io.load import ModelFileError
 from graft.registry import UnknownName
-from graft.train.bench import Bench
-from graft.train.candidates import Candidate
-from graft.train.checkpoint_table import evaluate_checkpoints
-from graft.train.folder import RunStopped
+from graft.train.build import build_run
+from graft.train.held_out import evaluate
 from graft.train.rl import held_out_tasks
-from graft.train.run import train_recipe
-from graft.train.setup import assemble
+from graft.train.run_dir.folder import RunStopped
+from graft.train.session import train_recipe
 
 RECIPE = """
 run: {{dir: "{folder}", name: run, save_every: 2, keep_last: 9, eval_tasks: 0, trackers: []}}
@@ -66,13 +66,13 @@ class Measured(list):
 
 @pytest.fixture
 def measured(monkeypatch) -> Measured:
-    seen, measure = Measured(), Bench.measure
+    seen, measure = Measured(), Evaluator.measure
 
     def watched(self, model, posed, folder, say):
         seen.append((model.name, posed.tasks.label))
         return measure(self, model, posed, folder, say)
 
-    monkeypatch.setattr(Bench, "measure", watched)
+    monkeypatch.setattr(Evaluator, "measure", watched)
     return seen
 
 
@@ -85,7 +85,7 @@ def quiet(text: str) -> None:
     pass
 
 
-def table_of(run: Path, **asked) -> Table:
+def table_of(run: Path, **asked) -> ScoreTable:
     table, folder, _ = evaluate_checkpoints(
         str(run), **{"every_checkpoint": True, "say": quiet, **asked}
     )
@@ -93,8 +93,8 @@ def table_of(run: Path, **asked) -> Table:
     return table
 
 
-def cells_of(run: Path) -> list[Cell]:
-    return Ledger(run / "evaluations" / "table.jsonl").cells
+def cells_of(run: Path) -> list[EvalResult]:
+    return ResultsFile(run / "evaluations" / "table.jsonl").cells
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_each_cell_is_what_its_checkpoint_alone_would_score(which, tmp_path, req
     config = load_config(str(run / "config.yaml"), overrides)
     tasks = held_out_tasks("calculator", 3)
     for name in NAMES:  # loaded in place there, assembled from nothing here
-        parts = assemble(config, weights=run / "checkpoints" / name)
+        parts = build_run(config, weights=run / "checkpoints" / name)
         score = evaluate(tasks, parts.held_out, temperature=1.0, samples=2)
         cell = table.rows[name]["calculator"]
         assert cell.tasks == [task.id for task in tasks]
@@ -132,7 +132,7 @@ def test_head_rows_beyond_the_vocabulary_come_with_their_checkpoint(trained_with
     folder = trained_with_actions / "checkpoints"
     rows = load_file(folder / "rl-000002" / "actions.safetensors")["rows"]
     config = load_config(str(trained_with_actions / "config.yaml"))
-    bench = Bench(Evaluation(config, [], 1, 1, 0.0))
+    bench = Evaluator(EvalSpec(config, [], 1, 1, 0.0))
     for name in ("rl-000000", "rl-000002"):
         assert bench.mount(Candidate(name, folder / name, ""))
     assert bench.parts is not None
@@ -224,14 +224,14 @@ def test_without_all_checkpoints_only_the_newest_is_computed(run, measured):
 
 
 def test_a_checkpoint_deleted_while_others_are_measured_is_skipped_with_a_note(run, monkeypatch):
-    mount = Bench.mount
+    mount = Evaluator.mount
 
     def training_goes_on(self, model):
         if model.name == "rl-000000":
             shutil.rmtree(model.path)
         return mount(self, model)
 
-    monkeypatch.setattr(Bench, "mount", training_goes_on)
+    monkeypatch.setattr(Evaluator, "mount", training_goes_on)
     said: list[str] = []
     table = table_of(run, tasks=2, say=said.append)
     assert list(table.rows) == ["sft-000002", "rl-000002"]
@@ -358,7 +358,7 @@ def test_an_environment_that_is_down_gives_no_cell(run):
 
 
 def test_a_set_takes_the_recipes_arguments_but_what_its_id_fixes():
-    recipe = Tasks(env="earl:calc", args={"tasks": ["calc-count"], "max_uses": 3})
+    recipe = TaskSection(env="earl:calc", args={"tasks": ["calc-count"], "max_uses": 3})
     own, count, order = read_sets(
         "earl:calc,earl:calc-countdown,o=earl:order", ["o.max_uses=1"], recipe
     )
@@ -367,7 +367,7 @@ def test_a_set_takes_the_recipes_arguments_but_what_its_id_fixes():
     assert (order.label, order.env, order.args["max_uses"]) == ("o", "earl:order", 1)
 
 
-def cell_of(checkpoint: str, **changes) -> Cell:
+def cell_of(checkpoint: str, **changes) -> EvalResult:
     """Two tasks of two sources: rewards 1 0 and 0 0, answers 7 8 and 9 9."""
     values = {
         "checkpoint": checkpoint,
@@ -385,11 +385,13 @@ def cell_of(checkpoint: str, **changes) -> Cell:
         "tokens": 9.0,
         "seconds": 2.0,
     }
-    return Cell(**{**values, **changes})
+    return EvalResult(**{**values, **changes})
 
 
 def test_a_table_shows_every_measure_with_its_interval_and_each_data_source():
-    table = Table(["a"], {"rl-000020": {"a": cell_of("rl-000020")}}, "How.", samples=2, k=(1, 2))
+    table = ScoreTable(
+        ["a"], {"rl-000020": {"a": cell_of("rl-000020")}}, "How.", samples=2, k=(1, 2)
+    )
     # task means 0.5 and 0: a bootstrap mean of two tasks is 0, 0.25 or 0.5
     assert table.markdown() == (
         "| checkpoint | set | tasks | avg@2 | pass@1 | pass@2 | maj@2 | calls |\n"
@@ -412,7 +414,7 @@ def test_a_table_shows_every_measure_with_its_interval_and_each_data_source():
 
 def test_a_table_says_what_failed_what_was_too_long_and_what_is_missing():
     odd = cell_of("x", failed=0.1, overlong=3, missing=2, sources=["x", "x"])
-    shown = Table(["a"], {"x": {"a": odd}}, "How.", problems=["the server is down"]).markdown()
+    shown = ScoreTable(["a"], {"x": {"a": odd}}, "How.", problems=["the server is down"]).markdown()
     assert "| 1.5 (10% failed, 3 prompts too long, 2 attempts missing) |" in shown
     assert shown.endswith("How.\n\nNot complete: the server is down\n")
     assert "pass@" not in shown and "data source" not in shown

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from graft.evaluate.cells import meaning_of, numbered
 from graft.evaluate.estimates import (
     SUBSETS,
     compare,
@@ -17,6 +16,7 @@ from graft.evaluate.estimates import (
     majority_at_k,
     pass_at_k,
 )
+from graft.evaluate.results import meaning_of, numbered
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from graft.config import ConfigError
-from graft.engine import wire
 from graft.engine.errors import EngineError
-from graft.train import bench
-from graft.train.checkpoint_table import evaluate_checkpoints
-from graft.train.run import train_recipe
+from graft.engine.remote import wire
+from graft.evaluate import evaluator as bench
+from graft.evaluate.run import evaluate_checkpoints
+from graft.train.session import train_recipe
 from tests.evaluate.endpoint_kit import Served, serving
 
 ROWS = [

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from graft.evaluate.attempts import make_attempts
-from graft.evaluate.samples import Sample, SampleFile, SamplesInUse, file_name
-from graft.train.checkpoint_table import evaluate_checkpoints
-from graft.train.run import train_recipe
+from graft.evaluate.run import evaluate_checkpoints
+from graft.evaluate.samples import SampleFile, SamplesInUse, StoredSample, file_name
+from graft.train.session import train_recipe
 
 RECIPE = """
 run: {{dir: "{folder}", name: run, keep_last: 9, eval_tasks: 0, trackers: []}}
@@ -27,7 +27,7 @@ train: {{steps: 0}}
 KILLED = """
 import os, signal, sys
 from graft.evaluate.samples import SampleFile
-from graft.train.checkpoint_table import evaluate_checkpoints
+from graft.evaluate.run import evaluate_checkpoints
 
 append, made = SampleFile.append, []
 
@@ -53,12 +53,12 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def made(monkeypatch) -> list[Sample]:
+def made(monkeypatch) -> list[StoredSample]:
     """Samples as they are stored."""
-    seen: list[Sample] = []
+    seen: list[StoredSample] = []
     append = SampleFile.append
 
-    def watched(self, sample: Sample) -> None:
+    def watched(self, sample: StoredSample) -> None:
         seen.append(sample)
         append(self, sample)
 
@@ -168,7 +168,7 @@ def test_prompts_longer_than_the_context_are_counted_and_earn_nothing(trained):
 
 
 def test_a_torn_last_line_is_dropped_and_a_bad_line_hides_nothing(tmp_path):
-    def sample(number: int, **changes) -> Sample:
+    def sample(number: int, **changes) -> StoredSample:
         known = {
             "task": "t",
             "seed": 0,
@@ -178,7 +178,7 @@ def test_a_torn_last_line_is_dropped_and_a_bad_line_hides_nothing(tmp_path):
             "answer": "7",
         }
         rest = {"reward": 1.0, "status": "done", "prompt_tokens": 1, "tokens": 1, "tool_calls": 0}
-        return Sample(**{**known, **rest, "seconds": 0.0, **changes})
+        return StoredSample(**{**known, **rest, "seconds": 0.0, **changes})
 
     path = tmp_path / "deep" / "a.jsonl"
     file = SampleFile(path, {"set": "a"})
@@ -217,10 +217,10 @@ def test_no_task_waits_for_another(trained):
     import asyncio
 
     from graft.config import load_config
+    from graft.train.build import build_run
     from graft.train.rl import held_out_tasks
-    from graft.train.setup import assemble
 
-    parts = assemble(load_config(str(trained / "config.yaml")), trained / "checkpoints/sft-000030")
+    parts = build_run(load_config(str(trained / "config.yaml")), trained / "checkpoints/sft-000030")
     tasks = held_out_tasks("calculator", 6)
     ended: list[str] = []
     opened = []

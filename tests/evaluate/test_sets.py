@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from graft.config import ConfigError, Tasks, load_config
-from graft.envs.tooled import ToolEnv
-from graft.evaluate.asked import Evaluation, read_k
-from graft.evaluate.sets import TaskSet, listed, read_sets
-from graft.text.tokenizer import Tokenizer
-from graft.train.bench import pose
+from graft.config import ConfigError, TaskSection, load_config
+from graft.envs.tool_env import ToolEnv
+from graft.evaluate.eval_spec import EvalSpec, read_k
+from graft.evaluate.evaluator import pose
+from graft.evaluate.task_sets import TaskSet, listed, read_sets
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
 
 ROWS = [{"problem": f"{a}+1", "answer": str(a + 1)} for a in range(7)]
@@ -34,7 +34,9 @@ def known(monkeypatch):
 
 
 def test_a_benchmark_says_itself_how_it_is_posed_and_graded():
-    recipe = Tasks(env="calculator", args={"operands": [2, 2]}, reward="f1", wrappers=["concat"])
+    recipe = TaskSection(
+        env="calculator", args={"operands": [2, 2]}, reward="f1", wrappers=["concat"]
+    )
     quiz, mine, own = read_sets(
         "quiz,mine=quiz,calculator", ["mine.data=x.jsonl", "mine.question_key=q"], recipe
     )
@@ -44,14 +46,14 @@ def test_a_benchmark_says_itself_how_it_is_posed_and_graded():
     assert (own.reward, own.wrappers, own.is_whole) == ("f1", ["concat"], False)
 
 
-def asked(sets: list[TaskSet], tasks: int | None) -> Evaluation:
+def asked(sets: list[TaskSet], tasks: int | None) -> EvalSpec:
     config = load_config("quickstart", ["run.eval_tasks=3", "model.alphabet=bytes"])
-    return Evaluation(config, sets, tasks, samples=1, temperature=0.0)
+    return EvalSpec(config, sets, tasks, samples=1, temperature=0.0)
 
 
 @pytest.mark.parametrize(("tasks", "rows"), [(None, 7), (4, 4), (200, 7)])
 def test_no_row_of_a_benchmark_is_asked_twice(tasks, rows):
-    sets = read_sets("quiz,calculator", [], Tasks(), has_tools=False)
+    sets = read_sets("quiz,calculator", [], TaskSection(), has_tools=False)
     quiz, endless = pose(asked(sets, tasks), None)
     assert [task.seed for task in quiz.list] == list(range(rows))
     assert quiz.settings["tasks"] == rows
@@ -68,7 +70,7 @@ def test_rows_of_an_environment_are_no_more_than_there_are():
 
 
 def test_without_tools_the_same_task_is_posed_bare():
-    tokenizer = Tokenizer.bytes()
+    tokenizer = FastTokenizer.bytes()
     given = [TaskSet("c", "calculator", {"split": "test"}), Quiz().task_set()]
     for tasks in given:
         bare = TaskSet(tasks.label, tasks.env, tasks.args, tasks.wrappers, has_tools=False)

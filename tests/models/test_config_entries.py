@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import causal
-from graft.models.fill import ModelFileError
-from graft.models.foreign.model import Foreign
-from graft.models.load import load_model
-from graft.models.save import save_model
-from graft.models.shape import Shape, UnsupportedModel, rope_frequencies
+from graft.models.io.fill import ModelFileError
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
+from graft.models.transformers.model import TransformersModel
 from tests.models.test_foreign import Case, store
 
 SIZES: dict[str, Any] = {
@@ -241,7 +241,7 @@ def test_entries_of_one_family_are_refused(
 def test_equal_factors_of_llama3_are_a_step() -> None:
     """Six pairs; the trained window of 64 holds 10.2, 2.2, 0.5 ... turns of them: two are kept."""
     scaling = LLAMA3 | {"low_freq_factor": 2.0, "high_freq_factor": 2.0}
-    shape = Shape(head_dim=12, rope_theta=10_000.0, rope_scaling=scaling)
+    shape = ModelShape(head_dim=12, rope_theta=10_000.0, rope_scaling=scaling)
     plain = [10_000.0 ** (-i / 6) for i in range(6)]
     wanted = [*plain[:2], *(f / 8 for f in plain[2:])]
     assert rope_frequencies(shape)[0] == pytest.approx(wanted)
@@ -277,7 +277,7 @@ def test_other_families_are_what_transformers_makes_of_their_entries(
     module = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         wanted, _ = case.by_hand(module, 1.0, None)
-        found, _ = case.forest.logprobs(Foreign.load(folder, torch.float32, "cpu"))
+        found, _ = case.forest.logprobs(TransformersModel.load(folder, torch.float32, "cpu"))
     assert float((found - wanted).abs().max()) <= 2e-5 * float(wanted[case.mask].std())
 
 
@@ -293,7 +293,7 @@ def test_other_families_refuse_what_is_no_policy(
     family: str, entries: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedModel, match=text) as caught:
-        Foreign.load(edited(store(tmp_path, family), **entries), torch.float32, "cpu")
+        TransformersModel.load(edited(store(tmp_path, family), **entries), torch.float32, "cpu")
     assert "config.json'" in str(caught.value)
 
 
@@ -310,7 +310,7 @@ def test_texts_beyond_a_rope_that_depends_on_length_are_refused(
 ) -> None:
     """One long row would change the numbers of the short ones that are computed with it."""
     folder = edited(store(tmp_path, "mistral"), sliding_window=None, **entries)
-    model, case = Foreign.load(folder, torch.float32, "cpu"), Case()
+    model, case = TransformersModel.load(folder, torch.float32, "cpu"), Case()
     assert model.shape.max_positions == 18
     assert any("up to 18 tokens can be trained" in note for note in model.notes)
     assert int(case.forest.positions.max()) >= 18

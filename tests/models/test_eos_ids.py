@@ -12,13 +12,13 @@ import torch
 from graft.config import check
 from graft.evaluate.generate import Generator
 from graft.models.decoder import Decoder
-from graft.models.gguf import open_tokenizer
-from graft.models.save import save_model, write_json
-from graft.text.tokenizer import Tokenizer, TokenizerNotFound
-from graft.train.checkpoint import latest_model
+from graft.models.io.gguf_read import open_tokenizer
+from graft.models.io.save import save_model, write_json
+from graft.text.tokenizer import FastTokenizer, TokenizerNotFound
+from graft.train.build import build_run
 from graft.train.model import load_tokenizer, new_shape
-from graft.train.run import train_recipe
-from graft.train.setup import assemble
+from graft.train.run_dir.checkpoint import latest_model
+from graft.train.session import train_recipe
 from graft.types import Finish, Sampling, Task, Trajectory
 from tests.models.test_export import chatml_tokenizer, checkpoint, done, export  # noqa: F401
 
@@ -100,7 +100,7 @@ def test_rollouts_stop_at_all_of_them_and_a_checkpoint_keeps_the_file(
     folder: Path, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path / "runs", folder)
-    parts = assemble(config)
+    parts = build_run(config)
     ends = generation(folder)["eos_token_id"]
     assert parts.engine.eos_ids == set(ends)  # type: ignore[attr-defined]
     parts.engine.close()
@@ -133,7 +133,7 @@ def test_the_end_of_a_turn_is_among_them(tmp_path: Path, export: Any) -> None:  
     write_json(source / "generation_config.json", {"eos_token_id": [5, 258]})
     done(export, source, "--out", tmp_path / "out")
     assert generation(tmp_path / "out") == {"eos_token_id": [5, 258, 260]}
-    assert Tokenizer.load(tmp_path / "out").eos_ids == (5, 258, 260)
+    assert FastTokenizer.load(tmp_path / "out").eos_ids == (5, 258, 260)
 
 
 @pytest.mark.parametrize(
@@ -149,18 +149,18 @@ def test_the_end_of_a_turn_is_among_them(tmp_path: Path, export: Any) -> None:  
 def test_ids_come_from_the_files_that_transformers_asks(
     files: dict[str, Any], ends: tuple[int, ...], tmp_path: Path
 ) -> None:
-    Tokenizer.characters("0123456789").save(tmp_path)  # its <eos> is 1
+    FastTokenizer.characters("0123456789").save(tmp_path)  # its <eos> is 1
     for name, value in files.items():
         write_json(tmp_path / name, {"eos_token_id": value})
-    assert Tokenizer.load(tmp_path).eos_ids == ends
+    assert FastTokenizer.load(tmp_path).eos_ids == ends
 
 
 @pytest.mark.parametrize("value", ["2", [2, None], -1, True, 2.5])
 def test_ids_that_are_none_are_named(value: Any, tmp_path: Path) -> None:
-    Tokenizer.characters("0123456789").save(tmp_path)
+    FastTokenizer.characters("0123456789").save(tmp_path)
     write_json(tmp_path / "generation_config.json", {"eos_token_id": value})
     with pytest.raises(TokenizerNotFound, match=r"generation_config\.json' has eos_token_id="):
-        Tokenizer.load(tmp_path)
+        FastTokenizer.load(tmp_path)
 
 
 @pytest.mark.peer

@@ -21,18 +21,18 @@ from torch import Tensor
 
 from graft import cli
 from graft.commands.export import size_in_bytes
-from graft.models.card import read_origin
 from graft.models.decoder import Decoder
-from graft.models.export import ExportError, appear_at_once, open_source
-from graft.models.extra import ACTIONS, extend
-from graft.models.gguf_write import split_name
-from graft.models.load import ModelFileError, load_model
-from graft.models.names import hf_names
-from graft.models.save import save_model, write_json
-from graft.models.shape import Shape, UnsupportedModel
-from graft.text.tokenizer import Tokenizer
+from graft.models.extra_actions import ACTIONS, extend
+from graft.models.io.export import ExportError, appear_at_once, open_source
+from graft.models.io.gguf_write import split_name
+from graft.models.io.load import ModelFileError, load_model
+from graft.models.io.model_card import read_origin
+from graft.models.io.save import save_model, write_json
+from graft.models.io.tensor_names import hf_names
+from graft.models.shape import ModelShape, UnsupportedModel
+from graft.text.tokenizer import FastTokenizer
 
-QWEN3 = Shape(
+QWEN3 = ModelShape(
     family="qwen3", width=32, layers=2, heads=4, kv_heads=2, head_dim=8, ff=64, max_positions=128
 )
 QWEN2 = replace(QWEN3, family="qwen2", qk_norm=False, qkv_bias=True, tied=False)
@@ -51,7 +51,7 @@ QUICKSTART = replace(
 RECIPE = "run: {name: quick}\nmodel: {path: '', chat_template: ''}\ntrain: {lr: 2.0e-4}\n"
 
 
-def random_decoder(shape: Shape, seed: int = 0, scale: float = 0.5) -> Decoder:
+def random_decoder(shape: ModelShape, seed: int = 0, scale: float = 0.5) -> Decoder:
     decoder = Decoder(shape)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -60,14 +60,14 @@ def random_decoder(shape: Shape, seed: int = 0, scale: float = 0.5) -> Decoder:
     return decoder
 
 
-def digits() -> Tokenizer:
-    return Tokenizer.characters("0123456789+-*=[] ")
+def digits() -> FastTokenizer:
+    return FastTokenizer.characters("0123456789+-*=[] ")
 
 
 def checkpoint(
     root: Path,
-    shape: Shape = QWEN3,
-    tokenizer: Tokenizer | None = None,
+    shape: ModelShape = QWEN3,
+    tokenizer: FastTokenizer | None = None,
     name: str = "rl-000004",
     recipe: str = RECIPE,
 ) -> Path:
@@ -141,7 +141,7 @@ def test_half_precision_is_a_rounding_and_nothing_else(tmp_path: Path, export: A
     assert done(export, tmp_path / "half", "--out", tmp_path / "again")["dtype"] == "bfloat16"
 
 
-def chatml_tokenizer() -> Tokenizer:
+def chatml_tokenizer() -> FastTokenizer:
     """Bytes, with ChatML's tokens; the eos is not what ends a turn."""
     characters = pre_tokenizers.ByteLevel.alphabet()
     vocab = {character: index for index, character in enumerate(sorted(characters))}
@@ -157,7 +157,7 @@ def chatml_tokenizer() -> Tokenizer:
     from graft.text.template import CHATML
 
     special = {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
-    return Tokenizer(backend, special, {"default": CHATML})
+    return FastTokenizer(backend, special, {"default": CHATML})
 
 
 def _regex(text: str) -> Any:
@@ -413,7 +413,7 @@ def test_broken_models_are_named_and_nothing_is_written(tmp_path: Path, export: 
     config.write_text(json.dumps({**json.loads(text), "model_type": "mamba"}))
     fails("model_type 'mamba' has no native decoder")
     config.write_text(text)
-    big = Tokenizer.bytes()
+    big = FastTokenizer.bytes()
     big.save(source)
     fails("the tokenizer has 258 tokens and the model only 20")
     weights.unlink()
@@ -595,9 +595,11 @@ def test_gguf_comes_back_within_its_precision(kind: str, tmp_path: Path, export:
 @pytest.mark.parametrize("which", ["digits", "chatml", "bytes"])
 def test_gguf_keeps_the_tokenizer(which: str, tmp_path: Path, export: Any) -> None:
     pytest.importorskip("gguf")
-    from graft.models.gguf import open_tokenizer
+    from graft.models.io.gguf_read import open_tokenizer
 
-    tokenizer = {"digits": digits, "chatml": chatml_tokenizer, "bytes": Tokenizer.bytes}[which]()
+    tokenizer = {"digits": digits, "chatml": chatml_tokenizer, "bytes": FastTokenizer.bytes}[
+        which
+    ]()
     source = checkpoint(tmp_path, tokenizer=tokenizer)
     done(export, source, "--gguf", tmp_path / "out.gguf")
     again = open_tokenizer(tmp_path / "out.gguf")
@@ -639,7 +641,7 @@ def test_ways_of_splitting_have_llama_cpps_names_or_are_refused() -> None:
 @pytest.mark.peer
 def test_tokenizers_that_gguf_cannot_hold_are_named(tmp_path: Path, export: Any) -> None:
     pytest.importorskip("gguf")
-    source = checkpoint(tmp_path, tokenizer=Tokenizer.characters("01é"))
+    source = checkpoint(tmp_path, tokenizer=FastTokenizer.characters("01é"))
     code, _, complained = export(source, "--gguf", tmp_path / "out.gguf")
     assert code == 1 and "'é', which is several bytes" in complained
     assert not (tmp_path / "out.gguf").exists()

@@ -11,15 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder, causal
-from graft.models.extra import extend, extra_rows, load_rows
-from graft.models.fill import ModelFileError
-from graft.models.load import load_model
-from graft.models.names import hf_names
-from graft.models.save import save_model
-from graft.models.shape import Shape, UnsupportedModel
-from graft.train.footprint import num_parameters
+from graft.models.extra_actions import extend, extra_rows, load_rows
+from graft.models.io.fill import ModelFileError
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names
+from graft.models.shape import ModelShape, UnsupportedModel
+from graft.train.memory.footprint import num_parameters
 
-TIED = Shape(
+TIED = ModelShape(
     family="qwen3", vocab_size=11, width=8, layers=2, heads=4, kv_heads=2, head_dim=6, ff=10
 )
 UNTIED = replace(TIED, tied=False)
@@ -39,7 +39,7 @@ def test_rows_behind_the_vocabulary_come_in_sixty_fours():
 
 
 @EITHER
-def test_extra_actions_draw_no_other_weight_differently(shape: Shape):
+def test_extra_actions_draw_no_other_weight_differently(shape: ModelShape):
     plain, wide = Decoder(shape).initialise(5), Decoder(replace(shape, extra=2)).initialise(5)
     for name, weight in hf_names(plain).items():
         assert torch.equal(hf_names(wide)[name], weight), name
@@ -50,7 +50,7 @@ def test_extra_actions_draw_no_other_weight_differently(shape: Shape):
 
 
 @EITHER
-def test_an_action_starts_as_likely_as_its_token(shape: Shape):
+def test_an_action_starts_as_likely_as_its_token(shape: ModelShape):
     plain = Decoder(shape).initialise(5)
     before = logits(plain)
     wide = extend(plain, [7, None, 2])
@@ -68,7 +68,7 @@ def test_an_action_starts_as_likely_as_its_token(shape: Shape):
 
 
 @EITHER
-def test_extending_again_replaces_the_actions(shape: Shape):
+def test_extending_again_replaces_the_actions(shape: ModelShape):
     wide = extend(extend(Decoder(shape).initialise(5), [7, 8, 9]), [4])
     assert wide.shape.extra == 1 and wide.head_weight.shape == (75, 8)
     assert torch.equal(extra_rows(wide)[0], wide.head_weight[4])
@@ -82,7 +82,7 @@ def test_an_action_of_a_token_that_is_not_there_is_refused():
 
 
 @EITHER
-def test_every_parameter_is_counted(shape: Shape):
+def test_every_parameter_is_counted(shape: ModelShape):
     wide = extend(Decoder(shape), [1, 2])
     counted = sum(weight.numel() for weight in wide.parameters())
     assert num_parameters(wide.shape) == counted
@@ -91,7 +91,9 @@ def test_every_parameter_is_counted(shape: Shape):
 
 @EITHER
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_actions_come_back_from_their_own_file(shape: Shape, dtype: torch.dtype, tmp_path: Path):
+def test_actions_come_back_from_their_own_file(
+    shape: ModelShape, dtype: torch.dtype, tmp_path: Path
+):
     wide = extend(Decoder(shape).initialise(5).to(dtype), [7, None, 2])
     save_model(wide, tmp_path)
     assert "extra" not in (tmp_path / "config.json").read_text()
@@ -105,7 +107,7 @@ def test_actions_come_back_from_their_own_file(shape: Shape, dtype: torch.dtype,
 
 
 @EITHER
-def test_transformers_opens_the_folder_as_the_plain_model(shape: Shape, tmp_path: Path):
+def test_transformers_opens_the_folder_as_the_plain_model(shape: ModelShape, tmp_path: Path):
     from transformers import AutoModelForCausalLM
 
     wide = extend(Decoder(shape).initialise(5), [7, 2])
@@ -144,7 +146,7 @@ def test_the_file_holds_the_actions_and_no_padding(tmp_path: Path):
 
 
 @EITHER
-def test_a_critic_of_a_policy_with_actions_reads_the_same_states(shape: Shape):
+def test_a_critic_of_a_policy_with_actions_reads_the_same_states(shape: ModelShape):
     policy = extend(Decoder(shape).initialise(5), [7])
     critic = Critic(policy)
     torch.nn.init.ones_(critic.value.weight)

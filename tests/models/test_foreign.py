@@ -13,14 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from graft.models.foreign.files import write_folder
-from graft.models.foreign.mask import Sight
-from graft.models.foreign.model import Foreign
-from graft.models.foreign.rows import path_rows
-from graft.models.grid import Forest
-from graft.models.load import ModelFileError, load_model
-from graft.models.packing import pack
+from graft.models.io.load import ModelFileError, load_model
 from graft.models.shape import UnsupportedModel
+from graft.models.transformers.files import write_folder
+from graft.models.transformers.mask import TreeMask
+from graft.models.transformers.model import TransformersModel
+from graft.models.transformers.rows import path_rows
+from graft.models.tree.forest import Forest
+from graft.models.tree.packing import pack
 from graft.types import Trajectory
 from tests.trees import group, random_tree
 
@@ -85,8 +85,8 @@ def store(folder: Path, family: str, **changes: Any) -> Path:
     return folder
 
 
-def open_(folder: Path) -> Foreign:
-    return Foreign.load(folder, torch.float32, "cpu")
+def open_(folder: Path) -> TransformersModel:
+    return TransformersModel.load(folder, torch.float32, "cpu")
 
 
 def theirs(folder: Path) -> Any:
@@ -297,7 +297,7 @@ def test_a_head_in_chunks_gives_the_same_and_holds_few_logits(
     head.register_forward_hook(lambda _m, _i, out: sizes.append(out.shape[-2]))
     found: list[Any] = []
     for elements in (1 << 22, 7 * V):
-        monkeypatch.setattr("graft.models.foreign.model.CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr("graft.models.transformers.model.CHUNK_ELEMENTS", elements)
         sizes.clear()
         model.zero_grad()
         numbers = model.choices(case.forest, 0.7, case.allowed)
@@ -326,7 +326,7 @@ def test_a_forest_with_nothing_to_train_still_reaches_every_weight(
 def test_a_window_counts_along_the_path() -> None:
     rows = list(group([1, 2], [[11, 12, 13], [14, 15]], [1.0, 0.0]).trajectories())
     packed = pack(rows)
-    sight = Sight((FULL, SLIDING), window=3)
+    sight = TreeMask((FULL, SLIDING), window=3)
     masks = sight.masks(packed.ends, packed.positions, None)
 
     def seen(kind: str, query: int) -> list[int]:
@@ -334,7 +334,7 @@ def test_a_window_counts_along_the_path() -> None:
 
     assert (seen(FULL, 4), seen(FULL, 6)) == ([0, 1, 2, 3, 4], [0, 1, 5, 6])
     assert (seen(SLIDING, 4), seen(SLIDING, 6)) == ([2, 3, 4], [1, 5, 6])
-    added = Sight((SLIDING,), window=3).masks(packed.ends, packed.positions, torch.float32)
+    added = TreeMask((SLIDING,), window=3).masks(packed.ends, packed.positions, torch.float32)
     assert added[0, 0, 6].tolist().count(0.0) == 3
     assert added.min() == torch.finfo(torch.float32).min
 
@@ -350,7 +350,7 @@ def test_paths_stand_in_rows_and_each_token_is_read_once() -> None:
 
 def test_a_window_wider_than_any_probe_is_tried_out_and_put_back(tmp_path: Path) -> None:
     model = open_(store(tmp_path, "mistral", sliding_window=100))
-    assert model.sight == Sight((SLIDING,), window=100)
+    assert model.sight == TreeMask((SLIDING,), window=100)
     assert model.module.config.sliding_window == 100
 
 
@@ -365,7 +365,7 @@ def test_limits_of_attention_that_are_not_understood_lead_to_plain_packing(tmp_p
 
 def test_a_probe_in_half_precision_tells_tree_from_plain(tmp_path: Path) -> None:
     for family in ("mistral", "mixtral", "gemma2", "bloom"):
-        model = Foreign.load(store(tmp_path / family, family), torch.bfloat16, "cpu")
+        model = TransformersModel.load(store(tmp_path / family, family), torch.bfloat16, "cpu")
         assert model.dtype == torch.bfloat16
         assert (model.sight is None) == (family in PLAIN), (family, model.notes)
 

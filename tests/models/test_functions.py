@@ -3,8 +3,8 @@ import torch
 import torch.nn.functional as F
 
 from graft.models.decoder import Angles, Decoder, causal
-from graft.models.functions import add_norm, gather_rows, qk_rotate, rms_norm, silu_gate
-from graft.models.shape import Shape
+from graft.models.ops import add_norm, gather_rows, qk_rotate, rms_norm, silu_gate
+from graft.models.shape import ModelShape
 
 
 def check(mine, theirs, inputs):
@@ -104,7 +104,7 @@ def test_gathered_rows_add_their_gradients_up():
 
 
 def test_angles_read_from_the_table_are_the_computed_ones():
-    shape = Shape(head_dim=8, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    shape = ModelShape(head_dim=8, rope_scaling={"rope_type": "linear", "factor": 2.0})
     angles = Angles(shape)
     positions = torch.tensor([7, 0, 60_000, 7])
     for table, computed in zip(angles.look_up(positions), angles.compute(positions), strict=True):
@@ -113,7 +113,7 @@ def test_angles_read_from_the_table_are_the_computed_ones():
 
 
 def test_angles_know_nothing_of_the_dtype_of_the_weights():
-    decoder = Decoder(Shape(width=8, heads=1, kv_heads=1, head_dim=8, ff=8, layers=1))
+    decoder = Decoder(ModelShape(width=8, heads=1, kv_heads=1, head_dim=8, ff=8, layers=1))
     positions = torch.arange(4)
     before = decoder.angles.look_up(positions)
     decoder.to(torch.bfloat16)
@@ -126,7 +126,7 @@ def test_angles_know_nothing_of_the_dtype_of_the_weights():
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_decoder_that_forgets_its_blocks_computes_them_again(biased):
     """The same gradients with and without activation checkpointing, in both ways to add."""
-    shape = Shape(
+    shape = ModelShape(
         width=16, heads=2, kv_heads=1, head_dim=8, ff=24, layers=2, out_bias=biased, mlp_bias=biased
     )
     decoder = Decoder(shape).initialise(0)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder, causal
-from graft.models.fill import ModelFileError
-from graft.models.gguf import INSIDE, OUTSIDE, gguf_tokenizer_files, hf_name, unpair_rows
-from graft.models.load import load_model
-from graft.models.names import hf_names
-from graft.models.save import save_model
-from graft.models.shape import Shape, UnsupportedModel, rope_frequencies
+from graft.models.io.fill import ModelFileError
+from graft.models.io.gguf_read import INSIDE, OUTSIDE, gguf_tokenizer_files, hf_name, unpair_rows
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names
+from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
 
-LLAMA = Shape(
+LLAMA = ModelShape(
     family="llama",
     vocab_size=40,
     width=64,
@@ -42,7 +42,7 @@ QWEN3 = replace(LLAMA, family="qwen3", qk_norm=True, head_dim=32)
 BIASED = replace(LLAMA, qkv_bias=True, out_bias=True, mlp_bias=True, tied=False)
 
 
-def random_decoder(shape: Shape) -> Decoder:
+def random_decoder(shape: ModelShape) -> Decoder:
     decoder = Decoder(shape)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -144,7 +144,7 @@ def test_an_absent_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.peer
 @pytest.mark.parametrize("shape", [LLAMA, QWEN2, QWEN3, BIASED])
-def test_unquantised_files_come_back_to_the_bit(shape: Shape, tmp_path: Path) -> None:
+def test_unquantised_files_come_back_to_the_bit(shape: ModelShape, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     decoder = random_decoder(shape)
     loaded = load_model(write_gguf(decoder, tmp_path / "tiny.gguf"))

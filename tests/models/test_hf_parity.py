@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder, causal
-from graft.models.load import load_model
-from graft.models.names import hf_names
-from graft.models.save import save_model
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names
 
 SMALL = {
     "vocab_size": 61,

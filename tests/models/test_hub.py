@@ -13,17 +13,17 @@ import torch
 
 from graft import cli
 from graft.config import check, dump_config
-from graft.models import hub as hub_module
-from graft.models.card import read_origin
 from graft.models.decoder import Decoder
-from graft.models.hub import HubError, find_model, origin_of, split_name
-from graft.models.load import load_model
-from graft.models.names import hf_names
-from graft.models.save import ids_of, save_model
-from graft.text.tokenizer import Tokenizer
-from graft.train.checkpoint import latest_model
+from graft.models.io import hub as hub_module
+from graft.models.io.hub import HubError, find_model, origin_of, split_name
+from graft.models.io.load import load_model
+from graft.models.io.model_card import read_origin
+from graft.models.io.save import ids_of, save_model
+from graft.models.io.tensor_names import hf_names
+from graft.text.tokenizer import FastTokenizer
 from graft.train.model import new_shape, pin_model, recipe_shape
-from graft.train.run import train_recipe
+from graft.train.run_dir.checkpoint import latest_model
+from graft.train.session import train_recipe
 from graft.types import Task, Trajectory
 from tests.hub_server import TOKEN, HubServer
 
@@ -78,7 +78,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def model(tmp_path_factory: Any) -> dict[str, bytes]:
     """The files of a tiny model in two shards, and what lies beside such files on the hub."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = Tokenizer.characters("0123456789+-*=()[]<>, .?")
+    tokenizer = FastTokenizer.characters("0123456789+-*=()[]<>, .?")
     decoder = Decoder(new_shape(config_of(folder), tokenizer)).initialise(2)
     total = sum(parameter.numel() * 4 for parameter in decoder.parameters())
     save_model(decoder, folder, special=ids_of(tokenizer), shard_bytes=int(total * 0.6))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from graft.models import functions
+from graft.models import ops as functions
 
 pytest.importorskip("triton")
 

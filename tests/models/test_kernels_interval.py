@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from graft.models.blocks import Blocks
-from graft.models.packing import interval_mask
-from graft.models.tree_attention import TreeAttention, attention_over
+from graft.models.tree.attention import TreeAttention, attention_over
+from graft.models.tree.block_lists import BlockLists
+from graft.models.tree.packing import interval_mask
 
 pytest.importorskip("triton")
 
@@ -110,7 +110,7 @@ def test_output_and_gradients_are_those_of_a_dense_softmax(
     name: str, heads: int, kv_heads: int, size: int, kernel_device: torch.device
 ):
     ends = FORESTS[name]
-    blocks = Blocks.of(ends, kernel_device)
+    blocks = BlockLists.of(ends, kernel_device)
     tensors = inputs(len(ends), heads, kv_heads, size, kernel_device)
     grad = torch.randn_like(tensors[0])
     got = results(lambda q, k, v: interval_attention(q, k, v, blocks), tensors, grad)
@@ -128,7 +128,7 @@ def test_bfloat16_is_as_close_as_its_rounding(
     name: str, heads: int, kv_heads: int, size: int, kernel_device: torch.device
 ):
     ends = FORESTS[name]
-    blocks = Blocks.of(ends, kernel_device)
+    blocks = BlockLists.of(ends, kernel_device)
     tensors = [x.bfloat16() for x in inputs(len(ends), heads, kv_heads, size, kernel_device)]
     grad = torch.randn_like(tensors[0])
     got = results(lambda q, k, v: interval_attention(q, k, v, blocks), tensors, grad)
@@ -138,9 +138,9 @@ def test_bfloat16_is_as_close_as_its_rounding(
 
 
 def test_a_list_cut_in_pieces_adds_up(kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("graft.models.blocks.SHORTEST_PIECE", 1)
+    monkeypatch.setattr("graft.models.tree.block_lists.SHORTEST_PIECE", 1)
     ends = samples(100, 50, 4)
-    blocks = Blocks.of(ends, kernel_device)
+    blocks = BlockLists.of(ends, kernel_device)
     assert blocks.num_slots > 2 and len(blocks.cuts) > 1
     tensors = inputs(len(ends), 2, 1, 32, kernel_device)
     grad = torch.randn_like(tensors[0])
@@ -152,7 +152,7 @@ def test_a_list_cut_in_pieces_adds_up(kernel_device: torch.device, monkeypatch: 
 
 def test_slices_of_one_projection_and_an_expanded_gradient_are_taken(kernel_device: torch.device):
     ends = forest(70, 20)
-    blocks = Blocks.of(ends, kernel_device)
+    blocks = BlockLists.of(ends, kernel_device)
     qkv = torch.cat(inputs(70, 4, 2, 16, kernel_device), 1)
     slices = list(qkv.split([4, 2, 2], 1))
     heads_first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in slices]
@@ -165,7 +165,7 @@ def test_slices_of_one_projection_and_an_expanded_gradient_are_taken(kernel_devi
 
 
 def test_a_head_too_large_is_refused(kernel_device: torch.device):
-    blocks = Blocks.of(forest(5, 3), kernel_device)
+    blocks = BlockLists.of(forest(5, 3), kernel_device)
     with pytest.raises(ValueError, match="head size 256"):
         q, k, v = inputs(5, 1, 1, 256, kernel_device)
         interval_attention(q, k, v, blocks)
@@ -185,9 +185,9 @@ def walked(items: Tensor, lists: Tensor, shape: tuple[int, int]) -> tuple[Tensor
 def test_blocks_hold_each_pair_with_a_visible_key_once(
     name: str, shortest_piece: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("graft.models.blocks.SHORTEST_PIECE", shortest_piece)
+    monkeypatch.setattr("graft.models.tree.block_lists.SHORTEST_PIECE", shortest_piece)
     ends = FORESTS[name]
-    blocks = Blocks.of(ends, torch.device("cpu"))
+    blocks = BlockLists.of(ends, torch.device("cpu"))
     assert blocks.ends.tolist() == ends.tolist()
     mask = interval_mask(ends)
     for keys in (interval.KEYS, interval.HELD_KEYS):
@@ -205,8 +205,8 @@ def test_blocks_hold_each_pair_with_a_visible_key_once(
 
 
 def test_every_slot_is_written_once_and_read_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("graft.models.blocks.SHORTEST_PIECE", 2)
-    blocks = Blocks.of(samples(200, 90, 8), torch.device("cpu"))
+    monkeypatch.setattr("graft.models.tree.block_lists.SHORTEST_PIECE", 2)
+    blocks = BlockLists.of(samples(200, 90, 8), torch.device("cpu"))
     written = {int(item[4]): int(item[0]) for item in blocks.key_items if item[4] >= 0}
     assert sorted(written) == list(range(blocks.num_slots))
     read = {slot: block for block, a, b in blocks.cuts.tolist() for slot in range(a, b)}
@@ -214,7 +214,7 @@ def test_every_slot_is_written_once_and_read_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_long_lists_are_launched_first():
-    blocks = Blocks.of(samples(640, 64, 40), torch.device("cpu"))
+    blocks = BlockLists.of(samples(640, 64, 40), torch.device("cpu"))
     length = blocks.key_items[:, 3] - blocks.key_items[:, 1]
     assert length[0] == length.max() and length[-1] < length.float().mean()
 
@@ -227,7 +227,7 @@ def test_without_a_gpu_the_forest_is_attended_run_by_run():
 def test_where_kernels_run_they_attend(
     kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("graft.models.tree_attention.has_kernels", lambda device: True)
+    monkeypatch.setattr("graft.models.tree.attention.has_kernels", lambda device: True)
     ends = forest(40, 10)
     attend = attention_over([], ends, 2, 1, kernel_device)
     q, k, v = inputs(40, 2, 1, 16, kernel_device)

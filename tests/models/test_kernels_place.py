@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graft.models.place import Place
+from graft.models.kv_slots import KVSlots
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -32,7 +32,7 @@ def test_keys_and_values_land_in_the_slots_of_the_living(
     rows, positions = ints(0, 0, 1, 2), ints(15, 16, 3, 0)
     lengths = ints(17, 4, 0)  # row 2 is over
     pools = torch.full((2, 2, 2, 6, kv_heads, 16, size), torch.nan, device=kernel_device)
-    place, plain = (Place(pool, table, rows, positions, lengths) for pool in pools)
+    place, plain = (KVSlots(pool, table, rows, positions, lengths) for pool in pools)
     q = qk_place(qkv, *weights, 1e-6, *angles, heads, kv_heads, place, 1)
     want, k, v = qk_rotate(qkv, *weights, 1e-6, *angles, heads, kv_heads)
     plain.write(1, k, v)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from graft.models.functions import rms_norm, silu_gate
+from graft.models.ops import rms_norm, silu_gate
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from graft.models.decoder import Decoder, causal
-from graft.models.extra import extend, extra_rows
-from graft.models.load import ModelFileError, load_model
-from graft.models.lora import ADAPTER, TARGETS, Lora, base_of, num_trained, target_sizes
-from graft.models.names import hf_names
-from graft.models.save import save_model
-from graft.models.shape import Shape
+from graft.models.extra_actions import extend, extra_rows
+from graft.models.io.load import ModelFileError, load_model
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names
+from graft.models.lora.training import ADAPTER, TARGETS, Lora, base_of, num_trained, target_sizes
+from graft.models.shape import ModelShape
 
-SHAPE = Shape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
+SHAPE = ModelShape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
 LINEARS = TARGETS[:-1]
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 
@@ -44,7 +44,7 @@ def logits(decoder: Decoder) -> Tensor:
 
 
 def test_the_numbers_of_the_module_docstring():
-    shape = Shape(vocab_size=2, width=2, layers=1, heads=1, kv_heads=1, head_dim=2, ff=1)
+    shape = ModelShape(vocab_size=2, width=2, layers=1, heads=1, kv_heads=1, head_dim=2, ff=1)
     decoder = Decoder(shape).initialise(0)
     with torch.no_grad():
         decoder.blocks[0].gate_up.weight[0] = torch.tensor([10.0, 20.0])
@@ -254,7 +254,7 @@ def test_peft_computes_the_same_from_base_and_adapter(tmp_path, changes):
 
 
 def test_kernels_hand_down_the_gradients_that_plain_products_do(kernel_device, monkeypatch):
-    shape = Shape(vocab_size=32, width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ff=32)
+    shape = ModelShape(vocab_size=32, width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ff=32)
 
     def gradients(has_kernels: bool) -> list[Tensor]:
         for module in ("decoder", "functions"):

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from graft.models.decoder import Decoder
-from graft.models.fill import ModelFileError
-from graft.models.load import load_model
-from graft.models.names import hf_names, hf_rows
-from graft.models.save import save_model, split_shards
-from graft.models.shape import Shape, UnsupportedModel
+from graft.models.io.fill import ModelFileError
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model, split_shards
+from graft.models.io.tensor_names import hf_names, hf_rows
+from graft.models.shape import ModelShape, UnsupportedModel
 
-SHAPE = Shape(
+SHAPE = ModelShape(
     family="qwen3", vocab_size=11, width=8, layers=2, heads=4, kv_heads=2, head_dim=6, ff=10
 )
-BIASED = Shape(
+BIASED = ModelShape(
     family="llama",
     vocab_size=11,
     width=8,
@@ -41,7 +41,7 @@ BIASED = Shape(
 )
 
 
-def random_decoder(shape: Shape = SHAPE, seed: int = 0) -> Decoder:
+def random_decoder(shape: ModelShape = SHAPE, seed: int = 0) -> Decoder:
     decoder = Decoder(shape)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_names_are_views_of_the_fused_rows() -> None:
 
 
 @pytest.mark.parametrize("shape", [SHAPE, BIASED])
-def test_names_cover_every_parameter_exactly_once(shape: Shape) -> None:
+def test_names_cover_every_parameter_exactly_once(shape: ModelShape) -> None:
     decoder = random_decoder(shape)
     for view in hf_names(decoder).values():
         view.mul_(0)
@@ -110,7 +110,7 @@ def test_names_cover_every_parameter_exactly_once(shape: Shape) -> None:
 @pytest.mark.parametrize("shape", [SHAPE, BIASED])
 @pytest.mark.parametrize("shard_bytes", [10**9, 500, 1])
 def test_a_saved_model_comes_back_to_the_bit(
-    shape: Shape, shard_bytes: int, tmp_path: Path
+    shape: ModelShape, shard_bytes: int, tmp_path: Path
 ) -> None:
     decoder = random_decoder(shape)
     save_model(decoder, tmp_path, shard_bytes=shard_bytes)
@@ -121,7 +121,7 @@ def test_a_saved_model_comes_back_to_the_bit(
 
 def test_rope_scaling_survives_the_round_trip(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    shape = Shape(rope_theta=5e5, rope_scaling=scaling, layers=1, max_positions=256)
+    shape = ModelShape(rope_theta=5e5, rope_scaling=scaling, layers=1, max_positions=256)
     save_model(Decoder(shape), tmp_path)
     assert load_model(tmp_path).shape == shape
 

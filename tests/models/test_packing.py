@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder, causal
-from graft.models.grid import Forest
-from graft.models.packing import interval_mask, is_read, pack, response, split_rows
-from graft.models.shape import Shape
-from graft.models.tree_attention import TreeAttention
+from graft.models.shape import ModelShape
+from graft.models.tree.attention import TreeAttention
+from graft.models.tree.forest import Forest
+from graft.models.tree.packing import interval_mask, is_read, pack, response, split_rows
 from graft.types import Episode, Span, Trajectory
 from tests.trees import group, random_tree
 
-SHAPE = Shape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
+SHAPE = ModelShape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
 
 
 def rows(episodes: list[Episode]) -> list[Trajectory]:
@@ -131,7 +131,7 @@ def test_attention_is_prepared_once_for_a_forest(monkeypatch):
         made.append((heads, kv_heads))
         return TreeAttention(runs, heads, kv_heads, device)
 
-    monkeypatch.setattr("graft.models.grid.attention_over", counted)
+    monkeypatch.setattr("graft.models.tree.forest.attention_over", counted)
     forest = Forest(samples, pack(samples).source < len(pack(samples)), torch.device("cpu"))
     model = Decoder(SHAPE).initialise(1)
     with torch.no_grad():

@@ -17,21 +17,21 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
-from graft.models.extra import ACTION_ROWS, extra_rows
-from graft.models.fill import ModelFileError
-from graft.models.grid import Forest
-from graft.models.load import open_model
-from graft.models.names import hf_names, hf_views
-from graft.models.parts import bounds, copies, gather, local, part
-from graft.models.save import save_model
-from graft.models.shape import Shape, UnsupportedModel
-from graft.models.sharded import ShardedDecoder, shard
-from graft.models.sharded_critic import sharded_critic
+from graft.models.extra_actions import ACTION_ROWS, extra_rows
+from graft.models.io.fill import ModelFileError
+from graft.models.io.load import open_model
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names, hf_views
+from graft.models.parallel.critic import sharded_critic
+from graft.models.parallel.decoder import ShardedDecoder, shard
+from graft.models.parallel.parts import bounds, copies, gather, local, part
+from graft.models.shape import ModelShape, UnsupportedModel
+from graft.models.tree.forest import Forest
 from graft.types import Author, Episode, Trajectory
 from tests.processes import ChildFailed, Processes
 from tests.trees import random_tree
 
-QWEN3 = Shape(
+QWEN3 = ModelShape(
     family="qwen3", vocab_size=101, width=8, layers=2, heads=8, kv_heads=4, head_dim=6, ff=12
 )
 QWEN2 = replace(QWEN3, family="qwen2", tied=False, qk_norm=False, qkv_bias=True)
@@ -72,7 +72,7 @@ def grid(dp: int, tp: int) -> DeviceMesh:
     return MESHES[dp, tp]
 
 
-def random_decoder(shape: Shape, seed: int = 3) -> Decoder:
+def random_decoder(shape: ModelShape, seed: int = 3) -> Decoder:
     """Random in biases and norms too: ones and zeros would hide where they are left out."""
     decoder = Decoder(shape).initialise(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +91,7 @@ def split(decoder: Decoder, mesh: DeviceMesh, **options: Any) -> ShardedDecoder:
     return shard(decoder.shape, mesh, reader(decoder), **{"dtype": torch.float32, **options})
 
 
-def some_rows(shape: Shape, count: int, seed: int = 0) -> list[Trajectory]:
+def some_rows(shape: ModelShape, count: int, seed: int = 0) -> list[Trajectory]:
     """Rows of random trees; some of the actions are beyond the vocabulary, in two modes."""
     rng = random.Random(seed)
     episodes: list[Episode] = [random_tree(seed + i, vocab=shape.vocab_size) for i in range(count)]
@@ -104,7 +104,7 @@ def some_rows(shape: Shape, count: int, seed: int = 0) -> list[Trajectory]:
     return [row for episode in episodes for row in episode.trajectories()]
 
 
-def some_allowed(shape: Shape, rows: list[Trajectory]) -> Tensor:
+def some_allowed(shape: ModelShape, rows: list[Trajectory]) -> Tensor:
     """[2, rows of the head]: about half of everything, all that was drawn, none of the padding."""
     allowed = torch.rand(2, shape.head_rows, generator=torch.Generator().manual_seed(1)) > 0.5
     allowed[:, shape.vocab_size + shape.extra :] = False
@@ -149,7 +149,7 @@ def plain_grads(decoder: Decoder) -> dict[str, Tensor]:
     return found | {name: grads[whole[name]] for name in found if name in whole}
 
 
-def compare(shape: Shape, dp: int, tp: int, recompute: bool) -> dict[str, float]:
+def compare(shape: ModelShape, dp: int, tp: int, recompute: bool) -> dict[str, float]:
     mesh = grid(dp, tp)
     plain = random_decoder(shape)
     model = split(plain, mesh, recompute=recompute)
@@ -206,7 +206,7 @@ def test_four_processes_compute_what_one_does(four, shape, dp, tp):
 # weights in and out
 
 
-def weights_survive(shape: Shape, dp: int, tp: int) -> dict[str, Any]:
+def weights_survive(shape: ModelShape, dp: int, tp: int) -> dict[str, Any]:
     plain = random_decoder(shape)
     model = split(plain, grid(dp, tp))
     views = hf_names(plain)
@@ -317,7 +317,7 @@ def test_a_saved_folder_is_read_part_by_part(pair, tmp_path, dp, tp):
 
 def drawn_rows() -> list[float]:
     """Rows that `read` has none of are drawn as those of a decoder in one piece."""
-    from graft.models.extra import ACTION_ROWS, extend
+    from graft.models.extra_actions import ACTION_ROWS, extend
 
     plain = random_decoder(QWEN2)
     read = {**hf_names(plain), ACTION_ROWS: None}.__getitem__
@@ -448,7 +448,7 @@ def test_bf16_is_computed_from_fp32_weights_and_its_gradients_are_fp32(pair, dp,
         assert found["kept"] == found["collected"] == {"torch.float32"}
 
 
-def criticise(shape: Shape, dp: int, tp: int) -> dict[str, float]:
+def criticise(shape: ModelShape, dp: int, tp: int) -> dict[str, float]:
     mesh = grid(dp, tp)
     plain = random_decoder(shape)
     policy = split(plain, mesh, recompute=True)
@@ -499,7 +499,7 @@ def test_a_critic_is_split_like_its_policy(pair, shape, dp, tp):
 # refusals
 
 
-def refusal(shape: Shape, dp: int, tp: int) -> str:
+def refusal(shape: ModelShape, dp: int, tp: int) -> str:
     try:
         split(random_decoder(shape), grid(dp, tp))
     except UnsupportedModel as error:

@@ -16,14 +16,21 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.fill import ModelFileError
-from graft.models.load import load_model
-from graft.models.names import hf_names
-from graft.models.save import save_model
-from graft.models.shape import Shape, UnsupportedModel
-from graft.models.shards import Record, is_verl, mesh_of, open_shards, plain_name, read_shard
+from graft.models.io.fill import ModelFileError
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names
+from graft.models.io.verl_shards import (
+    ShardRecord,
+    is_verl,
+    mesh_of,
+    open_shards,
+    plain_name,
+    read_shard,
+)
+from graft.models.shape import ModelShape, UnsupportedModel
 
-SHAPE = Shape(
+SHAPE = ModelShape(
     family="qwen2",
     vocab_size=11,
     width=8,
@@ -107,7 +114,7 @@ for rank in range(world) if rank == 0 else ():
 '''
 
 
-def random_model(shape: Shape, folder: Path) -> Decoder:
+def random_model(shape: ModelShape, folder: Path) -> Decoder:
     decoder = Decoder(shape)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -205,8 +212,8 @@ def saved(folder: Path, *ranks: dict[str, Any]) -> Path:
     return folder
 
 
-def record(**state: Any) -> Record:
-    made = Record()
+def record(**state: Any) -> ShardRecord:
+    made = ShardRecord()
     made.__setstate__(state)
     return made
 

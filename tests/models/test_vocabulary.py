@@ -11,8 +11,13 @@ import torch.distributed as dist
 
 from graft.models import logprobs as module
 from graft.models.logprobs import likeliest, score_actions
-from graft.models.regions import enter, leave
-from graft.models.vocabulary import embed_rows, likeliest_shared, score_nothing, score_shared
+from graft.models.parallel.regions import enter, leave
+from graft.models.parallel.vocabulary import (
+    embed_rows,
+    likeliest_shared,
+    score_nothing,
+    score_shared,
+)
 from tests.processes import Processes
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graft.rewards.deep_research import (
-    Score,
+    DeepResearchScore,
     answer_f1,
     deep_research,
     form_fault,
@@ -94,7 +94,7 @@ def test_a_text_in_form_earns_its_f1_and_a_tenth_for_both_tools(text: str, score
     ],
 )
 def test_every_fault_of_form_is_minus_one_and_named(text: str, reason: str):
-    assert score_deep_research(text, ["Lem"]) == Score(-1.0, f"out of form: {reason}")
+    assert score_deep_research(text, ["Lem"]) == DeepResearchScore(-1.0, f"out of form: {reason}")
 
 
 def test_tags_count_wherever_they_stand_even_in_a_tool_result():
@@ -114,7 +114,7 @@ def test_a_call_without_an_opening_tag_is_no_fault_and_pays_for_a_tool():
 
 def test_the_nearest_gold_counts_and_without_golds_nothing_is_right():
     text = THINK + answer("Lem")
-    assert score_deep_research(text, ["Asimov", "Stanislaw Lem", "lem."]) == Score(
+    assert score_deep_research(text, ["Asimov", "Stanislaw Lem", "lem."]) == DeepResearchScore(
         1.0, "f1 1.00", "Lem", 1.0
     )
     assert score_deep_research(text, []).score == 0.0

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft.rewards import grading
-from graft.rewards.balls import Ball, Unreadable, differ
-from graft.rewards.formulas import read_formula
-from graft.rewards.grading import WORKERS, decide, grade
-from graft.rewards.spelling import spell, tidy
-from graft.rewards.symbolic import math_equal
-from graft.rewards.workers import NoWorkers, WorkerError, Workers, WorkerTimeout
+from graft.rewards.maths import grading
+from graft.rewards.maths.ball_arithmetic import Ball, Unreadable, differ
+from graft.rewards.maths.formulas import read_formula
+from graft.rewards.maths.grading import WORKERS, decide, grade
+from graft.rewards.maths.spelling import spell, tidy
+from graft.rewards.maths.symbolic import math_equal
+from graft.rewards.worker_pool import NoWorkers, WorkerError, WorkerPool, WorkerTimeout
 from tests.held import open_files
 
 RIGHT = [
@@ -322,7 +322,7 @@ def test_workers_and_template_may_be_killed_between_calls():
 
 
 def test_a_pool_that_cannot_warm_up_says_why():
-    pool = Workers("graft.rewards.symbolic:no_such_function")
+    pool = WorkerPool("graft.rewards.maths.symbolic:no_such_function")
     with pytest.raises(NoWorkers, match="no_such_function"):
         pool.call("math:factorial", 5, timeout=1)
     pool.close()
@@ -330,13 +330,13 @@ def test_a_pool_that_cannot_warm_up_says_why():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the files of this process in /proc")
 def test_a_pool_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch):
-    pool, before = Workers("gc:freeze"), open_files()
+    pool, before = WorkerPool("gc:freeze"), open_files()
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(NoWorkers, match="cannot start worker processes: FileNotFound") as caught:
         pool.call("math:factorial", 5, timeout=1)
     assert open_files() == before, caught.value  # which still holds the frames that failed
     monkeypatch.undo()
-    pool.warm = "graft.rewards.symbolic:no_such_function"
+    pool.warm = "graft.rewards.maths.symbolic:no_such_function"
     with pytest.raises(NoWorkers, match="no_such_function"):
         pool.call("math:factorial", 5, timeout=1)
     assert open_files() == before
@@ -359,7 +359,7 @@ def test_many_threads_share_the_pool():
 
 ORPHANS = """
 import json, os, signal, threading, time
-from graft.rewards.workers import Workers
+from graft.rewards.worker_pool import Workers
 pool = Workers("gc:freeze", size=2)
 first = pool.call("os:getpid", timeout=20)
 threading.Thread(target=lambda: pool.call("time:sleep", 60, timeout=2.0), daemon=True).start()
@@ -393,7 +393,7 @@ def test_nothing_is_left_behind_when_the_parent_is_killed():
 
 FORKED = """
 import json, os, signal, time
-from graft.rewards.workers import Workers
+from graft.rewards.worker_pool import Workers
 pool = Workers("gc:freeze", size=1)
 worker = pool.call("os:getpid", timeout=20)
 child = os.fork()
@@ -423,7 +423,7 @@ def test_a_forked_process_does_not_keep_the_parents_workers_alive(tmp_path: Path
 def test_a_forked_process_grades_with_a_pool_of_its_own():
     code = (
         "import os\n"
-        "from graft.rewards.workers import Workers\n"
+        "from graft.rewards.worker_pool import Workers\n"
         "pool = Workers('gc:freeze', size=1)\n"
         "ask = lambda: pool.call('math:factorial', 5, timeout=20)\n"
         "assert ask() == 120\n"

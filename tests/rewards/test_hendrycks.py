@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graft.rewards.hendrycks import hendrycks_math, last_box, strip_string
+from graft.rewards.maths.hendrycks import hendrycks_math, last_box, strip_string
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 

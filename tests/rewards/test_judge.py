@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from graft.rewards import judge as judging
-from graft.rewards.choose import make_reward
-from graft.rewards.judge import Judge, prediction_of, question_of, says_correct
-from graft.rewards.judge_agreement import Agreement, Item, agreement_on
-from graft.rewards.judge_pace import Pace, read_retry_after
-from graft.rewards.judge_prompt import BUNDLED, JudgePrompt
+from graft.rewards.choice import make_reward
+from graft.rewards.judge import judge as judging
+from graft.rewards.judge.agreement import Agreement, JudgedItem, agreement_on
+from graft.rewards.judge.judge import Judge, prediction_of, question_of, says_correct
+from graft.rewards.judge.prompt import BUNDLED, JudgePrompt
+from graft.rewards.judge.rate_limit import RateLimit, read_retry_after
 from graft.tools.errors import ToolError
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
@@ -359,7 +359,7 @@ def test_a_cache_that_breaks_does_not_cost_the_verdict(tmp_path, caplog):
 CHILD = """
 import sys
 sys.path.insert(0, ".")
-from graft.rewards.judge import Judge
+from graft.rewards.judge.judge import Judge
 judge = Judge(sys.argv[1], cache=sys.argv[2])
 for n in range(int(sys.argv[3])):
     assert judge.is_correct("Who?", ["Barack Obama"], f"president {n}")
@@ -516,7 +516,7 @@ def test_attempts_count_for_the_rate_too_and_a_turn_that_comes_too_late_is_none(
         start = time.monotonic()
         assert judge(*PARAPHRASE) == 0.0
         assert time.monotonic() - start < 1.8 and len(server.asked) == 2  # at 0 and at 1 s
-    pace = Pace(10)
+    pace = RateLimit(10)
     now = time.monotonic()
     assert pace.wait(now + 1) and not pace.wait(now + 0.05)
     assert (
@@ -604,12 +604,12 @@ def test_share_and_kappa_by_hand():
 
 
 ITEMS = [
-    Item("Q", ["Bern"], "bern.", "a"),  # the same text, correct
-    Item("Q", ["Bern"], "the Swiss capital", "b"),  # another text, correct
-    Item("Q", ["7"], "7.0", "c"),  # the same number, incorrect to this judge
-    Item("Q", ["Bern"], "Basel", "d"),  # another text, incorrect
-    Item("Q", ["Bern"], "", "e"),  # nothing to judge
-    Item("Q", ["Bern"], "busy", "f"),  # no verdict
+    JudgedItem("Q", ["Bern"], "bern.", "a"),  # the same text, correct
+    JudgedItem("Q", ["Bern"], "the Swiss capital", "b"),  # another text, correct
+    JudgedItem("Q", ["7"], "7.0", "c"),  # the same number, incorrect to this judge
+    JudgedItem("Q", ["Bern"], "Basel", "d"),  # another text, incorrect
+    JudgedItem("Q", ["Bern"], "", "e"),  # nothing to judge
+    JudgedItem("Q", ["Bern"], "busy", "f"),  # no verdict
 ]
 
 
@@ -651,7 +651,7 @@ def test_a_judge_knows_how_far_it_agreed_as_a_reward():
 def test_only_so_many_disagreements_are_kept_and_none_is_long():
     found = agreement()
     for number in range(1010):
-        found.add(Item("Q", ["gold"], "x" * 5000, str(number)), True)
+        found.add(JudgedItem("Q", ["gold"], "x" * 5000, str(number)), True)
     assert found.judge_only == 1010 and len(found.disagreements) == 1000
     assert len(found.disagreements[0].item.prediction) == 4000
     assert "... and 990 more." in found.markdown()

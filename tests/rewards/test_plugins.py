@@ -12,9 +12,9 @@ import pytest
 from graft.registry import UnknownName
 from graft.rewards import REWARDS
 from graft.rewards.answers import exact_match, f1
-from graft.rewards.choose import make_reward
+from graft.rewards.choice import make_reward
 from graft.rewards.deep_research import deep_research
-from graft.rewards.judge import Judge
+from graft.rewards.judge.judge import Judge
 from graft.rewards.plugins import adapt
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 

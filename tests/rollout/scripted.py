@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from graft.actions.actions import Actions, load_actions
 from graft.envs.base import BaseEnv
-from graft.rollout.episode import Setting
+from graft.rollout.episode_builder import RolloutSetup
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import NO_ACTION, Called, Completion, Finish, Sampling, Turn
 
-LETTERS = Tokenizer.characters(" \n:,.<>=/?!ABCDEacdehimnoprstuwxSDN")
+LETTERS = FastTokenizer.characters(" \n:,.<>=/?!ABCDEacdehimnoprstuwxSDN")
 SORTING = load_actions("sorting", LETTERS)
 
 
@@ -133,7 +133,9 @@ class ScriptedContext:
         return Completion(tokens, actions, logprobs, logprobs, modes, finish, self.engine.version)
 
 
-def scripted(scripts: Sequence[Script], make_env=Swapping, likely=None, **changes) -> Setting:
+def scripted(scripts: Sequence[Script], make_env=Swapping, likely=None, **changes) -> RolloutSetup:
     engine = ScriptedEngine(scripts) if likely is None else ScriptedEngine(scripts, likely=likely)
     given = {"sampling": Sampling(max_tokens=200), "actions": SORTING, **changes}
-    return Setting(engine=engine, chat=Chat(LETTERS), make_env=lambda task: make_env(), **given)
+    return RolloutSetup(
+        engine=engine, chat=Chat(LETTERS), make_env=lambda task: make_env(), **given
+    )

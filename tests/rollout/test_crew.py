@@ -10,16 +10,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graft.border import UserCodeError
 from graft.envs.base import BaseEnv
-from graft.rollout.branch import independent
-from graft.rollout.crew import Background, Ground, Grower, Here, Job, Window
-from graft.rollout.episode import Setting
+from graft.rollout.branches.branch import independent
+from graft.rollout.collectors.collector import (
+    AsyncCollector,
+    AttemptRunner,
+    CollectorConfig,
+    RolloutRequest,
+    StalenessWindow,
+    SyncCollector,
+)
+from graft.rollout.episode_builder import RolloutSetup
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Author, Completion, Finish, Sampling, Status, Task, Turn
+from graft.user_code import UserCodeError
 
-LETTERS = Tokenizer.characters("abcdefgh]?;")
+LETTERS = FastTokenizer.characters("abcdefgh]?;")
 LENGTH = 6
 """Tokens of a turn."""
 
@@ -141,17 +148,17 @@ def until(is_so) -> None:
         time.sleep(0.001)
 
 
-def ground(engine=None, make_env=Asking, samples=2, concurrency=256, **changes) -> Ground:
+def ground(engine=None, make_env=Asking, samples=2, concurrency=256, **changes) -> CollectorConfig:
     given = {"sampling": Sampling(max_tokens=20), **changes}
-    setting = Setting(
+    setting = RolloutSetup(
         engine=engine or Slow(), chat=Chat(LETTERS), make_env=lambda task: make_env(), **given
     )
-    return Ground(setting, setting, independent(samples), concurrency)
+    return CollectorConfig(setting, setting, independent(samples), concurrency)
 
 
-def job(step: int = 1, tasks: int = 2) -> Job:
+def job(step: int = 1, tasks: int = 2) -> RolloutRequest:
     first = (step - 1) * tasks
-    return Job(
+    return RolloutRequest(
         [Task(f"t{n}", "asking", seed=n) for n in range(first, first + tasks)],
         f"the episodes of step {step}",
         step=step,
@@ -167,9 +174,9 @@ def versions(episodes) -> list[int]:
 def closing():
     """Crews that are closed whatever happens."""
     crews: list = []
-    yield lambda crew: crews.append(crew) or crew
-    for crew in crews:
-        crew.close()
+    yield lambda collector: crews.append(collector) or collector
+    for collector in crews:
+        collector.close()
 
 
 # what a crew gives
@@ -179,7 +186,10 @@ def test_both_crews_give_the_same_episodes_in_the_order_of_the_tasks(closing):
     class Quick(Asking):
         blocking = False  # spans are written in the order in which threads come back
 
-    here, apart = Here(ground(make_env=Quick)), closing(Background(ground(make_env=Quick)))
+    here, apart = (
+        SyncCollector(ground(make_env=Quick)),
+        closing(AsyncCollector(ground(make_env=Quick))),
+    )
     expected = [e.to_json() for e in here.submit(job(3)).result()]
     assert [e.to_json() for e in apart.submit(job(3)).result()] == expected
     assert [e["task"]["id"] for e in expected] == ["t4", "t5"]
@@ -187,10 +197,10 @@ def test_both_crews_give_the_same_episodes_in_the_order_of_the_tasks(closing):
 
 
 def test_a_background_crew_begins_before_anybody_asks_for_the_episodes(closing):
-    crew = closing(Background(ground()))
-    pending = crew.submit(job())
+    collector = closing(AsyncCollector(ground()))
+    pending = collector.submit(job())
     until(pending.is_done)
-    assert not Here(ground()).submit(job()).is_done()
+    assert not SyncCollector(ground()).submit(job()).is_done()
 
 
 def test_a_part_of_a_job_keeps_the_places_of_its_tasks():
@@ -199,10 +209,12 @@ def test_a_part_of_a_job_keeps_the_places_of_its_tasks():
 
 
 def test_held_out_tasks_are_attempted_as_often_as_asked_and_without_the_runs_branch(closing):
-    crew = closing(Background(ground(samples=3)))
-    held_out = Job([Task("h", "asking")], "held-out", held_out=True, samples=1, temperature=0.5)
-    assert [len(e.leaves) for e in crew.submit(held_out).result()] == [1]
-    assert [len(e.leaves) for e in crew.submit(job(tasks=1)).result()] == [3]
+    collector = closing(AsyncCollector(ground(samples=3)))
+    held_out = RolloutRequest(
+        [Task("h", "asking")], "held-out", held_out=True, samples=1, temperature=0.5
+    )
+    assert [len(e.leaves) for e in collector.submit(held_out).result()] == [1]
+    assert [len(e.leaves) for e in collector.submit(job(tasks=1)).result()] == [3]
 
 
 def test_no_more_tasks_grow_at_a_time_than_concurrency_says(closing):
@@ -217,8 +229,10 @@ def test_no_more_tasks_grow_at_a_time_than_concurrency_says(closing):
         with lock:
             now -= 1
 
-    crew = closing(Background(ground(make_env=lambda: Asking(wait), samples=1, concurrency=2)))
-    several = [crew.submit(job(step, tasks=3)) for step in (1, 2)]
+    collector = closing(
+        AsyncCollector(ground(make_env=lambda: Asking(wait), samples=1, concurrency=2))
+    )
+    several = [collector.submit(job(step, tasks=3)) for step in (1, 2)]
     assert [len(pending.result()) for pending in several] == [3, 3] and most == 2
 
 
@@ -227,18 +241,18 @@ def test_no_more_tasks_grow_at_a_time_than_concurrency_says(closing):
 
 def test_weights_are_changed_on_the_crews_thread_and_are_there_when_load_returns(closing):
     engine = Slow()
-    crew = closing(Background(ground(engine)))
-    crew.load({"w": 1}, version=4)
+    collector = closing(AsyncCollector(ground(engine)))
+    collector.load({"w": 1}, version=4)
     assert (engine.version, engine.weights) == (4, [{"w": 1}])
     assert engine.threads == {"graft-rollouts"}
 
 
 def test_attempts_under_way_go_on_with_new_weights_and_each_span_says_which(closing):
     engine = Slow(holds={0: 4})
-    crew = closing(Background(ground(engine, samples=1)))
-    pending = crew.submit(job(tasks=1))
+    collector = closing(AsyncCollector(ground(engine, samples=1)))
+    pending = collector.submit(job(tasks=1))
     until(lambda: engine.holding[0])
-    crew.load(None, version=1)
+    collector.load(None, version=1)
     [episode] = pending.result()
     first, second, *rest = [s for s in episode.spans if s.author is Author.POLICY]
     assert (first.version, second.version, [s.version for s in rest]) == (0, 1, [1])
@@ -250,20 +264,20 @@ def test_attempts_under_way_go_on_with_new_weights_and_each_span_says_which(clos
 
 def test_thrown_away_attempts_begin_anew_and_every_one_is_counted(closing):
     engine = Slow(holds={0: 4, 1: 2})
-    crew = closing(Background(ground(engine, samples=1), discards=True))
-    pending = crew.submit(job(tasks=3))
+    collector = closing(AsyncCollector(ground(engine, samples=1), discards=True))
+    pending = collector.submit(job(tasks=3))
     until(lambda: engine.holding[0] == 3)
-    crew.load(None, version=1)
+    collector.load(None, version=1)
     until(lambda: engine.holding[1] == 3)
-    crew.load(None, version=2)
+    collector.load(None, version=2)
     episodes = pending.result()
     assert [e.task.id for e in episodes] == ["t0", "t1", "t2"]
     assert set(versions(episodes)) == {2}
     assert [[len(s) for s in e.spans if s.author is Author.POLICY] for e in episodes] == [
         [6, 6]
     ] * 3
-    assert crew.counts() == {"rollout/discarded": 6.0}
-    assert crew.counts() == {"rollout/discarded": 0.0}
+    assert collector.counts() == {"rollout/discarded": 6.0}
+    assert collector.counts() == {"rollout/discarded": 0.0}
 
 
 def test_a_tool_that_is_waited_for_does_not_keep_a_discarded_attempt(closing):
@@ -276,10 +290,12 @@ def test_a_tool_that_is_waited_for_does_not_keep_a_discarded_attempt(closing):
         if engine.version == 0:
             let_go.wait(20)
 
-    crew = closing(Background(ground(engine, lambda: Asking(wait), samples=1), discards=True))
-    pending = crew.submit(job(tasks=1))
+    collector = closing(
+        AsyncCollector(ground(engine, lambda: Asking(wait), samples=1), discards=True)
+    )
+    pending = collector.submit(job(tasks=1))
     until(lambda: asked)
-    crew.load(None, version=1)
+    collector.load(None, version=1)
     assert set(versions(pending.result())) == {1} and asked == [0, 1, 1]
     let_go.set()
 
@@ -292,24 +308,26 @@ def test_finished_episodes_of_a_step_under_way_are_not_thrown_away(closing):
             waits.append(env)
             slow.wait(20)
 
-    crew = closing(Background(ground(make_env=lambda: Asking(wait), samples=1), discards=True))
-    pending = crew.submit(job(tasks=2))
-    until(lambda: waits and len(crew._grower._growing) == 1)  # task 0 is done
-    crew.load(None, version=1)
+    collector = closing(
+        AsyncCollector(ground(make_env=lambda: Asking(wait), samples=1), discards=True)
+    )
+    pending = collector.submit(job(tasks=2))
+    until(lambda: waits and len(collector._grower._growing) == 1)  # task 0 is done
+    collector.load(None, version=1)
     slow.set()
     first, second = pending.result()
     assert set(versions([first])) == {0} and set(versions([second])) == {1}
-    assert crew.counts() == {"rollout/discarded": 1.0}
+    assert collector.counts() == {"rollout/discarded": 1.0}
 
 
 def test_held_out_attempts_are_never_thrown_away(closing):
     engine = Slow(holds={0: 4})
-    crew = closing(Background(ground(engine), discards=True))
-    pending = crew.submit(Job([Task("h", "asking")], "held-out", held_out=True))
+    collector = closing(AsyncCollector(ground(engine), discards=True))
+    pending = collector.submit(RolloutRequest([Task("h", "asking")], "held-out", held_out=True))
     until(lambda: engine.holding[0])
-    crew.load(None, version=1)
+    collector.load(None, version=1)
     assert set(versions(pending.result())) == {0, 1}
-    assert crew.counts() == {"rollout/discarded": 0.0}
+    assert collector.counts() == {"rollout/discarded": 0.0}
 
 
 def test_an_attempt_that_is_thrown_away_and_given_up_at_once_does_not_begin_anew():
@@ -323,7 +341,9 @@ def test_an_attempt_that_is_thrown_away_and_given_up_at_once_does_not_begin_anew
             started += 1
 
         engine = Slow(holds={0: 4})
-        grower = Grower(ground(engine, lambda: Asking(on_reset=count), samples=1), discards=True)
+        grower = AttemptRunner(
+            ground(engine, lambda: Asking(on_reset=count), samples=1), discards=True
+        )
         attempt = asyncio.create_task(grower.attempt(Task("t", "asking"), job(), 0))
         while not engine.holding[0]:
             await asyncio.sleep(0.001)
@@ -364,10 +384,10 @@ def test_no_token_is_older_than_the_bound_and_nobody_runs_further_ahead(ahead, s
 
     engine = Slow(pace=lambda: latency(0.002))
     make_env = lambda: Asking(lambda env: time.sleep(latency(0.01)), on_reset)  # noqa: E731
-    crew = Background(ground(engine, make_env, samples=2), discards=discards)
+    collector = AsyncCollector(ground(engine, make_env, samples=2), discards=discards)
     try:
-        crew.load(None, version=0)
-        window = Window(crew, lambda step: job(step, tasks), ahead, last=steps)
+        collector.load(None, version=0)
+        window = StalenessWindow(collector, lambda step: job(step, tasks), ahead, last=steps)
         ages: list[int] = []
         seen: list[str] = []
         for step in range(1, steps + 1):
@@ -381,18 +401,20 @@ def test_no_token_is_older_than_the_bound_and_nobody_runs_further_ahead(ahead, s
                 for row in episode.trajectories()
             )
             time.sleep(latency(0.02))
-            crew.load(None, version=step)
+            collector.load(None, version=step)
     finally:
-        crew.close()
+        collector.close()
     assert min(ages) >= 0 and max(ages) <= ahead
     assert max(furthest) <= ahead
     assert seen == [f"t{n}" for n in range(steps * tasks)]  # none lost, none twice
 
 
 def test_a_crew_that_is_quick_stops_when_it_is_as_far_ahead_as_it_may_be(closing):
-    crew = closing(Background(ground()))
+    collector = closing(AsyncCollector(ground()))
     made: list[int] = []
-    window = Window(crew, lambda step: made.append(step) or job(step), ahead=2, last=6)
+    window = StalenessWindow(
+        collector, lambda step: made.append(step) or job(step), ahead=2, last=6
+    )
     window.take(1)
     until(lambda: window.num_done == 2)  # the learner takes its time
     time.sleep(0.05)
@@ -406,26 +428,30 @@ def test_a_crew_that_is_quick_stops_when_it_is_as_far_ahead_as_it_may_be(closing
 
 def test_a_learner_that_is_quick_waits_for_the_crew(closing):
     engine = Slow(pace=lambda: 0.01)
-    crew = closing(Background(ground(engine, samples=1)))
-    window = Window(crew, job, ahead=1, last=2)
+    collector = closing(AsyncCollector(ground(engine, samples=1)))
+    window = StalenessWindow(collector, job, ahead=1, last=2)
     started = time.perf_counter()
     window.take(1)
     assert time.perf_counter() - started > 2 * LENGTH * 0.01
 
 
 def test_with_nothing_ahead_a_step_begins_when_its_turn_has_come(closing):
-    crew = closing(Background(ground()))
+    collector = closing(AsyncCollector(ground()))
     made: list[int] = []
-    window = Window(crew, lambda step: made.append(step) or job(step), ahead=0, last=3)
+    window = StalenessWindow(
+        collector, lambda step: made.append(step) or job(step), ahead=0, last=3
+    )
     for step in (1, 2, 3):
         window.take(step)
         assert made == list(range(1, step + 1)) and window.num_done == 0
 
 
 def test_a_window_that_is_resumed_begins_at_the_step_it_is_asked_for(closing):
-    crew = closing(Background(ground()))
+    collector = closing(AsyncCollector(ground()))
     made: list[int] = []
-    window = Window(crew, lambda step: made.append(step) or job(step), ahead=2, last=100)
+    window = StalenessWindow(
+        collector, lambda step: made.append(step) or job(step), ahead=2, last=100
+    )
     window.take(41)
     assert made == [41, 42, 43]
 
@@ -440,15 +466,15 @@ def bad_reward(task, row):
 
 
 def test_the_first_cause_reaches_whoever_asks_for_the_episodes(closing):
-    crew = closing(Background(ground(Slow(pace=lambda: 0.001), reward=bad_reward)))
+    collector = closing(AsyncCollector(ground(Slow(pace=lambda: 0.001), reward=bad_reward)))
     with pytest.raises(UserCodeError, match="raised ZeroDivisionError: the reward of t1 at"):
-        crew.submit(job()).result()
-    assert len(crew.submit(job(3)).result()) == 2  # others are not concerned
+        collector.submit(job()).result()
+    assert len(collector.submit(job(3)).result()) == 2  # others are not concerned
 
 
 def test_a_fault_in_a_step_ahead_is_raised_when_that_step_is_asked_for(closing):
-    crew = closing(Background(ground(reward=bad_reward)))
-    window = Window(crew, lambda step: job(step, tasks=1), ahead=1, last=3)
+    collector = closing(AsyncCollector(ground(reward=bad_reward)))
+    window = StalenessWindow(collector, lambda step: job(step, tasks=1), ahead=1, last=3)
     assert len(window.take(1)) == 1
     with pytest.raises(UserCodeError, match="raised ZeroDivisionError: the reward of t1 at"):
         window.take(2)
@@ -458,8 +484,8 @@ def test_an_environment_that_raises_is_data_as_everywhere(closing):
     def wait(env):
         raise OSError("no such disk")
 
-    crew = closing(Background(ground(make_env=lambda: Asking(wait), samples=1)))
-    [episode] = crew.submit(job(tasks=1)).result()
+    collector = closing(AsyncCollector(ground(make_env=lambda: Asking(wait), samples=1)))
+    [episode] = collector.submit(job(tasks=1)).result()
     assert episode.leaves[0].status is Status.ENV_ERROR
     assert "no such disk" in episode.spans[1].info["error"]
 
@@ -469,10 +495,10 @@ def test_weights_that_the_engine_refuses_are_an_error_of_whoever_sends_them(clos
         def load(self, weights, version):
             raise ValueError("these weights are not the model's")
 
-    crew = closing(Background(ground(Refusing())))
+    collector = closing(AsyncCollector(ground(Refusing())))
     with pytest.raises(ValueError, match="not the model's"):
-        crew.load({}, version=1)
-    assert len(crew.submit(job()).result()) == 2
+        collector.load({}, version=1)
+    assert len(collector.submit(job()).result()) == 2
 
 
 def test_a_thread_that_ends_takes_nobody_with_it_into_silence(closing):
@@ -484,14 +510,14 @@ def test_a_thread_that_ends_takes_nobody_with_it_into_silence(closing):
         def respond(self, action):
             raise KeyboardInterrupt
 
-    crew = closing(Background(ground(make_env=Leaving)))
-    pending = crew.submit(job())
+    collector = closing(AsyncCollector(ground(make_env=Leaving)))
+    pending = collector.submit(job())
     with pytest.raises(KeyboardInterrupt):
         pending.result()
     with pytest.raises(KeyboardInterrupt):
-        crew.load(None, version=1)
+        collector.load(None, version=1)
     with pytest.raises(KeyboardInterrupt):
-        crew.submit(job(2)).result()
+        collector.submit(job(2)).result()
 
 
 def test_an_environment_that_calls_exit_fails_its_attempt_and_nothing_else(closing):
@@ -501,8 +527,8 @@ def test_an_environment_that_calls_exit_fails_its_attempt_and_nothing_else(closi
         def respond(self, action):
             raise SystemExit(3)
 
-    crew = closing(Background(ground(make_env=Leaving, samples=1)))
-    [episode] = crew.submit(job(tasks=1)).result()
+    collector = closing(AsyncCollector(ground(make_env=Leaving, samples=1)))
+    [episode] = collector.submit(job(tasks=1)).result()
     assert episode.leaves[0].status is Status.ENV_ERROR
 
 
@@ -517,13 +543,13 @@ def test_an_engine_that_nobody_can_reach_is_named_when_the_deadline_has_passed(c
             let_go.wait(20)
             return super().respond(action)
 
-    crew = closing(Background(ground(make_env=Holding, samples=1), deadline=0.2))
-    pending = crew.submit(job(tasks=1))
+    collector = closing(AsyncCollector(ground(make_env=Holding, samples=1), deadline=0.2))
+    pending = collector.submit(job(tasks=1))
     until(lambda: held)
     with pytest.raises(
         TimeoutError, match=r"0\.2 s for the engine to take version 1.*blocking = T"
     ):
-        crew.load(None, version=1)
+        collector.load(None, version=1)
     let_go.set()
     assert len(pending.result()) == 1
 
@@ -537,18 +563,18 @@ def test_closing_gives_up_what_is_under_way_at_once(discards):
         forever.wait(30)
 
     engine = Slow(pace=lambda: 0.001)
-    crew = Background(ground(engine, lambda: Asking(wait)), discards=discards)
-    pending = [crew.submit(job(step, tasks=8)) for step in (1, 2, 3)]
+    collector = AsyncCollector(ground(engine, lambda: Asking(wait)), discards=discards)
+    pending = [collector.submit(job(step, tasks=8)) for step in (1, 2, 3)]
     until(lambda: len(waits) == 48)  # tools of 3 steps of 8 tasks with 2 attempts each
-    crew.load(None, version=1)
+    collector.load(None, version=1)
     started = time.perf_counter()
-    crew.close()
+    collector.close()
     assert time.perf_counter() - started < 5
-    assert engine.is_closed and not crew._thread.is_alive()
+    assert engine.is_closed and not collector._thread.is_alive()
     for one in pending:
         with pytest.raises(RuntimeError, match="closed"):
             one.result()
     with pytest.raises(RuntimeError, match="closed"):
-        crew.submit(job()).result()
-    crew.close()  # twice is once
+        collector.submit(job()).result()
+    collector.close()  # twice is once
     forever.set()

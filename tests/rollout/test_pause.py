@@ -13,25 +13,25 @@ import torch
 from graft.engine.native.engine import NativeEngine
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
-from graft.models.grid import Forest
-from graft.models.policies import weights_of
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.branch import independent
-from graft.rollout.branching import arpo
+from graft.models.policy import weights_of
+from graft.models.shape import ModelShape
+from graft.models.tree.forest import Forest
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.branches.branch import independent
+from graft.rollout.branches.entropy import arpo
 from graft.rollout.collect import grow
-from graft.rollout.crew import Ground, Grower, Job
-from graft.rollout.episode import Growth, Setting
+from graft.rollout.collectors.collector import AttemptRunner, CollectorConfig, RolloutRequest
+from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
-from graft.train.acting import allowed_table
+from graft.text.tokenizer import FastTokenizer
+from graft.train.actions import allowed_table
 from graft.types import Author, Completion, Finish, Sampling, Status, Task, Turn
 from tests.rollout.scripted import LETTERS as SORTING_LETTERS
 from tests.rollout.scripted import SORTING, Swapping
 
-LETTERS = Tokenizer.characters("abcdefghijklmnopqrstuvwxyz]?;")
+LETTERS = FastTokenizer.characters("abcdefghijklmnopqrstuvwxyz]?;")
 TASK = Task("t", "asking")
-JOB = Job([TASK], "a step")
+JOB = RolloutRequest([TASK], "a step")
 
 
 class Asking(BaseEnv):
@@ -56,9 +56,9 @@ class Talking(Asking):
     stop = ()
 
 
-def decoder(seed: int, letters: Tokenizer = LETTERS, extra: int = 0) -> Decoder:
+def decoder(seed: int, letters: FastTokenizer = LETTERS, extra: int = 0) -> Decoder:
     torch.manual_seed(seed)
-    shape = Shape(
+    shape = ModelShape(
         vocab_size=letters.vocab_size,
         width=32,
         layers=2,
@@ -78,7 +78,7 @@ def decoder(seed: int, letters: Tokenizer = LETTERS, extra: int = 0) -> Decoder:
 
 def setting_of(
     model: Decoder, make_env=Asking, letters=LETTERS, actions=None, kernels=None, **how
-) -> Setting:
+) -> RolloutSetup:
     engine = NativeEngine(
         model,
         tokenizer=letters,
@@ -90,7 +90,7 @@ def setting_of(
         space=None if actions is None else actions.space,
     )
     given = {"sampling": Sampling(max_tokens=24), "max_turns": 6, "max_context": 120, **how}
-    return Setting(
+    return RolloutSetup(
         engine=engine,
         chat=Chat(letters),
         make_env=lambda task: make_env(),
@@ -105,11 +105,11 @@ async def decoded(engine: NativeEngine, count: int, growing: asyncio.Task) -> No
         await asyncio.sleep(0)
 
 
-def grown(setting: Setting, branch=None, at: tuple[int, ...] = (), weights=(None, None, None)):
+def grown(setting: RolloutSetup, branch=None, at: tuple[int, ...] = (), weights=(None, None, None)):
     """An episode that is paused when the engine has decoded `at` tokens; version 1, 2 ... follow."""
 
     async def main():
-        grower = Grower(Ground(setting, setting, branch or independent(1)))
+        grower = AttemptRunner(CollectorConfig(setting, setting, branch or independent(1)))
         growing = asyncio.create_task(grower.attempt(TASK, JOB, 0))
         for version, (count, new) in enumerate(zip(at, weights, strict=False), 1):
             await decoded(setting.engine, count, growing)
@@ -281,13 +281,13 @@ class Fragment:
         return Completion(tokens, tokens, zeros, zeros, [0] * len(tokens), finish, version)
 
 
-def fragments(pieces, tokenizer=LETTERS, **how) -> Setting:
+def fragments(pieces, tokenizer=LETTERS, **how) -> RolloutSetup:
     given = {"sampling": Sampling(max_tokens=24, min_tokens=5), **how}
-    return Setting(Fragments(pieces), Chat(tokenizer), lambda task: Asking(), **given)
+    return RolloutSetup(Fragments(pieces), Chat(tokenizer), lambda task: Asking(), **given)
 
 
 def test_words_and_characters_across_a_seam_are_whole_where_somebody_reads_them():
-    bytes_ = Tokenizer.bytes()
+    bytes_ = FastTokenizer.bytes()
     whole = bytes_.encode("né z")  # é is two bytes
     pieces = [
         (whole[:2], Finish.PAUSE),
@@ -315,7 +315,7 @@ def test_a_split_turn_is_one_turn_of_the_batch():
     said = [(LETTERS.encode("hi"), Finish.PAUSE), (LETTERS.encode("jk"), Finish.PAUSE)]
     setting = fragments([*said, ([LETTERS.eos_id], Finish.STOP)])
     episode = asyncio.run(grow(TASK, setting, independent(1)))
-    batch = to_batch(rows_of([episode]))
+    batch = to_batch(trajectories_of([episode]))
     assert batch.turns.tolist() == [[0] * 5] and batch.versions.tolist() == [[0, 0, 1, 1, 2]]
     assert batch.rewards.tolist() == [[0.0, 0.0, 0.0, 0.0, 4.0]]
     assert episode.leaves[0].metrics["turns"] == 1
@@ -337,7 +337,7 @@ def test_the_first_four_tokens_of_a_turn_are_four_however_they_are_split(seams):
     setting = fragments([*begins, (text[4:], Finish.STOP)])
 
     async def main():
-        async with Growth(TASK, setting) as growth:
+        async with EpisodeBuilder(TASK, setting) as growth:
             await growth.open()
             path = await growth.root()
             await path.begin(4)
@@ -364,7 +364,7 @@ def test_tokens_before_the_seam_are_the_old_policys_and_those_behind_it_the_new_
     old, new = decoder(0), decoder(9)
     setting = setting_of(decoder(0))
     episode = grown(setting, independent(4), at=(30,), weights=(weights_of(new),))
-    rows = rows_of([episode])
+    rows = trajectories_of([episode])
     batch = to_batch(rows)
     assert set(batch.versions[batch.mask].tolist()) == {0, 1}
     assert any(  # in the middle of a turn
@@ -384,7 +384,7 @@ def test_several_seams_in_one_turn_each_have_their_weights():
     new = [weights_of(model) for model in models[1:]]
     setting = setting_of(decoder(0), sampling=Sampling(max_tokens=60), make_env=Talking)
     episode = grown(setting, at=(9, 18, 27), weights=new)
-    rows = rows_of([episode])
+    rows = trajectories_of([episode])
     batch = to_batch(rows)
     assert batch.versions[batch.mask].unique().tolist() == [0, 1, 2, 3]
     for version, model in enumerate(models):
@@ -399,7 +399,7 @@ def test_a_tree_of_forks_has_in_every_token_the_log_prob_of_its_own_version():
     branch = arpo(samples=8, initial_rollouts=3, tokens=5, rule="threshold", threshold=0.0)
     setting = setting_of(decoder(0))
     episode = grown(setting, branch, at=(20, 70), weights=[weights_of(m) for m in models[1:]])
-    rows = rows_of([episode])
+    rows = trajectories_of([episode])
     assert len(rows) == 8 and any(span.info.get("forks") for span in episode.spans)
     batch = to_batch(rows)
     for version, model in enumerate(models):
@@ -415,7 +415,7 @@ def test_actions_too_have_the_log_probs_of_their_version():
         decoder(3, SORTING_LETTERS, SORTING.space.extra), Swapping, SORTING_LETTERS, SORTING
     )
     episode = grown(setting, independent(3), at=(25,), weights=(weights_of(models[1]),))
-    rows = rows_of([episode])
+    rows = trajectories_of([episode])
     batch = to_batch(rows)
     for version, model in enumerate(models):
         own = batch.mask & (batch.versions == version)
@@ -430,7 +430,7 @@ def test_nothing_is_left_in_the_engine_after_attempts_were_paused_and_discarded(
     thrown = setting_of(decoder(0))
 
     async def main():
-        grower = Grower(Ground(thrown, thrown, independent(4)), discards=True)
+        grower = AttemptRunner(CollectorConfig(thrown, thrown, independent(4)), discards=True)
         growing = asyncio.create_task(grower.attempt(TASK, JOB, 0))
         for version in (1, 2):
             start = thrown.engine.stats["decode_tokens"]
@@ -450,8 +450,8 @@ def test_nothing_is_left_in_the_engine_after_attempts_were_paused_and_discarded(
 def test_a_burst_that_is_paused_between_two_looks_of_the_host_is_exact_too(
     kernel_device, monkeypatch
 ):
-    from graft.engine.native import burst
-    from graft.engine.native.kernels import draw
+    from graft.engine.native.cuda import runner as burst
+    from graft.engine.native.cuda.kernels import draw
 
     if kernel_device.type == "cpu":  # the interpreter works in small pieces
         monkeypatch.setattr(burst, "MOST_SPLITS", 1)
@@ -461,7 +461,7 @@ def test_a_burst_that_is_paused_between_two_looks_of_the_host_is_exact_too(
     setting = setting_of(decoder(0).to(kernel_device), kernels=True, **short)
     setting.engine._driver.typical = 32.0  # a look every four steps
     episode = grown(setting, independent(2), at=(6,), weights=(weights_of(models[1]),))
-    rows = rows_of([episode])
+    rows = trajectories_of([episode])
     batch = to_batch(rows)
     for version, model in enumerate(models):
         own = batch.mask & (batch.versions == version)

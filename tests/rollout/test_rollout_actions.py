@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.branch import independent
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.demonstrate import demonstration, spoken
-from graft.rollout.episode import Growth
+from graft.rollout.demonstration import demonstration, spoken
+from graft.rollout.episode_builder import EpisodeBuilder
 from graft.text.chat import Chat
 from graft.types import NO_ACTION, Author, Called, Sampling, Span, Status, Task
 from tests.rollout.scripted import EOS, LETTERS, SORTING, Swapping, call, say, scripted
@@ -60,7 +60,7 @@ def test_a_call_ends_the_sample_and_its_answer_is_written_by_the_template():
 
 def test_only_the_first_token_of_a_decision_is_trained():
     (episode,) = collect([TASK], scripted([COMPARE_AND_SWAP]), independent(1))
-    row = rows_of([episode])
+    row = trajectories_of([episode])
     batch = to_batch(row)
     first = row[0].spans[1]
     assert sum(first.mask) == 2 + 3 and len(first) == len("So compare A and B")
@@ -101,8 +101,8 @@ def test_a_demonstration_has_the_tokens_and_decisions_of_the_rollout(prefill):
     where = scripted([COMPARE_AND_SWAP], prefill=prefill)
     (rolled,) = collect([TASK], where, independent(1))
     shown = demonstration(TASK, Taught(), Chat(LETTERS), 0, actions=SORTING, prefill=prefill)
-    wants = to_batch(rows_of([rolled]))
-    batch = to_batch(rows_of([shown]))
+    wants = to_batch(trajectories_of([rolled]))
+    batch = to_batch(trajectories_of([shown]))
     assert next(shown.trajectories()).tokens == next(rolled.trajectories()).tokens
     assert next(shown.trajectories()).text == next(rolled.trajectories()).text
     for name in ("actions", "modes", "mask", "turns"):
@@ -121,7 +121,7 @@ def test_a_cut_keeps_every_path_where_it_stood():
 
     async def play():
         where = scripted([COMPARE_AND_SWAP, [[*say("no"), EOS]], [call("swap", "A", "B")]])
-        async with Growth(TASK, where) as growth:
+        async with EpisodeBuilder(TASK, where) as growth:
             await growth.open()
             paths = [await growth.root() for _ in range(3)]
             await paths[0].finish()
@@ -145,7 +145,7 @@ def test_a_cut_keeps_every_path_where_it_stood():
 
 def test_a_cut_behind_an_empty_observation_keeps_it():
     async def play():
-        async with Growth(TASK, scripted([])) as growth:
+        async with EpisodeBuilder(TASK, scripted([])) as growth:
             await growth.open()
             growth.episode.append(Span(0, Author.POLICY, [5]))
             growth.episode.append(Span(1, Author.ENV, []))

@@ -14,26 +14,26 @@ from graft.algos.presets import build, make
 from graft.engine.native.engine import NativeEngine
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
-from graft.models.grid import Forest
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.branch import BRANCHES, independent
-from graft.rollout.branching import aepo, arpo
-from graft.rollout.collect import collect
-from graft.rollout.episode import Setting
-from graft.rollout.published import Published
-from graft.rollout.uncertainty import (
+from graft.models.shape import ModelShape
+from graft.models.tree.forest import Forest
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.branches.arpo_faithful import FaithfulBranching
+from graft.rollout.branches.branch import BRANCHES, independent
+from graft.rollout.branches.entropy import aepo, arpo
+from graft.rollout.branches.uncertainty import (
     mean_entropy,
     probability,
     root_budget,
     turn_entropies,
 )
+from graft.rollout.collect import collect
+from graft.rollout.episode_builder import RolloutSetup
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.tools.errors import ToolError
 from graft.types import Author, Completion, Finish, Sampling, Span, Status, Task, Turn
 
-LETTERS = Tokenizer.characters("abcdefghijklmnopqrstuvwxyz]?;")
+LETTERS = FastTokenizer.characters("abcdefghijklmnopqrstuvwxyz]?;")
 TASK = Task("t", "asking")
 
 
@@ -117,10 +117,12 @@ class Voice:
         return Completion(tokens, tokens, zeros, entropies, [0] * len(tokens), finish, 0)
 
 
-def scripted(script, pause=lambda: 0, make_env=Asking, **changes) -> Setting:
+def scripted(script, pause=lambda: 0, make_env=Asking, **changes) -> RolloutSetup:
     given = {"sampling": Sampling(max_tokens=40), "max_turns": 20, **changes}
     engine = Speaker(script, pause)
-    return Setting(engine=engine, chat=Chat(LETTERS), make_env=lambda task: make_env(), **given)
+    return RolloutSetup(
+        engine=engine, chat=Chat(LETTERS), make_env=lambda task: make_env(), **given
+    )
 
 
 def grow(branch, setting, task=TASK):
@@ -486,7 +488,7 @@ def test_without_observations_there_is_nothing_to_fork_from():
 
 
 def test_the_published_arpo_forks_by_a_coin_whose_sense_is_kept():
-    how = Published(16, 8, 2, 0.5, 0.2, 20, False, False, 0.5, 0.05)
+    how = FaithfulBranching(16, 8, 2, 0.5, 0.2, 20, False, False, 0.5, 0.05)
     assert how._is_due(0.50, 0.0, 0) and not how._is_due(0.51, 0.0, 0)
     assert how._is_due(0.59, 0.5, 0) and not how._is_due(0.61, 0.5, 0)  # 0.5 + 0.2 * 0.5
     assert not how._is_due(0.41, -0.5, 0)
@@ -496,7 +498,7 @@ def test_the_published_arpo_forks_by_a_coin_whose_sense_is_kept():
     ("in_a_row", "chance"), [(0, 0.5), (1, 0.4737), (2, 0.4444), (3, 0.4118), (8, 1 / 6), (10, 0.0)]
 )
 def test_the_published_aepo_forks_less_often_the_longer_the_row(in_a_row, chance):
-    how = Published(16, 8, 2, 0.5, 0.2, 20, True, False, 0.5, 0.05)
+    how = FaithfulBranching(16, 8, 2, 0.5, 0.2, 20, True, False, 0.5, 0.05)
     uniforms = [i / 10_000 for i in range(10_000)]
     share = sum(how._is_due(u, 0.0, in_a_row) for u in uniforms) / len(uniforms)
     assert share == pytest.approx(chance, abs=2e-4)
@@ -504,7 +506,7 @@ def test_the_published_aepo_forks_less_often_the_longer_the_row(in_a_row, chance
 
 def test_the_published_table_of_first_entropies_outlives_its_step():
     how = arpo(2, initial_rollouts=2, branch_probability=0.0, faithful=True)
-    assert isinstance(how, Published)
+    assert isinstance(how, FaithfulBranching)
     how.begin(1)
     grow(how, scripted(one_call))
     first = {(0, 0): 0.3, (0, 1): 0.3}  # a sum over three tokens
@@ -549,7 +551,7 @@ def test_options_that_make_no_sense_are_refused(options, words):
 
 
 def real_setting(**changes):
-    shape = Shape(
+    shape = ModelShape(
         vocab_size=LETTERS.vocab_size, width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ff=64
     )
     torch.manual_seed(0)
@@ -559,7 +561,7 @@ def real_setting(**changes):
     )
     given = {"sampling": Sampling(max_tokens=12), "max_turns": 5, "max_context": 96, **changes}
     given.setdefault("make_env", lambda task: Asking())
-    return policy, Setting(engine=engine, chat=Chat(LETTERS), **given)
+    return policy, RolloutSetup(engine=engine, chat=Chat(LETTERS), **given)
 
 
 TASKS = [Task(f"t{i}", "asking", seed=i) for i in range(6)]
@@ -570,7 +572,7 @@ def test_forked_trees_have_the_log_probs_of_their_rows_recomputed(kind):
     policy, setting = real_setting()
     episodes = collect(TASKS, setting, kind(6, initial_rollouts=2, branch_probability=0.9))
     assert sum(s.info.get("forks", 0) for e in episodes for s in e.spans) > 5
-    rows = rows_of(episodes)
+    rows = trajectories_of(episodes)
     batch = to_batch(rows)
     together = Forest(rows, batch.mask, policy.device).logprobs(policy, 1.0)[0]
     assert torch.allclose(together[batch.mask], batch.logprobs[batch.mask], atol=1e-5)
@@ -591,7 +593,7 @@ def test_without_branching_the_numbers_are_grpos(roots):
     branched = collect(TASKS, same, how)
 
     def told(episodes):
-        batch = to_batch(rows_of(episodes))
+        batch = to_batch(trajectories_of(episodes))
         return batch, build("grpo")[1](batch.zeros(), batch)
 
     (one, credit), (other, same_credit) = told(plain), told(branched)
@@ -629,7 +631,7 @@ def test_failed_leaves_leave_no_trace_in_the_gradient():
     assert Status.TOOL_ERROR in statuses
 
     def gradient(some):
-        rows = rows_of(some)
+        rows = trajectories_of(some)
         batch = to_batch(rows)
         reward = torch.arange(len(rows)).float() % 3  # random weights earn nothing by themselves
         batch = batch.replace(reward=reward)

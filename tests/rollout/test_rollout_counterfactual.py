@@ -12,18 +12,18 @@ from graft.algos.credit import cpo
 from graft.engine.native.engine import NativeEngine
 from graft.envs import make
 from graft.models.decoder import Decoder
-from graft.models.extra import extend
-from graft.models.grid import Forest
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.branch import BRANCHES
+from graft.models.extra_actions import extend
+from graft.models.shape import ModelShape
+from graft.models.tree.forest import Forest
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.branches.branch import BRANCHES
+from graft.rollout.branches.counterfactual import Counterfactual
+from graft.rollout.branches.tool_gains import START
+from graft.rollout.branches.twin import branch_off, force
 from graft.rollout.collect import collect, is_flat
-from graft.rollout.counterfactual import Counterfactual
-from graft.rollout.episode import Growth, Setting
-from graft.rollout.gains import START
-from graft.rollout.twin import branch_off, force
+from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import NO_ACTION, Author, Episode, Leaf, Sampling, Status, Task
 from tests.rollout.scripted import EOS, LETTERS, SORTING, Swapping, call, say, scripted
 
@@ -41,7 +41,7 @@ def near(place: int):
     return lambda at, action: -1.0 if at == place else -50.0
 
 
-def grown(scripts, branch, **changes) -> tuple[Episode, Setting]:
+def grown(scripts, branch, **changes) -> tuple[Episode, RolloutSetup]:
     where = scripted(scripts, **changes)
     (episode,) = collect([TASK], where, branch)
     return episode, where
@@ -70,7 +70,7 @@ def test_a_group_that_failed_is_rewritten_and_shares_its_beginnings():
         metrics = episode.leaves[number].metrics
         assert metrics == {"turns": 2, "tool_calls": 1, "tool_failures": 0, "rewritten": 1}
     assert all(not context.is_open for context in where.engine.contexts)
-    rows = rows_of([episode])
+    rows = trajectories_of([episode])
     batch = to_batch(rows)
     assert [row.leaf_index for row in rows] == [2, 3]
     advantages = cpo()(batch.zeros(), batch)
@@ -143,7 +143,7 @@ def test_gate_all_adds_a_twin_to_every_attempt_and_can_find_harm_in_a_call():
     assert [leaf.status for leaf in episode.leaves] == [Status.DONE] * 4
     assert [leaf.reward for leaf in episode.leaves] == [0, 1, 1, 0]
     assert [leaf.twin for leaf in episode.leaves] == [None, None, 0, 1]
-    batch = to_batch(rows_of([episode]))
+    batch = to_batch(trajectories_of([episode]))
     root = 0.5**0.5
     first = [row[row != 0][0].item() for row in cpo()(batch.zeros(), batch)]
     assert first == [pytest.approx(-root, abs=1e-5), pytest.approx(root, abs=1e-5), 1, -1]
@@ -347,11 +347,11 @@ def test_what_cannot_work_says_so():
 # with a model
 
 
-def calculating(name: str, page_size: int = 16) -> Setting:
+def calculating(name: str, page_size: int = 16) -> RolloutSetup:
     """A random model of single characters; "compact" has actions, "compact-tags" tokens alone."""
-    tokenizer = Tokenizer.characters(make("calculator").alphabet)
+    tokenizer = FastTokenizer.characters(make("calculator").alphabet)
     actions = load_actions(name, tokenizer)
-    shape = Shape(
+    shape = ModelShape(
         vocab_size=tokenizer.vocab_size, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, ff=16
     )
     decoder = Decoder(shape).initialise(3)
@@ -362,7 +362,7 @@ def calculating(name: str, page_size: int = 16) -> Setting:
         decoder, tokenizer=tokenizer, eos_ids=(tokenizer.eos_id,), kv_tokens=8192, page_size=page_size,
         space=actions.space,
     )  # fmt: skip
-    return Setting(
+    return RolloutSetup(
         engine=engine,
         chat=Chat(tokenizer),
         make_env=lambda task: make("calculator", dress=dress),
@@ -371,7 +371,7 @@ def calculating(name: str, page_size: int = 16) -> Setting:
     )
 
 
-def allowed_of(where: Setting) -> torch.Tensor:
+def allowed_of(where: RolloutSetup) -> torch.Tensor:
     table = torch.from_numpy(where.actions.space.allowed.copy())
     wide = torch.zeros(len(table), where.engine.decoder.head_weight.shape[0], dtype=torch.bool)
     wide[:, : table.shape[1]] = table
@@ -387,7 +387,7 @@ def test_every_logprob_of_a_twin_is_the_trainers(name, gate):
     twins = [leaf for episode in episodes for leaf in episode.leaves if leaf.twin is not None]
     assert len(twins) >= 10
     assert sum(leaf.metrics["tool_calls"] > 0 for leaf in twins) >= 3
-    rows = rows_of(episodes)
+    rows = trajectories_of(episodes)
     batch = to_batch(rows)
     with torch.no_grad():
         forest = Forest(rows, batch.mask, torch.device("cpu"))
@@ -413,7 +413,7 @@ def test_a_twin_computes_nothing_again_that_it_shares():
     where = calculating("compact", page_size=4)
 
     async def play() -> None:
-        async with Growth(Task("t", "calculator", seed=1), where) as growth:
+        async with EpisodeBuilder(Task("t", "calculator", seed=1), where) as growth:
             await growth.open()
             growth.keep_open = True
             path = await growth.root()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from graft.rollout.gains import START, chances, update
+from graft.rollout.branches.tool_gains import START, chances, update
 
 
 def test_an_average_moves_by_a_tenth():

@@ -15,16 +15,16 @@ from graft.engine.native.engine import NativeEngine
 from graft.envs import make
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
-from graft.models.grid import Forest
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.branch import independent
+from graft.models.shape import ModelShape
+from graft.models.tree.forest import Forest
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect, collect_informative, grow, is_flat
-from graft.rollout.episode import Growth, Setting
+from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
 from graft.rollout.failure import together
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.tools.errors import ToolError
 from graft.types import Author, Sampling, Status, Task, Turn
 
@@ -71,18 +71,18 @@ class Unforkable(Echo):
         raise AssertionError("an env that cannot fork was forked")
 
 
-def merging_tokenizer() -> Tokenizer:
+def merging_tokenizer() -> FastTokenizer:
     """A BPE in which "1" "2" and "12" are all tokens: most samples are not what encode() gives."""
     pieces = ["<eos>", *ALPHABET, *(a + b for a in "0123456789" for b in "0123456789")]
     merges = [(a, b) for a in "0123456789" for b in "0123456789"]
     backend = tokenizers.Tokenizer(BPE({p: i for i, p in enumerate(pieces)}, merges))
     backend.decoder = Fuse()
-    return Tokenizer(backend, {"eos_token": "<eos>"}, {"default": TEMPLATES["plain"]})
+    return FastTokenizer(backend, {"eos_token": "<eos>"}, {"default": TEMPLATES["plain"]})
 
 
-def setting(make_env, engine=None, tokenizer=None, **changes) -> Setting:
-    tokenizer = tokenizer or Tokenizer.characters(ALPHABET)
-    shape = Shape(
+def setting(make_env, engine=None, tokenizer=None, **changes) -> RolloutSetup:
+    tokenizer = tokenizer or FastTokenizer.characters(ALPHABET)
+    shape = ModelShape(
         vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ff=16
     )
     engine = engine or NativeEngine(
@@ -91,7 +91,7 @@ def setting(make_env, engine=None, tokenizer=None, **changes) -> Setting:
         eos_ids=(tokenizer.eos_id,),
         kv_tokens=4096,
     )
-    base = Setting(
+    base = RolloutSetup(
         engine=engine,
         chat=Chat(tokenizer),
         make_env=lambda task: make_env(),
@@ -123,7 +123,7 @@ def test_an_episode_is_one_tree_and_tokens_are_never_re_encoded():
 
 def test_samples_that_encode_would_write_differently_stay_as_they_were_drawn():
     where = setting(Echo, tokenizer=merging_tokenizer(), sampling=Sampling(max_tokens=20))
-    rows = rows_of(collect(TASKS, where, independent(4)))
+    rows = trajectories_of(collect(TASKS, where, independent(4)))
     tokenizer = where.chat.tokenizer
     odd = [
         span
@@ -141,7 +141,7 @@ def test_samples_that_encode_would_write_differently_stay_as_they_were_drawn():
 
 def test_engine_logprobs_are_the_trainers_logprobs():
     where = setting(Echo, sampling=Sampling(max_tokens=20, temperature=0.7))
-    rows = rows_of(collect(TASKS, where, independent(4)))
+    rows = trajectories_of(collect(TASKS, where, independent(4)))
     batch = to_batch(rows)
     with torch.no_grad():
         forest = Forest(rows, batch.mask, torch.device("cpu"))
@@ -188,7 +188,7 @@ def test_a_failure_is_a_status_of_its_own_path(make_env, status, word):
     failed = [leaf for leaf in episode.leaves if leaf.status is status]
     assert failed
     assert any(word in span.info.get("error", "") for span in episode.spans)
-    assert rows_of([episode]) == [
+    assert trajectories_of([episode]) == [
         row for row in episode.trajectories() if row.leaf.status.is_trainable
     ]
 
@@ -242,7 +242,7 @@ def test_budgets_truncate():
 def test_an_env_that_cannot_fork_is_rebuilt_by_replay():
     async def play():
         where = setting(Unforkable, sampling=Sampling(max_tokens=64))
-        async with Growth(TASKS[0], where) as growth:
+        async with EpisodeBuilder(TASKS[0], where) as growth:
             await growth.open()
             path = await growth.root()
             while path.is_live and path.env.count < 2:
@@ -258,7 +258,7 @@ def test_an_env_that_cannot_fork_is_rebuilt_by_replay():
 def test_a_forked_path_shares_its_past_and_nothing_else():
     async def play():
         where = setting(Echo, sampling=Sampling(max_tokens=64))
-        async with Growth(TASKS[0], where) as growth:
+        async with EpisodeBuilder(TASKS[0], where) as growth:
             await growth.open()
             path = await growth.root()
             await path.turn()
@@ -278,7 +278,7 @@ def test_an_external_reward_replaces_the_envs_and_turns_still_add_up():
     where = setting(
         Echo, sampling=Sampling(max_tokens=64), reward=lambda task, row: float(len(row.spans))
     )
-    rows = rows_of(collect(TASKS, where, independent(3)))
+    rows = trajectories_of(collect(TASKS, where, independent(3)))
     batch = to_batch(rows)
     assert batch.reward.tolist() == [float(len(row.spans)) for row in rows]
     torch.testing.assert_close(batch.rewards.sum(1), batch.reward)
@@ -339,7 +339,7 @@ def test_a_rewritten_history_is_a_new_context_and_a_row_of_its_own(make_env):
         assert prompts == ["1+2=", "1+2=7", "1+2=77"]
         assert all([s.author for s in row.spans] == [Author.TASK, Author.POLICY] for row in rows)
         assert rows[0].leaf.reward == 6.0
-    rows = rows_of([episode])
+    rows = trajectories_of([episode])
     batch = to_batch(rows)
     assert batch.leaf.unique().numel() == len({row.leaf_index for row in rows})
     with torch.no_grad():
@@ -352,7 +352,7 @@ def test_a_prompt_of_its_own_has_tools_of_its_own(tools, shown, monkeypatch):
     """A sub-agent's request names its tools; without a word the task's own stay."""
     where, seen = setting(Requests), []
     monkeypatch.setattr(where.chat, "prompt", lambda messages, tools: seen.append(tools) or [1])
-    growth = Growth(TASKS[0], where)
+    growth = EpisodeBuilder(TASKS[0], where)
     growth.tools = ["a"]
     assert growth.begin([{"role": "user", "content": "?"}], tools) == ([1], None)
     assert seen == [shown]
@@ -371,7 +371,7 @@ def test_contexts_of_one_path_draw_independently_and_the_same_again():
 def test_a_fork_keeps_the_contexts_before_it():
     async def run():
         where = setting(Rewritten, sampling=Sampling(max_tokens=64))
-        async with Growth(TASKS[0], where) as growth:
+        async with EpisodeBuilder(TASKS[0], where) as growth:
             await growth.open()
             path = await growth.root()
             while path.is_live and not path.past:
@@ -387,7 +387,7 @@ def test_a_fork_keeps_the_contexts_before_it():
 
 
 def test_a_history_wrapper_by_name_gives_one_context_per_turn():
-    tokenizer = Tokenizer.bytes()
+    tokenizer = FastTokenizer.bytes()
     where = setting(
         lambda: make("calculator", wrappers="concat_with_action"),
         tokenizer=tokenizer,

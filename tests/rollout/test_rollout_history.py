@@ -13,17 +13,17 @@ from graft.data.schemas import ChatRow
 from graft.engine.native.engine import NativeEngine
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
-from graft.models.grid import Forest
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.branch import independent
+from graft.models.shape import ModelShape
+from graft.models.tree.forest import Forest
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.branches.branch import independent
+from graft.rollout.branches.twin import branch_off
 from graft.rollout.collect import collect
-from graft.rollout.episode import Growth, Setting
+from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
 from graft.rollout.examples import example
 from graft.rollout.recorded import prompt_of_context, spans_of_attempt
-from graft.rollout.twin import branch_off
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Author, Completion, Episode, Finish, Sampling, Task, Trajectory, Turn
 from tests.text.text_families import glm, harmony, qwen3, sentencepiece
 from tests.text.text_templates import SEARCH
@@ -67,7 +67,7 @@ class Speaker:
 
     version = 1
 
-    def __init__(self, tokenizer: Tokenizer, says: Sequence[str], spell: Any = None) -> None:
+    def __init__(self, tokenizer: FastTokenizer, says: Sequence[str], spell: Any = None) -> None:
         self.tokenizer, self.says, self.vocab_size = tokenizer, list(says), tokenizer.vocab_size
         self.spell: Callable[[str, int], list[int]] = spell or tokenizer.encode_after
         self.opened: list[list[int]] = []
@@ -100,7 +100,7 @@ class Saying:
 
 
 def attempt(chat: Chat, says: Sequence[str], env: Quiz, spell: Any = None, **more: Any) -> Episode:
-    setting = Setting(
+    setting = RolloutSetup(
         engine=Speaker(chat.tokenizer, says, spell),  # type: ignore[arg-type]
         chat=chat,
         make_env=lambda task: env.fork(),
@@ -298,7 +298,7 @@ def test_forks_have_the_history_of_their_past_and_no_other():
     chat = Chat(qwen3(), history="template")
     says = [SAYS[0], SAYS[1], "<think>\nb\n</think>\n\nB<|im_end|>", "C<|im_end|>", "D<|im_end|>"]
     env = Quiz("and 4?", "and 5?")
-    setting = Setting(
+    setting = RolloutSetup(
         engine=Speaker(chat.tokenizer, says),  # type: ignore[arg-type]
         chat=chat,
         make_env=lambda task: env.fork(),
@@ -306,7 +306,7 @@ def test_forks_have_the_history_of_their_past_and_no_other():
     )
 
     async def grow() -> Episode:
-        growth = Growth(TASK, setting)
+        growth = EpisodeBuilder(TASK, setting)
         async with growth:
             await growth.open()
             path = await growth.root()
@@ -329,20 +329,20 @@ def test_forks_have_the_history_of_their_past_and_no_other():
 @pytest.mark.parametrize("history", ["append", "template"])
 def test_engine_and_learner_agree_on_every_context(history):
     tokenizer = qwen3()
-    shape = Shape(
+    shape = ModelShape(
         vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ff=16
     )
     engine = NativeEngine(
         Decoder(shape).initialise(3), tokenizer=tokenizer, eos_ids=tokenizer.eos_ids, kv_tokens=8192
     )
-    setting = Setting(
+    setting = RolloutSetup(
         engine=engine,
         chat=Chat(tokenizer, history=history),
         make_env=lambda task: Quiz("and 4?", ["A", "B"]),
         sampling=Sampling(max_tokens=300),
     )
     episodes = collect([Task(f"t{i}", "quiz") for i in range(3)], setting, independent(2))
-    rows: list[Trajectory] = rows_of(episodes)
+    rows: list[Trajectory] = trajectories_of(episodes)
     assert (len(rows) > 6) is (history == "template")
     batch = to_batch(rows)
     with torch.no_grad():
@@ -402,7 +402,7 @@ def test_a_twin_out_of_the_past_has_the_history_of_that_past():
     chat = Chat(qwen3(), history="template")
     says = [called('{"query": "x"}'), SAYS[0], SAYS[1], SAYS[1]]
     env = Quiz(["A"], "and 4?")
-    setting = Setting(
+    setting = RolloutSetup(
         engine=Speaker(chat.tokenizer, says),  # type: ignore[arg-type]
         chat=chat,
         make_env=lambda task: env.fork(),
@@ -410,7 +410,7 @@ def test_a_twin_out_of_the_past_has_the_history_of_that_past():
     )
 
     async def grow() -> Episode:
-        growth = Growth(TASK, setting)
+        growth = EpisodeBuilder(TASK, setting)
         async with growth:
             await growth.open()
             growth.keep_open = True

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from graft.rollout.positions import draw, insertable, score, weights
+from graft.rollout.branches.positions import draw, insertable, score, weights
 from graft.types import NO_ACTION, Author, Span
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graft.rewards.choose import make_reward
+from graft.rewards.choice import make_reward
 from graft.rewards.weighted import Component, WeightedSum
-from graft.rollout.branch import independent
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.episode import Setting
+from graft.rollout.episode_builder import RolloutSetup
 from graft.rollout.last_info import last_info
 from graft.text.chat import Chat
-from graft.train.describe import describe
+from graft.train.step_metrics import describe
 from graft.types import Episode, Sampling, Task, Trajectory, Turn
 from tests.rollout.test_rollout_tool_faults import BYTES, Question, Scripted
 
@@ -39,13 +39,13 @@ class Counting(Question):
         return Turn("more", reward=1.0, terminated=self.turn == 2, info=info)
 
 
-def setting(*scripts: list[str], env: type = Counting, **changes: Any) -> Setting:
+def setting(*scripts: list[str], env: type = Counting, **changes: Any) -> RolloutSetup:
     engine: Any = Scripted(scripts)
     changes = {"sampling": Sampling(max_tokens=64), **changes}
-    return Setting(engine=engine, chat=Chat(BYTES), make_env=lambda task: env(), **changes)
+    return RolloutSetup(engine=engine, chat=Chat(BYTES), make_env=lambda task: env(), **changes)
 
 
-def grown(where: Setting) -> Episode:
+def grown(where: RolloutSetup) -> Episode:
     (episode,) = collect([Task("t", "counting")], where, independent(1))
     return episode
 

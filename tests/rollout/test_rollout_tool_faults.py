@@ -23,14 +23,14 @@ import tokenizers.models
 import tokenizers.pre_tokenizers
 
 from graft.envs.base import BaseEnv
-from graft.envs.tooled import ToolEnv
-from graft.rollout.branch import Branch, independent
+from graft.envs.tool_env import ToolEnv
+from graft.rollout.branches.branch import Branch, independent
 from graft.rollout.collect import collect
-from graft.rollout.episode import Growth, Setting
+from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
 from graft.rollout.threads import in_thread
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
-from graft.text.tokenizer import Tokenizer, UnknownCharacter
+from graft.text.tokenizer import FastTokenizer, UnknownCharacter
 from graft.tools import calling
 from graft.tools.function import FunctionTool
 from graft.tools.python import PythonTool
@@ -38,7 +38,7 @@ from graft.tools.sandbox import hosts
 from graft.tools.search import SearchTool
 from graft.types import Author, Completion, Episode, Finish, Leaf, Sampling, Status, Task, Turn
 
-BYTES = Tokenizer.bytes()
+BYTES = FastTokenizer.bytes()
 ANSWER = "<answer>42</answer>"
 
 
@@ -113,7 +113,7 @@ def play(
     def make_env(task: Task) -> ToolEnv:
         return ToolEnv(Question(), tools, **{"format": "arpo", "counters": True, **options})
 
-    where = Setting(
+    where = RolloutSetup(
         engine=Scripted(scripts),
         chat=Chat(BYTES),
         make_env=make_env,
@@ -459,7 +459,7 @@ def test_an_attempt_that_is_cut_in_the_middle_keeps_its_numbers():
 
 
 def test_a_fork_goes_on_with_the_counters_of_its_parent():
-    async def fork_after_a_call(growth: Growth) -> None:
+    async def fork_after_a_call(growth: EpisodeBuilder) -> None:
         path = await growth.root()
         await path.turn()
         twin = await path.fork()
@@ -474,14 +474,14 @@ def test_a_fork_goes_on_with_the_counters_of_its_parent():
     ]
 
 
-def chatml() -> Tokenizer:
+def chatml() -> FastTokenizer:
     """Bytes and chatml's two special tokens, as a real tokenizers object."""
     pieces = json.loads(BYTES._backend.to_str())["model"]["vocab"]
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    return Tokenizer(backend, {"eos_token": "<|im_end|>"}, {"default": TEMPLATES["chatml"]})
+    return FastTokenizer(backend, {"eos_token": "<|im_end|>"}, {"default": TEMPLATES["chatml"]})
 
 
 def test_special_tokens_in_words_of_strangers_can_be_encoded_as_plain_text():
@@ -496,7 +496,7 @@ def test_special_tokens_in_words_of_strangers_can_be_encoded_as_plain_text():
     assert tokenizer.encode_plain("Lima is é.") == tokenizer.encode("Lima is é.")
     assert BYTES.encode("<eos>") == [256] and BYTES.encode_plain("<eos>") == list(b"<eos>")
     with pytest.raises(UnknownCharacter, match="'e'"):
-        Tokenizer.characters("0<>").encode_plain("0<eos>")
+        FastTokenizer.characters("0<>").encode_plain("0<eos>")
 
 
 def test_a_search_result_cannot_end_the_turn():

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from graft.rollout import stall
-from graft.rollout.branch import independent
+from graft.rollout import stall_monitor as stall
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.crew import Background, Ground, Job
+from graft.rollout.collectors.collector import AsyncCollector, CollectorConfig, RolloutRequest
 from graft.types import Task
 from tests.rollout.test_rollout_growth import Echo, setting
 
@@ -81,7 +81,7 @@ def test_a_reward_that_blocks_is_called_one(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("env", [Endless, lambda: Sleeping(1e6)])
 def test_a_signal_ends_code_that_never_gives_the_loop_back(env, number: signal.Signals):
-    from graft.train.interrupt import Interrupt
+    from graft.train.run_dir.interrupt import Interrupt
 
     started = time.monotonic()
     before = signal.getsignal(signal.SIGINT)
@@ -94,11 +94,11 @@ def test_a_signal_ends_code_that_never_gives_the_loop_back(env, number: signal.S
 
 def test_a_thread_that_hangs_is_left_behind_when_the_crew_closes():
     hangs = short(lambda: Sleeping(30.0))
-    crew = Background(Ground(hangs, hangs, independent(1)))
-    crew.submit(Job(TASKS, "a step"))
+    collector = AsyncCollector(CollectorConfig(hangs, hangs, independent(1)))
+    collector.submit(RolloutRequest(TASKS, "a step"))
     time.sleep(1.0)
     started = time.monotonic()
-    crew.close()
+    collector.close()
     assert time.monotonic() - started < 5.0
 
 

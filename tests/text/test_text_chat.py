@@ -11,10 +11,10 @@ from text_templates import INSTRUCT, LLAMA, SEARCH, SPECIAL, THINKING, calling, 
 
 from graft.text.chat import Chat, TemplateRewrites
 from graft.text.template import TemplateError
-from graft.text.tokenizer import Tokenizer, UnknownCharacter
+from graft.text.tokenizer import FastTokenizer, UnknownCharacter
 
-BYTES = Tokenizer.bytes()
-DIGITS = Chat(Tokenizer.characters("0123456789+="))
+BYTES = FastTokenizer.bytes()
+DIGITS = Chat(FastTokenizer.characters("0123456789+="))
 CHATML = Chat(small_bpe(), "chatml")
 IM_START, IM_END = SPECIAL.index("<|im_start|>"), SPECIAL.index("<|im_end|>")
 CLOSING_LAST_ONLY = (
@@ -286,7 +286,7 @@ def test_conversation_refuses_what_would_train_something_else():
 
 
 def test_what_others_say_is_text_even_if_it_looks_like_the_end_of_a_turn():
-    tokenizer = Tokenizer.bytes()
+    tokenizer = FastTokenizer.bytes()
     eos = tokenizer.eos_token
     assert eos is not None and eos in tokenizer.control_tokens
     chat = Chat(tokenizer, "plain")

@@ -10,13 +10,13 @@ from text_templates import small_bpe
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from graft.text.marks import between, inside
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 
 OPEN, CLOSE = "<result>", "</result>"
 TEXT = "I look. <result>5 é</result>\n\nSo <result></result>5."
 
 
-def merging() -> Tokenizer:
+def merging() -> FastTokenizer:
     """A BPE whose merges run over the marks: " <", ">\\n\\n", "result"; offsets without blanks."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -28,10 +28,10 @@ def merging() -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator([TEXT, "a <result>\n\nb</result>\n\n c é"] * 9, trainer)
-    return Tokenizer(backend)
+    return FastTokenizer(backend)
 
 
-TOKENIZERS = [Tokenizer.bytes(), small_bpe(), merging()]
+TOKENIZERS = [FastTokenizer.bytes(), small_bpe(), merging()]
 
 
 def test_the_worked_case():

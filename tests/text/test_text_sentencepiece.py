@@ -14,19 +14,19 @@ from text_families import KINDS, TEMPLATES, sentencepiece
 from text_templates import say, small_bpe
 
 from graft.text.chat import Chat, Piece
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 
 ALPHABET = "".join(dict.fromkeys("ab0123456789 \n.,[]/INST<>|_usertohlimadnpf=" + "qvcgkwxyzé"))
-TOKENIZERS: dict[str, Tokenizer] = {
+TOKENIZERS: dict[str, FastTokenizer] = {
     **{kind: sentencepiece(kind) for kind in KINDS},
     "bpe": small_bpe(),
-    "characters": Tokenizer.characters(ALPHABET),
-    "bytes": Tokenizer.bytes(),
+    "characters": FastTokenizer.characters(ALPHABET),
+    "bytes": FastTokenizer.bytes(),
 }
 LEGACY = TOKENIZERS["legacy"]
 
 
-def shown(tokenizer: Tokenizer, ids: list[int]) -> list[str | None]:
+def shown(tokenizer: FastTokenizer, ids: list[int]) -> list[str | None]:
     return [tokenizer._backend.id_to_token(i) for i in ids]
 
 
@@ -70,7 +70,7 @@ def test_offsets_name_the_characters_behind_others_too(text: str, kind: str, is_
 def test_a_byte_level_tokenizer_with_a_prefix_space_has_none_in_the_middle():
     spec = json.loads(small_bpe()._backend.to_str())
     spec["pre_tokenizer"]["add_prefix_space"] = True
-    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+    tokenizer = FastTokenizer(tokenizers.Tokenizer.from_str(json.dumps(spec)))
     assert tokenizer.decode(tokenizer.encode("user")) == " user"
     assert tokenizer.decode(tokenizer.encode_after("user")) == "user"
 
@@ -99,7 +99,7 @@ def chat_of(kind: str, template: str) -> Chat:
     return Chat(tokenizer, TEMPLATES[template])
 
 
-def joins(pieces: list[Piece], tokenizer: Tokenizer) -> bool:
+def joins(pieces: list[Piece], tokenizer: FastTokenizer) -> bool:
     """Whether the tokenizer joins characters across the border of two pieces."""
     texts = [piece.text for piece in pieces]
     whole = tokenizer.encode("".join(texts))

@@ -18,14 +18,14 @@ from tokenizers import AddedToken, models, pre_tokenizers
 
 from graft.protocols import Tokenizer as TokenizerProtocol
 from graft.text.template import CHATML, PLAIN, render
-from graft.text.tokenizer import Tokenizer, TokenizerNotFound, UnknownCharacter
+from graft.text.tokenizer import FastTokenizer, TokenizerNotFound, UnknownCharacter
 
 DIGITS = "0123456789+="
-BYTES = Tokenizer.bytes()
+BYTES = FastTokenizer.bytes()
 
 
 def test_characters_come_after_pad_eos_and_unk():
-    digits = Tokenizer.characters(DIGITS)
+    digits = FastTokenizer.characters(DIGITS)
     assert digits.encode("12+3=<eos>") == [4, 5, 13, 6, 14, 1]
     assert (digits.pad_id, digits.eos_id, digits.unk_id, digits.bos_id) == (0, 1, 2, None)
     assert digits.vocab_size == 15
@@ -35,20 +35,20 @@ def test_characters_come_after_pad_eos_and_unk():
 
 
 def test_repeated_and_unusual_characters_have_one_token_each():
-    odd = Tokenizer.characters("ab \n\tab<é😀")
+    odd = FastTokenizer.characters("ab \n\tab<é😀")
     assert odd.vocab_size == 3 + 8
     assert odd.decode(odd.encode("é <\n\t😀a")) == "é <\n\t😀a"
 
 
 def test_a_character_outside_the_alphabet_is_named():
     with pytest.raises(UnknownCharacter, match=r"'x' \(position 3, in '1\+2x3'\)"):
-        Tokenizer.characters(DIGITS).encode("1+2x3")
-    assert Tokenizer.characters(DIGITS).encode("<unk>") == [2]  # asked for by name
+        FastTokenizer.characters(DIGITS).encode("1+2x3")
+    assert FastTokenizer.characters(DIGITS).encode("<unk>") == [2]  # asked for by name
 
 
 def test_an_empty_alphabet_is_refused():
     with pytest.raises(ValueError, match="alphabet is empty"):
-        Tokenizer.characters("")
+        FastTokenizer.characters("")
 
 
 def test_a_byte_is_its_own_token():
@@ -77,11 +77,11 @@ def as_protocol(tokenizer: TokenizerProtocol) -> TokenizerProtocol:
 
 
 @pytest.mark.parametrize(
-    "tokenizer", [Tokenizer.characters(DIGITS + "ab \n"), BYTES, small_bpe(THINKING)]
+    "tokenizer", [FastTokenizer.characters(DIGITS + "ab \n"), BYTES, small_bpe(THINKING)]
 )
-def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path):
+def test_saved_and_loaded_is_the_same(tokenizer: FastTokenizer, tmp_path: Path):
     as_protocol(tokenizer).save(tmp_path)
-    for again in (Tokenizer.load(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
+    for again in (FastTokenizer.load(tmp_path), pickle.loads(pickle.dumps(tokenizer))):
         assert again.encode("12 + 3 = ab\n") == tokenizer.encode("12 + 3 = ab\n")
         for name in ("vocab_size", "eos_id", "bos_id", "pad_id", "special_ids", "chat_template"):
             assert getattr(again, name) == getattr(tokenizer, name)
@@ -89,9 +89,9 @@ def test_saved_and_loaded_is_the_same(tokenizer: Tokenizer, tmp_path: Path):
 
 
 def test_a_loaded_alphabet_is_still_strict(tmp_path: Path):
-    Tokenizer.characters(DIGITS).save(tmp_path)
+    FastTokenizer.characters(DIGITS).save(tmp_path)
     with pytest.raises(UnknownCharacter):
-        Tokenizer.load(tmp_path / "tokenizer.json").encode("x")
+        FastTokenizer.load(tmp_path / "tokenizer.json").encode("x")
 
 
 def write_config(folder: Path, **config: object) -> None:
@@ -109,11 +109,11 @@ def bare_folder(folder: Path) -> Path:
 
 def test_special_tokens_are_read_from_either_file_in_either_form(tmp_path: Path):
     bare_folder(tmp_path)
-    assert Tokenizer.load(tmp_path).eos_id is None
+    assert FastTokenizer.load(tmp_path).eos_id is None
     write_config(tmp_path, eos_token={"content": "</s>", "special": True}, pad_token=None)
     names = {"eos_token": "a", "pad_token": "</s>"}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(names), encoding="utf-8")
-    loaded = Tokenizer.load(tmp_path)
+    loaded = FastTokenizer.load(tmp_path)
     assert (loaded.eos_token, loaded.eos_id, loaded.special_ids) == ("</s>", 2, {2})
     assert loaded.pad_id is None  # the config says that there is none
     assert loaded.encode("a b</s>a") == [0, 1, 2, 0]  # and the stored truncation to 2 is gone
@@ -123,28 +123,28 @@ def test_tokens_that_only_the_config_lists_are_added(tmp_path: Path):
     bare_folder(tmp_path)
     listed = {"5": {"content": "<y>"}, "4": {"content": "<x>", "special": True}}
     write_config(tmp_path, added_tokens_decoder=listed)
-    loaded = Tokenizer.load(tmp_path)
+    loaded = FastTokenizer.load(tmp_path)
     assert loaded.encode("<y><x>") == [5, 4]
     assert (loaded.special_ids, loaded.vocab_size) == ({4}, 6)
     write_config(tmp_path, added_tokens_decoder={"9": {"content": "<x>"}})
     with pytest.raises(TokenizerNotFound, match="do not belong together"):
-        Tokenizer.load(tmp_path)
+        FastTokenizer.load(tmp_path)
 
 
 def test_templates_are_found_in_all_their_places(tmp_path: Path):
     bare_folder(tmp_path)
-    assert Tokenizer.load(tmp_path).chat_template is None
+    assert FastTokenizer.load(tmp_path).chat_template is None
     write_config(tmp_path, chat_template="{{ 1 }}")
-    assert Tokenizer.load(tmp_path).chat_template == "{{ 1 }}"
+    assert FastTokenizer.load(tmp_path).chat_template == "{{ 1 }}"
     entries = [{"name": n, "template": f"{{{{ '{n}' }}}}"} for n in ("tool_use", "default")]
     write_config(tmp_path, chat_template=entries)
-    named = Tokenizer.load(tmp_path)
+    named = FastTokenizer.load(tmp_path)
     assert named.chat_template == "{{ 'default' }}"
     assert named.chat_templates["tool_use"] == "{{ 'tool_use' }}"
     named.save(tmp_path / "again")
-    assert Tokenizer.load(tmp_path / "again").chat_templates == named.chat_templates
+    assert FastTokenizer.load(tmp_path / "again").chat_templates == named.chat_templates
     (tmp_path / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
-    assert Tokenizer.load(tmp_path).chat_templates == {"default": CHATML}
+    assert FastTokenizer.load(tmp_path).chat_templates == {"default": CHATML}
 
 
 def test_the_template_a_model_was_trained_with_is_the_one_saved(tmp_path: Path):
@@ -152,25 +152,25 @@ def test_the_template_a_model_was_trained_with_is_the_one_saved(tmp_path: Path):
     tokenizer.chat_templates["tool_use"] = THINKING + " "
     tokenizer.chat_template = CHATML
     tokenizer.save(tmp_path)
-    assert Tokenizer.load(tmp_path).chat_templates == {"default": CHATML}
+    assert FastTokenizer.load(tmp_path).chat_templates == {"default": CHATML}
 
 
 def test_declaring_a_special_token_keeps_how_it_treats_blanks():
     backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "\n": 1, "?": 2}, "?"))
     backend.add_special_tokens([AddedToken("<end>", rstrip=True, special=True)])
-    assert Tokenizer(backend, {"eos_token": "<end>"}).encode("a<end>\n\na") == [0, 3, 0]
+    assert FastTokenizer(backend, {"eos_token": "<end>"}).encode("a<end>\n\na") == [0, 3, 0]
 
 
 def test_paths_without_a_tokenizer_say_what_was_looked_for(tmp_path: Path):
     with pytest.raises(TokenizerNotFound, match="no such file or folder"):
-        Tokenizer.load(tmp_path / "absent")
+        FastTokenizer.load(tmp_path / "absent")
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(TokenizerNotFound, match=r"is not a tokenizer\.json"):
-        Tokenizer.load(tmp_path)
+        FastTokenizer.load(tmp_path)
     bare_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(TokenizerNotFound, match="not valid JSON"):
-        Tokenizer.load(tmp_path)
+        FastTokenizer.load(tmp_path)
 
 
 def test_neither_torch_nor_transformers_is_imported():
@@ -186,11 +186,11 @@ def test_neither_torch_nor_transformers_is_imported():
 
 @pytest.mark.peer
 @pytest.mark.parametrize(
-    "tokenizer", [Tokenizer.characters(DIGITS + "ab \n"), BYTES, small_bpe(THINKING)]
+    "tokenizer", [FastTokenizer.characters(DIGITS + "ab \n"), BYTES, small_bpe(THINKING)]
 )
 @pytest.mark.parametrize("model_type", [None, "qwen3", "llama"])  # qwen2 forces its own class
 def test_transformers_reads_what_we_save(
-    tokenizer: Tokenizer, model_type: str | None, tmp_path: Path
+    tokenizer: FastTokenizer, model_type: str | None, tmp_path: Path
 ):
     from transformers import AutoTokenizer
 
@@ -217,9 +217,9 @@ def test_folders_without_tokenizer_json_go_through_transformers(tmp_path: Path):
     write_config(
         tmp_path, tokenizer_class="GPT2Tokenizer", eos_token="<|endoftext|>", chat_template=PLAIN
     )
-    loaded = Tokenizer.load(tmp_path)
+    loaded = FastTokenizer.load(tmp_path)
     assert loaded.encode("abba<|endoftext|>") == [2, 1, 0, 3]
     assert (loaded.eos_id, loaded.chat_template) == (3, PLAIN)
     with pytest.raises(TokenizerNotFound, match=r"no tokenizer\.json, and transformers cannot"):
         (tmp_path / "empty").mkdir()
-        Tokenizer.load(tmp_path / "empty")
+        FastTokenizer.load(tmp_path / "empty")

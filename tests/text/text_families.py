@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from graft.text.template import CHATML
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from tests.text.text_templates import small_bpe
 
 LLAMA_2 = """\
@@ -211,34 +211,34 @@ MARKS = {
 
 
 @cache
-def qwen3() -> Tokenizer:
+def qwen3() -> FastTokenizer:
     """A byte-level BPE in which <think>, <tool_call> and the like are tokens that are not special."""
     names = ("think", "tool_call", "tool_response")
     return marked(QWEN3, *(f"<{mark}{name}>" for name in names for mark in ("", "/")))
 
 
 @cache
-def glm() -> Tokenizer:
+def glm() -> FastTokenizer:
     return marked(GLM, "<think>", "</think>", special=MARKS["glm"])
 
 
 @cache
-def harmony() -> Tokenizer:
+def harmony() -> FastTokenizer:
     return marked(HARMONY, special=MARKS["harmony"])
 
 
-def marked(template: str, *added: str, special: list[str] | None = None) -> Tokenizer:
+def marked(template: str, *added: str, special: list[str] | None = None) -> FastTokenizer:
     base = small_bpe()
     backend = tokenizers.Tokenizer.from_str(base._backend.to_str())
     backend.add_special_tokens(
         [AddedToken(t, special=True, normalized=False) for t in special or []]
     )
     backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in added])
-    return Tokenizer(backend, base.special_tokens, {"default": template})
+    return FastTokenizer(backend, base.special_tokens, {"default": template})
 
 
 @cache
-def sentencepiece(kind: str, template: str = "") -> Tokenizer:
+def sentencepiece(kind: str, template: str = "") -> FastTokenizer:
     """BPE with byte fallback as transformers converts it from a SentencePiece model.
 
     legacy  Llama 2, Mistral, TinyLlama: a "▁" before every text between added tokens
@@ -275,7 +275,7 @@ def sentencepiece(kind: str, template: str = "") -> Tokenizer:
         ]
     )
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return Tokenizer(backend, special, {"default": template or CHATML})
+    return FastTokenizer(backend, special, {"default": template or CHATML})
 
 
 TEMPLATES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 
 # headers, a BOS, trimmed contents, a date that is written once, calls without tags
 LLAMA = """\
@@ -125,7 +125,7 @@ SEARCH = {
 }
 
 
-def small_bpe(chat_template: str | None = None) -> Tokenizer:
+def small_bpe(chat_template: str | None = None) -> FastTokenizer:
     """A byte-level BPE with a few merges, so that encoding does depend on the context."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -139,7 +139,7 @@ def small_bpe(chat_template: str | None = None) -> Tokenizer:
     corpus = ["the answer is the number of the user and the assistant\n\n\n"] * 4
     backend.train_from_iterator(corpus, trainer)
     special = {"eos_token": "<|endoftext|>", "bos_token": "<|begin|>"}
-    return Tokenizer(backend, special, {"default": chat_template} if chat_template else None)
+    return FastTokenizer(backend, special, {"default": chat_template} if chat_template else None)
 
 
 def say(role: str, content: str | None, **more: object) -> dict[str, object]:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from graft.envs.base import BaseEnv
-from graft.envs.tooled import ToolEnv
+from graft.envs.tool_env import ToolEnv
 from graft.protocols import Tool
 from graft.tools import background, make_tools, mcp_time
 from graft.tools.errors import ToolError

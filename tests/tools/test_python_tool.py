@@ -16,7 +16,7 @@ from graft.protocols import Tool
 from graft.tools import TOOLS, is_error, make_tool
 from graft.tools.calling import call_tool
 from graft.tools.python import NOTHING, RESTARTED, PythonTool
-from graft.tools.sandbox import Outcome
+from graft.tools.sandbox import SandboxOutcome
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_at_most_so_many_calls_run_at_once():
     lock = threading.Lock()
     run = tool.run
 
-    def counted(code: str) -> Outcome:
+    def counted(code: str) -> SandboxOutcome:
         nonlocal running, most
         with lock:
             running += 1

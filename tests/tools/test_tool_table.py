@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graft.border import UserCodeError
 from graft.protocols import Tool
 from graft.registry import UnknownName
 from graft.tools import TOOLS, calling, make_tool, make_tools
@@ -18,6 +17,7 @@ from graft.tools.calculator import Calculator
 from graft.tools.calling import call_tool, place, shorten
 from graft.tools.errors import ToolError
 from graft.tools.schema import content_of, only_text, schema, tidy
+from graft.user_code import UserCodeError
 
 
 def shout(text: str) -> str:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from graft.config import Config, ConfigError, check
-from graft.train.acting import actions_of, with_actions
-from graft.train.checkpoint import action_names
+from graft.train.actions import actions_of, with_actions
+from graft.train.build import build_run
 from graft.train.model import load_tokenizer
-from graft.train.run import train_recipe
-from graft.train.setup import assemble
+from graft.train.run_dir.checkpoint import action_names
+from graft.train.session import train_recipe
 
 TINY = {
     "width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16,
@@ -42,12 +42,12 @@ def recipe(folder: Path, dress: str, file: str, **sections: dict[str, Any]) -> C
 )
 def test_a_dress_that_does_not_fit_the_file_is_refused(tmp_path, dress, file, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        assemble(recipe(tmp_path, dress, file))
+        build_run(recipe(tmp_path, dress, file))
 
 
 @pytest.mark.parametrize(("dress", "file"), [("actions", "compact"), ("compact", "compact-tags")])
 def test_a_dress_that_fits_is_taken(tmp_path, dress, file):
-    assert assemble(recipe(tmp_path, dress, file)).actions is not None
+    assert build_run(recipe(tmp_path, dress, file)).actions is not None
 
 
 def test_tools_that_the_environment_does_not_have_are_refused(tmp_path):
@@ -58,20 +58,20 @@ def test_tools_that_the_environment_does_not_have_are_refused(tmp_path):
         'groups: [{name: digits, actions: ["0", "1"]}]}\n'
     )
     with pytest.raises(ConfigError, match="has guess, and calculator answers only calculator"):
-        assemble(recipe(tmp_path, "actions", str(other)))
+        build_run(recipe(tmp_path, "actions", str(other)))
 
 
 def test_forcing_calls_wants_calls_that_there_are(tmp_path):
     with pytest.raises(ConfigError, match="no actions to force"):
-        assemble(recipe(tmp_path, "compact", "", algo={"name": "cpo"}))
+        build_run(recipe(tmp_path, "compact", "", algo={"name": "cpo"}))
     branch = {"counterfactual": {"tools": ["abacus"]}}
     rollout = {"tasks": 2, "samples": 2, "max_tokens": 6, "max_context": 40, "branch": branch}
     with pytest.raises(ValueError, match="cannot force abacus"):
-        assemble(recipe(tmp_path, "actions", "compact", rollout=rollout))
+        build_run(recipe(tmp_path, "actions", "compact", rollout=rollout))
 
 
 def test_recorded_chats_go_with_actions(tmp_path):
-    parts = assemble(recipe(tmp_path, "actions", "compact", sft={"data": "chats.jsonl"}))
+    parts = build_run(recipe(tmp_path, "actions", "compact", sft={"data": "chats.jsonl"}))
     assert parts.actions is not None
 
 
@@ -80,20 +80,20 @@ def test_a_checkpoint_remembers_what_its_rows_stand_for(tmp_path):
     checkpoint = Path(train_recipe(config)["checkpoint"])
     names = action_names(checkpoint)
     assert names[0] == "[" and names[-1] == "]" and len(names) == 15
-    parts = assemble(config, checkpoint)
+    parts = build_run(config, checkpoint)
     assert parts.policy.shape.extra == 15
     text = Path("graft/actions/files/compact.yaml").read_text()
     swapped = tmp_path / "swapped.yaml"
     swapped.write_text(text.replace('["+", "-", "*"]', '["-", "+", "*"]'))
     other = recipe(tmp_path, "actions", str(swapped))
     with pytest.raises(ConfigError, match=r"the action '\+' where actions.file has '-'"):
-        assemble(other, checkpoint)
+        build_run(other, checkpoint)
 
 
 def test_another_number_of_actions_than_the_checkpoint_s_is_refused(tmp_path):
     config = recipe(tmp_path, "actions", "compact", algo={"name": "cpo"})
     checkpoint = Path(train_recipe(config)["checkpoint"])
-    parts = assemble(config, checkpoint)
+    parts = build_run(config, checkpoint)
     fewer = tmp_path / "fewer.yaml"
     fewer.write_text(
         Path("graft/actions/files/compact.yaml")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from graft.config import keys
-from graft.train.alarms import CONDITIONS, WATCHED, Alarm, Alarms
+from graft.train.monitor.alarms import CONDITIONS, WATCHED, Alarm, Alarms
 
 HEALTHY = {
     "reward": 0.4,

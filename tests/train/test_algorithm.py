@@ -4,7 +4,7 @@ import pytest
 
 from graft.config import Config, ConfigError, check
 from graft.train.algorithm import preset_of
-from graft.train.plan import has_reference
+from graft.train.memory.plan import has_reference
 
 
 def recipe(**algo: object) -> Config:

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from graft.border import UserCodeError
 from graft.config import Config, ConfigError, check
 from graft.envs.calculator import CalculatorTask
-from graft.rollout.crew import Background, Ground
-from graft.train import run, setup
+from graft.rollout.collectors.collector import AsyncCollector, CollectorConfig
+from graft.train import build as setup
+from graft.train import session as run
 from graft.train.algorithm import STALE_CAP, preset_of
-from graft.train.display import Display
-from graft.train.setup import assemble
+from graft.train.build import build_run
+from graft.train.monitor.display import Display
 from graft.types import Author, Status, Turn
+from graft.user_code import UserCodeError
 from tests.train.test_resume import finish, start, wait_for_lines
 
 TIMED = ("time", "seconds", "per_second")
@@ -112,7 +113,7 @@ def test_with_nothing_ahead_a_crew_on_a_thread_gives_the_very_numbers_of_the_loo
     made = []
 
     def background(parts, processes):
-        made.append(Background(Ground(parts.setting, parts.held_out, parts.branch)))
+        made.append(AsyncCollector(CollectorConfig(parts.setting, parts.held_out, parts.branch)))
         return made[-1]
 
     monkeypatch.setattr(run, "make_crew", background)
@@ -279,11 +280,11 @@ def test_a_run_that_works_ahead_and_is_killed_loses_no_task_and_repeats_none(tmp
 def test_what_needs_a_step_to_be_over_is_refused_with_a_way_out(tmp_path, sections, words):
     config = recipe(tmp_path, **{"rollout": {"staleness": 1}, **sections})
     with pytest.raises(ConfigError, match=words):
-        assemble(config)
+        build_run(config)
 
 
 def test_dapo_without_redrawing_may_work_ahead(tmp_path):
-    parts = assemble(
+    parts = build_run(
         recipe(tmp_path, algo={"name": "dapo"}, rollout={"dynamic_rounds": 1, "staleness": 1})
     )
     assert parts.is_ahead and not parts.shares_weights
@@ -306,7 +307,7 @@ def test_stale_tokens_are_weighed_by_two_at_most_unless_the_recipe_or_the_preset
 
 def test_the_run_says_that_tokens_are_weighed(tmp_path):
     def notes(**rollout) -> str:
-        parts = assemble(recipe(tmp_path, rollout=rollout))
+        parts = build_run(recipe(tmp_path, rollout=rollout))
         parts.engine.close()
         return "\n".join(parts.notes)
 

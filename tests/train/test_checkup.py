@@ -11,14 +11,15 @@ import torch
 
 from graft.algos.presets import build, resolve_preset
 from graft.config import check
-from graft.rollout.batching import rows_of
-from graft.rollout.branch import independent
+from graft.rollout.batching import trajectories_of
+from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
-from graft.train import run
-from graft.train.check import Check
-from graft.train.checkup import (
+from graft.text.tokenizer import FastTokenizer
+from graft.train import session as run
+from graft.train.build import build_run, make_learner
+from graft.train.monitor.check import Check
+from graft.train.monitor.run_check import (
     agreement,
     answers,
     ends,
@@ -30,9 +31,8 @@ from graft.train.checkup import (
     recomputed,
     spread,
 )
-from graft.train.folder import RunStopped
 from graft.train.rl import TaskStream
-from graft.train.setup import assemble, make_learner
+from graft.train.run_dir.folder import RunStopped
 from graft.types import Episode, Leaf, Task
 
 SHAPE = {
@@ -56,7 +56,7 @@ def recipe(folder="runs", **sections):
 
 def built(**rollout):
     """A run's parts, its learner, and attempts at four tasks."""
-    parts = assemble(recipe(rollout=rollout))
+    parts = build_run(recipe(rollout=rollout))
     learner = make_learner(parts, None)
     tasks = TaskStream("calculator", 3)
     episodes = collect([next(tasks) for _ in range(4)], parts.setting, independent(2))
@@ -98,7 +98,7 @@ def test_a_check_that_breaks_is_told_of_and_the_others_are_made(healthy, monkeyp
     def broken(*_):
         raise KeyError("no such thing")
 
-    monkeypatch.setattr("graft.train.checkup.agreement", broken)
+    monkeypatch.setattr("graft.train.monitor.run_check.agreement", broken)
     found = {check.name: check for check in first_look(learner, episodes, parts.chat, 1.0)}
     assert found["log-probs"].verdict == "warn"
     assert "KeyError: 'no such thing'" in found["log-probs"].seen
@@ -126,7 +126,7 @@ def test_right_answers_that_no_turn_can_hold_are_told_of(healthy):
 
 def test_an_engine_with_other_weights_is_found_out(healthy):
     parts, learner, episodes = built()
-    rows = rows_of(episodes)
+    rows = trajectories_of(episodes)
     assert agreement(learner, rows, 1.0).verdict == "pass"
     with torch.no_grad():
         for weight in parts.policy.parameters():
@@ -138,7 +138,7 @@ def test_an_engine_with_other_weights_is_found_out(healthy):
 
 def test_a_learner_of_another_temperature_is_found_out_by_name():
     _, learner, episodes = built(temperature=0.5)
-    rows = rows_of(episodes)
+    rows = trajectories_of(episodes)
     assert agreement(learner, rows, 0.5).verdict == "pass"
     sick = agreement(replace(learner, temperature=1.0), rows, 0.5)
     assert sick.verdict == "fail"
@@ -149,20 +149,20 @@ def test_a_learner_of_another_temperature_is_found_out_by_name():
 def test_an_engine_that_tells_log_probs_before_the_temperature_is_found_out_by_name():
     _, learner, episodes = built(temperature=0.5)
     sick = copied(episodes)
-    raw = recomputed(learner, rows_of(sick), 1.0)
-    for row, numbers in zip(rows_of(sick), raw.tolist(), strict=True):
+    raw = recomputed(learner, trajectories_of(sick), 1.0)
+    for row, numbers in zip(trajectories_of(sick), raw.tolist(), strict=True):
         start = 0
         for span in row.spans[1:]:
             if span.logprobs:
                 span.logprobs = numbers[start : start + len(span)]
             start += len(span)
-    found = agreement(learner, rows_of(sick), 0.5)
+    found = agreement(learner, trajectories_of(sick), 0.5)
     assert found.verdict == "fail"
     assert "the engine samples at 0.5 and tells log-probs of 1" in found.remedy
 
 
 def test_few_rows_fit_one_micro_batch_and_one_is_always_taken(healthy):
-    rows = rows_of(healthy[2])
+    rows = trajectories_of(healthy[2])
     assert len(few(rows, 10_000)) == 8
     lengths = [len(row.tokens) for row in rows]
     assert len(few(rows, lengths[0] + lengths[1])) == 2
@@ -171,11 +171,11 @@ def test_few_rows_fit_one_micro_batch_and_one_is_always_taken(healthy):
 
 def test_rows_without_a_trained_token_fail(healthy):
     sick = copied(healthy[2])
-    assert mask(rows_of(sick)).verdict == "pass"
+    assert mask(trajectories_of(sick)).verdict == "pass"
     for episode in sick:
         for span in episode.spans:
             span.mask = [False] * len(span.mask)
-    found = mask(rows_of(sick))
+    found = mask(trajectories_of(sick))
     assert found.verdict == "fail"
     assert found.seen.startswith("0 of ")
 
@@ -183,7 +183,7 @@ def test_rows_without_a_trained_token_fail(healthy):
 def test_an_end_of_turn_that_is_not_trained_fails(healthy):
     parts, _, episodes = healthy
     sick = copied(episodes)
-    assert eos(rows_of(sick), parts.chat).verdict == "pass"
+    assert eos(trajectories_of(sick), parts.chat).verdict == "pass"
     closed = 0
     for episode in sick:
         for span in episode.spans:
@@ -191,7 +191,7 @@ def test_an_end_of_turn_that_is_not_trained_fails(healthy):
                 span.mask[-1] = False
                 closed += 1
     assert closed
-    found = eos(rows_of(sick), parts.chat)
+    found = eos(trajectories_of(sick), parts.chat)
     assert found.verdict == "fail"
     assert found.seen.startswith(f"{closed} of {closed} turns end with a token that is not trained")
 
@@ -204,7 +204,7 @@ def test_attempts_that_are_all_cut_are_worth_a_word(healthy):
         for span in episode.spans:
             span.tokens = [5 if token == eos_id else token for token in span.tokens]
             span.info["finish"] = "length"
-    found = eos(rows_of(sick), parts.chat)
+    found = eos(trajectories_of(sick), parts.chat)
     assert found.verdict == "warn"
     assert "none of 8 attempts came to an end by itself" in found.seen
 
@@ -220,16 +220,16 @@ def test_rewards_that_are_all_the_same_are_worth_a_word():
 
 
 def test_the_end_of_a_turn_must_be_something_to_stop_at():
-    plain = Chat(Tokenizer.characters("0123456789+="))
+    plain = Chat(FastTokenizer.characters("0123456789+="))
     assert ends(plain, 15).verdict == "pass"
     assert "token 1" in ends(plain, 15).seen
     beyond = ends(plain, 1)
     assert beyond.verdict == "fail" and "the model knows 1 tokens" in beyond.seen
     endless = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    chat = Chat(Tokenizer.bytes(), endless)
+    chat = Chat(FastTokenizer.bytes(), endless)
     assert ends(chat, 258).verdict == "fail"
     assert ends(chat, 258, ("]",)).verdict == "warn"
-    spelled = ends(Chat(Tokenizer.bytes(), "chatml"), 258)
+    spelled = ends(Chat(FastTokenizer.bytes(), "chatml"), 258)
     assert spelled.verdict == "warn"
     assert "a text of several tokens" in spelled.seen
     assert r"'\n', is not trained" in spelled.seen
@@ -240,7 +240,7 @@ def test_losses_do_not_depend_on_micro_batches(healthy, algo):
     parts, learner, episodes = healthy
     before = {name: weight.clone() for name, weight in parts.policy.named_parameters()}
     loss = build(replace(resolve_preset(algo), kl_coef=0.0))[2]
-    found = micro(learner, rows_of(episodes), loss)
+    found = micro(learner, trajectories_of(episodes), loss)
     assert found.verdict == "pass"
     assert "8 rows in 1 micro-batch and in 8" in found.seen
     for name, weight in parts.policy.named_parameters():
@@ -255,7 +255,7 @@ def test_a_loss_that_averages_over_its_rows_is_found_out(healthy):
         loss_NT = -batch.advantages * torch.where(batch.mask, logp_NT, 0.0) / batch.mask.sum()
         return loss_NT, {}
 
-    found = micro(learner, rows_of(episodes), sick)
+    found = micro(learner, trajectories_of(episodes), sick)
     assert found.verdict == "fail"
     assert "must not average over the rows" in found.remedy
 
@@ -263,7 +263,7 @@ def test_a_loss_that_averages_over_its_rows_is_found_out(healthy):
 def test_one_row_proves_nothing_about_micro_batches(healthy):
     parts, learner, episodes = healthy
     loss = build(parts.preset)[2]
-    assert micro(learner, rows_of(episodes)[:1], loss).verdict == "warn"
+    assert micro(learner, trajectories_of(episodes)[:1], loss).verdict == "warn"
 
 
 @pytest.mark.parametrize("eval_tasks", [12, 0])
@@ -292,7 +292,7 @@ def test_a_healthy_run_goes_through_and_hears_only_what_is_worth_a_word(tmp_path
 def test_wrappers_that_render_chats_use_the_template_of_the_recipe(wrapper):
     template = "{% for m in messages %}{{ mark }}{{ m.content }}{{ eos_token }}{% endfor %}"
     model = {"shape": SHAPE, "alphabet": "bytes", "chat_template": template}
-    parts = assemble(
+    parts = build_run(
         recipe(
             model={**model, "template_args": {"mark": "#"}},
             task={"env": "game:GuessTheNumber-v0", "wrappers": [wrapper]},

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from graft.train.display import Display, Trend
-from graft.train.labels import in_words
-from graft.train.words import clip, clock_face, sparkline, visible
+from graft.train.monitor.display import Display, Trend
+from graft.train.monitor.formatting import clip, clock_face, sparkline, visible
+from graft.train.monitor.labels import in_words
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 
 

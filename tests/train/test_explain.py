@@ -16,13 +16,15 @@ from typer.testing import CliRunner
 import graft
 from graft.commands.explain import explain as explain_command
 from graft.config import keys
-from graft.evaluate.against import COLUMNS as AGAINST
-from graft.evaluate.table import CALLS, HEAD, SOURCE, TASKS, Table
-from graft.record import Status as RunStatus
+from graft.evaluate.comparison import COLUMNS as AGAINST
+from graft.evaluate.table import CALLS, HEAD, SOURCE, TASKS, ScoreTable
 from graft.registry import UnknownName
-from graft.train.alarms import CONDITIONS, WATCHED
-from graft.train.display import Display
-from graft.train.explain import (
+from graft.runs import RunStatus as RunStatus
+from graft.train.monitor.alarms import CONDITIONS, WATCHED
+from graft.train.monitor.display import Display
+from graft.train.monitor.labels import PHASE_WORDS, RUN_COLUMNS, SCORES
+from graft.train.monitor.labels import WATCHED as SHOWN
+from graft.train.monitor.metric_docs import (
     ALIASES,
     AREAS,
     METRICS,
@@ -31,9 +33,7 @@ from graft.train.explain import (
     markdown,
     nearest_metrics,
 )
-from graft.train.labels import PHASE_WORDS, RUN_COLUMNS, SCORES
-from graft.train.labels import WATCHED as SHOWN
-from graft.train.tracking import RESERVED, read_metrics
+from graft.train.run_dir.metrics_log import RESERVED, read_metrics
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def test_every_metric_of_the_held_out_rows_of_a_warm_up_has_a_text(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("file", "at_least"),
-    [("train/describe.py", 20), ("algos/losses.py", 8), ("train/sft.py", 7)],
+    [("train/step_metrics.py", 20), ("algos/losses.py", 8), ("train/sft.py", 7)],
 )
 def test_metrics_that_need_a_rare_step_have_a_text_too(file, at_least):
     """Keys of the dicts that functions of these files make: they are metrics, and nothing else is."""
@@ -138,7 +138,7 @@ def test_every_metric_that_alarms_watch_has_a_text():
 
 
 def test_the_page_is_the_table():
-    """A text was changed: `python -m graft.train.explain > docs/metrics.md`."""
+    """A text was changed: `python -m graft.train.monitor.metric_docs > docs/metrics.md`."""
     text = PAGE.read_text()
     assert re.findall(r"^### `(.+)`$", text, re.M) == list(METRICS)
     assert text == markdown() + "\n"
@@ -310,7 +310,7 @@ def test_every_word_that_the_display_prints_can_be_explained(out, monkeypatch):
         *SCORES,
         *AGAINST,
         *(*HEAD, SOURCE, TASKS, CALLS),
-        *Table([], {}, "", samples=8, k=(1, 8)).measures,
+        *ScoreTable([], {}, "", samples=8, k=(1, 8)).measures,
         *CONDITIONS,
     ],
 )

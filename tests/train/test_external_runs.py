@@ -23,19 +23,19 @@ import pytest
 import torch
 
 from graft.config import ConfigError, check
-from graft.engine import wire
+from graft.datagen.rejection_sampling import sample_rows
 from graft.engine.errors import EngineError
+from graft.engine.remote import wire
+from graft.evaluate.run import evaluate_checkpoints
 from graft.models.decoder import Decoder
-from graft.models.load import load_model
-from graft.models.save import save_model
-from graft.train.checkpoint import checkpoints
-from graft.train.checkpoint_table import evaluate_checkpoints
-from graft.train.folder import RunStopped
-from graft.train.harvest import sample_rows
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.train.distributed.process_group import ProcessGroup
 from graft.train.model import load_tokenizer, new_shape
-from graft.train.processes import Processes
-from graft.train.run import train_recipe
-from graft.train.sampling import refuse_external
+from graft.train.rollout_engine import refuse_external
+from graft.train.run_dir.checkpoint import checkpoints
+from graft.train.run_dir.folder import RunStopped
+from graft.train.session import train_recipe
 from graft.types import Task, Trajectory
 from tests.engine.fake_sglang import FakeSGLang, load_other, serving_sglang
 
@@ -314,7 +314,7 @@ def test_what_engines_of_others_cannot_do_is_refused(sections, said, tmp_path):
 
 
 def test_one_vllm_in_each_process_of_torchrun_is_refused():
-    crowd = Processes(1.0, torch.device("cpu"))
+    crowd = ProcessGroup(1.0, torch.device("cpu"))
     crowd.world = 2
     config = recipe(Path(), engine={"name": "vllm"})
     with pytest.raises(ConfigError, match=r"one vLLM in each of them.*engine\.url"):

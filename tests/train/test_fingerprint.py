@@ -14,27 +14,27 @@ from torch import Tensor
 
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
-from graft.models.policies import weights_of
-from graft.models.shape import Shape
-from graft.models.sharded import shard
-from graft.models.sharded_critic import sharded_critic
-from graft.train import fingerprint
-from graft.train.fingerprint import (
-    Recorder,
+from graft.models.parallel.critic import sharded_critic
+from graft.models.parallel.decoder import shard
+from graft.models.policy import weights_of
+from graft.models.shape import ModelShape
+from graft.train.distributed.process_group import ALONE
+from graft.train.distributed.process_group import ProcessGroup as Run
+from graft.train.learner import Learner
+from graft.train.optimizer import Optimizer, schedule
+from graft.train.run_dir import fingerprint
+from graft.train.run_dir.fingerprint import (
     StepRecord,
+    StepRecorder,
     combine,
     differing,
     fingerprints,
     read_record,
     weights_prints,
 )
-from graft.train.learner import Learner
-from graft.train.optimizer import Optimizer, schedule
-from graft.train.processes import ALONE
-from graft.train.processes import Processes as Run
 from tests.processes import Processes
 
-SHAPE = Shape(
+SHAPE = ModelShape(
     family="llama",
     vocab_size=61,
     width=8,
@@ -184,7 +184,7 @@ def test_weights_are_looked_at_once_between_two_updates(monkeypatch):
         fingerprint, "weights_prints", lambda learner: [looks.append(1), look(learner)][1]
     )
     learner = learner_of(decoder())
-    recorder = Recorder(learner, train_steps=9)
+    recorder = StepRecorder(learner, train_steps=9)
     records: list[StepRecord] = []
     for step in (1, 2):
         before = recorder.prints()
@@ -198,7 +198,7 @@ def test_weights_are_looked_at_once_between_two_updates(monkeypatch):
 
 
 def test_a_record_reads_back_equal_and_half_a_one_is_none(tmp_path):
-    recorder = Recorder(learner_of(decoder()), train_steps=9)
+    recorder = StepRecorder(learner_of(decoder()), train_steps=9)
     record = recorder.record(7, recorder.prints())
     record.write(tmp_path)
     assert read_record(tmp_path, 7) == record

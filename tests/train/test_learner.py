@@ -7,14 +7,14 @@ import torch
 from graft.algos.presets import build
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
+from graft.models.shape import ModelShape
+from graft.rollout.batching import to_batch, trajectories_of
 from graft.train import learner as learner_module
 from graft.train.learner import Learner, _high
 from graft.train.optimizer import NonFinite, Optimizer, schedule
 from tests.trees import group, random_tree
 
-SHAPE = Shape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
+SHAPE = ModelShape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
 
 
 def learner_for(name: str = "grpo", tokens_per_micro: int = 10_000, **more) -> Learner:
@@ -25,7 +25,7 @@ def learner_for(name: str = "grpo", tokens_per_micro: int = 10_000, **more) -> L
 
 
 def batch_of(seeds=range(5), name: str = "grpo"):
-    rows = rows_of([random_tree(seed) for seed in seeds])
+    rows = trajectories_of([random_tree(seed) for seed in seeds])
     batch = to_batch(rows)
     _, credit, _, _ = build(name)
     return rows, batch.replace(advantages=credit(batch.zeros(), batch))
@@ -79,7 +79,7 @@ def test_rows_with_nothing_to_train_cost_nothing_and_break_nothing(name: str):
 
 def test_an_update_makes_rewarded_answers_likelier():
     episode = group([1, 2, 3], [[4, 5], [6, 7]], [1.0, 0.0])
-    rows = rows_of([episode])
+    rows = trajectories_of([episode])
     batch = to_batch(rows)
     _, credit, _, _ = build("grpo")
     batch = batch.replace(advantages=credit(batch.zeros(), batch))

@@ -11,18 +11,18 @@ import torch
 from graft.algos.losses import reinforce, sft, with_entropy, with_kl
 from graft.algos.reductions import token
 from graft.models.decoder import Decoder, causal
-from graft.models.extra import extend, load_rows
-from graft.models.load import load_model
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
-from graft.text.tokenizer import Tokenizer
-from graft.train.checkpoint import checkpoints
+from graft.models.extra_actions import extend, load_rows
+from graft.models.io.load import load_model
+from graft.models.shape import ModelShape
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.text.tokenizer import FastTokenizer
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
-from graft.train.saver import Saver
+from graft.train.run_dir.checkpoint import checkpoints
+from graft.train.run_dir.checkpoint_writer import CheckpointWriter
 from graft.types import NO_ACTION, Author, Episode, Leaf, Span, Task
 
-SHAPE = Shape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
+SHAPE = ModelShape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
 CALL, TWO, DONE = 30, 31, 32
 """Actions beyond the vocabulary: the way into a tool, and what is possible inside."""
 
@@ -55,7 +55,7 @@ def call_rows(prompts=(PROMPT, [5, 5])) -> list:
         tip = episode.append(Span(2, Author.POLICY, *last))
         episode.leaves = [Leaf((tip,), 1.0)]
         episodes.append(episode)
-    return rows_of(episodes)
+    return trajectories_of(episodes)
 
 
 def new_policy(seed: int = 1) -> Decoder:
@@ -208,7 +208,7 @@ def test_masks_over_the_vocabulary_alone_need_no_extra_rows():
         Span(0, Author.POLICY, TOKENS, TOKENS, [-1.0] * n, [0.5] * n, MODES, [True] * n)
     )
     episode.leaves = [Leaf((tip,), 1.0)]
-    rows = rows_of([episode])
+    rows = trajectories_of([episode])
     learner = learner_of(
         policy, with_kl(sft(), 0.1), allowed=allowed, reference=reference, epochs=2
     )
@@ -237,7 +237,9 @@ def test_a_checkpoint_brings_actions_and_their_moments_back(dtype: torch.dtype, 
     learner = learner_of(new_policy().to(dtype), sft())
     for _ in range(3):
         learner.update(rows, batch)
-    Saver(tmp_path, Tokenizer.characters("0123456789"), keep_last=1).save("rl", 3, learner, {})
+    CheckpointWriter(tmp_path, FastTokenizer.characters("0123456789"), keep_last=1).save(
+        "rl", 3, learner, {}
+    )
     (saved,) = checkpoints(tmp_path)
     policy = load_rows(load_model(saved.path, dtype=dtype), saved.path)
     assert policy is not None

@@ -14,20 +14,20 @@ from safetensors.torch import load_file
 from graft.config import ConfigError, check
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
-from graft.models.load import load_model
-from graft.models.lora import ADAPTER, TARGETS, num_trained
-from graft.models.names import hf_names
-from graft.models.save import save_model
-from graft.models.shape import Shape
-from graft.rollout.batching import rows_of, to_batch
-from graft.train.checkpoint import ADAPTER_FOLDER, checkpoints
-from graft.train.folder import RunStopped
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_names
+from graft.models.lora.training import ADAPTER, TARGETS, num_trained
+from graft.models.shape import ModelShape
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.train.build import build_run, make_learner, sft_learner
 from graft.train.learner import check_served
+from graft.train.memory.device_memory import DeviceMemory
+from graft.train.memory.plan import plan_memory
 from graft.train.model import load_tokenizer, new_shape
-from graft.train.plan import plan_memory
-from graft.train.room import Room
-from graft.train.run import train_recipe
-from graft.train.setup import assemble, make_learner, sft_learner
+from graft.train.run_dir.checkpoint import ADAPTER_FOLDER, checkpoints
+from graft.train.run_dir.folder import RunStopped
+from graft.train.session import train_recipe
 from graft.types import Task, Trajectory
 from tests.trees import random_tree
 
@@ -124,13 +124,13 @@ def test_a_checkpoint_is_the_merged_model_and_its_adapter(base, tmp_path):
 
 
 def test_the_optimizer_knows_the_adapters_alone(base, tmp_path):
-    parts = assemble(recipe(base, tmp_path))
+    parts = build_run(recipe(base, tmp_path))
     learner = sft_learner(parts, 3)
     shape, count = parts.policy.shape, num_trained(parts.policy.shape, 2, TARGETS[:-1])
     # q 32x32, k and v 16x32, o 32x32, gate, up and down 32x32; two layers
     assert count == 2 * 2 * (64 + 48 + 48 + 64 + 64 + 64 + 64)
     place = [p.data_ptr() for p in parts.policy.parameters()]
-    rows = rows_of([random_tree(seed, vocab=12) for seed in range(3)])
+    rows = trajectories_of([random_tree(seed, vocab=12) for seed in range(3)])
     learner.update(rows, to_batch(rows))
     state = learner.optimizer.adam.state_dict()["state"].values()
     assert sum(s["exp_avg"].numel() + s["exp_avg_sq"].numel() for s in state) == 2 * count
@@ -138,7 +138,7 @@ def test_the_optimizer_knows_the_adapters_alone(base, tmp_path):
     assert all(p.grad is None for p in parts.policy.parameters())
     assert [p.data_ptr() for p in parts.policy.parameters()] == place
     assert parts.engine.decoder is parts.policy
-    room = Room(torch.device("cpu"), 1 << 40)
+    room = DeviceMemory(torch.device("cpu"), 1 << 40)
     found = {i.name: i.bytes for i in plan_memory(parts.config, shape, torch.float32, room).items}
     assert (found["adapters"], found["AdamW moments"]) == (4 * count, 8 * count)
     assert found["base"] == 4 * sum(t.base.numel() for t in parts.lora.targets)
@@ -152,7 +152,7 @@ def test_the_optimizer_knows_the_adapters_alone(base, tmp_path):
 
 
 def test_an_engine_that_serves_other_weights_stops_the_run(base, tmp_path):
-    parts = assemble(recipe(base, tmp_path))
+    parts = build_run(recipe(base, tmp_path))
     learner = sft_learner(parts, 3)  # checked inside: the engine holds the learner's own tensors
     weights = {name: p.detach().clone() for name, p in parts.policy.named_parameters()}
     other = NativeEngine(load_model(base), kv_tokens=1024)  # the base: as if nobody told it
@@ -169,7 +169,7 @@ def test_rank_0_is_a_run_without_adapters(base, tmp_path):
     assert metrics(tmp_path / "off" / "run") == metrics(tmp_path / "none" / "run")
     checkpoint = tmp_path / "off" / "run" / "checkpoints" / "rl-000001"
     assert not (checkpoint / ADAPTER_FOLDER).exists()
-    parts = assemble(recipe(base, tmp_path, lora={"rank": 0}))
+    parts = build_run(recipe(base, tmp_path, lora={"rank": 0}))
     learner = sft_learner(parts, 3)
     assert learner.lora is None and all(p.requires_grad for p in parts.policy.parameters())
 
@@ -206,7 +206,7 @@ def test_actions_beyond_the_vocabulary_learn_beside_adapters(base, tmp_path):
 )
 def test_recipes_that_cannot_work_are_refused(base, tmp_path, sections, message):
     with pytest.raises(ConfigError, match=message):
-        assemble(recipe(base, tmp_path, **sections))
+        build_run(recipe(base, tmp_path, **sections))
 
 
 def test_a_base_that_is_gone_or_has_changed_is_named(base, tmp_path):
@@ -218,12 +218,12 @@ def test_a_base_that_is_gone_or_has_changed_is_named(base, tmp_path):
     other = Decoder(load_model(mine).shape).initialise(99)
     save_model(other, mine)
     with pytest.raises(ValueError, match="trained on other weights"):
-        sft_learner(assemble(config, checkpoint), 3)
-    small = Shape(**{**SIZES, "layers": 1}, vocab_size=other.shape.vocab_size)
+        sft_learner(build_run(config, checkpoint), 3)
+    small = ModelShape(**{**SIZES, "layers": 1}, vocab_size=other.shape.vocab_size)
     save_model(Decoder(small).initialise(0), mine)
     with pytest.raises(ConfigError, match="other sizes"):
-        sft_learner(assemble(config, checkpoint), 3)
+        sft_learner(build_run(config, checkpoint), 3)
     shutil.rmtree(mine)
-    parts = assemble(config, checkpoint)  # to sample from it nothing else is needed
+    parts = build_run(config, checkpoint)  # to sample from it nothing else is needed
     with pytest.raises(ConfigError, match="nothing is there"):
         sft_learner(parts, 3)

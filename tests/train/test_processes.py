@@ -23,8 +23,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graft.train.board import Board, Failure, ProcessesLost, _Peer, ranks_in_words
-from graft.train.processes import Processes, _buckets, describe
+from graft.train.distributed.heartbeat import (
+    ProcessesLost,
+    ProcessFailure,
+    RankHeartbeat,
+    _Peer,
+    ranks_in_words,
+)
+from graft.train.distributed.process_group import ProcessGroup, _buckets, describe
 
 CPU = torch.device("cpu")
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -46,7 +52,7 @@ def enter(rank: int, world: int, port: int, folder: str, work: Callable, deadlin
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ["TORCHELASTIC_ERROR_FILE"] = f"{folder}/error{rank}"
-    processes = Processes.start(deadline, CPU)
+    processes = ProcessGroup.start(deadline, CPU)
     with processes.guarded():
         result = work(processes, Path(folder))
         Path(f"{folder}/result{rank}").write_text(json.dumps(result))
@@ -91,7 +97,7 @@ class Crowd:
 @contextmanager
 def started(folder: Path, world: int, work: Callable, deadline: float = 30.0) -> Iterator[Crowd]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["graft.train.processes"])
+    context.set_forkserver_preload(["graft.train.distributed.process_group"])
     port = free_port()
     members = [
         context.Process(target=enter, args=(rank, world, port, str(folder), work, deadline))
@@ -112,10 +118,10 @@ def started(folder: Path, world: int, work: Callable, deadline: float = 30.0) ->
 
 
 @pytest.fixture
-def alone(monkeypatch) -> Processes:
+def alone(monkeypatch) -> ProcessGroup:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
-    return Processes.start(600, CPU)
+    return ProcessGroup.start(600, CPU)
 
 
 def test_alone_everything_is_trivial_and_there_is_no_process_group(alone):
@@ -140,7 +146,7 @@ def test_alone_everything_is_trivial_and_there_is_no_process_group(alone):
 def test_one_process_without_torchrun_is_alone(monkeypatch, alone):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert Processes.start(600, CPU).world == 1
+    assert ProcessGroup.start(600, CPU).world == 1
     assert not dist.is_initialized()
 
 
@@ -161,11 +167,11 @@ def test_a_tp_that_does_not_divide_the_processes_is_refused_with_those_that_do(a
 def test_a_half_set_environment_is_refused_in_words(monkeypatch, alone):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ValueError, match=r"RANK is set, but WORLD_SIZE is ''; start .* torchrun"):
-        Processes.start(1, CPU)
+        ProcessGroup.start(1, CPU)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(ValueError, match="but not MASTER_ADDR"):
-        Processes.start(1, CPU)
+        ProcessGroup.start(1, CPU)
 
 
 def test_ranks_are_listed_as_people_do():
@@ -174,7 +180,7 @@ def test_ranks_are_listed_as_people_do():
 
 
 def test_buckets_hold_tensors_of_one_type_up_to_a_size(monkeypatch):
-    monkeypatch.setattr("graft.train.processes.BUCKET", 16)
+    monkeypatch.setattr("graft.train.distributed.process_group.BUCKET", 16)
     a, b, c = torch.zeros(2), torch.zeros(2, dtype=torch.int32), torch.zeros(3)
     d = torch.zeros(1)
     found = list(_buckets([a, b, c, d]))  # 8 + 12 bytes of floats fill one
@@ -194,12 +200,12 @@ def test_errors_of_ours_are_told_by_their_text_and_others_with_a_traceback():
     told = describe(bug.value).splitlines()
     assert told[0] == "ZeroDivisionError: integer division or modulo by zero"
     assert told[1] == "Traceback (most recent call last):"
-    assert str(Failure(2, "failed", "no room", 0.0)) == "rank 2 failed: no room"
+    assert str(ProcessFailure(2, "failed", "no room", 0.0)) == "rank 2 failed: no room"
 
 
-def board_of(world: int) -> Board:
+def board_of(world: int) -> RankHeartbeat:
     """Rank 0's, on which everybody else is on another machine and has just reported."""
-    board = Board(0, world, deadline=600.0)
+    board = RankHeartbeat(0, world, deadline=600.0)
     for rank in range(world):
         board.peers[rank] = _Peer(f"host{rank}", 40 + rank, "", "", {}, time.monotonic())
     return board
@@ -237,7 +243,7 @@ def test_a_rank_on_another_machine_that_falls_silent_is_missed():
 # together
 
 
-def exchange(processes: Processes, folder: Path) -> Any:
+def exchange(processes: ProcessGroup, folder: Path) -> Any:
     rank = processes.rank
     sums = [
         torch.full((2, 2), rank + 1.0).T[:1],  # not in one piece
@@ -274,7 +280,7 @@ def test_three_processes_exchange_values(tmp_path):
         assert crowd.screen == ""
 
 
-def meshed(processes: Processes, folder: Path) -> Any:
+def meshed(processes: ProcessGroup, folder: Path) -> Any:
     from torch.distributed.fsdp import fully_shard
 
     mesh = processes.mesh(2)
@@ -309,7 +315,7 @@ def test_the_groups_of_a_mesh_keep_our_deadline_and_carry_fsdp(tmp_path):
             assert result["sizes"] == [rank, 2, 0, 1]
 
 
-def out_of_step(processes: Processes, folder: Path) -> None:
+def out_of_step(processes: ProcessGroup, folder: Path) -> None:
     if processes.is_first:
         processes.gather(1, "the lengths of step 12")
     else:
@@ -327,7 +333,7 @@ def test_processes_that_are_not_at_the_same_place_say_where_each_is(tmp_path):
 # failures
 
 
-def raise_on_two(processes: Processes, folder: Path) -> None:
+def raise_on_two(processes: ProcessGroup, folder: Path) -> None:
     processes.barrier("the start")
     if processes.rank == 2:
         raise ProcessesLost("the disk of this machine is full")
@@ -356,7 +362,7 @@ def test_an_error_is_the_first_thing_on_the_screen_and_ends_everybody(tmp_path):
         assert causes[2]["message"]["message"] == "the disk of this machine is full"
 
 
-def bug_on_zero(processes: Processes, folder: Path) -> None:
+def bug_on_zero(processes: ProcessGroup, folder: Path) -> None:
     if processes.is_first:  # which also holds the store
         print(1 // 0)
     processes.barrier("the start")
@@ -375,7 +381,7 @@ def test_a_bug_on_rank_0_shows_its_traceback_once_and_the_others_still_hear_of_i
         ]
 
 
-def same_error(processes: Processes, folder: Path) -> None:
+def same_error(processes: ProcessGroup, folder: Path) -> None:
     processes.barrier("the start")
     raise ProcessesLost("train.lr is negative")
 
@@ -389,7 +395,7 @@ def test_an_error_that_all_have_is_told_once(tmp_path):
         assert sum(" stops, because rank" in line for line in crowd.lines()) == 2
 
 
-def one_sleeps(processes: Processes, folder: Path) -> None:
+def one_sleeps(processes: ProcessGroup, folder: Path) -> None:
     processes.barrier("the start")
     if processes.rank == 1:
         processes.doing("sampling, step 12")
@@ -413,7 +419,7 @@ def test_at_the_deadline_it_is_said_who_did_not_come_and_what_it_was_doing(tmp_p
         assert screen.index(failed) < min(screen.index(line) for line in stops)
 
 
-def hang_out_of_reach(processes: Processes, folder: Path) -> None:
+def hang_out_of_reach(processes: ProcessGroup, folder: Path) -> None:
     processes.barrier("the start")
     if processes.is_first:
         # as on a GPU, whose library can be neither looked into nor broken off
@@ -433,7 +439,7 @@ def test_what_hangs_where_no_exception_reaches_is_ended_at_the_deadline(tmp_path
         assert "failed: waited 4 s for the gradients of step 2, and rank 1 did not come" in failed
 
 
-def wait_for_ever(processes: Processes, folder: Path) -> None:
+def wait_for_ever(processes: ProcessGroup, folder: Path) -> None:
     processes.barrier("the start")
     (folder / f"pid{processes.rank}").write_text(str(os.getpid()))
     if processes.rank == processes.world - 1:
@@ -466,7 +472,7 @@ def test_a_killed_process_is_named_by_the_others(tmp_path):
         assert " stops, because rank 2 is gone: " in crowd.lines()[1]
 
 
-def wait_for_zero(processes: Processes, folder: Path) -> None:
+def wait_for_zero(processes: ProcessGroup, folder: Path) -> None:
     processes.barrier("the start")
     (folder / f"pid{processes.rank}").write_text(str(os.getpid()))
     if processes.is_first:
@@ -517,7 +523,7 @@ def test_a_stopped_rank_0_stops_the_store_too_and_the_others_still_end_at_the_de
         assert f"rank 0 is stopped by a signal (pid {pid} on " in told
 
 
-def interrupted(processes: Processes, folder: Path) -> None:
+def interrupted(processes: ProcessGroup, folder: Path) -> None:
     processes.barrier("the start")
     (folder / f"pid{processes.rank}").write_text(str(os.getpid()))
     time.sleep(60)
@@ -538,7 +544,7 @@ def test_processes_that_never_start_are_named(tmp_path, monkeypatch, alone):
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     said: list[str] = []
     with pytest.raises(ProcessesLost, match=r"waited 1 s for the 4 .* and ranks 1-3 did not come"):
-        Processes.start(1.0, CPU, say=said.append)
+        ProcessGroup.start(1.0, CPU, say=said.append)
     assert said[0].startswith("rank 0 waits for the other processes to start since 0:00, in ")
     assert said[0].splitlines()[1:] == ["ranks 1-3 have not come yet"]
 
@@ -548,7 +554,7 @@ def test_under_torchrun_the_cause_is_first_and_torchrun_names_it_too(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(
         "import torch\n"
-        "from graft.train.processes import Processes\n"
+        "from graft.train.distributed.process_group import Processes\n"
         "processes = Processes.start(30.0, 'cpu')\n"
         "with processes.guarded():\n"
         "    print(processes.gather(processes.rank, 'the ranks'), flush=True)\n"

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import graft
 from graft import cli
-from graft.train.run import Session, train_recipe
-from graft.train.run_names import named, short
+from graft.train.run_dir.names import named, short
+from graft.train.session import Session, train_recipe
 from tests.test_rollout_command import TINY
 
 

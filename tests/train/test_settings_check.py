@@ -11,14 +11,14 @@ import pytest
 from graft.config import ConfigError, load_config
 from graft.doctor.recipe import Examination
 from graft.envs.calculator import Expression
-from graft.models.shape import Shape
-from graft.rollout.branch import Branch
-from graft.rollout.episode import Growth
+from graft.models.shape import ModelShape
+from graft.rollout.branches.branch import Branch
+from graft.rollout.episode_builder import EpisodeBuilder
 from graft.train.algorithm import preset_of
-from graft.train.check import FAIL, WARN
-from graft.train.describe import missing
-from graft.train.run import train_recipe
-from graft.train.settings_check import compares_attempts, positions_check, settings_checks
+from graft.train.monitor.check import FAIL, WARN
+from graft.train.monitor.settings_check import compares_attempts, positions_check, settings_checks
+from graft.train.session import train_recipe
+from graft.train.step_metrics import missing
 from graft.types import Episode, Leaf, Status, Task
 
 RECIPES = sorted((Path(__file__).parent.parent.parent / "recipes").rglob("*.yaml"))
@@ -95,13 +95,13 @@ def test_temperature_zero_is_refused_with_the_reason():
 
 def test_a_context_beyond_the_models_positions_is_named_with_the_number():
     config = load_config("quickstart", ["rollout.max_context=4096", "sft.steps=0", "sft.stop_at=0"])
-    assert positions_check(config, Shape(max_positions=4096)) is None
-    check = positions_check(config, Shape(max_positions=2048))
+    assert positions_check(config, ModelShape(max_positions=4096)) is None
+    check = positions_check(config, ModelShape(max_positions=2048))
     assert check is not None and check.verdict == WARN
     assert "rollout.max_context=4096 is more than the 2048 positions" in check.seen
     assert check.remedy == "set rollout.max_context=2048"
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
-    check = positions_check(config, Shape(max_positions=2048, rope_scaling=yarn))
+    check = positions_check(config, ModelShape(max_positions=2048, rope_scaling=yarn))
     assert check is not None and "Its rope scaling reaches 8192" in check.remedy
 
 
@@ -162,7 +162,7 @@ class Shaky(Expression):
 def lazy(samples: int) -> Branch:
     """Grows one attempt fewer than it is asked for, and says that it may."""
 
-    async def branch(growth: Growth) -> None:
+    async def branch(growth: EpisodeBuilder) -> None:
         for _ in range(samples - 1):
             await (await growth.root()).finish()
 

@@ -8,14 +8,14 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from graft.actions.actions import load_actions
 from graft.data.schemas import ChatRow
-from graft.rollout.batching import rows_of, to_batch
-from graft.rollout.demonstrate import demonstration
+from graft.rollout.action_spelling import ActionSpeller
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.demonstration import demonstration
 from graft.rollout.examples import contexts_of, conversation, example, shortened
 from graft.rollout.recorded import spans_of_attempt
-from graft.rollout.spelled import Speller
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Author, Task
 from tests.rollout.scripted import LETTERS, SORTING
 from tests.rollout.test_rollout_actions import TASK as SWAPPING
@@ -233,7 +233,7 @@ def test_actions_are_written_as_they_stand_in_a_text():
     call = actions.spell("compare", ("A", "B")).tokens
     assert tokenizer.decode_after(call) == " compare A and B"
     assert tokenizer.encode_after("so compare A and B") == tokenizer.encode_after("so") + call
-    speller = Speller(actions, tokenizer)
+    speller = ActionSpeller(actions, tokenizer)
     parts = speller.parts("so compare A and B: A > B\n!")
     assert [part.text for part in parts] == ["so", " compare A and B", ": A > B\n", "!"]
 
@@ -244,7 +244,7 @@ ARPO = (
 )
 
 
-@pytest.mark.parametrize("tokenizer", [Tokenizer.bytes(), small_bpe()], ids=["bytes", "bpe"])
+@pytest.mark.parametrize("tokenizer", [FastTokenizer.bytes(), small_bpe()], ids=["bytes", "bpe"])
 def test_results_inside_an_assistant_s_text_are_masked_without_encoding_it_otherwise(tokenizer):
     told = Chat(tokenizer, "chatml")
     messages = [say("system", "s"), say("user", "q"), say("assistant", ARPO)]
@@ -312,7 +312,7 @@ IN_WORDS = "So compare A and B: A > B\n swap A and B => B, A\nDone."
 def same(one, other) -> None:
     (first,), (second,) = one.trajectories(), other.trajectories()
     assert first.tokens == second.tokens
-    got, want = to_batch(rows_of([one])), to_batch(rows_of([other]))
+    got, want = to_batch(trajectories_of([one])), to_batch(trajectories_of([other]))
     for name in ("actions", "modes", "mask", "turns"):
         assert getattr(got, name).tolist() == getattr(want, name).tolist(), name
 
@@ -321,13 +321,13 @@ def same(one, other) -> None:
 def test_spans_are_the_very_episode_of_the_demonstration(prefill):
     told = Chat(LETTERS)
     shown = demonstration(SWAPPING, Taught(), told, 0, actions=SORTING, prefill=prefill)
-    speller = Speller(SORTING, LETTERS)
+    speller = ActionSpeller(SORTING, LETTERS)
     same(example(TASK, ROW, told, speller=speller, prefill=prefill), shown)
 
 
 def test_calls_in_words_are_the_same_decisions():
     """A whole attempt in one assistant text, and span by span with calls as words."""
-    told, speller = Chat(LETTERS), Speller(SORTING, LETTERS)
+    told, speller = Chat(LETTERS), ActionSpeller(SORTING, LETTERS)
     shown = demonstration(SWAPPING, Taught(), told, 0, actions=SORTING)
     row = ChatRow([say("user", "S?"), say("assistant", IN_WORDS)])
     same(example(TASK, row, told, speller=speller), shown)
@@ -342,7 +342,7 @@ def test_calls_in_words_are_the_same_decisions():
 
 
 def test_words_that_only_speak_of_a_call_are_words():
-    speller = Speller(SORTING, LETTERS)
+    speller = ActionSpeller(SORTING, LETTERS)
     for text in ("So compare A and B.", " compare A", " swap A and A => A\n", " compare A and B"):
         assert [(part.text, part.call) for part in speller.parts(text)] == [(text, None)]
     found = speller.parts(" compare A and B", is_answered=True)
@@ -352,7 +352,7 @@ def test_words_that_only_speak_of_a_call_are_words():
 TAGGED = "So <compare> A, B </compare> <result> A > B </result> and<swap> A, B </swap>Done."
 
 
-def tagging() -> Tokenizer:
+def tagging() -> FastTokenizer:
     """A byte-level BPE in which each item is one token, as in a large model's."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -364,14 +364,14 @@ def tagging() -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator([" A, B C D E <compare> </compare> <swap> </swap>"] * 9, trainer)
-    return Tokenizer(backend, {"eos_token": "<eos>"}, {"default": TEMPLATES["plain"]})
+    return FastTokenizer(backend, {"eos_token": "<eos>"}, {"default": TEMPLATES["plain"]})
 
 
 def test_calls_in_tags_are_decisions_and_their_results_are_not():
     tokenizer = tagging()
     told, tags = Chat(tokenizer), load_actions("sorting-tags", tokenizer)
     row = ChatRow([say("user", "S?"), say("assistant", TAGGED)])
-    made = example(TASK, row, told, MARKS, Speller(tags, tokenizer, MARKS))
+    made = example(TASK, row, told, MARKS, ActionSpeller(tags, tokenizer, MARKS))
     (walk,) = made.trajectories()
     assert tokenizer.decode(walk.tokens) == f"S?{TAGGED}<eos>"
     assert [(str(span.author), span.text) for span in walk.spans[1:]] == [
@@ -398,7 +398,7 @@ def test_calls_in_tags_are_decisions_and_their_results_are_not():
     ]
     with pytest.raises(ValueError, match="contain a call, or part of one"):
         half = ChatRow([say("user", "S?"), say("assistant", "So <compare> A")])
-        example(TASK, half, told, MARKS, Speller(tags, tokenizer, MARKS))
+        example(TASK, half, told, MARKS, ActionSpeller(tags, tokenizer, MARKS))
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_a_call_that_the_tools_do_not_allow_is_refused():
             TASK,
             ChatRow([say("user", "S?")], spans=bad),
             Chat(LETTERS),
-            speller=Speller(SORTING, LETTERS),
+            speller=ActionSpeller(SORTING, LETTERS),
         )
     worse = [{"author": "policy", "call": ["swap", "A"]}]
     with pytest.raises(ValueError, match=r"a call is \{tool, arguments"):
@@ -443,7 +443,7 @@ def test_a_call_that_the_tools_do_not_allow_is_refused():
             TASK,
             ChatRow([say("user", "S?")], spans=worse),
             Chat(LETTERS),
-            speller=Speller(SORTING, LETTERS),
+            speller=ActionSpeller(SORTING, LETTERS),
         )
 
 

@@ -11,12 +11,12 @@ import torch
 
 from graft.config import ConfigError, check
 from graft.data.errors import DataError
-from graft.train.course import Ahead, make_course
-from graft.train.display import Display
-from graft.train.folder import RunStopped
-from graft.train.run import Session
-from graft.train.setup import assemble, sft_learner
+from graft.train.build import build_run, sft_learner
+from graft.train.monitor.display import Display
+from graft.train.run_dir.folder import RunStopped
+from graft.train.session import Session
 from graft.train.sft import held_out_scores, sft_step
+from graft.train.sft_dataset import Prefetcher, make_course
 from tests.engine.engine_kit import dense_logits
 from tests.text.text_templates import THINKING
 from tests.train.sft_kit import chat, learned, recipe, say, trained, write
@@ -24,7 +24,7 @@ from tests.train.sft_kit import chat, learned, recipe, say, trained, write
 
 def course_of(tmp_path, rows, **sft):
     data = write(tmp_path / "rows.jsonl", rows)
-    parts = assemble(recipe(tmp_path, {"data": data, **sft}))
+    parts = build_run(recipe(tmp_path, {"data": data, **sft}))
     return make_course(parts), parts
 
 
@@ -46,9 +46,9 @@ def test_epochs_see_every_row_once_each_in_another_order(tmp_path):
 def test_examples_are_a_function_of_the_step_also_when_prepared_ahead(tmp_path):
     course, _ = course_of(tmp_path, [chat(f"q{n}", "a") for n in range(5)], steps=6)
     straight = ids(course, range(1, 7))
-    with Ahead(course) as ahead:
+    with Prefetcher(course) as ahead:
         assert [[e.task.id for e in ahead(step)] for step in range(4, 7)] == straight[3:]
-    with Ahead(course) as ahead:  # asked for another step than the one that was prepared
+    with Prefetcher(course) as ahead:  # asked for another step than the one that was prepared
         assert [[e.task.id for e in ahead(step)] for step in (1, 5, 2)] == [
             straight[0],
             straight[4],
@@ -63,7 +63,7 @@ def test_held_out_rows_are_the_same_for_every_seed_and_never_learned(tmp_path):
     for seed in (1, 2):
         run = {"dir": str(tmp_path), "name": "r", "eval_tasks": 0, "trackers": [], "seed": seed}
         config = recipe(tmp_path, {"data": data, "epochs": 1, "eval_share": 0.25}, run=run)
-        course = make_course(assemble(config))
+        course = make_course(build_run(config))
         assert course.held_out is not None
         held_out = {episode.task.id for batch in course.held_out() for episode in batch}
         learnt = {name for batch in ids(course, range(1, course.steps + 1)) for name in batch}
@@ -149,7 +149,7 @@ def test_chats_in_a_template_that_rewrites_are_learned_and_the_run_says_how(tmp_
         "history": history,
     }
     config = recipe(tmp_path, {"data": data, "epochs": 1}, model=model)
-    parts = assemble(config)
+    parts = build_run(config)
     (note,) = (note for note in parts.notes if "model.history" in note)
     assert "rewrites turn 1 (assistant)" in note and f"model.history={history}:" in note
     (examples,) = (make_course(parts).examples(step) for step in (1,))
@@ -165,7 +165,7 @@ def test_tools_of_a_row_stand_in_its_prompt(tmp_path):
     shape = recipe(tmp_path, {"data": data, "steps": 1}).model.shape
     model = {"shape": shape, "alphabet": "bytes", "chat_template": "chatml"}
     rollout = {"max_tokens": 8, "max_context": 2000}
-    parts = assemble(recipe(tmp_path, {"data": data, "epochs": 1}, model=model, rollout=rollout))
+    parts = build_run(recipe(tmp_path, {"data": data, "epochs": 1}, model=model, rollout=rollout))
     (episode,) = make_course(parts).examples(1)
     assert '"name": "find"' in learned(episode, parts.tokenizer)[0][0]
     assert trained(episode, parts.tokenizer) == ["a<|im_end|>"]

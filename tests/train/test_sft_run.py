@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graft.train.run import train_recipe
+from graft.train.session import train_recipe
 from graft.train.sft import sft_step
 from tests.train.sft_kit import TINY, chat, recipe, write
 
@@ -115,7 +115,7 @@ def test_a_warm_up_that_died_twice_ends_with_the_same_metrics(tmp_path, monkeypa
             left -= 1
             return sft_step(learner, episodes)
 
-        monkeypatch.setattr("graft.train.run.sft_step", dying)
+        monkeypatch.setattr("graft.train.session.sft_step", dying)
         with pytest.raises(MemoryError):
             train_recipe(configs["broken"])
     monkeypatch.undo()

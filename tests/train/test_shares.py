@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graft.models.packing import split_rows
-from graft.rollout.batching import rows_of
-from graft.train.shares import _pieces, _size, share_out
+from graft.models.tree.packing import split_rows
+from graft.rollout.batching import trajectories_of
+from graft.train.micro_batches import _pieces, _size, share_out
 from graft.types import Trajectory
 from tests.trees import group, random_tree
 
 forests = st.lists(st.integers(0, 10_000), min_size=1, max_size=9).map(
-    lambda seeds: rows_of([random_tree(seed) for seed in seeds])
+    lambda seeds: trajectories_of([random_tree(seed) for seed in seeds])
 )
 budgets = st.integers(1, 90)
 
@@ -23,7 +23,7 @@ def flat(share: list[list[int]]) -> list[int]:
 
 def trees(*sizes: int) -> list[Trajectory]:
     """A tree of one row for each size."""
-    return rows_of([group([1], [[2] * (size - 1)], [0.0]) for size in sizes])
+    return trajectories_of([group([1], [[2] * (size - 1)], [0.0]) for size in sizes])
 
 
 @given(forests, budgets, st.integers(1, 5))
@@ -72,7 +72,7 @@ def test_trees_go_to_whoever_has_least():
 
 
 def test_a_tree_larger_than_a_share_is_cut_between_its_rows():
-    rows = rows_of([group([1] * 10, [[2] * 75, [3] * 75], [0.0, 1.0])])
+    rows = trajectories_of([group([1] * 10, [[2] * 75, [3] * 75], [0.0, 1.0])])
     assert _size(rows, [0, 1]) == 160
     assert share_out(rows, 1000, 2) == [[[0]], [[1]]]
 

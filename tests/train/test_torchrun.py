@@ -30,22 +30,22 @@ from graft.algos.presets import build
 from graft.config import ConfigError, check
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder, causal
-from graft.models.extra import extend, load_rows
-from graft.models.load import load_model
-from graft.models.lora import TARGETS, Lora
-from graft.models.names import hf_names, whole_views
-from graft.models.policies import weights_of
-from graft.models.sharded import shard
-from graft.models.sharded_critic import sharded_critic
-from graft.rollout.batching import rows_of, to_batch
-from graft.train.checkpoint import Checkpoint
+from graft.models.extra_actions import extend, load_rows
+from graft.models.io.load import load_model
+from graft.models.io.tensor_names import hf_names, whole_views
+from graft.models.lora.training import TARGETS, Lora
+from graft.models.parallel.critic import sharded_critic
+from graft.models.parallel.decoder import shard
+from graft.models.policy import weights_of
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.train.build import refuse_layout
+from graft.train.distributed.process_group import ALONE
+from graft.train.distributed.process_group import ProcessGroup as Run
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
-from graft.train.processes import ALONE
-from graft.train.processes import Processes as Run
-from graft.train.run import train_recipe
-from graft.train.sampling import refuse_external
-from graft.train.setup import refuse_layout
+from graft.train.rollout_engine import refuse_external
+from graft.train.run_dir.checkpoint import Checkpoint
+from graft.train.session import train_recipe
 from graft.train.sft import held_out_scores
 from graft.types import Task, Trajectory
 from tests.processes import Processes
@@ -166,7 +166,9 @@ def learner_for(
 def update(learner: Learner, case: Case, times: int) -> list[dict[str, float]]:
     """So many updates on a fixed batch: what each reported."""
     _, credit, _, _ = build(case.algo)
-    rows = call_rows() if case.actions else rows_of([random_tree(seed) for seed in range(6)])
+    rows = (
+        call_rows() if case.actions else trajectories_of([random_tree(seed) for seed in range(6)])
+    )
     reports = []
     for _ in range(times):
         batch = learner.annotate(rows, to_batch(rows))

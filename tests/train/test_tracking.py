@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from graft.registry import UnknownName
-from graft.train import trackers
-from graft.train.tracking import Track, read_metrics, record
+from graft.train.run_dir import trackers
+from graft.train.run_dir.metrics_log import MetricsLog, read_metrics, record
 from graft.types import Author, Episode, Leaf, Span, Task
 
 
@@ -71,7 +71,7 @@ def test_a_line_opens_with_phase_and_step_then_plain_names_then_areas():
 
 
 def test_values_that_json_cannot_hold_become_null_and_are_named(tmp_path):
-    with Track(tmp_path, []) as track:
+    with MetricsLog(tmp_path, []) as track:
         track.log(1, {"reward": 0.5, "loss": math.nan, "kl": math.inf}, phase="sft")
     assert lines(tmp_path) == [
         {
@@ -86,7 +86,7 @@ def test_values_that_json_cannot_hold_become_null_and_are_named(tmp_path):
 
 
 def test_numpy_values_are_written_as_plain_numbers(tmp_path):
-    with Track(tmp_path, []) as track:
+    with MetricsLog(tmp_path, []) as track:
         track.log(1, {"reward": np.float32(0.25), "num_tokens": 7, "flag": np.bool_(True)})
     assert lines(tmp_path) == [
         {"phase": "rl", "step": 1, "flag": 1.0, "num_tokens": 7, "reward": 0.25}
@@ -99,13 +99,13 @@ def test_a_metric_may_not_take_the_name_of_the_step():
 
 
 def test_an_unknown_phase_is_refused_before_anything_is_written(tmp_path):
-    with Track(tmp_path, []) as track, pytest.raises(ValueError, match="none of sft, rl"):
+    with MetricsLog(tmp_path, []) as track, pytest.raises(ValueError, match="none of sft, rl"):
         track.log(1, {}, phase="eval")
     assert lines(tmp_path) == []
 
 
 def test_every_line_is_on_disk_before_the_next_step(tmp_path):
-    track = Track(tmp_path, [])
+    track = MetricsLog(tmp_path, [])
     track.log(1, {"reward": 0.5})
     assert lines(tmp_path) == [{"phase": "rl", "step": 1, "reward": 0.5}]
     track.close()
@@ -113,7 +113,7 @@ def test_every_line_is_on_disk_before_the_next_step(tmp_path):
 
 def test_a_killed_process_leaves_every_line_it_logged(tmp_path):
     code = (
-        "import os, signal, sys; from graft.train.tracking import Track\n"
+        "import os, signal, sys; from graft.train.run_dir.metrics_log import Track\n"
         "track = Track(sys.argv[1], [])\n"
         "for step in range(1, 4): track.log(step, {'reward': step / 4})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
@@ -124,7 +124,7 @@ def test_a_killed_process_leaves_every_line_it_logged(tmp_path):
 
 
 def test_truncating_after_an_rl_step_keeps_sft_and_earlier_rl(tmp_path):
-    with Track(tmp_path, []) as track:
+    with MetricsLog(tmp_path, []) as track:
         track.log(9, {"loss": 1.0}, phase="sft")
         for step in (1, 2, 3):
             track.log(step, {"reward": float(step)})
@@ -135,7 +135,7 @@ def test_truncating_after_an_rl_step_keeps_sft_and_earlier_rl(tmp_path):
 
 
 def test_truncating_after_an_sft_step_drops_all_of_rl(tmp_path):
-    with Track(tmp_path, []) as track:
+    with MetricsLog(tmp_path, []) as track:
         track.log(1, {}, phase="sft")
         track.log(2, {}, phase="sft")
         track.log(1, {})
@@ -145,7 +145,7 @@ def test_truncating_after_an_sft_step_drops_all_of_rl(tmp_path):
 
 def test_a_half_written_line_is_dropped_when_the_record_is_opened_again(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"phase": "rl", "step": 1}\n{"phase": "rl", "st')
-    with Track(tmp_path, []) as track:
+    with MetricsLog(tmp_path, []) as track:
         track.log(2, {})
     assert [row["step"] for row in lines(tmp_path)] == [1, 2]
 
@@ -153,7 +153,7 @@ def test_a_half_written_line_is_dropped_when_the_record_is_opened_again(tmp_path
 def test_a_garbled_line_is_dropped_by_truncating(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"phase": "rl", "step": 1}\n\x00\x00oops\n{"phase": "rl", "step": 2}\n')
-    with Track(tmp_path, []) as track:
+    with MetricsLog(tmp_path, []) as track:
         track.truncate_after("rl", 5)
     assert read_metrics(path) == [{"phase": "rl", "step": 1}, {"phase": "rl", "step": 2}]
     assert len(path.read_text().splitlines()) == 2
@@ -161,7 +161,7 @@ def test_a_garbled_line_is_dropped_by_truncating(tmp_path):
 
 
 def test_a_truncation_that_is_cut_short_leaves_the_old_record(tmp_path, monkeypatch):
-    track = Track(tmp_path, [])
+    track = MetricsLog(tmp_path, [])
     track.log(1, {})
     track.log(2, {})
 
@@ -177,20 +177,20 @@ def test_a_truncation_that_is_cut_short_leaves_the_old_record(tmp_path, monkeypa
 
 def test_episodes_come_back_equal_from_their_file(tmp_path):
     first, second = episode("sum/1"), episode("sum/2")
-    with Track(tmp_path, []) as track:
+    with MetricsLog(tmp_path, []) as track:
         path = track.episodes(12, iter([first, second]))
     assert path == tmp_path / "episodes" / "step_000012.jsonl"
     assert [Episode.loads(line) for line in path.read_text("utf-8").splitlines()] == [first, second]
 
 
 def test_an_episode_with_a_nan_names_its_task_and_leaves_no_file(tmp_path):
-    with Track(tmp_path, []) as track, pytest.raises(ValueError, match=r"'sum/9'.*NaN"):
+    with MetricsLog(tmp_path, []) as track, pytest.raises(ValueError, match=r"'sum/9'.*NaN"):
         track.episodes(1, [episode(), episode("sum/9", logprob=math.nan)])
     assert not (tmp_path / "episodes" / "step_000001.jsonl").exists()
 
 
 def test_truncating_drops_later_episodes_and_half_written_ones(tmp_path):
-    with Track(tmp_path, []) as track:
+    with MetricsLog(tmp_path, []) as track:
         for step in (1, 2, 3):
             track.episodes(step, [episode()])
         (tmp_path / "episodes" / "step_000001.jsonl.tmp").write_text("{")
@@ -201,7 +201,7 @@ def test_truncating_drops_later_episodes_and_half_written_ones(tmp_path):
 
 def test_a_broken_tracker_warns_once_and_training_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, "broken", Broken)
-    track = Track(tmp_path, ["broken"])
+    track = MetricsLog(tmp_path, ["broken"])
     track.log(1, {"reward": 0.1})
     with pytest.warns(RuntimeWarning, match="'broken' failed.*the server is gone"):
         track.log(2, {"reward": 0.2})
@@ -213,20 +213,20 @@ def test_a_broken_tracker_warns_once_and_training_goes_on(tmp_path, monkeypatch)
 def test_a_tracker_that_cannot_start_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, "wandb", NotLoggedIn)
     with pytest.warns(RuntimeWarning, match="api_key"):
-        track = Track(tmp_path, ["wandb"])
+        track = MetricsLog(tmp_path, ["wandb"])
     track.log(1, {})
     track.close()
 
 
 def test_a_full_disk_is_not_hidden(tmp_path, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, "full", FullDisk)
-    with Track(tmp_path, ["full"]) as track, pytest.raises(OSError, match="No space left"):
+    with MetricsLog(tmp_path, ["full"]) as track, pytest.raises(OSError, match="No space left"):
         track.log(1, {})
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
 def test_a_full_disk_under_the_record_names_the_file(tmp_path):
-    track = Track(tmp_path, [])
+    track = MetricsLog(tmp_path, [])
     track._file.close()
     track._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
     with pytest.raises(OSError, match=r"No space left.*metrics\.jsonl"):
@@ -237,16 +237,16 @@ def test_a_full_disk_under_the_record_names_the_file(tmp_path):
 def test_a_tracker_whose_library_is_missing_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Absent)
     with pytest.raises(ImportError, match=r"a_library_nobody_has: pip install graft-rl\[wandb\]"):
-        Track(tmp_path, ["wandb"])
+        MetricsLog(tmp_path, ["wandb"])
 
 
 def test_an_unknown_tracker_lists_the_known_ones(tmp_path):
     with pytest.raises(UnknownName, match="did you mean 'tensorboard'"):
-        Track(tmp_path, ["tensorbord"])
+        MetricsLog(tmp_path, ["tensorbord"])
 
 
 def test_users_bring_their_own_tracker(tmp_path):
-    with Track(tmp_path, [f"{__name__}:Broken"]) as track:
+    with MetricsLog(tmp_path, [f"{__name__}:Broken"]) as track:
         track.log(1, {})
         assert [type(t).__name__ for t in track._trackers.values()] == ["Broken"]
 
@@ -254,11 +254,11 @@ def test_users_bring_their_own_tracker(tmp_path):
 def test_tensorboard_holds_one_curve_per_metric_and_phase_and_hides_what_was_redone(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with Track(tmp_path, ["tensorboard"]) as track:
+    with MetricsLog(tmp_path, ["tensorboard"]) as track:
         track.log(7, {"loss": 2.0}, phase="sft")
         for step in (1, 2, 3):
             track.log(step, {"reward": step / 4})
-    with Track(tmp_path, ["tensorboard"]) as track:  # resumed from a checkpoint of step 1
+    with MetricsLog(tmp_path, ["tensorboard"]) as track:  # resumed from a checkpoint of step 1
         track.truncate_after("rl", 1)
         track.log(2, {"reward": 0.75})
 
@@ -294,9 +294,9 @@ def test_wandb_gets_a_step_per_phase_and_resumes_under_the_same_id(tmp_path, mon
         init=lambda **options: asked.append(options) or run,
     )
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
-    with Track(tmp_path, ["wandb"], {"lr": 0.1}) as track:
+    with MetricsLog(tmp_path, ["wandb"], {"lr": 0.1}) as track:
         track.log(4, {"loss": 1.5}, phase="sft")
-    with Track(tmp_path, ["wandb"]) as track:
+    with MetricsLog(tmp_path, ["wandb"]) as track:
         track.log(1, {"reward": 0.5})
     assert [options["id"] for options in asked] == ["abc123", "abc123"]
     assert asked[0]["config"] == {"lr": 0.1}

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from graft.models.names import hf_rows
-from graft.text.tokenizer import Tokenizer
-from graft.train.checkpoint import TRAINER_FOLDER, checkpoints
-from graft.train.folder import RunStopped, out_of_disk
+from graft.models.io.tensor_names import hf_rows
+from graft.text.tokenizer import FastTokenizer
+from graft.train.distributed.process_group import ALONE
+from graft.train.distributed.process_group import ProcessGroup as Run
 from graft.train.learner import Learner
-from graft.train.processes import ALONE
-from graft.train.processes import Processes as Run
-from graft.train.saver import Saver
-from graft.train.trainer_state import load_tensors, save_tensors, tensors_of
+from graft.train.run_dir.checkpoint import TRAINER_FOLDER, checkpoints
+from graft.train.run_dir.checkpoint_writer import CheckpointWriter
+from graft.train.run_dir.folder import RunStopped, out_of_disk
+from graft.train.run_dir.optimizer_state import load_tensors, save_tensors, tensors_of
 from tests.processes import Processes
 from tests.train.test_torchrun import (
     LAYOUTS,
@@ -37,11 +37,11 @@ from tests.train.test_torchrun import (
 
 PPO = Case("ppo", tied=False, has_reference=True, updates=3)
 ACTIONS = Case(actions=True, updates=3)
-TOKENIZER = Tokenizer.characters("0123456789")
+TOKENIZER = FastTokenizer.characters("0123456789")
 
 
-def saver_in(folder: Path, processes: Run = ALONE, later: bool = False) -> Saver:
-    return Saver(folder, TOKENIZER, keep_last=9, processes=processes, later=later)
+def saver_in(folder: Path, processes: Run = ALONE, later: bool = False) -> CheckpointWriter:
+    return CheckpointWriter(folder, TOKENIZER, keep_last=9, processes=processes, later=later)
 
 
 def cloned(learner: Learner) -> dict[str, Tensor]:
@@ -259,7 +259,7 @@ def save_and_hang(port: int, folder: str) -> None:
     saver.finish()
     import time
 
-    from graft.train import saver as module
+    from graft.train.run_dir import checkpoint_writer as module
 
     module.save_tensors = lambda *_, **__: time.sleep(600)  # type: ignore[assignment]
     saver.save("rl", 2, learner, {})

@@ -21,10 +21,10 @@ def write_run(
     lines = [json.dumps(row) + "\n" for row in metrics or []]
     (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
     if bytes_tokenizer:
-        from graft.text.tokenizer import Tokenizer
+        from graft.text.tokenizer import FastTokenizer
 
         checkpoint = folder / "checkpoints" / "rl-000001"
-        Tokenizer.bytes().save(checkpoint)
+        FastTokenizer.bytes().save(checkpoint)
         (checkpoint / "config.json").write_text('{"vocab_size": 258}', encoding="utf-8")
         (checkpoint / "actions.json").write_text('{"actions": ["compare"]}', encoding="utf-8")
         (checkpoint / "state.json").write_text("{}", encoding="utf-8")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graft.train.learned import learned_path, read_learned
+from graft.train.run_dir.token_log import learned_path, read_learned
 from graft.types import Episode
 from tests.viewer.conftest import viewing
 from tests.viewer.folders import episode, leaf, span, until, write_run, write_step

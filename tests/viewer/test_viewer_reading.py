@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from graft.record import Record
-from graft.text.tokenizer import Tokenizer
+from graft.runs import RunRecord
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 from graft.viewer import walks
 from graft.viewer.curves import metric_names, points, table
 from graft.viewer.episodes import EpisodeFile, glance_at
-from graft.viewer.learned import Learned
+from graft.viewer.learned import LearnedStep
 from graft.viewer.pieces import pieces
 from graft.viewer.runs import NotThere, open_runs
 from graft.viewer.search import search
@@ -43,8 +43,8 @@ def two_attempts(task: str = "sum:1") -> dict:
 # curves
 
 
-def opened(folder) -> Record:
-    record = Record(folder)
+def opened(folder) -> RunRecord:
+    record = RunRecord(folder)
     record.refresh()
     return record
 
@@ -146,7 +146,7 @@ def test_rows_are_sorted_and_filtered(tmp_path):
 
 
 def test_the_pieces_of_a_text_add_up_to_it():
-    tokenizer, text = Tokenizer.bytes(), "né 🙂 <eos>x"
+    tokenizer, text = FastTokenizer.bytes(), "né 🙂 <eos>x"
     tokens = tokenizer.encode(text)
     whole = pieces(tokenizer, tokens, 0, len(tokens))
     assert "".join(whole) == text
@@ -156,7 +156,7 @@ def test_the_pieces_of_a_text_add_up_to_it():
 
 
 def test_half_a_character_at_the_end_is_shown_as_such():
-    assert pieces(Tokenizer.bytes(), [110, 195], 0, 2) == ["n", "\ufffd"]
+    assert pieces(FastTokenizer.bytes(), [110, 195], 0, 2) == ["n", "\ufffd"]
 
 
 # walks
@@ -199,8 +199,8 @@ def test_what_the_learner_wrote_lies_behind_the_prompt(tmp_path):
 
 def test_a_broken_file_of_the_learner_is_a_reason(tmp_path):
     (tmp_path / "step_000001.npz").write_bytes(b"PK not really")
-    assert "cannot be read" in str(Learned(tmp_path).row("1", 0, 0, 0))
-    assert "no file" in str(Learned(tmp_path).row("2", 0, 0, 0))
+    assert "cannot be read" in str(LearnedStep(tmp_path).row("1", 0, 0, 0))
+    assert "no file" in str(LearnedStep(tmp_path).row("2", 0, 0, 0))
 
 
 def test_extra_actions_have_their_names(tmp_path):

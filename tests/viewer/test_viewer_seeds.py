@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from graft.record import Record
-from graft.record.means import Spread, metric_over, spread
+from graft.runs import RunRecord
+from graft.runs.seed_means import SeedSpread, metric_over, spread
 from graft.viewer.curves import band
 from graft.viewer.runs import open_runs
 from graft.viewer.server import Desk
@@ -37,8 +37,8 @@ def runs_of(folder: Path) -> list[Path]:
     return found
 
 
-def records(folder: Path) -> list[Record]:
-    found = [Record(path) for path in runs_of(folder)[:3]]
+def records(folder: Path) -> list[RunRecord]:
+    found = [RunRecord(path) for path in runs_of(folder)[:3]]
     for record in found:
         record.refresh()
     return found
@@ -60,8 +60,8 @@ def test_the_mean_and_its_spread_at_each_step_are_of_the_runs_that_have_it(tmp_p
 def test_numbers_that_are_not_finite_count_as_missing():
     nan, inf = math.nan, math.inf
     found = spread([([1, 2, 3], [1.0, nan, nan]), ([1, 3], [3.0, inf])])
-    assert found == Spread([1], [2.0], [1.0], [3.0], [pytest.approx(math.sqrt(2))], [2])
-    assert spread([]) == Spread([], [], [], [], [], [])
+    assert found == SeedSpread([1], [2.0], [1.0], [3.0], [pytest.approx(math.sqrt(2))], [2])
+    assert spread([]) == SeedSpread([], [], [], [], [], [])
 
 
 def test_steps_that_only_some_runs_wrote_meet_by_number():
@@ -73,7 +73,7 @@ def test_steps_that_only_some_runs_wrote_meet_by_number():
 def test_a_long_band_is_thinned_as_curves_are(tmp_path):
     lines = [{"phase": "rl", "step": i + 1, "reward": float(i)} for i in range(10)]
     made = [
-        Record(write_run(tmp_path / name, metrics=lines, bytes_tokenizer=False)) for name in "ab"
+        RunRecord(write_run(tmp_path / name, metrics=lines, bytes_tokenizer=False)) for name in "ab"
     ]
     for record in made:
         record.refresh()

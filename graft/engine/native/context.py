@@ -7,17 +7,17 @@ from collections.abc import Sequence as Tokens
 from types import TracebackType
 
 from graft.engine.errors import EngineError
-from graft.engine.native.driver import Driver
-from graft.engine.native.scheduler import Request
-from graft.engine.native.tree import Sequence
-from graft.engine.native.uniforms import derive
+from graft.engine.native.kv.sequences import Sequence
+from graft.engine.native.loop import EngineLoop
+from graft.engine.native.sampling.uniforms import derive
+from graft.engine.native.scheduler import SampleRequest
 from graft.protocols import Grammar
 from graft.types import Completion, Finish, Sampling
 
-MakeRequest = Callable[["Context", Sampling, Grammar | None], Request]
+MakeRequest = Callable[["NativeContext", Sampling, Grammar | None], SampleRequest]
 
 
-class Context:
+class NativeContext:
     """Tokens with their keys and values behind them.
 
         context = engine.open(prompt)
@@ -33,7 +33,7 @@ class Context:
     """
 
     def __init__(
-        self, sequence: Sequence, key: int, driver: Driver, make_request: MakeRequest
+        self, sequence: Sequence, key: int, driver: EngineLoop, make_request: MakeRequest
     ) -> None:
         self.tokens = sequence.tokens
         self.key = key % 2**64
@@ -41,7 +41,7 @@ class Context:
         self.sequence = sequence
         self._driver, self._make_request = driver, make_request
         self._forks = 0
-        self._request: Request | None = None
+        self._request: SampleRequest | None = None
         self._is_open = True
 
     def append(self, tokens: Tokens[int]) -> None:
@@ -49,7 +49,7 @@ class Context:
         self._check_free("append to")
         self.tokens.extend(check_tokens(tokens, self._driver.space.vocab_size))
 
-    def fork(self, key: int | None = None, at: int | None = None) -> Context:
+    def fork(self, key: int | None = None, at: int | None = None) -> NativeContext:
         """A context with the same tokens, or the first `at`, and its own future; full pages are shared.
 
         Of a fork in the past nobody knows the mode: its `mode` is None until somebody sets it.
@@ -60,7 +60,7 @@ class Context:
         if not 1 <= at <= length:
             raise ValueError(f"cannot fork at token {at} of a context of {length}: need 1 or more")
         self._forks += 1
-        child = Context(
+        child = NativeContext(
             self._driver.tree.fork(self.sequence, at),
             derive(self.key, self._forks) if key is None else key,
             self._driver,
@@ -104,7 +104,7 @@ class Context:
         self._driver.settle(self.sequence)
         self._driver.tree.close(self.sequence)
 
-    def __enter__(self) -> Context:
+    def __enter__(self) -> NativeContext:
         return self
 
     def __exit__(

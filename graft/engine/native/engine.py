@@ -10,16 +10,16 @@ import torch
 
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
-from graft.engine.native.context import Context, check_tokens
-from graft.engine.native.driver import Driver
-from graft.engine.native.masks import Masks
-from graft.engine.native.pages import Pages, pool_tokens
-from graft.engine.native.runner import Runner
-from graft.engine.native.scheduler import Request, Scheduler
+from graft.engine.native.context import NativeContext, check_tokens
+from graft.engine.native.cpu.runner import CpuRunner
+from graft.engine.native.kv.pages import Pages, pool_tokens
+from graft.engine.native.kv.sequences import SequenceTree
+from graft.engine.native.loop import EngineLoop
+from graft.engine.native.sampling.masks import Masks
+from graft.engine.native.sampling.uniforms import derive
+from graft.engine.native.scheduler import SampleRequest, Scheduler
 from graft.engine.native.scoring import Scores, score
-from graft.engine.native.stops import Pieces, StopStrings
-from graft.engine.native.tree import Tree
-from graft.engine.native.uniforms import derive
+from graft.engine.stop_strings import StopStrings, TokenPieces
 from graft.models.decoder import Decoder
 from graft.models.device import has_kernels
 from graft.protocols import Grammar, Tokenizer
@@ -67,7 +67,7 @@ class NativeEngine:
         if space.extra > shape.extra:
             raise EngineError(
                 f"the action space has {space.extra} actions beyond the vocabulary; extra actions "
-                f"need head rows, and the model has {shape.extra} (see graft.models.extra.extend)"
+                f"need head rows, and the model has {shape.extra} (see graft.models.extra_actions.extend)"
             )
         if space.vocab_size != shape.vocab_size:
             raise EngineError(
@@ -94,7 +94,7 @@ class NativeEngine:
         self.eos_ids = frozenset(eos_ids)
         self._masks = Masks(space, shape, decoder.device)
         pages = Pages(shape, kv_tokens // page_size, page_size, decoder.device, decoder.dtype)
-        self._tree = Tree(pages)
+        self._tree = SequenceTree(pages)
         self._scheduler = Scheduler(
             self._tree,
             prefill_chunk=prefill_chunk,
@@ -102,7 +102,7 @@ class NativeEngine:
             draws_apart=kernels,
         )
         if kernels:
-            from graft.engine.native.burst import BurstRunner
+            from graft.engine.native.cuda.runner import CudaRunner
 
             if page_size & (page_size - 1) or page_size < 16:
                 raise ValueError(
@@ -113,15 +113,15 @@ class NativeEngine:
                     f"{shape.heads // shape.kv_heads} query heads share a KV head; the kernels take "
                     f"up to {MOST_GROUP}; pass kernels=False"
                 )
-            runner = BurstRunner(decoder, self._tree, space, self._masks, seed)
+            runner = CudaRunner(decoder, self._tree, space, self._masks, seed)
         else:
-            runner = Runner(decoder, self._tree, self._masks, seed)
-        self._driver = Driver(self._tree, self._scheduler, runner, space)
-        self._pieces = None if tokenizer is None else Pieces(tokenizer)
+            runner = CpuRunner(decoder, self._tree, self._masks, seed)
+        self._driver = EngineLoop(self._tree, self._scheduler, runner, space)
+        self._pieces = None if tokenizer is None else TokenPieces(tokenizer)
         self._opened = 0
         self._is_open = True
 
-    def open(self, tokens: Sequence[int], key: int | None = None) -> Context:
+    def open(self, tokens: Sequence[int], key: int | None = None) -> NativeContext:
         """A context over `tokens`; nothing is computed before it samples."""
         if not self._is_open:
             raise EngineError("the engine is closed")
@@ -130,7 +130,7 @@ class NativeEngine:
             raise ValueError("cannot open a context without tokens: there is nothing to continue")
         self._opened += 1
         key = derive(0, self._opened) if key is None else key
-        return Context(self._tree.open(ids), key, self._driver, self._request)
+        return NativeContext(self._tree.open(ids), key, self._driver, self._request)
 
     def score(
         self,
@@ -167,12 +167,12 @@ class NativeEngine:
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Take over new weights: None if they were changed in place, else by Hugging Face name (and
-        rows of actions beyond the vocabulary as `graft.models.policies` names them).
+        rows of actions beyond the vocabulary as `graft.models.policy` names them).
 
         Cached keys and values are forgotten. A completion in flight goes on from its own past.
         """
         if weights is not None:
-            from graft.models.policies import weights_of
+            from graft.models.policy import weights_of
 
             views = weights_of(self.decoder)
             unknown = sorted(set(weights) - set(views))
@@ -214,7 +214,9 @@ class NativeEngine:
             "pages_total": pages.total,
         }
 
-    def _request(self, context: Context, sampling: Sampling, grammar: Grammar | None) -> Request:
+    def _request(
+        self, context: NativeContext, sampling: Sampling, grammar: Grammar | None
+    ) -> SampleRequest:
         if not self._is_open:
             raise EngineError("the engine is closed")
         stop_strings = None
@@ -234,7 +236,7 @@ class NativeEngine:
                     f"{self.space.num_modes - 1}"
                 )
         window = self.decoder.shape.max_positions - len(context.tokens)
-        return Request(
+        return SampleRequest(
             sequence=context.sequence,
             key=context.key,
             sampling=sampling,

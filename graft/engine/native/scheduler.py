@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from graft.engine.errors import EngineError
-from graft.engine.native.stops import StopStrings
-from graft.engine.native.tree import Sequence, Tree
+from graft.engine.native.kv.sequences import Sequence, SequenceTree
+from graft.engine.stop_strings import StopStrings
 from graft.protocols import Grammar
 from graft.types import Completion, Finish, Sampling
 
@@ -18,7 +18,7 @@ one a step beside those that draw: it keeps its place among them, and they need 
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SampleRequest:
     """One `sample` on its way: what was asked, and what has been written so far."""
 
     sequence: Sequence
@@ -70,12 +70,12 @@ class Request:
 
 
 @dataclass(slots=True)
-class Work:
+class PlannedWork:
     """Compute the next `count` tokens of `sequence`; then draw one for `request`, if any."""
 
     sequence: Sequence
     count: int
-    request: Request | None
+    request: SampleRequest | None
 
 
 class Scheduler:
@@ -88,24 +88,24 @@ class Scheduler:
     """
 
     def __init__(
-        self, tree: Tree, *, prefill_chunk: int, max_running: int, draws_apart: bool = False
+        self, tree: SequenceTree, *, prefill_chunk: int, max_running: int, draws_apart: bool = False
     ) -> None:
         self.tree, self.prefill_chunk, self.max_running = tree, prefill_chunk, max_running
         self.draws_apart = draws_apart
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: deque[SampleRequest] = deque()
+        self.running: list[SampleRequest] = []
         self.evictions = 0
         self.preemptions = 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: SampleRequest) -> None:
         self.waiting.append(request)
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[SampleRequest]:
         """Everything under way, oldest first."""
         return [r for r in (*self.running, *self.waiting) if not r.is_over]
 
-    def plan(self) -> list[Work]:
+    def plan(self) -> list[PlannedWork]:
         """The work of the next step, with its pages reserved.
 
         Empty only if nothing is under way. A request that can never fit is failed here.
@@ -113,7 +113,7 @@ class Scheduler:
         self.running = [r for r in self.running if not r.is_over]
         self.tree.clock = clock = self.tree.clock + 1
         self._admit()
-        works: list[Work] = []
+        works: list[PlannedWork] = []
         planned: set[Sequence] = set()
         budget = self.prefill_chunk
         may_ride = not self.draws_apart and self._mostly_drawing()
@@ -125,7 +125,7 @@ class Scheduler:
             gap = len(sequence.tokens) - sequence.cached
             if gap == 1 and sequence.cached < sequence.writable:  # the usual case, and quick
                 sequence.used = clock
-                works.append(Work(sequence, 1, request))
+                works.append(PlannedWork(sequence, 1, request))
                 continue
             sequence = self.tree.ready(sequence)
             if sequence in planned:
@@ -146,7 +146,7 @@ class Scheduler:
             planned.add(sequence)
             sequence.used = self.tree.clock
             draws = count == gap and is_own
-            works.append(Work(sequence, count, request if draws else None))
+            works.append(PlannedWork(sequence, count, request if draws else None))
         if not works and self.requests:
             return self.plan()  # everybody in `running` was failed; the next ones get their turn
         return works
@@ -156,7 +156,7 @@ class Scheduler:
         sequences = [request.sequence for request in self.running]
         return 2 * sum(len(s.tokens) == s.cached + 1 for s in sequences) >= len(sequences)
 
-    def look_ahead(self, works: list[Work], steps: int) -> int:
+    def look_ahead(self, works: list[PlannedWork], steps: int) -> int:
         """Reserve room for up to `steps` draws of every work that draws; how many there is room for.
 
         Nobody gets more than it may still draw. Idle contexts give way; nobody is preempted for the
@@ -210,7 +210,7 @@ class Scheduler:
             shared = stem.cached // self.tree.pages.size
         return self.tree.missing(sequence, len(sequence.tokens)) - shared + 1
 
-    def _make_room(self, request: Request, sequence: Sequence, length: int) -> bool:
+    def _make_room(self, request: SampleRequest, sequence: Sequence, length: int) -> bool:
         """Reserve pages up to `length`, taking them from others if need be.
 
         False if the request has to wait for older ones, or if it has just been failed.

@@ -22,8 +22,8 @@ from torch import Tensor
 from graft.models.decoder import Decoder
 from graft.models.device import has_kernels
 from graft.models.logprobs import action_logprobs
-from graft.models.packing import Run
-from graft.models.tree_attention import attention_over, why_no_kernel
+from graft.models.tree.attention import attention_over, why_no_kernel
+from graft.models.tree.packing import TokenRun
 from graft.transfer import transfer
 
 MOST_ROWS = 1 << 14
@@ -87,7 +87,7 @@ class Trees:
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.ends: list[int] = []
-        self.runs: list[Run] = []
+        self.runs: list[TokenRun] = []
         self.before: list[int] = []  # the row whose hidden state each asked action follows
         self.actions: list[int] = []
 
@@ -99,7 +99,7 @@ class Trees:
         self.tokens += text[:trunk]
         self.positions += range(trunk)
         self.ends += [0] * trunk
-        self.runs.append(Run(first, first + trunk, []))
+        self.runs.append(TokenRun(first, first + trunk, []))
         filled = trunk  # tokens of the trunk whose end is known
         for place in reversed(places):
             # branches of this place and of earlier ones come behind those that end here
@@ -112,7 +112,7 @@ class Trees:
                 self.positions += range(place, place + len(fed))
                 self.ends += [stop] * len(fed)
                 if fed:
-                    self.runs.append(Run(start, stop, [(first, first + place)]))
+                    self.runs.append(TokenRun(start, stop, [(first, first + place)]))
                 self.before += [first + place - 1, *range(start, stop)]
                 self.actions += actions
         self.ends[first : first + filled] = [len(self.tokens)] * filled

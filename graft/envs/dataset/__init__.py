@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from graft.data.hub import locate
-from graft.envs.catalogue import Entry
+from graft.envs.catalogue import EnvEntry
 
 MATHS = "graft.envs.dataset.maths:MathEnv"
 GEOMETRY = "graft.envs.dataset.geometry:GeometryEnv"
@@ -19,12 +19,12 @@ QUESTIONS = "graft.envs.dataset.questions:QuestionEnv"
 PROGRAMS = "graft.envs.dataset.programs:ProgramEnv"
 
 
-def entry(build: str, hub: str, hub_split: str | None = None, **args: Any) -> Entry:
+def entry(build: str, hub: str, hub_split: str | None = None, **args: Any) -> EnvEntry:
     needs = (f"data:{hub}", "sandbox") if build == PROGRAMS else (f"data:{hub}",)
-    return Entry(build, {"hub": hub, "hub_split": hub_split, **args}, needs=needs)
+    return EnvEntry(build, {"hub": hub, "hub_split": hub_split, **args}, needs=needs)
 
 
-DATASETS: dict[str, Entry] = {
+DATASETS: dict[str, EnvEntry] = {
     "math:ASDiv2K": entry(MATHS, "axon-rl/ASDIV-2k"),
     "math:GSM8K": entry(MATHS, "axon-rl/GSM-8k"),
     "math:Math12K": entry(MATHS, "axon-rl/MATH-12k"),

@@ -19,10 +19,10 @@ from typing import Any
 
 from graft.data.errors import BadField
 from graft.data.hub import read_hub, splits_of
+from graft.data.location import open_place, parse_place
 from graft.data.pictures import COLUMNS, refuse_pictures
-from graft.data.place import open_place, parse_place
 from graft.data.rows import DataError
-from graft.data.tables import Table, data_files, read_table
+from graft.data.tables import RowTable, data_files, read_table
 from graft.envs.base import SPLITS, BaseEnv, split_of
 from graft.protocols import Observation
 
@@ -162,7 +162,7 @@ def open_table(
     split: str | None,
     hub_split: str | None,
     check: bool = True,
-) -> tuple[Table, bool]:
+) -> tuple[RowTable, bool]:
     """The rows, and whether they are still to be shared out between train and test.
 
     `data` is a file, a folder, SPLIT@PATH or a dataset of the hub; with check=False a line that is no
@@ -189,11 +189,11 @@ def open_table(
     return read_hub(hub, chosen), is_shared_out
 
 
-def rows_in_memory(rows: Any) -> Table:
+def rows_in_memory(rows: Any) -> RowTable:
     if hasattr(
         rows, "with_format"
     ):  # of the hub's library: Arrow's own, which knows what it filled in
-        return Table(rows.with_format("arrow")[:])
+        return RowTable(rows.with_format("arrow")[:])
     if isinstance(rows, str | Mapping):
         raise ValueError(
             f"rows= is a {type(rows).__name__}; give a list of dicts, one for each row"
@@ -201,7 +201,7 @@ def rows_in_memory(rows: Any) -> Table:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise ValueError(f"rows=: row {number} is a {type(row).__name__}; each must be a dict")
-    return Table([dict(row) for row in rows])
+    return RowTable([dict(row) for row in rows])
 
 
 def in_one_piece(split: str | None, where: str) -> bool:
@@ -233,7 +233,7 @@ def pick(names: Sequence[str], split: str | None, hub_split: str | None) -> tupl
 
 
 @lru_cache(maxsize=64)
-def first_picture(table: Table) -> str | None:
+def first_picture(table: RowTable) -> str | None:
     """What is wrong with the first row that holds a picture; None if none does. Looked for once."""
     if not set(COLUMNS) & set(table.columns):
         return None
@@ -246,7 +246,7 @@ def first_picture(table: Table) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def shared_out(table: Table, key: str, split: str) -> array[int]:
+def shared_out(table: RowTable, key: str, split: str) -> array[int]:
     """The numbers of the rows of one split, decided by the question's text alone."""
     questions = (row.get(key) if isinstance(row, Mapping) else None for row in table.scan())
     chosen = (number for number, text in enumerate(questions) if split_of(str(text)) == split)

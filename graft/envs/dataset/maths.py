@@ -10,7 +10,7 @@ from graft.envs.base import Trace
 from graft.envs.dataset.base import DatasetEnv
 from graft.protocols import Observation
 from graft.rewards.answers import final_answers
-from graft.rewards.grading import grade
+from graft.rewards.maths.grading import grade
 from graft.text.parse import last_boxed
 from graft.types import Author, Turn
 

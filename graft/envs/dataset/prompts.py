@@ -21,8 +21,8 @@ from typing import Any
 from graft.data.check import SPARED, check
 from graft.data.errors import BadField, DataError
 from graft.data.fields import literal_in
-from graft.data.schemas import Layout, by_keys, recognise
-from graft.data.tables import Table
+from graft.data.schemas import RowLayout, by_keys, recognise
+from graft.data.tables import RowTable
 from graft.envs.base import Trace
 from graft.envs.dataset.base import DatasetEnv, open_table
 from graft.protocols import Observation
@@ -33,7 +33,7 @@ from graft.rewards.answers import (
     same_text,
     word_f1,
 )
-from graft.rewards.grading import grade
+from graft.rewards.maths.grading import grade
 from graft.rewards.sources import grade_by_source
 from graft.text.parse import last_boxed
 from graft.types import Author, Turn
@@ -201,7 +201,7 @@ def opened(text: str) -> str:
     return (answer if box is None else box).strip()
 
 
-def named(table: Table, prompt_key: str, answer_key: str) -> Layout:
+def named(table: RowTable, prompt_key: str, answer_key: str) -> RowLayout:
     """The layout of somebody's own columns, if the table has them."""
     for name, key in (("prompt_key", prompt_key), ("answer_key", answer_key)):
         if not {key, key.partition(".")[0]} & set(table.columns):

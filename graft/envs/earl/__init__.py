@@ -9,7 +9,7 @@ step by step.\\n", which is for a recipe to add (`task.prefill`).
 
 from __future__ import annotations
 
-from graft.envs.catalogue import Entry
+from graft.envs.catalogue import EnvEntry
 
 CALC_TURNS = 34  # 32 calls, one refusal, the answer
 SORT_TURNS = 32
@@ -31,16 +31,16 @@ _GSM = ("data:gsm_8k_rewrite",)
 _MIX = ("calc-arithmetic", "calc-countdown", "calc-gsm8k", "calc-count")
 
 
-def _calc(*tasks: str, needs: tuple[str, ...] = ()) -> Entry:
-    return Entry("graft.envs.earl.calc:calc_task", {"tasks": tasks}, CALC_TURNS, needs)
+def _calc(*tasks: str, needs: tuple[str, ...] = ()) -> EnvEntry:
+    return EnvEntry("graft.envs.earl.calc:calc_task", {"tasks": tasks}, CALC_TURNS, needs)
 
 
-EARL: dict[str, Entry] = {
+EARL: dict[str, EnvEntry] = {
     **{f"earl:{name}": _calc(name) for name in _DRAWN},
     "earl:calc-gsm8k": _calc("calc-gsm8k", needs=_GSM),
     "earl:calc": _calc(*_MIX, needs=_GSM),
     **{
-        f"earl:{name}": Entry("graft.envs.earl.sorting:Sorting", {"name": name}, SORT_TURNS)
+        f"earl:{name}": EnvEntry("graft.envs.earl.sorting:Sorting", {"name": name}, SORT_TURNS)
         for name in _SORTED
     },
 }

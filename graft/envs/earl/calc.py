@@ -29,9 +29,9 @@ from graft.envs.catalogue import NOTHING
 from graft.envs.countdown import draw_solution
 from graft.envs.earl.count import Count
 from graft.envs.earl.countdown import ExpressionCountdown
-from graft.envs.earl.dress import DRESSES, TAGS, Dress
 from graft.envs.earl.gsm import GsmRewrite
-from graft.envs.tooled import ToolEnv
+from graft.envs.earl.syntax import DRESSES, TAGS, CalculatorSyntax
+from graft.envs.tool_env import ToolEnv
 from graft.protocols import Observation
 from graft.registry import resolve
 from graft.tools.calculator import Calculator, CalculatorError, evaluate
@@ -113,7 +113,7 @@ class CalcChat(ToolEnv):
         *,
         hinted: Collection[str],
         tool: bool = True,
-        dress: Dress = TAGS,
+        dress: CalculatorSyntax = TAGS,
         max_uses: int | None = MAX_USES,
     ) -> None:
         super().__init__(
@@ -214,7 +214,7 @@ def calc_task(
     env = Mix(parts, [questions.rows[index] for questions in sets.values()], split)
     env.data_source = next(iter(sets.values())).data_source
     hinted = [name for name, questions in sets.items() if questions.hint]
-    worn: Dress = resolve(dress, DRESSES, "dress of a call")
+    worn: CalculatorSyntax = resolve(dress, DRESSES, "dress of a call")
     return CalcChat(env, hinted=hinted, tool=tool, dress=worn, max_uses=max_uses)
 
 

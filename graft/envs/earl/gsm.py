@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from graft.data.fields import as_object
 from graft.data.hub import locate
 from graft.data.rows import DataError
-from graft.data.tables import Table, data_files, read_table
+from graft.data.tables import RowTable, data_files, read_table
 from graft.envs.base import BaseEnv, Trace, check_split, split_of
 from graft.rewards.answers import last_marked, parse_number, same_number
 from graft.text.parse import marked_number
@@ -105,12 +105,12 @@ def open_problems(data: str | None, split: str) -> tuple[Problem, ...]:
 
 
 @lru_cache(maxsize=8)  # a vector of envs reads the rows once
-def _chosen(table: Table, split: str | None) -> tuple[Problem, ...]:
+def _chosen(table: RowTable, split: str | None) -> tuple[Problem, ...]:
     """The problems of a split; all of them with None."""
     return tuple(p for p in _problems(table) if split is None or split_of(p.question) == split)
 
 
-def _problems(table: Table) -> Iterator[Problem]:
+def _problems(table: RowTable) -> Iterator[Problem]:
     is_rewritten = any(_has_rewrite(_columns(row)) for row in table)
     asked, right = (
         ("question_rewrite", "answer_rewrite") if is_rewritten else ("question", "answer")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graft.envs.base import BaseEnv, Trace, check_split, split_of
-from graft.envs.earl.deals import SETS, TASK_TOOLS, Deal, draw_facts
+from graft.envs.earl.deals import SETS, TASK_TOOLS, SortingDeal, draw_facts
 from graft.envs.earl.efficiency import (
     least_swaps,
     order_efficiency,
@@ -33,9 +33,9 @@ from graft.tools.sorting import (
     PROPERTIES,
     SYMBOLS,
     TRANSITIONS,
-    Call,
-    Dress,
     Hidden,
+    SortingCall,
+    SortingSyntax,
     carry_out,
     find_made,
     is_carried_out,
@@ -85,8 +85,8 @@ class Sorting(BaseEnv):
                 f"items={items!r}: must be 2 to {len(SYMBOLS)} different whole numbers"
             )
         self.split = check_split(split)
-        self.deal: Deal = resolve(name, SETS, "sorting set")[split]
-        self.dress: Dress = resolve(dress, DRESSES, "dress of a call")
+        self.deal: SortingDeal = resolve(name, SETS, "sorting set")[split]
+        self.dress: SortingSyntax = resolve(dress, DRESSES, "dress of a call")
         needed = tuple(dict.fromkeys(tool for task in self.deal.tasks for tool in TASK_TOOLS[task]))
         self.given_tools = None if tools is None else tuple(tools)
         self.offered = needed if tools is None else tuple(tools)  # all are answered in every task
@@ -169,7 +169,7 @@ class Sorting(BaseEnv):
 
         def use(tool: str, a: str, b: str) -> str:
             nonlocal state
-            state, result = carry_out(state, Call(tool, (a, b)))
+            state, result = carry_out(state, SortingCall(tool, (a, b)))
             lead = self.dress.gap if trace else ""
             trace.append((Author.POLICY, self.dress.write(tool, a, b, lead)))
             trace.append((Author.ENV, self.dress.render(tool, result)))
@@ -223,7 +223,7 @@ class Sorting(BaseEnv):
         value_of = self.hidden.value_of
         return sorted(value_of, key=value_of.__getitem__, reverse=self.reverse)
 
-    def _carry_out(self, call: Call) -> tuple[bool, str]:
+    def _carry_out(self, call: SortingCall) -> tuple[bool, str]:
         """Whether the call could do anything, and the answer; the order is what it is afterwards."""
         if call.tool not in self.offered:  # actions can reach whatever their file has
             known = ", ".join(self.offered)
@@ -279,7 +279,7 @@ class Sorting(BaseEnv):
     def _relation(self, is_reversed: bool = False) -> str:
         """ "A < B" for the two symbols asked for, or "B > A"."""
         pair = self.asked[::-1] if is_reversed else self.asked
-        return carry_out(self.hidden, Call("compare", (pair[0], pair[1])))[1]
+        return carry_out(self.hidden, SortingCall("compare", (pair[0], pair[1])))[1]
 
     def _system(self) -> str:
         lines = [self._example(tool) for tool in self.tools]

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from graft.envs.games.base import Game, Played, echo, invalid, whole
-from graft.envs.games.layout import BLANK, Placed, count_letters, draw, get, lay_out, put
+from graft.envs.games.word_grid import BLANK, PlacedWord, count_letters, draw, get, lay_out, put
 
 CLUES = Path(__file__).parent / "data" / "clues.jsonl"
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -53,7 +53,7 @@ class Crosswords(Game):
         self.solution: list[str] = []
         self.lines: list[str] = []  # the grid as it is drawn: the only record of what is filled in
         self.clues = ""
-        self.words: list[Placed] = []
+        self.words: list[PlacedWord] = []
         self.num_cells = self.num_open = 0
         if not 1 <= self.num_words <= len(clue_list(hardcore=bool(hardcore))):
             raise ValueError(f"num_words={num_words}: must lie between 1 and 50")
@@ -109,7 +109,7 @@ class Crosswords(Game):
     def teach(self, rng: random.Random) -> Iterator[str]:
         """Knows the words: fills them in one after the other, in any order of the clues."""
         for place in rng.sample(self.words, len(self.words)):
-            for (row, col), letter in zip(Placed(*place).cells(), place[0], strict=True):
+            for (row, col), letter in zip(PlacedWord(*place).cells(), place[0], strict=True):
                 if get(self.lines, row, col) == OPEN:
                     yield f"{row} {col} {letter}"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
-from graft.envs.games.fifteen_solver import solve
+from graft.envs.games.solvers.fifteen import solve
 
 SIZES = ((2, 10), (3, 20), (4, 50))  # num_rows, max_turns
 SHOWN = ("__", *(f"{tile:>2}" for tile in range(1, 100)))

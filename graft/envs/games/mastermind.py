@@ -10,8 +10,8 @@ from itertools import permutations, product
 from math import perm
 from operator import eq
 
-from graft.envs.dice import Dice
 from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal, whole
+from graft.envs.random_state import RandomState
 
 SIZES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))  # code_length, num_numbers, max_turns
 MAX_CODES = 100_000
@@ -115,7 +115,7 @@ class Mastermind(Game):
     def sample_random_action(self) -> str:
         return f"\\boxed{{{' '.join(map(str, self.draw_row(self.whim())))}}}"
 
-    def draw_row(self, rng: Dice) -> list[int]:
+    def draw_row(self, rng: RandomState) -> list[int]:
         if self.duplicate_numbers:
             return rng.choices(range(1, self.num_numbers + 1), k=self.code_length)
         # one draw for the whole row: rng.sample makes one for each number

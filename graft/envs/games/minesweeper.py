@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal, whole
-from graft.envs.games.minesweeper_solver import risks
+from graft.envs.games.solvers.minesweeper import risks
 
 SIZES = tuple((n, n, n * n // 5, n * n) for n in range(5, 9))  # rows, cols, num_mines, max_turns
 HIDDEN, FLAG, MINE = ".", "F", -1

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
 from graft.envs.games.sokoban_levels import DIRECTIONS, FLOOR, GOAL, WALL, make_level
-from graft.envs.games.sokoban_solver import solve
+from graft.envs.games.solvers.sokoban import solve
 
 PLAYER, BOX, BOX_ON_GOAL = "P", "X", "√"
 SIZES = ((6, 6, 2, 20), (8, 8, 5, 50))  # rows, cols (dim_room), num_boxes, max_turns

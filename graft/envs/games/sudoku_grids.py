@@ -13,7 +13,7 @@ from math import isqrt
 from typing import NamedTuple
 
 
-class Shape(NamedTuple):
+class SudokuShape(NamedTuple):
     """Which row, column and box a cell is in, as indices into one list of units."""
 
     scale: int
@@ -28,7 +28,7 @@ class Shape(NamedTuple):
 
 
 @cache
-def shape(scale: int) -> Shape:
+def shape(scale: int) -> SudokuShape:
     """The layout of a grid with `scale` rows; scale is a square, 4 or 9."""
     side = isqrt(scale)
     units = tuple(
@@ -42,7 +42,7 @@ def shape(scale: int) -> Shape:
     every = (1 << scale + 1) - 2
     bits = tuple(1 << digit for digit in range(1, scale + 1))
     digits = tuple(tuple(bit for bit in bits if bit & some) for some in range(every + 1))
-    return Shape(scale, units, members, every, digits)
+    return SudokuShape(scale, units, members, every, digits)
 
 
 def full_grid(scale: int, rng: random.Random) -> list[int]:
@@ -83,18 +83,18 @@ def dig(grid: list[int], attempts: int, rng: random.Random) -> list[int]:
     return puzzle
 
 
-def _place(of: Shape, grid: list[int], missing: list[int], cell: int, bit: int) -> None:
+def _place(of: SudokuShape, grid: list[int], missing: list[int], cell: int, bit: int) -> None:
     grid[cell] = bit
     for unit in of.units[cell]:
         missing[unit] ^= bit
 
 
-def lacking(of: Shape, puzzle: list[int]) -> list[int]:
+def lacking(of: SudokuShape, puzzle: list[int]) -> list[int]:
     """Per unit the digits that it does not hold yet."""
     return [of.every & ~sum(puzzle[cell] for cell in members) for members in of.members]
 
 
-def is_forced(of: Shape, puzzle: list[int], missing: list[int], cell: int, bit: int) -> bool:
+def is_forced(of: SudokuShape, puzzle: list[int], missing: list[int], cell: int, bit: int) -> bool:
     """Whether the digit follows at once: no other fits here, or it fits nowhere else in a unit.
 
     Enough to know that emptying the cell adds no solution, and much cheaper than a search.
@@ -115,7 +115,7 @@ def is_forced(of: Shape, puzzle: list[int], missing: list[int], cell: int, bit: 
 
 
 def _has_other(
-    of: Shape, puzzle: list[int], missing: list[int], empty: list[int], cell: int, bit: int
+    of: SudokuShape, puzzle: list[int], missing: list[int], empty: list[int], cell: int, bit: int
 ) -> bool:
     """Whether the puzzle has a solution with another digit in `cell`."""
     a, b, c = of.units[cell]
@@ -129,7 +129,7 @@ def _has_other(
     return False
 
 
-def _tightest(of: Shape, missing: list[int], empty: list[int]) -> tuple[int, int]:
+def _tightest(of: SudokuShape, missing: list[int], empty: list[int]) -> tuple[int, int]:
     """The empty cell with the fewest digits left, and these; stops at one that has at most one."""
     units = of.units
     best, tightest, left = 99, -1, 0
@@ -145,7 +145,11 @@ def _tightest(of: Shape, missing: list[int], empty: list[int]) -> tuple[int, int
 
 
 def _search(
-    of: Shape, grid: list[int], missing: list[int], empty: list[int], rng: random.Random | None
+    of: SudokuShape,
+    grid: list[int],
+    missing: list[int],
+    empty: list[int],
+    rng: random.Random | None,
 ) -> bool:
     """Fill `grid` in place; whether that can be done. With `rng`, digits are tried in any order."""
     if not empty:

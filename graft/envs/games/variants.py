@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graft.envs.catalogue import Entry
+from graft.envs.catalogue import EnvEntry
 
 
 def variants(
     stem: str, module: str, names: str, sizes: Mapping[str, tuple[Any, ...]]
-) -> dict[str, Entry]:
+) -> dict[str, EnvEntry]:
     """One entry per variant: each row of `sizes` gives what `names` list, max_turns last."""
     keys = names.split()
     return {
-        f"game:{stem}-v0{suffix}": Entry(
+        f"game:{stem}-v0{suffix}": EnvEntry(
             f"graft.envs.games.{module}:{stem}", dict(zip(keys, row, strict=True)), turns=row[-1]
         )
         for suffix, row in sizes.items()
     }
 
 
-GAMES: dict[str, Entry] = {
+GAMES: dict[str, EnvEntry] = {
     **variants(
         "GuessTheNumber",
         "guess",

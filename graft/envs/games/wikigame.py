@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from graft.envs.games.base import Game, echo, last_box
-from graft.envs.games.wikis import BACKENDS, MAX_DRAWS, LocalWiki, Page, Wiki, WikiError, trail
+from graft.envs.games.wiki_sources import (
+    BACKENDS,
+    MAX_DRAWS,
+    LocalWiki,
+    Page,
+    Wiki,
+    WikiError,
+    trail,
+)
 from graft.registry import resolve
 from graft.types import Turn
 

@@ -10,7 +10,7 @@ from string import ascii_uppercase
 
 import graft.envs.games.words as word_lists
 from graft.envs.games.base import Game, Played, echo, invalid, whole
-from graft.envs.games.layout import BLANK, Placed, draw, get, lay_out, put
+from graft.envs.games.word_grid import BLANK, PlacedWord, draw, get, lay_out, put
 
 MIN_LETTERS, MAX_LETTERS = 3, 12
 """Shorter words are everywhere by chance; longer ones make grids that are long to read."""
@@ -123,7 +123,7 @@ def fill(rng: random.Random, rows: Sequence[str]) -> list[str]:
     return ["".join([next(letters) if c == BLANK else c for c in row]) for row in rows]
 
 
-def ends(place: Placed) -> str:
+def ends(place: PlacedWord) -> str:
     """Placed("CAT", 2, 5, "down") -> "2 5 4 5"."""
     row, col = place.cells()[-1]
     return f"{place.row} {place.col} {row} {col}"

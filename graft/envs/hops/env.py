@@ -7,7 +7,7 @@ kab.M.S*37               the prompt: the salary of kab's mentor, times 37
 =12654                   the answer; end of text
 
 That is the dress "compact", for models that read single characters. The dress "words" asks the same
-of the same people in English and takes ARPO's tags; see `graft.envs.hops.dress`.
+of the same people in English and takes ARPO's tags; see `graft.envs.hops.syntax`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import random
 from collections.abc import Sequence
 
 from graft.envs.base import BaseEnv, Trace, check_range, check_split
-from graft.envs.hops.dress import DRESSES, Dress
 from graft.envs.hops.facts import AMOUNTS, LINKS, NUMBERS, Town, build_town
-from graft.envs.tooled import ToolEnv
+from graft.envs.hops.syntax import DRESSES, HopsSyntax
+from graft.envs.tool_env import ToolEnv
 from graft.registry import resolve
 from graft.rewards.answers import same_number
 from graft.types import Author, Turn
@@ -35,7 +35,7 @@ class HopsQuestion(BaseEnv):
     shared = ("town", "dress")
     saved = (*BaseEnv.saved, "person", "relations", "factor")
 
-    def __init__(self, dress: Dress, hops: tuple[int, int], people: int, split: str) -> None:
+    def __init__(self, dress: HopsSyntax, hops: tuple[int, int], people: int, split: str) -> None:
         super().__init__()
         self.hops = hops
         self.split = check_split(split)
@@ -89,7 +89,7 @@ class HopsTask(ToolEnv):
         split: str = "train",
         max_uses: int | None = None,
     ) -> None:
-        worn: Dress = resolve(dress, DRESSES, "dress of a question")
+        worn: HopsSyntax = resolve(dress, DRESSES, "dress of a question")
         bounds = check_range("hops", hops, 1)
         super().__init__(
             HopsQuestion(worn, bounds, people, split),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from graft.envs.base import SPLITS, split_of
-from graft.envs.dice import Dice
+from graft.envs.random_state import RandomState
 
 LINKS = ("boss", "mentor", "friend")
 """What leads from a person to another one."""
@@ -66,8 +66,8 @@ def build_town(people: int, short: bool) -> Town:
         raise ValueError(f"people={people}: must be between {FEWEST} and {MOST}")
     pool = short_names(people) if short else (f"{a} {b}" for a in FIRST for b in LAST)
     # a generator each: the same number has the same boss by either name
-    names = Dice(SEED).sample(list(pool), people)
-    rng = Dice(SEED + 1)
+    names = RandomState(SEED).sample(list(pool), people)
+    rng = RandomState(SEED + 1)
     facts: dict[tuple[str, str], str] = {}
     starts: dict[str, list[str]] = {split: [] for split in SPLITS}
     for number, name in enumerate(names):

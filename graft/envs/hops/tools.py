@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from graft.envs.hops.facts import LETTERS, SEED, build_town
-from graft.envs.webshop.bm25 import Bm25
+from graft.envs.webshop.bm25 import TextRanking
 from graft.tools import ERROR
 from graft.tools.python import PythonTool
 from graft.tools.search import Hit, SearchTool
@@ -69,7 +69,7 @@ class RankedFacts:
             for (name, relation), value in facts.items()
         ]
         # the, of and is are in every document: they would tell nothing and take most of the time
-        self._index = Bm25(
+        self._index = TextRanking(
             [f"{name} {relation} {name} {value}" for (name, relation), value in facts.items()]
         )
 

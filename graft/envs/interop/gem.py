@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from graft.envs.interop.foreign import ForeignEnv, can_copy
+from graft.envs.interop.external import ExternalEnv, can_copy
 from graft.types import Turn
 
 ONE_AT_A_TIME = threading.RLock()
 """Held while a GEM env has the shared generators."""
 
 
-class GemEnv(ForeignEnv):
+class GemEnv(ExternalEnv):
     """`GemEnv("game:Wordle-v0-easy")`, or around an env that `gem.make` has made.
 
     GEM keeps the board apart, for its wrappers to add; here it is part of the observation, and

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graft.envs.interop.foreign import ForeignEnv, as_text, can_copy
+from graft.envs.interop.external import ExternalEnv, as_text, can_copy
 from graft.text.parse import last_boxed
 from graft.types import Turn
 
@@ -21,7 +21,7 @@ Parse = Callable[[str], Any]
 Show = Callable[[Any], str]
 
 
-class GymnasiumEnv(ForeignEnv):
+class GymnasiumEnv(ExternalEnv):
     """An action outside of the space is answered with `hint`; the inner env does not see it.
 
     It forks if the inner env can be deep-copied.

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graft.envs.interop.foreign import ForeignEnv, as_text, plain
+from graft.envs.interop.external import ExternalEnv, as_text, plain
 from graft.types import Turn
 
 
-class OpenEnvClient(ForeignEnv):
+class OpenEnvClient(ExternalEnv):
     """One session of a server. It does not fork: nobody can copy what runs over there."""
 
     blocking = True

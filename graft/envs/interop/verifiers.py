@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from graft.envs.interop.foreign import ForeignEnv, plain
+from graft.envs.interop.external import ExternalEnv, plain
 from graft.envs.interop.model_server import ModelServer, Question
 from graft.text.parse import tool_calls
 from graft.tools.background import loop
@@ -32,7 +32,7 @@ from graft.types import Message, Turn
 GLANCE = 0.05  # seconds between looks at whether the episode has ended
 
 
-class VerifiersEnv(ForeignEnv):
+class VerifiersEnv(ExternalEnv):
     """Calls to the env's tools are written in the `style` of `graft.text.parse.tool_calls`.
 
     An observation after the first is the text of what came since the policy's answer; its messages

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from graft.envs.vector.seat import AUTORESETS, Around, Autoreset, Recipe, Seat, checked_seed
+from graft.envs.vector.slot import AUTORESETS, Around, Autoreset, EnvSlot, EnvSpec, checked_seed
 
 if TYPE_CHECKING:
     from graft.envs.vector.base import VectorEnv
@@ -76,7 +76,7 @@ def make_vec(
         from graft.envs.vector.processes import ProcessVector
 
         return ProcessVector(recipes, autoreset, timeout, workers)
-    seats = [Seat(recipe, autoreset) for recipe in recipes]
+    seats = [EnvSlot(recipe, autoreset) for recipe in recipes]
     try:
         for seat in seats:
             seat.open()
@@ -100,14 +100,14 @@ def write_recipes(
     vec_kwargs: Sequence[Mapping[str, Any]] | None,
     seed: int,
     kwargs: Mapping[str, Any],
-) -> list[Recipe]:
+) -> list[EnvSpec]:
     """One recipe per env. The caller's dicts are read, never written: `[{}] * 8` is fine."""
     if vec_kwargs is not None and len(vec_kwargs) != len(ids):
         raise ValueError(f"{len(vec_kwargs)} vec_kwargs for {len(ids)} envs; give one per env")
     around = (wrappers,) if isinstance(wrappers, str) else tuple(wrappers or ())
-    recipes: list[Recipe] = []
+    recipes: list[EnvSpec] = []
     for index, env_id in enumerate(ids):
         args = dict(vec_kwargs[index]) if vec_kwargs is not None else {}
         first = checked_seed(args.pop("seed", seed + index))
-        recipes.append(Recipe(env_id, {**args, **kwargs}, around, first))
+        recipes.append(EnvSpec(env_id, {**args, **kwargs}, around, first))
     return recipes

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from graft.envs.vector.jobs import Failure, Job
-from graft.envs.vector.seat import Autoreset, Recipe, checked_seed
+from graft.envs.vector.jobs import EnvFailure, SlotJob
+from graft.envs.vector.slot import Autoreset, EnvSpec, checked_seed
 from graft.protocols import Observation
 from graft.types import Turn
 
@@ -48,7 +48,7 @@ class VectorEnv:
     """
 
     def __init__(
-        self, recipes: Sequence[Recipe], autoreset: Autoreset, timeout: float | None = None
+        self, recipes: Sequence[EnvSpec], autoreset: Autoreset, timeout: float | None = None
     ) -> None:
         self.recipes = list(recipes)
         self.env_ids = [recipe.env_id for recipe in recipes]
@@ -68,7 +68,7 @@ class VectorEnv:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, jobs: Mapping[int, Job]) -> None:
+    def _submit(self, jobs: Mapping[int, SlotJob]) -> None:
         """Hand jobs over, at most one per seat at a time; do not wait for them."""
         raise NotImplementedError(f"{type(self).__name__} must write _submit()")
 
@@ -109,7 +109,7 @@ class VectorEnv:
             self.is_started = True
         elif not self.is_started:
             raise RuntimeError("reset all envs once before resetting some of them")
-        jobs = {index: Job("reset", (one,)) for index, one in zip(which, seeds, strict=True)}
+        jobs = {index: SlotJob("reset", (one,)) for index, one in zip(which, seeds, strict=True)}
         results = self._all(jobs)
         return [result[0] for result in results], [result[1] for result in results]
 
@@ -117,7 +117,9 @@ class VectorEnv:
         """Step all envs with a list, or some with {index: action}; wait for every one of them."""
         actions = self._checked(actions)
         chosen = actions if isinstance(actions, Mapping) else dict(enumerate(actions))
-        return in_columns(self._all({i: Job("step", (action,)) for i, action in chosen.items()}))
+        return in_columns(
+            self._all({i: SlotJob("step", (action,)) for i, action in chosen.items()})
+        )
 
     def send(self, actions: Mapping[int, str]) -> None:
         """Start steps and return. Each env takes one action at a time."""
@@ -125,7 +127,7 @@ class VectorEnv:
         for index in self._indices(actions):
             if index in self.pending:
                 raise ValueError(f"env {index} has not answered its last action; recv() first")
-        self._begin({index: Job("step", (action,)) for index, action in actions.items()})
+        self._begin({index: SlotJob("step", (action,)) for index, action in actions.items()})
 
     def recv(self, timeout: float | None = None) -> list[tuple[int, Turn]]:
         """Results of `send` as they come: at least one, unless none comes in `timeout` seconds."""
@@ -195,18 +197,18 @@ class VectorEnv:
     def call(self, name: str, *arguments: Any) -> list[Any]:
         """A method of each env (`vec.call("sample_random_action")`) or an attribute of each."""
         self._check_idle()
-        return self._all({i: Job("call", (name, arguments)) for i in range(self.num_envs)})
+        return self._all({i: SlotJob("call", (name, arguments)) for i in range(self.num_envs)})
 
     def get_state(self) -> list[dict[str, Any]]:
         """A snapshot per env, plain data; `set_state` of a vector built alike goes on from it."""
         self._check_idle()
-        return self._all({index: Job("get_state") for index in range(self.num_envs)})
+        return self._all({index: SlotJob("get_state") for index in range(self.num_envs)})
 
     def set_state(self, states: Sequence[Mapping[str, Any]]) -> None:
         self._check_idle()
         if len(states) != self.num_envs:
             raise ValueError(f"{len(states)} states for {self.num_envs} envs")
-        self._all({i: Job("set_state", (state,)) for i, state in enumerate(states)})
+        self._all({i: SlotJob("set_state", (state,)) for i, state in enumerate(states)})
         self.is_started = True
 
     def close(self) -> None:
@@ -215,7 +217,7 @@ class VectorEnv:
             self.is_closed = True
             self._shut()
 
-    def _begin(self, jobs: Mapping[int, Job]) -> None:
+    def _begin(self, jobs: Mapping[int, SlotJob]) -> None:
         self.pending.update({index: job.do for index, job in jobs.items()})
         self._submit(jobs)
 
@@ -225,14 +227,14 @@ class VectorEnv:
             del self.pending[index]
         return done
 
-    def _all(self, jobs: Mapping[int, Job]) -> list[Any]:
+    def _all(self, jobs: Mapping[int, SlotJob]) -> list[Any]:
         """Results of all jobs, in their order. The carriers keep the deadlines of single jobs."""
         self._begin(jobs)
         results: dict[int, Any] = {}
         while len(results) < len(jobs):
             results.update(self._finish(SLICE))
         for index in jobs:  # not in the order of arrival: the same mistake, the same message
-            if isinstance(results[index], Failure):
+            if isinstance(results[index], EnvFailure):
                 error = results[index].error
                 raise RuntimeError(f"env {index} ({self.env_ids[index]!r}): {error}")
         return [results[index] for index in jobs]

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from graft.envs.vector.seat import FAULTS, Seat, describe
+from graft.envs.vector.slot import FAULTS, EnvSlot, describe
 from graft.types import Turn
 
 
-class Failure(NamedTuple):
+class EnvFailure(NamedTuple):
     """The result of a `call` that raised; steps and resets say it in their info."""
 
     error: str
 
 
-class Job(NamedTuple):
+class SlotJob(NamedTuple):
     """One thing to do at one seat, in plain data: it may have to travel."""
 
     do: str
     """A method of Seat: "reset", "step", "recover", "call", "get_state", "set_state"."""
     arguments: tuple[Any, ...] = ()
 
-    def run(self, seat: Seat) -> Any:
+    def run(self, seat: EnvSlot) -> Any:
         try:
             return getattr(seat, self.do)(*self.arguments)
         except FAULTS as fault:  # of a call: resets and steps keep theirs to themselves
-            return Failure(describe(fault))
+            return EnvFailure(describe(fault))
 
-    def run_apart(self, seat: Seat) -> Any:
+    def run_apart(self, seat: EnvSlot) -> Any:
         """The same on a thread or in a process that is the env's alone.
 
         No Ctrl-C of a person arrives there: whatever is thrown, the env threw it.
@@ -39,17 +39,17 @@ class Job(NamedTuple):
                 return seat.recover(describe(fault))
             if self.do == "reset":
                 return seat.fail_reset(fault)
-            return Failure(describe(fault))
+            return EnvFailure(describe(fault))
 
 
-def late_text(index: int, env_id: str, job: Job, seconds: float) -> str:
+def late_text(index: int, env_id: str, job: SlotJob, seconds: float) -> str:
     return f"TimeoutError: env {index} ({env_id!r}) took more than {seconds:g} s for a {job.do}"
 
 
-def lost(job: Job, error: str) -> Any:
+def lost(job: SlotJob, error: str) -> Any:
     """What a job gives that nobody will ever answer."""
     if job.do == "reset":
         return "", {"error": error}
     if job.do in ("step", "recover"):
         return Turn("", truncated=True, info={"error": error})
-    return Failure(error)
+    return EnvFailure(error)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from graft.envs.vector.jobs import Job
-from graft.envs.vector.seat import Seat, Standing
+from graft.envs.vector.jobs import SlotJob
+from graft.envs.vector.slot import EnvSlot, SlotState
 from graft.types import Turn
 
 GONE = "RuntimeError: the process of this env ended, and its episode with it"
@@ -23,14 +23,14 @@ GONE = "RuntimeError: the process of this env ended, and its episode with it"
 class Past:
     """Of one seat. The near side of a process vector writes it, the far side reads it."""
 
-    standing: Standing
+    standing: SlotState
     seed: int | None = None
     """Of the running episode; None: the env did not tell it."""
     state: Mapping[str, Any] | None = None
     """Where the actions begin, if not with a reset."""
     actions: list[str] = field(default_factory=list[str])
 
-    def note(self, job: Job, result: Any, standing: Standing | None) -> None:
+    def note(self, job: SlotJob, result: Any, standing: SlotState | None) -> None:
         """Add what a job did. `standing` is None if it left the seat as it was."""
         if standing is None:
             if job.do == "step":
@@ -48,7 +48,7 @@ class Past:
         else:
             self.actions = []
 
-    def bring_back(self, seat: Seat, mark: Callable[[], None]) -> None:
+    def bring_back(self, seat: EnvSlot, mark: Callable[[], None]) -> None:
         """Lead a new seat to this point; `mark` is called before each turn."""
         seat.stand(self.standing)
         if not self.standing.has_env:

@@ -22,12 +22,12 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
-from graft.envs.catalogue import Entry
+from graft.envs.catalogue import EnvEntry
 from graft.envs.vector.base import VectorEnv
-from graft.envs.vector.jobs import Failure, Job, late_text, lost
+from graft.envs.vector.jobs import EnvFailure, SlotJob, late_text, lost
 from graft.envs.vector.past import Past
-from graft.envs.vector.seat import Autoreset, Recipe, Seat
-from graft.envs.vector.worker import BOARD_SIZE, NOBODY, Answer, Board, Bundle, Opening
+from graft.envs.vector.slot import Autoreset, EnvSlot, EnvSpec
+from graft.envs.vector.worker import BOARD_SIZE, NOBODY, Answer, Bundle, SlotOpening, WorkerSlots
 
 OPENING = 120.0
 """Seconds that building one env may take, or bringing one back; imports are slow at first."""
@@ -42,14 +42,14 @@ BOOT = (
 # multiprocessing the caller's script is not run a second time
 
 
-class Worker:
+class VectorWorker:
     """One process, the envs that live there, and the one message it has not answered yet."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self.indices = list(indices)
         self.asked: Bundle = []
         self.asked_at = 0.0
-        self.waiting: dict[int, Job] = {}  # for the next message
+        self.waiting: dict[int, SlotJob] = {}  # for the next message
         self.start()
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Worker:
             ours.callback(os.close, self.lifeline)
             file = theirs.enter_context(tempfile.TemporaryFile())
             file.truncate(BOARD_SIZE)
-            self.board = Board(file.fileno())
+            self.board = WorkerSlots(file.fileno())
             ours.enter_context(self.board.memory)
             self.board.write(NOBODY)
             fds = (far.fileno(), file.fileno(), lifeline)
@@ -89,7 +89,7 @@ class Worker:
 
     @property
     def is_opening(self) -> bool:
-        return any(isinstance(task, Opening) for _, task in self.asked)
+        return any(isinstance(task, SlotOpening) for _, task in self.asked)
 
     def deadline(self, timeout: float) -> float:
         index, since = self.board.read()
@@ -101,22 +101,22 @@ class Worker:
 class ProcessVector(VectorEnv):
     def __init__(
         self,
-        recipes: Sequence[Recipe],
+        recipes: Sequence[EnvSpec],
         autoreset: Autoreset,
         timeout: float | None = None,
         workers: int | None = None,
     ) -> None:
         super().__init__(recipes, autoreset, timeout)
-        self._openings = [Opening(one, movable(one), autoreset) for one in recipes]
-        self._pasts = [Past(Seat(one, autoreset).standing) for one in recipes]
+        self._openings = [SlotOpening(one, movable(one), autoreset) for one in recipes]
+        self._pasts = [Past(EnvSlot(one, autoreset).standing) for one in recipes]
         count = min(workers or num_cores(), len(recipes))
         everybody = range(len(recipes))
-        self._workers: list[Worker] = []
+        self._workers: list[VectorWorker] = []
         self._lock = threading.Lock()  # stream() sends in one thread and receives in another
         self._finalizer = weakref.finalize(self, end, self._workers)
         try:
             for k in range(count):
-                self._workers.append(Worker(everybody[k::count]))
+                self._workers.append(VectorWorker(everybody[k::count]))
             self._worker_of = {index: one for one in self._workers for index in one.indices}
             for worker in self._workers:
                 worker.ask([(index, self._openings[index]) for index in worker.indices])
@@ -132,7 +132,7 @@ class ProcessVector(VectorEnv):
         twin.is_started = self.is_started
         return twin
 
-    def _await_opening(self, worker: Worker) -> None:
+    def _await_opening(self, worker: VectorWorker) -> None:
         while not worker.connection.poll(max(0.0, worker.deadline(0.0) - time.monotonic())):
             if worker.deadline(0.0) <= time.monotonic():
                 who = self._name(worker.board.read()[0])
@@ -147,17 +147,17 @@ class ProcessVector(VectorEnv):
             ) from None
         worker.asked = []
         for index, result, _ in answers:
-            if isinstance(result, Failure):
+            if isinstance(result, EnvFailure):
                 raise ValueError(f"{self._name(index)} cannot be built: {result.error}")
 
-    def _submit(self, jobs: Mapping[int, Job]) -> None:
+    def _submit(self, jobs: Mapping[int, SlotJob]) -> None:
         with self._lock:
             for index, job in jobs.items():
                 self._worker_of[index].waiting[index] = job
             for worker in self._workers:
                 self._flush(worker)
 
-    def _flush(self, worker: Worker) -> None:
+    def _flush(self, worker: VectorWorker) -> None:
         """Ask an idle worker for all that waits. One message at a time: no pipe can fill up."""
         if worker.waiting and not worker.asked:
             bundle: Bundle = list(worker.waiting.items())
@@ -185,7 +185,7 @@ class ProcessVector(VectorEnv):
                 asked, worker.asked = dict(worker.asked), []
                 for index, result, standing in answers:
                     task = asked[index]
-                    if isinstance(task, Job):
+                    if isinstance(task, SlotJob):
                         self._pasts[index].note(task, result, standing)
                         done.append((index, result))
                 self._flush(worker)
@@ -195,7 +195,7 @@ class ProcessVector(VectorEnv):
                     done += self._replace(worker, self.timeout)
         return done
 
-    def _replace(self, worker: Worker, late: float | None) -> list[tuple[int, Any]]:
+    def _replace(self, worker: VectorWorker, late: float | None) -> list[tuple[int, Any]]:
         """Put a new process in place of a dead or hanging one; answers that can be given now."""
         guilty, _ = worker.board.read()
         code = worker.kill()
@@ -203,21 +203,21 @@ class ProcessVector(VectorEnv):
         if guilty == NOBODY and was_opening:
             raise RuntimeError(f"a worker process ended twice, the second time with code {code}")
         done: list[tuple[int, Any]] = []
-        unanswered = {i: task for i, task in asked.items() if isinstance(task, Job)}
+        unanswered = {i: task for i, task in asked.items() if isinstance(task, SlotJob)}
         if guilty != NOBODY:
             past, job = self._pasts[guilty], unanswered.pop(guilty, None)
             error = f"RuntimeError: the process of {self._name(guilty)} ended with exit code {code}"
             if late is not None:
-                error = late_text(guilty, self.env_ids[guilty], job or Job("opening"), late)
+                error = late_text(guilty, self.env_ids[guilty], job or SlotJob("opening"), late)
             if job is None:  # while it was being brought back
                 past.seed = past.state = None
                 past.actions = []
             else:
-                heir = Seat(self.recipes[guilty], self.autoreset)
+                heir = EnvSlot(self.recipes[guilty], self.autoreset)
                 heir.stand(past.standing)
                 self._pasts[guilty] = Past(heir.successor().standing)
                 if job.do == "step":
-                    worker.waiting[guilty] = Job("recover", (error,))
+                    worker.waiting[guilty] = SlotJob("recover", (error,))
                 else:
                     done.append((guilty, lost(job, error)))
         worker.waiting = {**unanswered, **worker.waiting}
@@ -232,7 +232,7 @@ class ProcessVector(VectorEnv):
         self._finalizer()
 
 
-def end(workers: Sequence[Worker]) -> None:
+def end(workers: Sequence[VectorWorker]) -> None:
     """Let idle workers close their envs; kill what is left after a short while."""
     for worker in workers:
         if not worker.asked:
@@ -250,7 +250,7 @@ def end(workers: Sequence[Worker]) -> None:
         worker.kill()
 
 
-def movable(recipe: Recipe) -> Entry:
+def movable(recipe: EnvSpec) -> EnvEntry:
     """The table's line for a recipe, if both can be sent to another process."""
     from graft.envs import find  # that package imports this one
 

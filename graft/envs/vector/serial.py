@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graft.envs.vector.base import Columns, VectorEnv, in_columns
-from graft.envs.vector.jobs import Job
-from graft.envs.vector.seat import FAULTS, Seat
+from graft.envs.vector.jobs import SlotJob
+from graft.envs.vector.slot import FAULTS, EnvSlot
 from graft.types import Turn
 
 
 class SerialVector(VectorEnv):
     """The cheapest vector where envs compute; nothing can interrupt an env that hangs."""
 
-    def __init__(self, seats: Sequence[Seat]) -> None:
+    def __init__(self, seats: Sequence[EnvSlot]) -> None:
         super().__init__([seat.recipe for seat in seats], seats[0].autoreset)
         self.seats = list(seats)
         self._done: list[tuple[int, Any]] = []
@@ -49,7 +49,7 @@ class SerialVector(VectorEnv):
         twin.is_started = self.is_started
         return twin
 
-    def _submit(self, jobs: Mapping[int, Job]) -> None:
+    def _submit(self, jobs: Mapping[int, SlotJob]) -> None:
         for index, job in jobs.items():
             self._done.append((index, job.run(self.seats[index])))
 

@@ -14,23 +14,23 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from graft.envs.vector.base import VectorEnv
-from graft.envs.vector.jobs import Job, late_text, lost
-from graft.envs.vector.seat import Seat
+from graft.envs.vector.jobs import SlotJob, late_text, lost
+from graft.envs.vector.slot import EnvSlot
 
-Outbox = SimpleQueue[tuple["Sitter", Any]]
+Outbox = SimpleQueue[tuple["SlotThread", Any]]
 
 GOODBYE = 5.0  # seconds that close() gives envs to close
 
 
-class Sitter:
+class SlotThread:
     """A thread that does the jobs of one seat, in order."""
 
-    def __init__(self, index: int, seat: Seat, outbox: Outbox) -> None:
+    def __init__(self, index: int, seat: EnvSlot, outbox: Outbox) -> None:
         self.index = index
         self.seat = seat
         self.outbox = outbox
-        self.inbox: SimpleQueue[Job | None] = SimpleQueue()
-        self.job: Job | None = None
+        self.inbox: SimpleQueue[SlotJob | None] = SimpleQueue()
+        self.job: SlotJob | None = None
         self.deadline = 0.0
         name = f"graft-env-{index}"
         # daemon: a hanging env must not keep the program from ending
@@ -42,7 +42,7 @@ class Sitter:
             self.outbox.put((self, job.run_apart(self.seat)))
         self.seat.close()
 
-    def give(self, job: Job, seconds: float) -> None:
+    def give(self, job: SlotJob, seconds: float) -> None:
         self.job = job
         self.deadline = time.monotonic() + seconds
         self.inbox.put(job)
@@ -55,10 +55,10 @@ class Sitter:
 class ThreadVector(VectorEnv):
     """Steps overlap: 16 envs that wait 100 ms answer together after 100 ms."""
 
-    def __init__(self, seats: Sequence[Seat], timeout: float | None = None) -> None:
+    def __init__(self, seats: Sequence[EnvSlot], timeout: float | None = None) -> None:
         super().__init__([seat.recipe for seat in seats], seats[0].autoreset, timeout)
         self._outbox: Outbox = SimpleQueue()
-        self._sitters = [Sitter(i, seat, self._outbox) for i, seat in enumerate(seats)]
+        self._sitters = [SlotThread(i, seat, self._outbox) for i, seat in enumerate(seats)]
         # threads know nothing of the vector, so one that nobody holds any more can end them
         self._finalizer = weakref.finalize(self, dismiss, self._sitters)
 
@@ -72,7 +72,7 @@ class ThreadVector(VectorEnv):
         twin.is_started = self.is_started
         return twin
 
-    def _submit(self, jobs: Mapping[int, Job]) -> None:
+    def _submit(self, jobs: Mapping[int, SlotJob]) -> None:
         for index, job in jobs.items():
             self._sitters[index].give(job, self.timeout)
 
@@ -97,14 +97,14 @@ class ThreadVector(VectorEnv):
                 done += self._give_up(sitter, sitter.job)
         return done
 
-    def _give_up(self, late: Sitter, job: Job) -> list[tuple[int, Any]]:
+    def _give_up(self, late: SlotThread, job: SlotJob) -> list[tuple[int, Any]]:
         """Seat a new env; the answer to the job that was late, if it can be given at once."""
         error = late_text(late.index, late.seat.recipe.env_id, job, self.timeout)
         late.leave()
-        sitter = Sitter(late.index, late.seat.successor(), self._outbox)
+        sitter = SlotThread(late.index, late.seat.successor(), self._outbox)
         self._sitters[late.index] = sitter
         if job.do == "step":  # the new thread answers, with the next episode if there is to be one
-            sitter.give(Job("recover", (error,)), self.timeout)
+            sitter.give(SlotJob("recover", (error,)), self.timeout)
             return []
         return [(late.index, lost(job, error))]
 
@@ -115,6 +115,6 @@ class ThreadVector(VectorEnv):
             sitter.thread.join(max(0.0, ends - time.monotonic()))
 
 
-def dismiss(sitters: list[Sitter]) -> None:
+def dismiss(sitters: list[SlotThread]) -> None:
     for sitter in sitters:
         sitter.leave()

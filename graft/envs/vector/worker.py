@@ -20,32 +20,32 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from graft.envs.catalogue import Entry
-from graft.envs.vector.jobs import Failure, Job, lost
+from graft.envs.catalogue import EnvEntry
+from graft.envs.vector.jobs import EnvFailure, SlotJob, lost
 from graft.envs.vector.past import Past
-from graft.envs.vector.seat import FAULTS, Autoreset, Recipe, Seat, Standing, describe
+from graft.envs.vector.slot import FAULTS, Autoreset, EnvSlot, EnvSpec, SlotState, describe
 
 BOARD_SIZE = 16
 NOBODY = -1
 
-Bundle = list[tuple[int, "Opening | Job"]]
+Bundle = list[tuple[int, "SlotOpening | SlotJob"]]
 """What one message asks for: seats by their index, and what to do there."""
 
-Answer = tuple[int, Any, Standing | None]
+Answer = tuple[int, Any, SlotState | None]
 """Index, result, and how the seat stands now if that has changed."""
 
 
-class Opening(NamedTuple):
+class SlotOpening(NamedTuple):
     """A seat to set up: from its recipe alone, or brought back to the middle of an episode."""
 
-    recipe: Recipe
-    entry: Entry
+    recipe: EnvSpec
+    entry: EnvEntry
     """The table's line behind the id: what the user registered is known to the near side only."""
     autoreset: Autoreset
     past: Past | None = None
 
 
-class Board:
+class WorkerSlots:
     """Who is being worked on, and since when (monotonic clock, the same in all processes)."""
 
     def __init__(self, file: int) -> None:
@@ -63,18 +63,18 @@ class Board:
 
 def main(connection: int, board: int, lifeline: int, parent: int) -> None:
     die_with(parent, lifeline)
-    work(Connection(connection), Board(board))
+    work(Connection(connection), WorkerSlots(board))
 
 
-def work(connection: Connection, board: Board) -> None:
+def work(connection: Connection, board: WorkerSlots) -> None:
     """Answer bundles until an empty one comes."""
-    seats: dict[int, Seat] = {}
+    seats: dict[int, EnvSlot] = {}
     while bundle := receive(connection):
         answers: list[Answer] = []
         for index, task in bundle:
             board.write(index)
-            if isinstance(task, Opening):
-                seats[index] = Seat(task.recipe, task.autoreset)
+            if isinstance(task, SlotOpening):
+                seats[index] = EnvSlot(task.recipe, task.autoreset)
                 answers.append((index, set_up(seats[index], index, task, board), None))
                 continue
             seat = seats[index]
@@ -95,7 +95,9 @@ def receive(connection: Connection) -> Bundle:
         return []
 
 
-def set_up(seat: Seat, index: int, opening: Opening, board: Board) -> Failure | None:
+def set_up(
+    seat: EnvSlot, index: int, opening: SlotOpening, board: WorkerSlots
+) -> EnvFailure | None:
     from graft.envs import ENVS  # that package imports this one
 
     ENVS.setdefault(seat.recipe.env_id, opening.entry)
@@ -106,11 +108,11 @@ def set_up(seat: Seat, index: int, opening: Opening, board: Board) -> Failure | 
             opening.past.bring_back(seat, lambda: board.write(index))
     except FAULTS as fault:
         seat.lose(describe(fault))
-        return Failure(describe(fault))
+        return EnvFailure(describe(fault))
     return None
 
 
-def pack(answers: list[Answer], tasks: dict[int, Any], seats: dict[int, Seat]) -> bytes:
+def pack(answers: list[Answer], tasks: dict[int, Any], seats: dict[int, EnvSlot]) -> bytes:
     """The answers as bytes. What cannot be pickled is the fault of the env that gave it."""
     try:
         return pickle.dumps(answers, pickle.HIGHEST_PROTOCOL)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from graft.envs.catalogue import Entry
+from graft.envs.catalogue import EnvEntry
 
-WEBSHOP: dict[str, Entry] = {
-    f"webshop:{split}-{mode}": Entry(
+WEBSHOP: dict[str, EnvEntry] = {
+    f"webshop:{split}-{mode}": EnvEntry(
         "graft.envs.webshop.env:WebShop", {"split": split, "observation_mode": mode}, turns=15
     )
     for split in ("train", "test")

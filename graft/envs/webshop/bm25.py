@@ -25,7 +25,7 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-class Bm25:
+class TextRanking:
     """
     >>> Bm25(["red lamp", "red shoe", "blue lamp"]).search("a blue lamp", 2)
     [2, 0]

@@ -19,7 +19,7 @@ DETAILS = ("Description", "Features", "Reviews")
 MAX_QUERY = 200  # characters of a query that the results page repeats
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     kind: str
     """"text" is only read; "button", "product" and "option" can be clicked."""
     text: str
@@ -29,15 +29,15 @@ class Part(NamedTuple):
     """An option that is chosen, a product that was visited."""
 
 
-Page = list[Part]
+Page = list[PagePart]
 
 
 def text(*lines: str) -> Page:
-    return [Part("text", line) for line in lines]
+    return [PagePart("text", line) for line in lines]
 
 
 def button(*labels: str) -> Page:
-    return [Part("button", label) for label in labels]
+    return [PagePart("button", label) for label in labels]
 
 
 def search_page() -> Page:
@@ -56,7 +56,7 @@ def results_page(
     if number * PER_PAGE < len(hits):
         page += button(NEXT)
     for product in shown:
-        page.append(Part("product", product.asin, is_on=product.asin in visited))
+        page.append(PagePart("product", product.asin, is_on=product.asin in visited))
         page += text(product.title, f"${product.price:.2f}")
     return page
 
@@ -65,7 +65,7 @@ def item_page(product: Product, chosen: Mapping[str, str], *, show_attributes: b
     page = button(SEARCH, PREVIOUS)
     for name, values in product.options.items():
         page += text(name)
-        page += [Part("option", value, name, chosen.get(name) == value) for value in values]
+        page += [PagePart("option", value, name, chosen.get(name) == value) for value in values]
     page += text(product.title, f"Price: ${product.price:.2f}", f"Rating: {product.rating}")
     page += button(*DETAILS, *(["Attributes"] if show_attributes else []), BUY)
     return page
@@ -86,11 +86,11 @@ def detail_page(product: Product, detail: str) -> Page:
     return page if len(page) > 2 else page + text("Nothing here.")
 
 
-def clickable(page: Page) -> dict[str, Part]:
+def clickable(page: Page) -> dict[str, PagePart]:
     """Label in lower case -> part. Of equal labels the first counts; buttons never lose theirs."""
     parts = [part for part in page if part.kind != "text"]
     parts.sort(key=lambda part: part.kind == "option")
-    labels: dict[str, Part] = {}
+    labels: dict[str, PagePart] = {}
     for part in parts:
         labels.setdefault(part.text.lower(), part)
     return labels

@@ -34,7 +34,7 @@ SMALL_WORDS = {
 }
 
 
-class Score(NamedTuple):
+class PurchaseScore(NamedTuple):
     type_factor: float
     attributes: int
     options: int
@@ -42,7 +42,7 @@ class Score(NamedTuple):
     reward: float
 
 
-def score(bought: Product, chosen: Mapping[str, str], wanted: Product, goal: Goal) -> Score:
+def score(bought: Product, chosen: Mapping[str, str], wanted: Product, goal: Goal) -> PurchaseScore:
     """`chosen` are the options at the time of buying: {"color": "red"}."""
     kind = type_factor(bought, wanted)
     attributes = sum(has_attribute(bought, attribute) for attribute in goal.attributes)
@@ -50,7 +50,7 @@ def score(bought: Product, chosen: Mapping[str, str], wanted: Product, goal: Goa
     price = bought.price <= goal.price_upper
     matches = attributes + options + price
     most = len(goal.attributes) + len(goal.options) + 1
-    return Score(kind, attributes, options, price, kind * matches / most)
+    return PurchaseScore(kind, attributes, options, price, kind * matches / most)
 
 
 def type_factor(bought: Product, wanted: Product) -> float:

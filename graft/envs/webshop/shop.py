@@ -16,7 +16,7 @@ from typing import Any
 
 from graft.data.rows import DataError
 from graft.envs.base import split_of
-from graft.envs.webshop.bm25 import Bm25
+from graft.envs.webshop.bm25 import TextRanking
 
 BUNDLED = Path(__file__).parent / "data"
 MAX_HITS = 50
@@ -63,7 +63,7 @@ class Shop:
         self.goals: dict[str, list[Goal]] = {"train": [], "test": []}
         for goal in goals:
             self.goals[split_of(f"{goal.asin} {goal.instruction}")].append(goal)
-        self.index = Bm25([searchable(product) for product in products])
+        self.index = TextRanking([searchable(product) for product in products])
 
     def search(self, query: str) -> list[str]:
         """The asins of the best products, best first."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from graft.border import Giver, check_env, naming
 from graft.protocols import Env
 from graft.registry import resolve
 from graft.tools.options import check_options
+from graft.user_code import Giver, check_env, naming
 
 WRAPPERS: dict[str, Any] = {
     "tools": "graft.envs.wrappers.tools:tools",

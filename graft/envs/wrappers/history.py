@@ -19,7 +19,7 @@ from typing import Any
 from graft.envs.base import Wrapper, as_messages
 from graft.protocols import Env, Observation
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Message, Turn
 
 GONE = "(what was shown here no longer holds)"
@@ -169,7 +169,7 @@ def renderer(tokenizer: Any) -> Render:
             "a chat wrapper renders prompts and needs the model's tokenizer: "
             'wrap(env, "concat_chat", tokenizer=...), or use concat_with_action'
         )
-    if isinstance(tokenizer, Tokenizer):
+    if isinstance(tokenizer, FastTokenizer):
         tokenizer = tokenizer.chat or Chat(tokenizer)
     if isinstance(tokenizer, Chat):
         chat = tokenizer

@@ -7,7 +7,7 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-from graft.envs.tooled import CallStyle, ToolEnv
+from graft.envs.tool_env import CallStyle, ToolEnv
 from graft.protocols import Env
 from graft.tools import has_state, make_tools
 from graft.tools.formats import plain

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from graft.data.errors import DataError
-from graft.evaluate.samples import Sample, read_sample
-from graft.evaluate.sets import TaskSet
+from graft.evaluate.samples import StoredSample, read_sample
+from graft.evaluate.task_sets import TaskSet
 from graft.rewards.answers import accepted_answers, in_words
-from graft.rewards.judge import Judge, question_of
-from graft.rewards.judge_agreement import Agreement, Item, agreement_on
+from graft.rewards.judge.agreement import Agreement, JudgedItem, agreement_on
+from graft.rewards.judge.judge import Judge, question_of
 from graft.types import Status, Task
 
 
@@ -37,7 +37,7 @@ def agreement_of(path: str | Path, tasks: TaskSet, judge: Judge) -> Agreement:
     return found
 
 
-def items_of(samples: Iterable[Sample], tasks: TaskSet) -> Iterator[Item]:
+def items_of(samples: Iterable[StoredSample], tasks: TaskSet) -> Iterator[JudgedItem]:
     """What is to be judged of them; an attempt without an end has no answer."""
     bare = replace(tasks, has_tools=False)  # they have been used already
     posed: Any = bare.factory(None)(Task("", tasks.env))  # more than the protocol: it has task()
@@ -47,7 +47,7 @@ def items_of(samples: Iterable[Sample], tasks: TaskSet) -> Iterator[Item]:
                 continue
             posed.reset(sample.seed)
             task: Task = posed.task()
-            yield Item(
+            yield JudgedItem(
                 question_of(task),
                 accepted_answers(task.answer),
                 in_words(sample.answer),

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from graft.envs.base import Wrapper, as_messages
-from graft.envs.tooled import ToolEnv
+from graft.envs.tool_env import ToolEnv
 from graft.protocols import Env, Observation
 from graft.types import Message, Task
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from graft.data.errors import BadField, DataError
 from graft.data.pictures import refuse_pictures
-from graft.data.tables import Table
+from graft.data.tables import RowTable
 from graft.envs.dataset.base import DatasetEnv, open_table
 from graft.protocols import Observation
 from graft.rewards.answers import final_answers, last_answer, same_text
@@ -141,7 +141,7 @@ def source_of(row: Mapping[str, Any], places: str) -> str:
     return ""
 
 
-def present(table: Table, names: str, which: str) -> str:
+def present(table: RowTable, names: str, which: str) -> str:
     """The first of the columns "a|b" that a table has."""
     for name in names.split("|"):
         if name in table.columns:
@@ -153,7 +153,7 @@ def present(table: Table, names: str, which: str) -> str:
 
 
 @lru_cache(maxsize=32)
-def askable(table: Table, keys: Keys, empty_key: str) -> array[int]:
+def askable(table: RowTable, keys: Keys, empty_key: str) -> array[int]:
     """The rows that are text alone; a row that cannot be read is an error that says where it is."""
     found = array("Q")
     for number, row in enumerate(table.scan()):

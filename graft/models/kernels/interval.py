@@ -4,7 +4,7 @@
 
 Query i sees key j if and only if `j <= i < ends[j]`. The L x L scores are never stored: a program
 holds a tile of queries, walks over the tiles of keys that any of them sees, and keeps a running
-maximum and sum per row. Which tiles those are is worked out once per forest, on the CPU (`Blocks`).
+maximum and sum per row. Which tiles those are is worked out once per forest, on the CPU (`BlockLists`).
 
 The backward needs two kernels, each walking lists of its own: one holds queries and walks over keys
 for the gradient of q, one holds keys and walks over queries for those of k and v. Nothing is added
@@ -22,8 +22,8 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from graft.models.blocks import HELD_KEYS, KEYS, QUERIES, Blocks
 from graft.models.kernels.interval_kernels import add_pieces, backward_kv, backward_q, forward
+from graft.models.tree.block_lists import HELD_KEYS, KEYS, QUERIES, BlockLists
 
 
 class Tiles(NamedTuple):
@@ -35,7 +35,7 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
-class Plan(NamedTuple):
+class TilePlan(NamedTuple):
     """The kernels' tiles for one kind of heads."""
 
     pack: int
@@ -45,17 +45,17 @@ class Plan(NamedTuple):
     grad_kv: Tiles
 
 
-def plan(dtype: torch.dtype, group: int, width: int) -> Plan:
+def plan(dtype: torch.dtype, group: int, width: int) -> TilePlan:
     """Tiles that fit shared memory and registers of an H100 or H200, for head size up to `width`."""
     if dtype == torch.float32:  # exact products run without tensor cores, on small tiles
         tiles = Tiles(16, 16, 8, 1) if width > 64 else Tiles(32, 32, 8, 1)
-        return Plan(1, tiles, tiles, tiles)
+        return TilePlan(1, tiles, tiles, tiles)
     # with 2 stages two small programs of wide heads fit a processor: one computes, the other waits
     stages = 2 if width > 64 else 3
     held = Tiles(QUERIES, HELD_KEYS, 4, stages)
     pack = 2 if group % 2 == 0 else 1
     tiles = Tiles(QUERIES, KEYS, 8, 3) if pack == 2 else Tiles(QUERIES, KEYS, 4, stages)
-    return Plan(pack, tiles, tiles, held)
+    return TilePlan(pack, tiles, tiles, held)
 
 
 LOG2_E = math.log2(math.e)
@@ -99,7 +99,7 @@ def _is_streamable(x: Tensor) -> bool:
 
 class _IntervalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> Tensor:  # type: ignore[override]
         length, heads, _ = q.shape
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         padded = triton.cdiv(length, QUERIES) * QUERIES
@@ -122,7 +122,7 @@ class _IntervalAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        blocks: Blocks = ctx.blocks
+        blocks: BlockLists = ctx.blocks
         grad = grads[0].contiguous()
         length, heads, _ = q.shape
         kv_heads = k.shape[1]
@@ -162,7 +162,7 @@ class _IntervalAttention(torch.autograd.Function):
         return grad_q, grad_k, grad_v, None
 
 
-def interval_attention(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks) -> Tensor:
+def interval_attention(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> Tensor:
     """softmax(q k / sqrt(d)) v under the interval rule. q [L, H, d], k and v [L, K, d] -> [L, H, d]"""
     size = q.shape[-1]
     if size > 128 or size * q.itemsize % 16:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graft.models.functions import GRAD_SUM
 from graft.models.kernels import gate, norm
+from graft.models.ops import GRAD_SUM
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.models.kernels.norm import walking_programs
-from graft.models.place import Place
+from graft.models.kv_slots import KVSlots
 
 TILE = 1024
 """Pairs in a tile: with 4 warps, two 16-byte loads of bf16 by each thread."""
@@ -216,7 +216,7 @@ def _launch(
     out: tuple[Tensor, Tensor, Tensor],
     kv_heads: int,
     rstd: Tensor | None = None,
-    place: Place | None = None,
+    place: KVSlots | None = None,
 ) -> None:
     """Write q, k and v to `out`: memory of their own, or for k and v the pages of a place."""
     tokens, heads, size = out[0].shape
@@ -336,7 +336,7 @@ def qk_place(
     sin: Tensor,
     heads: int,
     kv_heads: int,
-    place: Place,
+    place: KVSlots,
     layer: int,
 ) -> Tensor:
     """q [T, H, d]; keys and values go straight to their pages. No gradient."""

@@ -8,16 +8,16 @@ methods()                                  which kinds of isolation work on this
 from __future__ import annotations
 
 from graft.tools.sandbox.choice import Method, choose, methods
-from graft.tools.sandbox.outcome import Outcome, SandboxError, SandboxUnavailable
+from graft.tools.sandbox.outcome import SandboxError, SandboxOutcome, SandboxUnavailable
 from graft.tools.sandbox.run import run_python
-from graft.tools.sandbox.session import Session
+from graft.tools.sandbox.session import SandboxSession
 
 __all__ = [
     "Method",
-    "Outcome",
     "SandboxError",
+    "SandboxOutcome",
+    "SandboxSession",
     "SandboxUnavailable",
-    "Session",
     "choose",
     "methods",
     "run_python",

@@ -48,7 +48,7 @@ class HostDied(SandboxError):
     """The warm process ended under a call. Nothing is wrong with the call: try another host."""
 
 
-class Host:
+class SandboxHost:
     """One warm process behind one method, with some modules already imported."""
 
     def __init__(self, method: str, preload: tuple[str, ...] = ()) -> None:
@@ -174,12 +174,12 @@ def _folders_above(paths: list[str]) -> list[str]:
 Kind = tuple[str, tuple[str, ...]]
 """A method, and the modules that the host has imported."""
 
-_hosts: dict[Kind, list[Host]] = {}
+_hosts: dict[Kind, list[SandboxHost]] = {}
 _locks: dict[Kind, threading.Lock] = {}
 _guard = threading.Lock()
 
 
-def obtain(method: str, preload: tuple[str, ...] = ()) -> Host:
+def obtain(method: str, preload: tuple[str, ...] = ()) -> SandboxHost:
     """The least busy host of this kind; a new one if there is none, or if all are busy and the
     machine has room for more."""
     kind = (method, preload)
@@ -193,7 +193,7 @@ def obtain(method: str, preload: tuple[str, ...] = ()) -> Host:
     try:
         if host is None and (host := _least_busy(kind)):
             return host  # it was started while we waited
-        host = Host(method, preload)
+        host = SandboxHost(method, preload)
         with _guard:
             _hosts.setdefault(kind, []).append(host)
         return host
@@ -201,11 +201,11 @@ def obtain(method: str, preload: tuple[str, ...] = ()) -> Host:
         lock.release()
 
 
-def _least_busy(kind: Kind) -> Host | None:
+def _least_busy(kind: Kind) -> SandboxHost | None:
     return min(_hosts.get(kind, ()), key=lambda host: len(host.running), default=None)
 
 
-def discard(host: Host) -> None:
+def discard(host: SandboxHost) -> None:
     """Put a host away that has died, so that the next call gets a new one."""
     with _guard:
         known = [hosts for hosts in _hosts.values() if host in hosts]

@@ -16,7 +16,7 @@ class SandboxUnavailable(SandboxError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SandboxOutcome:
     """What a program printed and how it ended.
 
     `print(1/0)` -> stdout "", stderr "Traceback ... ZeroDivisionError: division by zero",

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from graft.tools.sandbox import hosts
 from graft.tools.sandbox.choice import choose
-from graft.tools.sandbox.hosts import Host, HostDied
-from graft.tools.sandbox.outcome import Outcome, SandboxError
+from graft.tools.sandbox.hosts import HostDied, SandboxHost
+from graft.tools.sandbox.outcome import SandboxError, SandboxOutcome
 from graft.tools.sandbox.running import Running
 
 ATTEMPTS = 3
@@ -30,7 +30,7 @@ def run_python(
     memory_mb: int = 1024,
     max_output: int = 65536,
     echo: bool = False,
-) -> Outcome:
+) -> SandboxOutcome:
     """Run `code` as a program of its own, shut off from everything.
 
     >>> run_python("print(int(input()) + 1)", "41").stdout
@@ -55,14 +55,14 @@ def run_python(
 
 
 def run_in(
-    host: Host,
+    host: SandboxHost,
     code: str,
     stdin: str = "",
     timeout: float = 5.0,
     memory_mb: int = 1024,
     max_output: int = 65536,
     echo: bool = False,
-) -> Outcome:
+) -> SandboxOutcome:
     """`run_python` in a host of one's own."""
     given = stdin.encode(errors="surrogatepass")
     with Running(host, code, given, echo=echo, timeout=timeout, memory_mb=memory_mb) as running:

@@ -10,8 +10,8 @@ import tempfile
 import time
 from typing import BinaryIO
 
-from graft.tools.sandbox.hosts import Host, HostDied
-from graft.tools.sandbox.outcome import Outcome, SandboxError
+from graft.tools.sandbox.hosts import HostDied, SandboxHost
+from graft.tools.sandbox.outcome import SandboxError, SandboxOutcome
 
 MEGABYTE = 1 << 20
 DISK_MB = 64
@@ -30,7 +30,7 @@ class Running:
 
     def __init__(
         self,
-        host: Host,
+        host: SandboxHost,
         code: str | None,
         stdin: bytes = b"",
         *,
@@ -109,7 +109,7 @@ class Running:
         self._read_rest(max_output)
         return why or ("output" if len(self.stdout) + len(self.stderr) > max_output else "")
 
-    def outcome(self, max_output: int, seconds: float, why: str) -> Outcome:
+    def outcome(self, max_output: int, seconds: float, why: str) -> SandboxOutcome:
         """What it printed since the last time, and how it ended or what it replied."""
         if self.ending is not None:
             exit_code, outgrew = self.ending
@@ -120,7 +120,7 @@ class Running:
         stdout, stderr = _text(self.stdout, max_output), _text(self.stderr, max_output)
         self.stdout.clear()
         self.stderr.clear()
-        return Outcome(
+        return SandboxOutcome(
             stdout=stdout,
             stderr=stderr,
             exit_code=exit_code,
@@ -130,7 +130,7 @@ class Running:
             is_output_cut=why == "output",
         )
 
-    def finish(self, timeout: float, max_output: int) -> Outcome:
+    def finish(self, timeout: float, max_output: int) -> SandboxOutcome:
         """`wait`, and what came of it."""
         began = time.monotonic()
         why = self.wait(timeout, max_output)

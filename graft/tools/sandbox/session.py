@@ -11,12 +11,12 @@ from dataclasses import replace
 from graft.tools.sandbox import hosts
 from graft.tools.sandbox.choice import choose
 from graft.tools.sandbox.hosts import HostDied
-from graft.tools.sandbox.outcome import Outcome, SandboxError
+from graft.tools.sandbox.outcome import SandboxError, SandboxOutcome
 from graft.tools.sandbox.run import ATTEMPTS, modules_named
 from graft.tools.sandbox.running import Running
 
 
-class Session:
+class SandboxSession:
     """Like a notebook: run("x = 2"), then run("x * 21") -> stdout "42\\n".
 
     A run that does not end in time, prints too much or ends the interpreter takes the names with
@@ -45,7 +45,7 @@ class Session:
         """Whether there are names to come back to."""
         return self._running is not None
 
-    def run(self, code: str, *, echo: bool = True) -> Outcome:
+    def run(self, code: str, *, echo: bool = True) -> SandboxOutcome:
         """Run `code` after all that was run before."""
         with self._lock:
             is_restarted, self._is_lost = self._is_lost, False
@@ -76,7 +76,7 @@ class Session:
         elif running := self._running:
             running.stop()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> SandboxSession:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +93,7 @@ class Session:
             hosts.discard(host)
             raise
 
-    def _run(self, running: Running, code: str, echo: bool) -> Outcome:
+    def _run(self, running: Running, code: str, echo: bool) -> SandboxOutcome:
         began = time.monotonic()
         message = json.dumps({"code": code, "echo": echo}).encode()
         control = running.control

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from graft.tools.search.cache import SearchCache
 from graft.tools.search.exchange import export_json, import_json
-from graft.tools.search.source import SOURCES, Hit, Source, make_source
+from graft.tools.search.source import SOURCES, Hit, SearchSource, make_source
 from graft.tools.search.tool import SearchTool
 
 __all__ = [
     "SOURCES",
     "Hit",
     "SearchCache",
+    "SearchSource",
     "SearchTool",
-    "Source",
     "export_json",
     "import_json",
     "make_source",

@@ -16,7 +16,7 @@ from graft.tools.search.words import VERSION, words
 MAX_WORDS = 512  # of a query; the work of one query is bounded by it
 
 
-class Bm25:
+class Bm25Source:
     """The documents that share rare words with the query, in order of Lucene's BM25.
 
     Of "Rome is a city", "Paris is a city" and "Rome fell" the query "city of rome" finds the first

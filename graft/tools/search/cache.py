@@ -50,7 +50,7 @@ class CacheBroken(ToolError):
     """A file that cannot be read or written: no cache, no space, no right to."""
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     source: str
     query: str
     topk: int
@@ -125,12 +125,12 @@ class SearchCache:
         )
         return [topk for (topk,) in found]
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CacheEntry]:
         """Everything, in the order it was stored."""
         for source, query, topk, answer in self._do(
             "SELECT source, query, topk, answer FROM answers ORDER BY stored, source, query, topk"
         ):
-            yield Entry(source, query, topk, _decode(answer))
+            yield CacheEntry(source, query, topk, _decode(answer))
 
     def __len__(self) -> int:
         return self._do("SELECT COUNT(*) FROM answers")[0][0]

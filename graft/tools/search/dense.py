@@ -16,7 +16,7 @@ from graft.tools.search.store import Corpus, Documents, build_once, short_hash
 CHUNK = 4096  # documents turned into vectors at a time
 
 
-class Dense:
+class DenseSource:
     """The documents whose vectors have the largest inner product (cosine) with the query's.
 
     `model` is a folder or a hub name. Some models were trained with a marker before each text and

@@ -18,7 +18,7 @@ MAX_REPLY = 64 * 2**20  # bytes; more is no list of documents
 FIRST_PAUSE = 0.1  # seconds before the second attempt, doubled from then on
 
 
-class Http:
+class HttpSource:
     """A service at `url`, Search-R1's (`wire="json"`) or GEM's (`wire="msgpack"`).
 
     "http://host:8000" means http://host:8000/retrieve. `timeout` is for a whole request with all its

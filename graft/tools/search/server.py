@@ -14,30 +14,30 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from graft.tools.errors import ToolError
-from graft.tools.search.source import MAX_TOPK, Hit, Source
+from graft.tools.search.source import MAX_TOPK, Hit, SearchSource
 from graft.tools.search.wire import TYPES, BadMessage, read_request, write_reply
 
 MAX_BODY = 8 * 2**20  # bytes
 MAX_BATCH = 256  # queries in one call of the source
 
 
-class Asked(NamedTuple):
+class QueuedQuery(NamedTuple):
     query: str
     topk: int
     answer: asyncio.Future[list[Hit]]
 
 
-class Batcher:
+class QueryBatcher:
     """Gathers queries for `wait` seconds and asks the source once; while it works, more gather."""
 
-    def __init__(self, source: Source, wait: float) -> None:
+    def __init__(self, source: SearchSource, wait: float) -> None:
         self.source, self.wait = source, wait
-        self.queue: asyncio.Queue[Asked] = asyncio.Queue()
+        self.queue: asyncio.Queue[QueuedQuery] = asyncio.Queue()
 
     async def ask(self, query: str, topk: int) -> list[Hit]:
         if not query.strip():
             return []
-        asked = Asked(query, topk, asyncio.get_running_loop().create_future())
+        asked = QueuedQuery(query, topk, asyncio.get_running_loop().create_future())
         self.queue.put_nowait(asked)
         return await asked.answer
 
@@ -48,7 +48,7 @@ class Batcher:
                 await asyncio.sleep(self.wait)
             while len(batch) < MAX_BATCH and not self.queue.empty():
                 batch.append(self.queue.get_nowait())
-            by_topk: dict[int, list[Asked]] = defaultdict(list)
+            by_topk: dict[int, list[QueuedQuery]] = defaultdict(list)
             for asked in batch:
                 if not asked.answer.done():  # its client has gone
                     by_topk[asked.topk].append(asked)
@@ -56,7 +56,7 @@ class Batcher:
             for topk, group in by_topk.items():
                 await self._answer(group, topk)
 
-    async def _answer(self, group: list[Asked], topk: int) -> None:
+    async def _answer(self, group: list[QueuedQuery], topk: int) -> None:
         queries = [asked.query for asked in group]
         try:
             answers = await asyncio.to_thread(self.source.retrieve, queries, topk)
@@ -69,7 +69,7 @@ class Batcher:
                     asked.answer.set_exception(error)
 
 
-def build_app(source: Source, topk: int = 3, *, wait: float = 0.01) -> Any:
+def build_app(source: SearchSource, topk: int = 3, *, wait: float = 0.01) -> Any:
     """The service as an ASGI application; it opens the source when it starts.
 
     `topk` is for requests that name none; `wait` is the time in seconds to gather a batch.
@@ -85,13 +85,13 @@ def build_app(source: Source, topk: int = 3, *, wait: float = 0.01) -> Any:
         ) from error
     if not 1 <= topk <= MAX_TOPK:
         raise ValueError(f"topk={topk} is not between 1 and {MAX_TOPK}")
-    batcher: Batcher
+    batcher: QueryBatcher
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
         nonlocal batcher
         await asyncio.to_thread(source.open)
-        batcher = Batcher(source, wait)
+        batcher = QueryBatcher(source, wait)
         task = asyncio.create_task(batcher.run())
         try:
             yield
@@ -130,7 +130,7 @@ def build_app(source: Source, topk: int = 3, *, wait: float = 0.01) -> Any:
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-def serve(source: Source, host: str = "127.0.0.1", port: int = 8000, topk: int = 3) -> None:
+def serve(source: SearchSource, host: str = "127.0.0.1", port: int = 8000, topk: int = 3) -> None:
     """Answer until interrupted. Port 0 takes a free one; the address is printed either way.
 
     A corpus that cannot be read and an address that is taken are errors before anything is served.

@@ -27,7 +27,7 @@ class Hit(NamedTuple):
 
 
 @runtime_checkable
-class Source(Protocol):
+class SearchSource(Protocol):
     """Finds documents. Called from many threads at once.
 
     `fingerprint` names what the answers depend on (corpus, settings, address), so that an answer
@@ -42,9 +42,9 @@ class Source(Protocol):
 
 
 SOURCES: dict[str, Any] = {
-    "bm25": "graft.tools.search.bm25:Bm25",
-    "dense": "graft.tools.search.dense:Dense",
-    "http": "graft.tools.search.http:Http",
+    "bm25": "graft.tools.search.bm25:Bm25Source",
+    "dense": "graft.tools.search.dense:DenseSource",
+    "http": "graft.tools.search.http:HttpSource",
 }
 """Name -> the source's class, or where to import it from."""
 
@@ -52,7 +52,7 @@ _alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 _alive_lock = threading.Lock()
 
 
-def make_source(name: str, **options: Any) -> Source:
+def make_source(name: str, **options: Any) -> SearchSource:
     """The source called `name` (or "your.module:Class"), not opened yet.
 
     Equal arguments over an unchanged corpus give the same object for as long as somebody holds it:
@@ -75,15 +75,15 @@ def make_source(name: str, **options: Any) -> Source:
 
 
 def pick_source(
-    source: str | Source | None,
+    source: str | SearchSource | None,
     corpus: str | None,
     url: str | None,
     timeout: float,
     options: dict[str, Any],
-) -> Source:
+) -> SearchSource:
     """The source that a tool's arguments describe."""
     if source is not None and not isinstance(source, str):
-        if not isinstance(source, Source):
+        if not isinstance(source, SearchSource):
             raise ValueError(
                 f"source={source!r}: must be a name, or an object with fingerprint, open and retrieve"
             )

@@ -11,7 +11,7 @@ from graft.data.corpus import whole
 from graft.tools import ERROR
 from graft.tools.errors import ToolError
 from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, CacheMiss, SearchCache
-from graft.tools.search.source import MAX_QUERY, MAX_TOPK, Hit, Source, pick_source
+from graft.tools.search.source import MAX_QUERY, MAX_TOPK, Hit, SearchSource, pick_source
 
 MODES = ("live", "record", "replay")
 NOTHING_FOUND = "No documents found."
@@ -47,7 +47,7 @@ class SearchTool:
 
     def __init__(
         self,
-        source: str | Source | None = None,
+        source: str | SearchSource | None = None,
         *,
         corpus: str | None = None,
         url: str | None = None,
@@ -98,7 +98,7 @@ class SearchTool:
             self.cache = SearchCache(cache, read_only=is_replay)
         self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
         self._counting = threading.Lock()
-        self.source: Source | None = None
+        self.source: SearchSource | None = None
         if is_replay:
             self.fingerprint = self._recorded(source, corpus, url, timeout, options)
             self._check_topk()
@@ -168,7 +168,7 @@ class SearchTool:
 
     def _recorded(
         self,
-        source: str | Source | None,
+        source: str | SearchSource | None,
         corpus: str | None,
         url: str | None,
         timeout: float,

@@ -26,7 +26,7 @@ class BadMessage(ValueError):
     """Bytes that are no request or no reply; the text says what was expected."""
 
 
-class Request(NamedTuple):
+class RetrievalRequest(NamedTuple):
     queries: list[str]
     topk: int | None
     """None: as many as the service sends by default."""
@@ -51,7 +51,7 @@ def unpack(data: bytes) -> tuple[Any, str]:
         raise BadMessage(f"not {wire}: {str(error)[:200]}") from error
 
 
-def read_request(data: bytes) -> Request:
+def read_request(data: bytes) -> RetrievalRequest:
     message, wire = unpack(data)
     if not isinstance(message, dict):
         raise BadMessage(f"expected an object with `queries` or `query`, got {_kind(message)}")
@@ -70,15 +70,15 @@ def read_request(data: bytes) -> Request:
     # cut, not refused: one endless query must not cost the others in its request their answer
     cut = [whole(query[:MAX_QUERY]) for query in queries]
     # a topk of 0 asks for the default, as in both originals
-    return Request(cut, topk or None, scores, is_single, wire)
+    return RetrievalRequest(cut, topk or None, scores, is_single, wire)
 
 
-def write_reply(request: Request, answers: Sequence[Sequence[Hit]]) -> bytes:
+def write_reply(request: RetrievalRequest, answers: Sequence[Sequence[Hit]]) -> bytes:
     result: list[Any] = [[_sent(hit, request) for hit in hits] for hits in answers]
     return pack({"result": result[0] if request.is_single else result}, request.wire)
 
 
-def _sent(hit: Hit, request: Request) -> dict[str, Any]:
+def _sent(hit: Hit, request: RetrievalRequest) -> dict[str, Any]:
     document = {"id": hit.id, "contents": Document(hit.id, hit.title, hit.text).contents}
     if request.return_scores:
         return {"document": document, "score": hit.score}

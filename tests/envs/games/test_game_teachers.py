@@ -12,11 +12,12 @@ import pytest
 
 from graft.envs import make
 from graft.envs.base import Trace
-from graft.envs.games import fifteen, minesweeper, sokoban_solver, words
+from graft.envs.games import fifteen, minesweeper, words
 from graft.envs.games.base import Game
-from graft.envs.games.fifteen_solver import detours, line_by_line, search
 from graft.envs.games.mastermind import pegs
-from graft.envs.games.minesweeper_solver import risks
+from graft.envs.games.solvers import sokoban as sokoban_solver
+from graft.envs.games.solvers.fifteen import detours, line_by_line, search
+from graft.envs.games.solvers.minesweeper import risks
 from graft.envs.games.sudoku_grids import is_forced, lacking, shape
 from graft.envs.games.twenty48 import line_worth
 from graft.envs.games.variants import GAMES

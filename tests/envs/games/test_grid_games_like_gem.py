@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from graft.envs import make
-from graft.envs.games.layout import Placed, draw
 from graft.envs.games.twenty48 import exponent
+from graft.envs.games.word_grid import PlacedWord, draw
 from graft.envs.games.wordsearch import ends
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
@@ -147,7 +147,7 @@ def load_word_search(theirs: Any, seed: int) -> Any:
     ours.reset(seed=seed)
     ours.side = len(theirs.game_board)
     ours.lines = draw(["".join(row) for row in theirs.game_board])
-    ours.hidden = {ends(Placed(word, *at)): word for word, at in theirs.placed_words.items()}
+    ours.hidden = {ends(PlacedWord(word, *at)): word for word, at in theirs.placed_words.items()}
     return ours
 
 

@@ -60,7 +60,7 @@ def solutions(rows: list[str], limit: int = 2) -> list[list[str]]:
     return found
 
 
-def rows_of(env: Any) -> list[str]:
+def trajectories_of(env: Any) -> list[str]:
     return ["".join(env.cells[at : at + env.scale]) for at in range(0, env.scale**2, env.scale)]
 
 
@@ -69,7 +69,7 @@ def test_every_puzzle_has_its_answer_as_the_only_solution(variant: str, count: i
     for seed in range(count):
         env = make(f"game:Sudoku-v0{variant}")
         env.reset(seed)
-        assert solutions(rows_of(env)) == [env.answer]
+        assert solutions(trajectories_of(env)) == [env.answer]
 
 
 def test_full_grids_keep_the_rules_and_differ():

@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from graft.envs.games.wiki_sources import Kiwix, MediaWiki, ServedWiki, WikiError, title_of
 from graft.envs.games.wikigame import WikiGame
-from graft.envs.games.wikis import Kiwix, MediaWiki, ServedWiki, WikiError, title_of
 
 PAGES = {
     "Apple": ["Tree", "Old Name", "Nowhere"],

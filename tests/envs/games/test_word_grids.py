@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from graft.envs import make
 from graft.envs.games.crosswords import CLUES, Crosswords, clue_list
-from graft.envs.games.layout import ACROSS, DOWN, Placed, count_letters, draw, get, lay_out, put
+from graft.envs.games.word_grid import (
+    ACROSS,
+    DOWN,
+    PlacedWord,
+    count_letters,
+    draw,
+    get,
+    lay_out,
+    put,
+)
 from graft.envs.games.wordsearch import WordSearch, candidates, ends
 
 WORDS = ("CAT", "TEA", "ANT", "LAMP", "PLUM", "STONE", "RIVER", "GARDEN", "CASTLE")
@@ -79,9 +88,9 @@ def test_drawn_cells_can_be_read_and_overwritten():
 
 
 def test_cells_and_ends_of_a_word():
-    assert Placed("CAT", 2, 5, DOWN).cells() == [(2, 5), (3, 5), (4, 5)]
-    assert ends(Placed("CAT", 2, 5, DOWN)) == "2 5 4 5"
-    assert ends(Placed("CAT", 2, 5, ACROSS)) == "2 5 2 7"
+    assert PlacedWord("CAT", 2, 5, DOWN).cells() == [(2, 5), (3, 5), (4, 5)]
+    assert ends(PlacedWord("CAT", 2, 5, DOWN)) == "2 5 4 5"
+    assert ends(PlacedWord("CAT", 2, 5, ACROSS)) == "2 5 2 7"
 
 
 def test_the_clue_list_is_sound():
@@ -157,7 +166,7 @@ def test_clues_say_where_how_long_and_which_way():
     )
     assert len(clues) == 3
     for (row, col, direction, length, clue), word in zip(clues, env.answer, strict=True):
-        place = Placed(word, int(row), int(col), direction)
+        place = PlacedWord(word, int(row), int(col), direction)
         assert "".join(env.solution[r][c] for r, c in place.cells()) == word
         assert (len(word), clue_list(hardcore=False)[word]) == (int(length), clue)
 

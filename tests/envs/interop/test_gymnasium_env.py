@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft.envs.interop.foreign import plain
+from graft.envs.interop.external import plain
 from graft.envs.interop.gymnasium import GymnasiumEnv
 from graft.envs.vector import make_vec
 from graft.protocols import Env

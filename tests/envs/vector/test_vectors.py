@@ -18,7 +18,7 @@ from graft.envs.base import Wrapper
 from graft.envs.vector import make_vec
 from graft.envs.vector.threads import ThreadVector
 from graft.text.chat import Chat
-from graft.text.tokenizer import Tokenizer
+from graft.text.tokenizer import FastTokenizer
 
 TOYS = "tests.envs.vector.toy_envs"
 ADDER, WAITER = f"{TOYS}:Adder", f"{TOYS}:Waiter"
@@ -101,7 +101,7 @@ def test_wrappers_may_have_arguments_and_a_tokenizer(vectors: Any):
     vector.step(["1"])
     (shown,), _, _, _, (info,) = vector.step(["2"])
     assert shown == "start 4\n2\ntotal 7" and info["step_counter"] == 2
-    chat = Chat(Tokenizer.bytes(), "chatml")
+    chat = Chat(FastTokenizer.bytes(), "chatml")
     vector = vectors(ADDER, n=1, wrappers="concat_chat", tokenizer=chat)
     (shown,), _ = vector.reset(seed=4)
     assert shown == "<|im_start|>user\nstart 4<|im_end|>\n<|im_start|>assistant\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graft.envs.webshop.bm25 import K1, B, Bm25, words_of
+from graft.envs.webshop.bm25 import K1, B, TextRanking, words_of
 from graft.envs.webshop.reward import has_attribute, is_chosen, likeness, score, type_factor
 from graft.envs.webshop.shop import Goal, Product
 
@@ -112,7 +112,7 @@ def test_likeness_is_symmetric_and_bounded(one: str, other: str):
 
 
 def test_bm25_by_hand():
-    index = Bm25(["red lamp", "red shoe", "blue lamp blue"])
+    index = TextRanking(["red lamp", "red shoe", "blue lamp blue"])
     assert index.search("a blue lamp", 3) == [2, 0]
     assert index.search("red", 1) == [0]  # equal scores: the earlier text
     assert index.search("green !", 3) == []
@@ -125,4 +125,4 @@ def test_bm25_by_hand():
 
 def test_words():
     assert words_of("Non-slip, 10 MM é") == ["non", "slip", "10", "mm"]
-    assert Bm25([]).search("x", 3) == []
+    assert TextRanking([]).search("x", 3) == []

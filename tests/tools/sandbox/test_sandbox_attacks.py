@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from graft.tools.sandbox import Outcome, choice, run_python
+from graft.tools.sandbox import SandboxOutcome, choice, run_python
 
 HERE = str(Path(__file__).resolve())
 """A file that exists, that we can read, and that is no part of Python's installation."""
 
 
-def attempt(method: str, code: str, timeout: float = 5.0, **options: int) -> Outcome:
+def attempt(method: str, code: str, timeout: float = 5.0, **options: int) -> SandboxOutcome:
     """Run an attack, and see that an honest program still runs right after it."""
     outcome = run_python(code, timeout=timeout, sandbox=method, **options)
     assert run_python("print(6 * 7)", sandbox=method).stdout == "42\n"

@@ -125,4 +125,4 @@ def test_jumps_fit_and_the_kernel_takes_the_length(machine: str):
     ):
         assert len(code) < 4096
         assert all(0 <= then < 256 and 0 <= other < 256 for _, then, other, _ in code)
-        assert len(seccomp.assemble(code)) == 8 * len(code)
+        assert len(seccomp.build_run(code)) == 8 * len(code)

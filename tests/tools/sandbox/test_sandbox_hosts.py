@@ -16,7 +16,7 @@ import pytest
 
 from graft.tools.sandbox import SandboxUnavailable, choice, hosts, methods, run_python
 from graft.tools.sandbox.choice import NONE, STRONGEST_FIRST, Method, choose
-from graft.tools.sandbox.hosts import Host
+from graft.tools.sandbox.hosts import SandboxHost
 from graft.tools.sandbox.outcome import SandboxError
 from graft.tools.sandbox.running import Running
 from graft.tools.sandbox.view import python_view
@@ -278,7 +278,7 @@ def test_a_method_that_cannot_be_had_leaves_nothing_open(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = open_files()
     with pytest.raises(SandboxError, match=why) as caught:
-        Host(name)
+        SandboxHost(name)
     assert open_files() == before, caught.value  # which still holds the frame that failed
     assert choice._try(name) == Method(name, False, str(caught.value))
     assert open_files() == before
@@ -287,7 +287,7 @@ def test_a_method_that_cannot_be_had_leaves_nothing_open(
 
 @pytest.mark.parametrize("code", ["pass", None])
 def test_a_program_whose_host_has_ended_leaves_nothing_open(code: str | None):
-    host = Host(NONE)
+    host = SandboxHost(NONE)
     host.close()
     before = open_files()
     with pytest.raises(hosts.HostDied, match="the none sandbox has ended") as caught:
@@ -299,7 +299,7 @@ def test_a_program_whose_host_has_ended_leaves_nothing_open(code: str | None):
 def test_a_program_for_which_no_descriptors_are_left_leaves_nothing_open(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    host = Host(NONE)
+    host = SandboxHost(NONE)
     try:
         before, made, pipe = open_files(), [], os.pipe
 

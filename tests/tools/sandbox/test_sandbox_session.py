@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from graft.tools.sandbox import Session, choose, hosts
+from graft.tools.sandbox import SandboxSession, choose, hosts
 
 
 def test_names_live_on(method: str):
-    with Session(sandbox=method) as session:
+    with SandboxSession(sandbox=method) as session:
         assert session.run("x = 20").stdout == ""
         assert session.run("x += 1\nx * 2").stdout == "42\n"
         assert session.run("def f(): return x").ok
@@ -20,13 +20,13 @@ def test_names_live_on(method: str):
 
 
 def test_files_live_on_too(method: str):
-    with Session(sandbox=method) as session:
+    with SandboxSession(sandbox=method) as session:
         session.run("with open('a', 'w') as file: file.write('kept')")
         assert session.run("open('a').read()").stdout == "'kept'\n"
 
 
 def test_an_error_keeps_the_names():
-    with Session() as session:
+    with SandboxSession() as session:
         outcome = session.run("x = 1\n1/0")
         assert outcome.exit_code == 1 and 'File "<cell 1>", line 2' in outcome.stderr
         outcome = session.run("x")
@@ -40,7 +40,7 @@ def test_an_error_keeps_the_names():
     ["while True: pass", "import os; os._exit(3)", "while True: print('x' * 1000)"],
 )
 def test_a_lost_interpreter_is_replaced_and_that_is_said(method: str, end: str):
-    with Session(sandbox=method, timeout=0.5) as session:
+    with SandboxSession(sandbox=method, timeout=0.5) as session:
         session.run("x = 1")
         assert not session.run(end).ok
         assert not session.is_alive
@@ -50,7 +50,7 @@ def test_a_lost_interpreter_is_replaced_and_that_is_said(method: str, end: str):
 
 
 def test_a_killed_host_is_said_too(method: str):
-    with Session(sandbox=method) as session:
+    with SandboxSession(sandbox=method) as session:
         session.run("x = 1")
         host = hosts.obtain(method)
         os.kill(host._process.pid, signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_a_killed_host_is_said_too(method: str):
 
 
 def test_the_walls_are_the_same(method: str):
-    with Session(sandbox=method) as session:
+    with SandboxSession(sandbox=method) as session:
         assert "Error" in session.run("open('/etc/passwd')").stderr
         assert "PermissionError" in session.run("import socket; socket.socket()").stderr
         assert "MemoryError" in session.run("x = bytearray(2 << 30)").stderr
@@ -69,12 +69,12 @@ def test_the_walls_are_the_same(method: str):
 
 
 def test_a_session_that_meddles_with_its_own_line_hurts_only_itself(method: str):
-    with Session(sandbox=method, timeout=0.5) as session:
+    with SandboxSession(sandbox=method, timeout=0.5) as session:
         session.run("import os; os.write(3, b'nonsense\\n' * 3)")
         session.run("import os; os.close(3)")
         session.run("1")
         assert session.run("2").stdout in ("2\n", "")
-    with Session(sandbox=method) as session:
+    with SandboxSession(sandbox=method) as session:
         assert session.run("1").stdout == "1\n"
 
 
@@ -86,7 +86,7 @@ def test_a_session_that_meddles_with_its_own_line_hurts_only_itself(method: str)
     ],
 )
 def test_a_session_that_floods_its_line_is_stopped(code: str):
-    with Session(timeout=1.0) as session:
+    with SandboxSession(timeout=1.0) as session:
         session.run(code)
         session.run("1")
         session.run("2")
@@ -94,7 +94,7 @@ def test_a_session_that_floods_its_line_is_stopped(code: str):
 
 
 def test_a_thread_that_prints_on_holds_nobody_up():
-    with Session(timeout=5.0) as session:
+    with SandboxSession(timeout=5.0) as session:
         code = (
             "import os, threading\n"
             "def flood():\n"
@@ -107,25 +107,25 @@ def test_a_thread_that_prints_on_holds_nobody_up():
 
 @pytest.mark.skipif(choose() == "landlock", reason="there are no further processes")
 def test_a_fork_inside_does_not_take_part():
-    with Session(sandbox="auto") as session:
+    with SandboxSession(sandbox="auto") as session:
         session.run("import os\npid = os.fork()", echo=False)
         assert session.run("print(pid > 0)").stdout.endswith("True\n")
         assert session.run("print(pid > 0)").stdout == "True\n"
 
 
 def test_two_sessions_share_nothing():
-    with Session() as first, Session() as second:
+    with SandboxSession() as first, SandboxSession() as second:
         first.run("x = 1")
         assert "NameError" in second.run("x").stderr
 
 
 def test_code_of_a_megabyte_goes_through():
-    with Session(timeout=30.0) as session:
+    with SandboxSession(timeout=30.0) as session:
         assert session.run(f"x = {'a' * 1_000_000!r}\nlen(x)").stdout == "1000000\n"
 
 
 def test_a_closed_session_starts_anew_without_complaint():
-    session = Session()
+    session = SandboxSession()
     session.run("x = 1")
     session.close()
     outcome = session.run("1")

@@ -15,7 +15,7 @@ from search_helpers import write_corpus
 
 from graft.data.rows import DataError
 from graft.tools.search import make_source
-from graft.tools.search.bm25 import Bm25, top
+from graft.tools.search.bm25 import Bm25Source, top
 from graft.tools.search.store import SMALL, build_once
 from graft.tools.search.words import words
 
@@ -25,7 +25,7 @@ COLOURS = ["red", "red red", "blue", "red blue"]
 def test_four_documents_come_in_the_order_worked_out_by_hand(tmp_path):
     # k1=1, b=0: each word gives idf * tf / (tf + 1); idf = ln(1 + (N - n + 0.5) / (n + 0.5))
     # red: n=3, ln(10/7) = 0.35667; blue: n=2, ln 2 = 0.69315
-    source = Bm25(write_corpus(tmp_path / "c.jsonl", COLOURS), k1=1, b=0)
+    source = Bm25Source(write_corpus(tmp_path / "c.jsonl", COLOURS), k1=1, b=0)
     (hits,) = source.retrieve(["blue red"], 4)
     assert [hit.id for hit in hits] == ["d3", "d2", "d1", "d0"]
     want = [(0.35667 + 0.69315) / 2, 0.69315 / 2, 0.35667 * 2 / 3, 0.35667 / 2]
@@ -34,7 +34,7 @@ def test_four_documents_come_in_the_order_worked_out_by_hand(tmp_path):
 
 def test_a_long_document_weighs_less_when_b_is_one(tmp_path):
     # b=1, mean length 1.5: blue in d2 (length 1) 1/(1 + 2/3) = 0.6, in d3 (length 2) 1/(1 + 4/3)
-    source = Bm25(write_corpus(tmp_path / "c.jsonl", COLOURS), k1=1, b=1)
+    source = Bm25Source(write_corpus(tmp_path / "c.jsonl", COLOURS), k1=1, b=1)
     (hits,) = source.retrieve(["blue"], 4)
     assert [hit.id for hit in hits] == ["d2", "d3"]  # the others do not have the word
     np.testing.assert_allclose(
@@ -43,7 +43,7 @@ def test_a_long_document_weighs_less_when_b_is_one(tmp_path):
 
 
 def test_equal_scores_keep_the_order_of_the_corpus(tmp_path):
-    source = Bm25(write_corpus(tmp_path / "c.jsonl", ["moon"] * 6 + ["sun"]))
+    source = Bm25Source(write_corpus(tmp_path / "c.jsonl", ["moon"] * 6 + ["sun"]))
     assert [hit.id for hit in source.retrieve(["moon"], 4)[0]] == ["d0", "d1", "d2", "d3"]
 
 
@@ -56,7 +56,7 @@ def test_top_is_the_head_of_a_full_sort(scores, topk):
 
 def test_accents_case_and_plurals_do_not_separate_query_and_document(tmp_path):
     texts = ["Gabriel García Márquez\nNovels", "東京\n日本の首都", "Über\nStraße", "한국\n서울"]
-    source = Bm25(write_corpus(tmp_path / "c.jsonl", texts))
+    source = Bm25Source(write_corpus(tmp_path / "c.jsonl", texts))
     queries = ["garcia MARQUEZ novel", "京都", "uber strasse", "서울", "nothing of it"]
     found = [[hit.id for hit in hits] for hits in source.retrieve(queries, 1)]
     assert found == [["d0"], ["d1"], ["d2"], ["d3"], []]
@@ -70,7 +70,7 @@ def test_words_of_any_text_are_whole_and_in_lower_case(text):
 
 
 def test_documents_without_words_are_no_obstacle(tmp_path):
-    source = Bm25(write_corpus(tmp_path / "c.jsonl", ["...", "!", ""]))
+    source = Bm25Source(write_corpus(tmp_path / "c.jsonl", ["...", "!", ""]))
     assert source.retrieve(["anything", "!", ""], 3) == [[], [], []]
 
 
@@ -82,7 +82,7 @@ def test_documents_without_words_are_no_obstacle(tmp_path):
          "1 MB of words", "1 MB word"],
 )  # fmt: skip
 def test_hostile_queries_are_answered(tmp_path, query):
-    source = Bm25(write_corpus(tmp_path / "c.jsonl", COLOURS))
+    source = Bm25Source(write_corpus(tmp_path / "c.jsonl", COLOURS))
     (hits,) = source.retrieve([query], 2)
     assert len(hits) <= 2
 
@@ -94,15 +94,15 @@ def files_of(folder: Path) -> dict[str, int]:
 def test_an_index_is_built_once_and_again_when_the_corpus_has_changed(tmp_path):
     path = tmp_path / "c.jsonl"
     index = str(tmp_path / "index")
-    first = Bm25(write_corpus(path, COLOURS), index=index)
+    first = Bm25Source(write_corpus(path, COLOURS), index=index)
     first.open()
     built = files_of(tmp_path / "index")
-    again = Bm25(str(path), index=index)
+    again = Bm25Source(str(path), index=index)
     again.open()
     assert files_of(tmp_path / "index") == built
     assert again.fingerprint == first.fingerprint
 
-    changed = Bm25(write_corpus(path, ["gone", "green"]), index=index)
+    changed = Bm25Source(write_corpus(path, ["gone", "green"]), index=index)
     assert changed.fingerprint != first.fingerprint
     assert [hit.id for hit in changed.retrieve(["green"], 3)[0]] == ["d1"]
     assert changed.retrieve(["red"], 3) == [[]]
@@ -113,7 +113,7 @@ def test_an_index_is_built_once_and_again_when_the_corpus_has_changed(tmp_path):
 def test_settings_have_indexes_of_their_own_and_share_the_documents(tmp_path):
     corpus = write_corpus(tmp_path / "c.jsonl", COLOURS)
     for k1 in (0.5, 1.5):
-        Bm25(corpus, k1=k1, index=str(tmp_path / "index")).open()
+        Bm25Source(corpus, k1=k1, index=str(tmp_path / "index")).open()
     (folder,) = (tmp_path / "index").iterdir()
     kinds = sorted(p.name.split("-")[0] for p in folder.iterdir() if p.is_dir())
     assert kinds == ["bm25", "bm25", "documents"]
@@ -167,7 +167,7 @@ def test_a_build_that_fails_or_was_killed_leaves_nothing_that_is_taken_for_an_in
 def test_a_root_that_is_a_file_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write an index to .*index=FOLDER"):
-        Bm25("small", index=str(tmp_path / "file")).open()
+        Bm25Source("small", index=str(tmp_path / "file")).open()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_root_that_is_a_file_is_named(tmp_path):
 def test_a_corpus_that_is_none_says_where(tmp_path, text, match):
     (tmp_path / "c.jsonl").write_text(text)
     with pytest.raises(DataError, match=match):
-        Bm25(str(tmp_path / "c.jsonl")).open()
+        Bm25Source(str(tmp_path / "c.jsonl")).open()
 
 
 def test_rows_with_title_and_text_and_parquet_files_do_as_well(tmp_path):
@@ -190,7 +190,7 @@ def test_rows_with_title_and_text_and_parquet_files_do_as_well(tmp_path):
     pq = pytest.importorskip("pyarrow.parquet")
     rows = [{"title": "Two\nlines", "text": "green"}, {"title": None, "text": "grey\nstone"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
-    source = Bm25(str(tmp_path / "c.parquet"))
+    source = Bm25Source(str(tmp_path / "c.parquet"))
     (green,), (grey,) = source.retrieve(["green", "stone"], 1)
     assert (green.id, green.title, green.text) == ("0", "Two lines", "green")
     assert (grey.id, grey.title, grey.text) == ("1", "", "grey\nstone")
@@ -203,7 +203,7 @@ def test_rows_with_title_and_text_and_parquet_files_do_as_well(tmp_path):
 def test_documents_come_back_as_they_were_written(tmp_path_factory, title, text):
     folder = tmp_path_factory.mktemp("documents")
     contents = f"{title} unicorn\n{text}"
-    (hit,) = Bm25(
+    (hit,) = Bm25Source(
         write_corpus(folder / "c.jsonl", [contents]), index=str(folder / "index")
     ).retrieve(["unicorn"], 1)[0]
     carried = contents.encode("utf-8", "replace").decode("utf-8")
@@ -218,7 +218,7 @@ def test_the_small_corpus_answers_its_two_hop_questions():
     questions_file = SMALL.with_name("small-questions.jsonl")
     questions = [json.loads(line) for line in questions_file.read_text("utf-8").splitlines()]
     assert len(questions) == 12
-    source = Bm25("small")
+    source = Bm25Source("small")
     for row in questions:
         first, second = row["documents"]
         assert first in [hit.id for hit in source.retrieve([row["question"]], 3)[0]]

@@ -23,13 +23,13 @@ from search_helpers import Echo, serving
 from graft.data.rows import DataError
 from graft.tools.errors import ToolError
 from graft.tools.search import Hit, make_source
-from graft.tools.search.bm25 import Bm25
-from graft.tools.search.http import Http
+from graft.tools.search.bm25 import Bm25Source
+from graft.tools.search.http import HttpSource
 from graft.tools.search.server import build_app, listening, serve
 from graft.tools.search.wire import (
     MAX_QUERIES,
     BadMessage,
-    Request,
+    RetrievalRequest,
     pack,
     read_reply,
     read_request,
@@ -64,7 +64,7 @@ def post(url: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[
 
 @pytest.mark.parametrize("wire", ["json", "msgpack"])
 def test_a_client_gets_what_the_source_behind_the_server_finds(url, wire):
-    client = Http(url, wire=wire)
+    client = HttpSource(url, wire=wire)
     assert client.retrieve(["naïve 東京", "b\nc"], 2) == [
         [Hit("0", "T0", "naïve 東京", 9.0), Hit("1", "T1", "naïve 東京", 8.0)],
         [Hit("0", "T0", "b\nc", 9.0), Hit("1", "T1", "b\nc", 8.0)],
@@ -76,7 +76,7 @@ def test_a_client_gets_what_the_source_behind_the_server_finds(url, wire):
 def test_the_small_corpus_is_the_same_near_and_far(wire):
     near = make_source("bm25", corpus="small")
     with serving(build_app(near)) as url:
-        assert Http(url, wire=wire).retrieve(["capital of Peru"], 3) == near.retrieve(
+        assert HttpSource(url, wire=wire).retrieve(["capital of Peru"], 3) == near.retrieve(
             ["capital of Peru"], 3
         )
 
@@ -162,7 +162,7 @@ def test_bad_requests_are_answered_with_400_and_a_text(url, body, match):
 
 def test_a_body_beyond_the_limit_is_refused_and_the_service_goes_on(url):
     assert post(url, b" " * (9 * 2**20))[0] == 413
-    assert Http(url).retrieve(["q"], 1) == [[Hit("0", "T0", "q", 9.0)]]
+    assert HttpSource(url).retrieve(["q"], 1) == [[Hit("0", "T0", "q", 9.0)]]
 
 
 def test_a_failing_source_costs_only_the_requests_that_met_it():
@@ -202,7 +202,7 @@ text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
 def test_what_is_written_is_read_again(queries, topk, title, body, score, wire):
     queries = queries if wire == "json" else queries[:1]
     asked = read_request(write_request(queries, topk, wire))
-    assert asked == Request(queries, topk, True, wire == "msgpack", wire)
+    assert asked == RetrievalRequest(queries, topk, True, wire == "msgpack", wire)
     answers = [[Hit("i", title, body, score)] for _ in queries]
     reply = write_reply(asked, answers)
     assert read_reply(reply, len(queries), is_single=asked.is_single) == answers
@@ -258,14 +258,14 @@ GOOD = json.dumps({"result": [[{"document": {"contents": "t\nx"}, "score": 1}]]}
 
 def test_a_service_that_is_busy_is_asked_again():
     with answering((503, b"busy"), (429, b""), (200, GOOD)) as (url, seen):
-        assert Http(url).retrieve(["q"], 3) == [[Hit("0", "t", "x", 1)]]
+        assert HttpSource(url).retrieve(["q"], 3) == [[Hit("0", "t", "x", 1)]]
         assert len(seen) == 3
 
 
 def test_retries_end():
     with answering((500, b"broken")) as (url, seen):
         with pytest.raises(ToolError, match="answered 500: broken"):
-            Http(url, retries=1).retrieve(["q"], 3)
+            HttpSource(url, retries=1).retrieve(["q"], 3)
         assert len(seen) == 2
 
 
@@ -281,14 +281,14 @@ def test_retries_end():
 def test_what_will_not_get_better_is_not_asked_again(answer, match):
     with answering(answer) as (url, seen):
         with pytest.raises(ToolError, match=match):
-            Http(url).retrieve(["q"], 3)
+            HttpSource(url).retrieve(["q"], 3)
         assert len(seen) == 1
 
 
 def test_more_documents_than_asked_for_are_dropped():
     many = json.dumps({"result": [[{"document": {"contents": "t\nx"}}] * 9]}).encode()
     with answering((200, many)) as (url, _):
-        assert len(Http(url).retrieve(["q"], 3)[0]) == 3
+        assert len(HttpSource(url).retrieve(["q"], 3)[0]) == 3
 
 
 def test_a_service_that_is_not_there_is_named():
@@ -296,7 +296,7 @@ def test_a_service_that_is_not_there_is_named():
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(ToolError, match=rf"cannot reach {url}/retrieve: .*refused"):
-            Http(url, retries=1).retrieve(["q"], 3)
+            HttpSource(url, retries=1).retrieve(["q"], 3)
 
 
 def test_a_service_that_hangs_or_dribbles_runs_into_the_timeout():
@@ -305,7 +305,7 @@ def test_a_service_that_hangs_or_dribbles_runs_into_the_timeout():
         server.listen()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ToolError, match=r"gave no answer in 0.1 s"):
-            Http(url, timeout=0.1).retrieve(["q"], 3)
+            HttpSource(url, timeout=0.1).retrieve(["q"], 3)
 
         def dribble():
             while True:
@@ -323,7 +323,7 @@ def test_a_service_that_hangs_or_dribbles_runs_into_the_timeout():
 
         threading.Thread(target=dribble, daemon=True).start()
         with pytest.raises(ToolError, match=r"gave no answer in 0.3 s"):
-            Http(url, timeout=0.3).retrieve(["q"], 3)
+            HttpSource(url, timeout=0.3).retrieve(["q"], 3)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_a_service_that_hangs_or_dribbles_runs_into_the_timeout():
 )
 def test_a_client_that_cannot_work_is_refused(arguments, match):
     with pytest.raises(ValueError, match=match):
-        Http(**arguments)
+        HttpSource(**arguments)
 
 
 def test_messages_name_what_is_wrong():
@@ -348,7 +348,7 @@ def test_messages_name_what_is_wrong():
 def test_the_package_for_a_wire_is_missed_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "msgpack", None)
     with pytest.raises(ImportError, match=r"graft-rl\[search\]"):
-        Http("http://localhost:1", wire="msgpack")
+        HttpSource("http://localhost:1", wire="msgpack")
 
 
 def test_a_port_that_is_taken_and_a_host_that_is_not_are_named(echo):
@@ -365,7 +365,7 @@ def test_a_corpus_that_cannot_be_read_is_told_before_anything_is_served(tmp_path
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"contents": 3}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl, row 1: no text"):
-        serve(Bm25(str(bad)), port=0)
+        serve(Bm25Source(str(bad)), port=0)
     assert capsys.readouterr().out == ""
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_helpers import Echo, serving, write_corpus
 
-from graft.envs.tooled import ToolEnv
+from graft.envs.tool_env import ToolEnv
 from graft.protocols import Tool
 from graft.registry import UnknownName, resolve
 from graft.tools import TOOLS, is_error

@@ -66,7 +66,7 @@ class Walls:
         if method != "none":
             for is_nested, process in ((True, None), (False, PLACEHOLDER)):
                 code = seccomp.cell_program(kernel.machine, only_process=process)
-                self.filters[is_nested] = seccomp.assemble(code)
+                self.filters[is_nested] = seccomp.build_run(code)
         self.num_users = room.num_users() if self.is_root else 0
         release = os.uname().release.split(".")
         self.counts_alone = (int(release[0]), int(release[1])) >= COUNTS_PER_USER_NAMESPACE
@@ -79,7 +79,7 @@ class Walls:
             kernel.clear_inheritable_capabilities()
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
             seccomp.install(
-                seccomp.assemble(seccomp.host_program(kernel.machine, is_root=self.is_root))
+                seccomp.build_run(seccomp.host_program(kernel.machine, is_root=self.is_root))
             )
         with open("/proc/self/statm") as file:  # noqa: PTH123
             self.loaded = int(file.read().split()[0]) * resource.getpagesize()

@@ -27,7 +27,7 @@ MOST_FILES = 1 << 16
 WATCH = 0.1  # seconds between two looks at the memory of calls that take long
 
 
-class Call:
+class HostCall:
     """A child that has not ended yet."""
 
     __slots__ = ("head", "is_killed", "outgrew", "pid", "scratch", "slot", "status")
@@ -75,7 +75,7 @@ def main() -> None:
     if method == "bubblewrap" and not walls.try_nesting(own_pids):
         walls.is_nested = False  # it may be the only program here that is allowed namespaces
         walls.has_landlock = landlock.is_there()
-    host = Host(walls, config["requests"], config["caller"], own_pids)
+    host = ForkServer(walls, config["requests"], config["caller"], own_pids)
     try:
         host.serve()
     finally:
@@ -85,7 +85,7 @@ def main() -> None:
             _remove(walls.scratch)
 
 
-class Host:
+class ForkServer:
     """Little is done here and in `become_cell` on purpose: after a fork every page that either
     process touches is copied, and that is most of what a call costs."""
 
@@ -94,8 +94,8 @@ class Host:
         self.requests = socket(fileno=requests)
         self.caller = caller
         self.own_pids = own_pids
-        self.by_status: dict[int, Call] = {}
-        self.by_process: dict[int, Call] = {}  # the descriptor that tells when it has ended
+        self.by_status: dict[int, HostCall] = {}
+        self.by_process: dict[int, HostCall] = {}  # the descriptor that tells when it has ended
 
     def serve(self) -> None:
         """Answer requests until the caller is gone."""
@@ -154,7 +154,7 @@ class Host:
             _tell(status, f"broken cannot start a process: {error}")
             os.close(status)
         else:
-            call = Call(pid, slot, scratch, status, head)
+            call = HostCall(pid, slot, scratch, status, head)
             self.by_status[status] = self.by_process[ended] = call
             self.poll.register(status, select.POLLIN)
             self.poll.register(ended, select.POLLIN)
@@ -194,7 +194,7 @@ class Host:
         finally:
             os._exit(exit_code)
 
-    def kill(self, call: Call) -> None:
+    def kill(self, call: HostCall) -> None:
         """End a child. As the first process of its pid namespace it takes all others with it."""
         if self.walls.method == "none":
             with contextlib.suppress(ProcessLookupError):  # it may not have made its group yet

@@ -189,7 +189,7 @@ def refuse_all(calls: list[int]) -> list[Instruction]:
     return [i for number in calls for i in (jump_if_equal(number, 0, 1), back(NO))]
 
 
-def assemble(code: list[Instruction]) -> bytes:
+def build_run(code: list[Instruction]) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 

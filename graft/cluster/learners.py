@@ -1,0 +1,453 @@
+"""Training on a cluster: Ray places learners and workers on machines, the loop stays what it is.
+
+    this process          supervises: places the learners, shows what they say, begins again if one dies
+    learners              one `train.session.Session` each, together as under torchrun; the first one writes
+                          the run's folder and has the workers (`cluster.collector`)
+    workers               an engine and its environments each (`cluster.rollout_worker`)
+
+The run's folder must be where every machine that may learn sees it: a learner that begins again reads
+its last checkpoint there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graft.actions.fields import ActionsError
+from graft.cluster.collector import SCALE, RayCollector
+from graft.cluster.ray_import import cause_of, ray_module
+from graft.config import Config, ConfigError, check
+from graft.deadlines import Watchdog, waiting
+from graft.registry import UnknownName
+from graft.rollout.collectors.collector import Collector, PendingRollouts, RolloutRequest
+from graft.train.distributed.process_group import ProcessesLost, ProcessGroup, describe
+from graft.train.monitor.display import Display
+from graft.train.run_dir.folder import RunFolder, RunStopped
+from graft.train.run_dir.interrupt import Interrupt
+from graft.types import Episode
+
+POLL = 0.5
+"""Seconds between two looks at what a learner has said."""
+SILENCE = 60.0
+"""Seconds without an answer after which a learner counts as dead."""
+TO_PLACE = 300.0
+"""Seconds that Ray has to find room for the learners and to start them."""
+TO_STOP = 120.0
+"""Seconds that learners have to end their step and save it, when somebody wants to stop."""
+GRACE = 10.0
+"""Seconds that the other learners have to say what went wrong, when one has lost its connections; and
+that a process which was ended has to let go of the run's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What there is to show of a run that came to its end."""
+
+    summary: dict[str, Any]
+    episodes: list[Episode]
+    """Some held-out ones."""
+    folder: RunFolder
+
+
+class LearnerResult:
+    """The crew of several learners: the first one has the workers, the others hear from it."""
+
+    def __init__(self, workers: Collector | None, processes: ProcessGroup) -> None:
+        self.workers, self.processes = workers, processes
+
+    def submit(self, job: RolloutRequest) -> PendingRollouts:
+        own = None if self.workers is None else self.workers.submit(job)
+        return _Heard(own, job.name, self.processes)
+
+    def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        if self.workers is not None:
+            self.workers.load(weights, version)
+        elif weights is not None:
+            for name in weights:  # they are brought together by everybody
+                weights[name]
+        self.processes.barrier(f"the workers to have version {version} of the weights")
+
+    def counts(self) -> dict[str, float]:
+        own = {} if self.workers is None else self.workers.counts()
+        return self.processes.share(own, "counts of the rollouts")
+
+    def close(self) -> None:
+        if self.workers is not None:
+            self.workers.close()
+
+
+class _Heard:
+    def __init__(self, own: PendingRollouts | None, name: str, processes: ProcessGroup) -> None:
+        self.own, self.name, self.processes = own, name, processes
+
+    def result(self) -> list[Episode]:
+        # episodes may take longer than processes wait for each other: now and then a sign of life
+        while self.processes.any(self._takes_longer(), f"{self.name}, or that they take longer"):
+            pass
+        return self.processes.share(None if self.own is None else self.own.result(), self.name)
+
+    def _takes_longer(self) -> bool:
+        if self.own is None:
+            return False
+        end = time.monotonic() + self.processes.deadline / 4
+        while not self.own.is_done() and time.monotonic() < end:
+            time.sleep(0.01)
+        return not self.own.is_done()
+
+    def is_done(self) -> bool:
+        return self.own is not None and self.own.is_done()
+
+
+class Relay:
+    """Stands for a display that is elsewhere: keeps what it is told until somebody asks for it."""
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
+
+    def note(self, text: str) -> None:
+        self._told.put(("note", (text,)))
+
+    def phase(self, name: str, steps: int) -> None:
+        self._told.put(("phase", (name, steps)))
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._told.put(("update", (step, dict(metrics))))
+
+    def alarm(self, text: str, level: str = "alarm", step: int | None = None) -> None:
+        self._told.put(("alarm", (text, level, step)))
+
+    def told(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Calls since the last time."""
+        found: list[tuple[str, tuple[Any, ...]]] = []
+        while not self._told.empty():
+            found.append(self._told.get())
+        return found
+
+
+class LearnerActor:
+    """One learner, on whatever machine Ray has found for it."""
+
+    def __init__(
+        self, config: dict[str, Any], rank: int, world: int, cwd: str, attempt: int
+    ) -> None:
+        self.rank, self.world, self.cwd, self.attempt = rank, world, cwd, attempt
+        with suppress(OSError):
+            os.chdir(cwd)
+        self.config = check(config)
+        self.relay = Relay()
+        self.session: Any = None
+        self.workers: RayCollector | None = None
+        self.is_under_way = self.shall_stop = False
+
+    def address(self) -> tuple[str, int]:
+        """Where the others may meet this one."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return ray_module().util.get_node_ip_address(), free.getsockname()[1]
+
+    def told(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """What there is to show since the last call."""
+        return self.relay.told()
+
+    def stop(self) -> bool:
+        """End the step, save, and come back; whether there is anything to wait for."""
+        self.shall_stop = True
+        if self.session is not None:
+            self.session.interrupt.ask()
+        return self.is_under_way
+
+    def train(self, host: str, port: int) -> dict[str, Any]:
+        """How it ended: {"finished": ...}, {"stopped": whether something is saved}, {"wrong": what a
+        user can act on, "is_usage": ...} or {"lost": why learners could not go on together}."""
+        from graft.models.device import choose_device
+
+        if self.world > 1:
+            os.environ |= {
+                "RANK": str(self.rank),
+                "WORLD_SIZE": str(self.world),
+                "LOCAL_RANK": "0",  # Ray shows each process its own device only
+                "MASTER_ADDR": host,
+                "MASTER_PORT": str(port),
+            }
+        config = self.config
+        try:
+            device = choose_device(config.model.device)
+            with (
+                ProcessGroup.start(config.parallel.deadline, device, self.relay.note) as processes,
+                self._watchdog(),
+            ):
+                return self._train(processes)
+        except ProcessesLost as error:
+            return {"lost": str(error)}
+        except Exception as error:
+            usage = isinstance(error, ConfigError | UnknownName | ActionsError)
+            return {
+                "wrong": describe(error),
+                "is_usage": usage or type(error) is ValueError,
+            }
+
+    def _train(self, processes: ProcessGroup) -> dict[str, Any]:
+        from graft.train.session import Session
+
+        folder = RunFolder(self.config)
+        if processes.is_first:
+            self._take_over(folder)
+        display: Any = self.relay
+        if not processes.is_first:
+            display = Display(self.config.train.steps, quiet=True)
+        session = Session(self.config, display, processes, self._crew, waits=True)
+        self.session = session
+        if self.shall_stop:
+            session.interrupt.ask()
+        try:
+            summary = session.train()
+        except KeyboardInterrupt:
+            return {"stopped": any(folder.checkpoints.glob("*/state.json"))}
+        return {"finished": (summary, session.episodes[:3])}
+
+    def _take_over(self, folder: RunFolder) -> None:
+        """A number of workers that somebody asked for holds for this command; and the learner that
+        died may take some seconds to let go of the folder."""
+        if not self.attempt:
+            (folder.path / SCALE).unlink(missing_ok=True)
+            return
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end:
+            try:
+                folder.claim()
+            except RunStopped:
+                time.sleep(POLL)
+            else:
+                break
+            finally:
+                folder.release()
+
+    def _watchdog(self) -> AbstractContextManager[Any]:
+        """Several learners have one already, which knows of the others."""
+        if self.world > 1:
+            return nullcontext()
+        patience = min(30.0, max(5.0, self.config.parallel.deadline / 4))
+        return Watchdog(
+            self.relay.note,
+            after=patience,
+            every=patience,
+            name="the learner",
+            peers=lambda: self.workers.table() if self.workers else {},
+        )
+
+    def _crew(self, parts: Any) -> Collector:
+        if parts.processes.is_first:
+            folder = Path(self.config.run.dir) / self.config.run.name
+            self.workers = RayCollector(parts.config, folder, self.relay.note, self.cwd)
+            try:
+                self.workers.wait()
+            except BaseException:
+                self.workers.close()
+                raise
+        parts.processes.barrier("the first worker to be ready")
+        self.is_under_way = True
+        if self.workers and self.world == 1:
+            return self.workers
+        return LearnerResult(self.workers, parts.processes)
+
+
+def train_on_cluster(config: Config, display: Display) -> Finished:
+    """Run a recipe on a Ray cluster to its end."""
+    if config.engine.url:
+        raise ConfigError(
+            f"cluster.address={config.cluster.address} places engines on machines, and engine.url="
+            f"{config.engine.url} names servers that run already; leave out one of the two"
+        )
+    ray = ray_module()
+    ran_before = ray.is_initialized()
+    run = config.run.model_copy(update={"dir": str(Path(config.run.dir).absolute())})
+    config = config.model_copy(update={"run": run})
+    try:
+        with Watchdog(display.note):
+            if not ran_before:
+                _connect(config, ray)
+            with Interrupt():  # after Ray, which has a handler of its own for SIGTERM
+                return _supervise(config, ray, display)
+    finally:
+        if not ran_before:
+            ray.shutdown()
+
+
+def _connect(config: Config, ray: Any) -> None:
+    address = config.cluster.address
+    own = {"include_dashboard": False} if address == "local" else {}
+    with waiting(f"the Ray cluster at {address}", 120.0):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise RunStopped(
+                f"no Ray cluster at cluster.address={address}: {error}. Start one (ray start --head), "
+                "or use cluster.address=local"
+            ) from None
+
+
+def _supervise(config: Config, ray: Any, display: Display) -> Finished:
+    """Learners until they are done; from the last checkpoint if one of them dies."""
+    refuse_what_has_no_room(config, ray.nodes())
+    restarts = config.cluster.restarts
+    for attempt in range(restarts + 1):
+        learners = _place(config, ray, attempt)
+        try:
+            found = _watch(learners, ray, display)
+        finally:
+            for learner in learners:
+                ray.kill(learner)
+        if "wrong" in found:
+            raise ConfigError(found["wrong"]) if found["is_usage"] else RunStopped(found["wrong"])
+        if "stopped" in found:
+            _tell_of_stop(found["stopped"], config, display)
+            raise KeyboardInterrupt
+        if "finished" in found:
+            summary, episodes = found["finished"]
+            return Finished(summary, episodes, RunFolder(config))
+        if attempt == restarts:
+            times = "once" if not attempt else f"{attempt + 1} times"
+            raise RunStopped(
+                f"a learner died {times} (cluster.restarts={restarts}), at last: {found['lost']}. The "
+                "last checkpoint is intact: the same command goes on from there"
+            )
+        display.note(f"a learner died: {found['lost']}; the run goes on from its last checkpoint")
+    raise AssertionError("unreachable")
+
+
+def _tell_of_stop(is_saved: bool | None, config: Config, display: Display) -> None:
+    """`is_saved` is what the learners say; None: they did not come to it."""
+    folder = RunFolder(config)
+    if is_saved is None:
+        is_saved = any(folder.checkpoints.glob("*/state.json"))
+    if is_saved:
+        saved = f"what was learned is saved in {folder.path}"
+        display.note(f"interrupted; {saved}, and the same command goes on from there")
+    else:
+        display.note("interrupted before the first checkpoint; nothing was saved")
+
+
+def refuse_what_has_no_room(config: Config, nodes: list[dict[str, Any]]) -> None:
+    """More than the cluster has would wait for ever. A process lies on one machine: two machines of
+    2 CPUs have no room for one that asks for 3."""
+    cluster = config.cluster
+    asked = {"CPU": cluster.cpus, "GPU": cluster.gpus}
+    machines = [node["Resources"] for node in nodes if node["Alive"]]
+    room = sum(
+        min((_times(machine.get(name, 0.0), each) for name, each in asked.items()), default=0)
+        for machine in machines
+    )
+    many = cluster.learners + cluster.workers
+    if many > room:
+        listed = "; ".join(
+            f"{machine.get('CPU', 0.0):g} CPUs, {machine.get('GPU', 0.0):g} GPUs"
+            for machine in machines[:8]
+        )
+        raise RunStopped(
+            f"cluster.learners + cluster.workers = {many} processes ask for cluster.cpus="
+            f"{cluster.cpus:g} and cluster.gpus={cluster.gpus:g} each, and the cluster has room for "
+            f"{room:g} of them (its machines: {listed or 'none'}); ask for less, or add machines"
+        )
+
+
+def _times(there: float, each: float) -> float:
+    """How often it fits: 0.3 three times into 0.9, whatever floating point says."""
+    return math.floor(there / each + 1e-6) if each else math.inf
+
+
+def _place(config: Config, ray: Any, attempt: int) -> list[Any]:
+    cluster, values = config.cluster, config.model_dump(mode="json")
+    actor = ray.remote(LearnerActor).options(
+        num_cpus=cluster.cpus, num_gpus=cluster.gpus, max_restarts=0, max_concurrency=4
+    )
+    world, cwd = cluster.learners, str(Path.cwd())
+    return [actor.remote(values, rank, world, cwd, attempt) for rank in range(world)]
+
+
+def _watch(learners: list[Any], ray: Any, display: Display) -> dict[str, Any]:
+    """How they ended; what they have to say is shown meanwhile."""
+    try:
+        with waiting("Ray to find room for the learners and to start them", TO_PLACE):
+            host, port = ray.get(learners[0].address.remote(), timeout=TO_PLACE)
+    except ray.exceptions.GetTimeoutError:
+        free = ray.available_resources()
+        return _wrong(
+            f"Ray has not started the learners in {TO_PLACE:g} s; free in the cluster: "
+            f"{free.get('CPU', 0.0):g} CPUs, {free.get('GPU', 0.0):g} GPUs; `ray status` tells more"
+        )
+    except ray.exceptions.RayError as error:
+        return _died(error)
+    running = {learner.train.remote(host, port): learner for learner in learners}
+    try:
+        return _until_done(running, ray, display)
+    except KeyboardInterrupt:
+        asked = [learner.stop.remote() for learner in learners]
+        try:
+            is_under_way = any(ray.get(asked, timeout=SILENCE))
+        except ray.exceptions.RayError:
+            is_under_way = False
+        if not is_under_way:  # nothing to save
+            return {"stopped": None}
+        display.note("stopping: the step under way is finished and saved (once more to give it up)")
+        return _until_done(running, ray, display, time.monotonic() + TO_STOP)
+
+
+def _until_done(
+    running: dict[Any, Any], ray: Any, display: Display, end: float = math.inf
+) -> dict[str, Any]:
+    """What the first one ends with, if all do; else the first cause."""
+    left, ended = list(running), dict[Any, dict[str, Any]]()
+    lost: dict[str, Any] | None = None
+    while left and time.monotonic() < end:
+        done, left = ray.wait(left, num_returns=1, timeout=POLL)
+        for learner in running.values():
+            if (found := _show(learner, ray, display)) is not None:
+                return found
+        for reference in done:
+            try:
+                found = ended[reference] = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                return _died(error)
+            if "wrong" in found:
+                return found
+            if "lost" in found and lost is None:  # another knows why, or is the one that is gone
+                lost, end = found, min(end, time.monotonic() + GRACE)
+    if lost is not None:
+        return lost
+    return {"stopped": None} if left else ended[next(iter(running))]
+
+
+def _show(learner: Any, ray: Any, display: Display) -> dict[str, Any] | None:
+    """What it has said; how it ended, if it is silent."""
+    try:
+        told = ray.get(learner.told.remote(), timeout=SILENCE)
+    except ray.exceptions.GetTimeoutError:
+        return {"lost": f"it has not answered for {SILENCE:g} s"}
+    except ray.exceptions.RayError as error:
+        return _died(error)
+    for name, values in told:
+        getattr(display, name)(*values)
+    return None
+
+
+def _died(error: Exception) -> dict[str, Any]:
+    """One that cannot even be made will not be the next time."""
+    if "in its creation task" in str(error):
+        return _wrong(
+            f"a learner cannot start: {cause_of(error)}. graft must be installed on every machine of "
+            "the cluster, in the same version"
+        )
+    return {"lost": cause_of(error)}
+
+
+def _wrong(text: str) -> dict[str, Any]:
+    return {"wrong": text, "is_usage": False}

@@ -1,0 +1,132 @@
+"""Every attempt that was sampled for a file of rows, in a second file that only grows:
+
+    {"of": {"weights": "0f3a91c2", "task": {...}, "samples": 4, ...}}
+    {"task": 3, "messages": [...], "attempts": [{"sample": 0, "reward": 1.0, ..., "contexts": [...]}]}
+    {"task": 0, "messages": [...], "attempts": [...]}
+
+A line is written when all attempts at its task have ended; tasks end in any order. After kill -9 the
+last line may be torn: it is dropped, and its task is sampled again, as is a task with attempts that
+failed through no fault of the policy. Each attempt has random draws of its own, so they come out as
+they would have. Rejected attempts are here too: another condition costs no sampling.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from graft.datagen.row_file import room_for
+from graft.train.run_dir.folder import RunStopped
+from graft.types import Status
+
+KEPT = "the attempts before are kept: go on with --resume"
+
+
+class AttemptLog:
+    """The attempts of one model at one environment's tasks, by the task's number."""
+
+    def __init__(self, path: Path, of: Mapping[str, Any]) -> None:
+        self.path = path
+        self.places: dict[int, int] = {}
+        """Where the newest line of a task starts."""
+        self.failed: set[int] = set()
+        """Tasks with attempts to make again."""
+        with room_for(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("a+b")
+        try:
+            self._take_lock()
+            self._read(json.loads(json.dumps(of, default=str)))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def is_done(self, task: int) -> bool:
+        return task in self.places and task not in self.failed
+
+    def append(self, task: int, values: Mapping[str, Any]) -> None:
+        """With the operating system when this returns: a killed process loses nothing."""
+        start = self._file.seek(0, os.SEEK_END)
+        self._write({"task": task, **values})
+        self._place(task, start, values["attempts"])
+
+    def tasks(self, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The lines of tasks 0 to `count` - 1 in order, one in memory at a time."""
+        for task in range(count):
+            if task in self.places:
+                self._file.seek(self.places[task])
+                yield task, json.loads(self._file.readline())
+
+    def close(self) -> None:
+        """A log of nothing is no use to anybody, and would have to be resumed."""
+        if not self.places:
+            self.path.unlink(missing_ok=True)
+        with room_for(self.path, KEPT):
+            self._file.close()
+
+    def _place(self, task: int, start: int, attempts: list[dict[str, Any]]) -> None:
+        self.places[task] = start
+        if all(Status(attempt["status"]).is_trainable for attempt in attempts):
+            self.failed.discard(task)
+        else:
+            self.failed.add(task)
+
+    def _read(self, of: dict[str, Any]) -> None:
+        self._file.seek(0)
+        whole, known = 0, None
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                break  # torn: its writer was killed
+            try:
+                values = json.loads(line)
+                if "of" in values:
+                    known = values["of"]
+                else:
+                    self._place(int(values["task"]), whole, values["attempts"])
+            except (ValueError, KeyError, TypeError):
+                raise RunStopped(
+                    f"{self.path} is damaged at byte {whole:,}; remove it to sample anew, or cut it "
+                    "off there to keep what stands before"
+                ) from None
+            whole += len(line)
+        self._file.truncate(whole)
+        if known is None:
+            self._write({"of": of})
+        elif known != of:
+            raise RunStopped(
+                f"{self.path} holds attempts under other settings ({_differences(known, of)}); go on "
+                "with those, or give another --out"
+            )
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        line = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        with room_for(self.path, KEPT):
+            self._file.write(line.encode("utf-8", "replace") + b"\n")
+            self._file.flush()
+
+    def _take_lock(self) -> None:
+        import fcntl  # the lock ends with its process, however that ends
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunStopped(
+                f"another process is writing {self.path}; wait for it, or give another --out"
+            ) from error
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> str:
+    """ "samples: 4 -> 8; task.args.split: 'train' -> 'test'" """
+    found: list[str] = []
+    for key in dict.fromkeys((*old, *new)):
+        before, after = old.get(key), new.get(key)
+        if before == after:
+            continue
+        if isinstance(before, dict) and isinstance(after, dict):
+            found.append(_differences(before, after, f"{within}{key}."))
+        else:
+            found.append(f"{within}{key}: {before!r} -> {after!r}")
+    return "; ".join(found)

@@ -1,0 +1,470 @@
+"""Attempts of a model that went well, as examples to learn from: what `graft data sample` does.
+
+    graft data sample runs/quickstart calculator --n 100 --samples 4 --keep "reward>0" --out good.jsonl
+
+    100 tasks, 4 attempts each     good.attempts.jsonl, as they end: nobody waits for anybody
+    those with a reward            good.jsonl, in the order of the tasks, the same text once
+
+With --resume the first file is read before anything is sampled: what is there is not sampled again. So
+a killed command goes on, --n may grow, and --keep may change.
+
+With --endpoint a server samples. One that takes messages has a tokenizer that nobody here knows, so its
+rows are messages too, the answers among them: there is no context to cut into spans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from graft.config import Config, ConfigError, check, load_config
+from graft.datagen.attempt_log import AttemptLog
+from graft.datagen.row_file import check_place, new_rows
+from graft.envs import find
+from graft.evaluate.candidates import check_readable, fingerprint, run_behind
+from graft.evaluate.eval_spec import EndpointSpec
+from graft.evaluate.evaluator import (
+    DOWN_AFTER,
+    chat_with,
+    is_servers_fault,
+    refuse_broken_in,
+    setting_behind,
+    temperature_of,
+)
+from graft.evaluate.run import read_endpoint
+from graft.registry import load
+from graft.rollout.branches.branch import independent
+from graft.rollout.collect import grow
+from graft.rollout.episode_builder import RolloutSetup
+from graft.rollout.failure import together
+from graft.rollout.filters import Condition, read_condition
+from graft.rollout.recorded import (
+    NotRecordable,
+    outcome_of,
+    prompt_of_context,
+    spans_of_attempt,
+)
+from graft.text.chat import Chat
+from graft.train.build import build_run, env_factory, is_chatty
+from graft.train.model import by_itself
+from graft.train.rl import TRAIN_SEEDS, TaskStream
+from graft.train.run_dir.checkpoint import latest_model, located
+from graft.train.run_dir.folder import RunStopped
+from graft.types import Author, Episode, Finish, Message, Status, Task, Trajectory
+
+ENOUGH_FAILURES = 64
+"""Attempts after which it is clear that a tool or environment is broken."""
+SECONDS_BETWEEN_NEWS = 10.0
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class RejectionSampling:
+    """What came of it."""
+
+    out: str
+    attempts_file: str
+    tasks: int = 0
+    attempts: int = 0
+    rows: int = 0
+    rejected: int = 0
+    duplicates: int = 0
+    failed: int = 0
+    """Attempts that broke, through no fault of the policy; never kept."""
+    unwritable: int = 0
+    """Attempts that no text stands for."""
+    reward: float = 0.0
+    """Mean over the attempts that did not fail."""
+    errors: Counter[str] = field(default_factory=Counter[str])
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def sentence(self) -> str:
+        named = ("rejected", "duplicates", "failed", "unwritable")
+        rest = [f"{getattr(self, name):,} {name}" for name in named if getattr(self, name)]
+        return (
+            f"{self.rows:,} rows in {self.out} out of {self.attempts:,} attempts at {self.tasks:,} "
+            f"tasks, mean reward {self.reward:.3f}" + "".join(f", {text}" for text in rest)
+        )
+
+
+def sample_rows(
+    model: str,
+    env: str,
+    out: str,
+    *,
+    tasks: int,
+    samples: int,
+    keep: str = "reward>0",
+    recipe: str = "",
+    overrides: Sequence[str] = (),
+    temperature: float | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    endpoint: str = "",
+    served: str = "",
+    api: str = "",
+    say: Callable[[str], None] = print,
+) -> RejectionSampling:
+    """Attempt `tasks` training tasks `samples` times each; write what `keep` allows to `out`.
+
+    model        a run, a checkpoint or a model; may be "" with an `endpoint`
+    recipe       limits and arguments; empty: those of the run that the model is of, or the defaults
+    temperature  None: the recipe's; 0 is greedy
+    seed         of tasks and draws; None: the recipe's
+    endpoint     a server with OpenAI's API that serves `served`; `api` is completions or chat
+    """
+    path, condition = Path(out), read_condition(keep)
+    check_place(path)
+    model = model and str(located(model))
+    server = read_endpoint(model, endpoint, served, api)
+    config = config_for(model, env, recipe, overrides)
+    temperature = temperature_of(config, temperature, samples, "--samples 1")
+    seed = config.run.seed if seed is None else seed
+    weights = latest_model(model) if model else None
+    if weights is not None:
+        check_readable(weights)
+    if server is None:
+        assert weights is not None, "no model and no server was refused above"
+        config, whose = by_itself(config, weights), {"weights": fingerprint(weights)}
+    elif config.actions.file:
+        raise ConfigError(
+            f"actions.file={config.actions.file} makes calls that no server can; add actions.file="
+        )
+    else:
+        whose = {"served": server.model, "api": server.api}  # all that is known of its weights
+    journal = path.with_name(f"{path.stem}.attempts.jsonl")
+    for file in (journal, path):
+        if file.exists() and not resume:
+            raise ConfigError(
+                f"{file} is there already; --resume goes on with it, another --out leaves it alone"
+            )
+    chat = chat_with(config, server, weights)
+    tools = pose_one(config, chat, seed, server)
+    log = AttemptLog(journal, {**whose, **settings_of(config, samples, temperature, seed)})
+    try:
+        todo = [number for number in range(tasks) if not log.is_done(number)]
+        if len(todo) < tasks:
+            say(f"{tasks - len(todo):,} of {tasks:,} tasks are in {journal} already")
+        if todo:
+            if server is None:
+                setting = build_run(config, weights=weights).setting
+            else:
+                env_of = env_factory(config, config.task.args, chat.tokenizer)
+                setting = setting_behind(server, config, chat, env_of)
+            try:
+                work = SampleWork(config, setting, log, tools, tasks, say, server)
+                work.sample(todo, samples, temperature, seed)
+            except KeyboardInterrupt:
+                say(f"interrupted; what was finished is in {journal}, --resume does the rest")
+                raise
+            finally:
+                setting.engine.close()
+        return gather(log, condition, RejectionSampling(out, str(journal), tasks), keep)
+    finally:
+        log.close()
+
+
+def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> Config:
+    """The recipe of the model's run, or the one that was named, with this environment in it ("": its own)."""
+    run = run_behind(Path(model)) if model else None
+    if not recipe and run is not None and (run / "config.yaml").is_file():
+        recipe = str(run / "config.yaml")
+    if recipe:
+        config = load_config(recipe, overrides)
+    else:
+        config = _bare_config(model, env, overrides)
+    if env in ("", config.task.env):
+        return config
+    said = [text.partition("=")[0] for text in overrides]
+    kept = {
+        section: {
+            key: value
+            for key, value in getattr(config.task, section).items()
+            if {f"task.{section}", f"task.{section}.{key}"} & {*said} or _fits(env, key)
+        }
+        for section in ("args", "eval_args")
+    }
+    task = config.task.model_copy(update={"env": env, **kept})
+    return config.model_copy(update={"task": task})
+
+
+def _bare_config(model: str, env: str, overrides: Sequence[str]) -> Config:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    base = {"model": {"path": model or "none"}, "task": {"env": env}}
+    try:
+        values = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
+        return check(OmegaConf.to_container(values), where="overrides")
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"cannot read {' '.join(overrides)}: {error}") from error
+
+
+def _fits(env: str, key: str) -> bool:
+    """Whether an argument of another environment means something to this one, and is not fixed."""
+    entry = find(env)
+    build = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
+    return key in inspect.signature(build).parameters and key not in entry.args
+
+
+def pose_one(config: Config, chat: Chat, seed: int, server: EndpointSpec | None = None) -> Any:
+    """Pose the first task, before a weight is read; the schemas of the tools its prompt shows."""
+    first = next(TaskStream(config.task.env, seed))
+    env_of = env_factory(config, config.task.args, chat.tokenizer)
+    try:
+        env = env_of(first)
+        try:
+            _, info = env.reset(first.seed)
+        finally:
+            env.close()
+    except (TypeError, ValueError, OSError, ImportError) as error:
+        raise ConfigError(
+            f"{config.task.env} with {config.task.args} cannot be posed: {error}. Change its arguments "
+            "with task.args.key=value, all of them with task.args={...}"
+        ) from error
+    if env.observe_as == "raw":
+        raise ConfigError(
+            f"a wrapper of {config.task.env} puts the prompt through the chat template, so there are no "
+            "messages to write; leave it out: task.wrappers=[]"
+        )
+    if server is not None and server.api == "chat":
+        refuse_broken_in(config.task.env, env, config.rollout.max_turns, "rollout.max_turns=1")
+    if server is not None and is_chatty(config, env_of):
+        chat.history_note()  # raises where the template cannot hold a conversation
+    return info.get("tools")
+
+
+def settings_of(config: Config, samples: int, temperature: float, seed: int) -> dict[str, Any]:
+    """Everything that the attempts depend on, apart from the weights."""
+    limits = {"max_tokens", "max_turns", "max_context"}
+    return {
+        "samples": samples,
+        "temperature": temperature,
+        "seed": seed,
+        "task": config.task.model_dump(mode="json", exclude={"eval_args"}),
+        "actions": config.actions.model_dump(mode="json"),
+        "rollout": config.rollout.model_dump(mode="json", include=limits),
+        "model": config.model.model_dump(
+            mode="json", include={"chat_template", "template_args", "history", "dtype"}
+        ),
+    }
+
+
+class SampleWork:
+    """Samples what is missing, and writes down each task as its attempts have ended."""
+
+    def __init__(
+        self,
+        config: Config,
+        setting: RolloutSetup,
+        log: AttemptLog,
+        tools: Any,
+        tasks: int,
+        say: Callable[[str], None],
+        server: EndpointSpec | None = None,
+    ) -> None:
+        self.config, self.setting, self.server = config, setting, server
+        self.log, self.tools, self.tasks, self.say = log, tools, tasks, say
+        self.lost_in_a_row = 0
+        self.statuses, self.errors = Counter[str](), Counter[str]()
+        self.news = time.monotonic() + SECONDS_BETWEEN_NEWS
+
+    def sample(self, todo: Sequence[int], samples: int, temperature: float, seed: int) -> None:
+        setting, env = self.setting, self.config.task.env
+        sampling = replace(setting.sampling, temperature=temperature)
+        salt = seed * TRAIN_SEEDS  # of step 0, which no run has: draws of its own
+        asyncio.run(
+            self._everyone(todo, replace(setting, sampling=sampling, salt=salt), samples, env, seed)
+        )
+
+    async def _everyone(
+        self, todo: Sequence[int], setting: RolloutSetup, samples: int, env: str, seed: int
+    ) -> None:
+        branch, waiting = independent(samples), iter(todo)  # whoever is free takes the next
+
+        async def worker(waiting: Iterable[int]) -> None:
+            for number in waiting:
+                task = next(TaskStream(env, seed, cursor=number))
+                self.note(number, await grow(task, setting, branch))
+
+        async with together() as group:
+            for _ in range(min(self._at_a_time(samples), len(todo))):
+                group.create_task(worker(waiting))
+
+    def _at_a_time(self, samples: int) -> int:
+        """Tasks under way. To a server every attempt is a request, and requests are what is counted."""
+        concurrency = self.config.rollout.concurrency
+        return concurrency if self.server is None else max(1, concurrency // samples)
+
+    def note(self, number: int, episode: Episode) -> None:
+        """Write down the attempts at a task."""
+        attempts = self._attempts(episode)
+        shared: Row = {"messages": list(episode.task.prompt)}
+        if self.tools:
+            shared["tools"] = self.tools
+        about = {"seed": episode.task.seed, "data_source": _source(episode.task)}
+        self.log.append(number, {**about, **shared, "attempts": attempts})
+        self.statuses.update(attempt["status"] for attempt in attempts)
+        self.errors.update(attempt["error"] for attempt in attempts if "error" in attempt)
+        if self.server is not None:
+            self._stop_if_down(attempts)
+        if self.statuses.total() >= ENOUGH_FAILURES and is_down(self.statuses):
+            raise RunStopped(_why_dead(self.errors))
+        if time.monotonic() > self.news:
+            self.say(f"{len(self.log.places):,} of {self.tasks:,} tasks")
+            self.news = time.monotonic() + SECONDS_BETWEEN_NEWS
+
+    def _stop_if_down(self, attempts: Iterable[Row]) -> None:
+        for attempt in attempts:
+            error = attempt.get("error", "")
+            is_lost = is_servers_fault(attempt["status"], error)
+            self.lost_in_a_row = self.lost_in_a_row + 1 if is_lost else 0
+            if self.lost_in_a_row >= DOWN_AFTER:
+                raise RunStopped(
+                    f"{DOWN_AFTER} attempts in a row were lost, the last to: {error}. Once the server "
+                    "is back, the same command with --resume makes what is missing"
+                )
+
+    def _attempts(self, episode: Episode) -> list[Row]:
+        found: list[Row] = []
+        for number, leaf in enumerate(episode.leaves):
+            rows = [row for row in episode.trajectories() if row.leaf_index == number]
+            attempt: Row = {"sample": number, **outcome_of(rows, leaf)}
+            if not leaf.status.is_trainable:
+                attempt["error"] = str(episode.spans[leaf.tips[-1]].info.get("error", leaf.status))
+                found.append(attempt)
+                continue
+            try:
+                attempt["contexts"] = [
+                    self._context(row)
+                    for row in rows
+                    if any(span.author is Author.POLICY for span in row.spans)
+                ]
+            except NotRecordable as error:
+                attempt["unwritable"] = str(error)
+            found.append(attempt)
+        return found
+
+    def _context(self, row: Trajectory) -> Row:
+        chat, actions = self.setting.chat, self.setting.actions
+        if self.server is not None and self.server.api == "chat":
+            return {"messages": conversation_of(row, chat)}
+        own_prompt = {"messages": prompt_of_context(row)} if row.context else {}
+        return {**own_prompt, "spans": spans_of_attempt(row, chat, actions)}
+
+
+def conversation_of(row: Trajectory, chat: Chat) -> list[Message]:
+    """Prompt and answers as messages. Where the model was cut off no message can say so."""
+    if any(span.info.get("finish") == Finish.LENGTH for span in row.spans):
+        raise NotRecordable("it was cut off, and as a message it would teach to end there")
+    messages = prompt_of_context(row)
+    for span in spans_of_attempt(row, chat):
+        role = "assistant" if span["author"] == "policy" else span.get("role", "user")
+        messages.append({"role": role, "content": span["text"]})
+    return messages
+
+
+def gather(
+    log: AttemptLog, condition: Condition, harvest: RejectionSampling, keep: str
+) -> RejectionSampling:
+    """Write the attempts that pass; the same prompt with the same text once."""
+    seen: set[bytes] = set()
+    statuses, rewards = Counter[str](), 0.0
+    with new_rows(Path(harvest.out)) as file:
+        for task, line in log.tasks(harvest.tasks):
+            for attempt in line["attempts"]:
+                harvest.attempts += 1
+                statuses[attempt["status"]] += 1
+                if not Status(attempt["status"]).is_trainable:
+                    harvest.failed += 1
+                    harvest.errors[attempt["error"]] += 1
+                    continue
+                rewards += attempt["reward"]
+                if not condition(attempt):
+                    harvest.rejected += 1
+                elif "unwritable" in attempt:
+                    harvest.unwritable += 1
+                else:
+                    fresh = [row for row in _rows(line, attempt) if _is_new(row, seen)]
+                    harvest.duplicates += not fresh
+                    for row in fresh:
+                        row["extra_info"]["index"] = task
+                        file.append(row)
+                    harvest.rows += len(fresh)
+        harvest.reward = rewards / max(harvest.attempts - harvest.failed, 1)
+        if is_down(statuses):
+            raise RunStopped(_why_dead(harvest.errors))
+        if not harvest.rows:
+            raise RunStopped(_why_nothing(harvest, keep))
+    return harvest
+
+
+def is_down(statuses: Counter[str]) -> bool:
+    """Whether many attempts failed and not one came to its end: a tool or environment is broken."""
+    failed = sum(number for name, number in statuses.items() if not Status(name).is_trainable)
+    return statuses[Status.DONE] == 0 and failed > 0 and failed * 4 >= statuses.total()
+
+
+def _rows(line: Row, attempt: Row) -> Iterable[Row]:
+    shared = {key: line[key] for key in ("tools",) if key in line}
+    names = ("sample", "reward", "turns", "tool_calls", "length", "status")
+    for context in attempt["contexts"]:
+        yield {
+            "messages": context.get("messages", line["messages"]),
+            **({"spans": context["spans"]} if "spans" in context else {}),
+            **shared,
+            "data_source": line["data_source"],
+            "extra_info": {
+                "index": 0,
+                "seed": line["seed"],
+                "split": "train",
+                **{name: attempt[name] for name in names},
+            },
+        }
+
+
+def _is_new(row: Row, seen: set[bytes]) -> bool:
+    text = json.dumps([row["messages"], row.get("spans")], ensure_ascii=False)
+    digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    if digest in seen:
+        return False
+    seen.add(digest)
+    return True
+
+
+def _source(task: Task) -> str:
+    return task.data_source or task.env
+
+
+def _why_dead(errors: Counter[str]) -> str:
+    [(commonest, _)] = errors.most_common(1)
+    return (
+        f"no attempt came to its end, mostly: {commonest}. Repair the environment or tool and run the "
+        "same command with --resume"
+    )
+
+
+def _why_nothing(harvest: RejectionSampling, keep: str) -> str:
+    if harvest.unwritable:
+        return (
+            f"{harvest.unwritable:,} of {harvest.attempts:,} attempts pass {keep!r}, and none can be "
+            f"written, so {harvest.out} is not; {harvest.attempts_file} says why (unwritable)"
+        )
+    return (
+        f"none of {harvest.attempts:,} attempts passes {keep!r} (mean reward {harvest.reward:.3f}), so "
+        f"{harvest.out} is not written. They are in {harvest.attempts_file}: with --resume another "
+        "--keep reads them again, and a larger --n adds to them"
+    )

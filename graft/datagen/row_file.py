@@ -1,0 +1,180 @@
+"""Rows to a file that appears under its name when it is whole: jsonl or parquet, by its ending.
+
+    rows.jsonl.part    grows, a few thousand rows in memory at most
+    rows.jsonl         is there at once, in place of an older one, when the last row is written
+
+A process that is killed leaves the part, which the next one overwrites; one that fails removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from graft.config import ConfigError
+from graft.data.rows import DataError
+from graft.models.io.save import sync_folder
+from graft.train.run_dir.folder import RunStopped
+
+ENDINGS = (".jsonl", ".parquet")
+ROWS_IN_MEMORY = 4096
+Row = dict[str, Any]
+
+
+@contextmanager
+def new_rows(path: Path) -> Iterator[JsonFile | ParquetFile]:
+    """A file to `append` rows to; it takes its name when the block ends well."""
+    check_place(path)
+    part = path.with_name(f"{path.name}.part")
+    with room_for(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = (ParquetFile if path.suffix.lower() == ".parquet" else JsonFile)(part, path)
+    try:
+        yield file
+        with room_for(path):
+            file.close()
+            part.replace(path)
+            sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            file.abandon()
+        part.unlink(missing_ok=True)
+        raise
+
+
+def check_place(path: Path) -> None:
+    """Complain about a name that no rows can be written under."""
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"--out {path} ends in {path.suffix!r}; write .jsonl or .parquet")
+    if path.is_dir():
+        raise ConfigError(f"--out {path} is a folder; name a file in it")
+
+
+@contextmanager
+def room_for(path: Path, kept: str = "") -> Iterator[None]:
+    """A write that fails says how much room is left, and that nothing is lost."""
+    try:
+        yield
+    except OSError as error:
+        place = next(folder for folder in path.absolute().parents if folder.exists())
+        free = shutil.disk_usage(place).free / 1e6
+        before = "the older file of that name is as it was" if path.exists() else "no file is left"
+        raise RunStopped(
+            f"cannot write {path} ({error}); {free:,.0f} MB are free there, and {kept or before}. Make "
+            "room and run the same command again, or give another --out"
+        ) from error
+
+
+class JsonFile:
+    """One row per line."""
+
+    def __init__(self, part: Path, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] = part.open("w", encoding="utf-8", errors="replace")
+
+    def append(self, row: Row) -> None:
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        with room_for(self.path):
+            self._file.write(f"{line}\n")
+
+    def close(self) -> None:
+        """On the disk when this returns."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+class ParquetFile:
+    """Columns as the first rows have them; a few thousand rows are a group."""
+
+    def __init__(self, part: Path, path: Path) -> None:
+        self.path = path
+        self.written = 0
+        self._rows: list[Row] = []
+        self._sink: IO[bytes] = part.open("wb")
+        self._writer: Any = None
+        self._schema: Any = None
+
+    def append(self, row: Row) -> None:
+        self._rows.append(flat(row))
+        if len(self._rows) == ROWS_IN_MEMORY:
+            with room_for(self.path):
+                self._write()
+
+    def close(self) -> None:
+        """On the disk when this returns."""
+        if self._rows:
+            self._write()
+        if self._writer is not None:
+            self._writer.close()
+        self._sink.flush()
+        os.fsync(self._sink.fileno())
+        self._sink.close()
+
+    def abandon(self) -> None:
+        if self._writer is not None:
+            with suppress(Exception):  # it wants to write its end, where there may be no room
+                self._writer.close()
+        self._sink.close()
+
+    def _write(self) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            if self._writer is None:
+                self._schema = columns_of(self._rows)
+                self._writer = pyarrow.parquet.ParquetWriter(self._sink, self._schema)
+            check_keys(self._rows, self._schema.names)
+            table = pyarrow.Table.from_pylist(self._rows, schema=self._schema)
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, KeyError) as error:
+            first, last = self.written + 1, self.written + len(self._rows)
+            raise DataError(
+                f"rows {first} to {last} do not fit into the columns of one parquet file: {error}. "
+                "Write .jsonl, where every row has its own form"
+            ) from error
+        self._writer.write_table(table)
+        self.written += len(self._rows)
+        self._rows = []
+
+
+def flat(row: Row) -> Row:
+    """A row for columns: what has a form of its own in every row is JSON text there."""
+    texts = {key: json.dumps(row[key], ensure_ascii=False) for key in ("tools",) if key in row}
+    return {**row, **texts}
+
+
+def columns_of(rows: list[Row]) -> Any:
+    """The schema of these rows. Chats have all their keys, also those that no row has yet."""
+    import pyarrow as pa
+
+    text = pa.string()
+    messages = pa.list_(pa.struct([("role", text), ("content", text)]))
+    call = pa.struct([("tool", text), ("arguments", pa.list_(text))])
+    span = [("author", text), ("text", text), ("role", text), ("end", pa.bool_()), ("call", call)]
+    known = {
+        "messages": messages,
+        "prompt": messages,
+        "spans": pa.list_(pa.struct(span)),
+        "tools": text,
+    }
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    guessed = {name: pa.array([row.get(name) for row in rows]).type for name in names}
+    return pa.schema([(name, known.get(name) or guessed[name]) for name in names])
+
+
+def check_keys(rows: list[Row], columns: list[str]) -> None:
+    """Arrow leaves out what it has no column for, without a word."""
+    for row in rows:
+        messages = [*(row.get("messages") or []), *(row.get("prompt") or [])]
+        lost = {*row} - {*columns} | {key for one in messages for key in one} - {"role", "content"}
+        if lost:
+            raise KeyError(f"no column for {', '.join(sorted(lost))}")

@@ -1,0 +1,137 @@
+"""Attempts of a trained policy at one task, to be read: what `graft rollout` does.
+
+    attempt("runs/quickstart", seed=3).episode      task, policy, env, policy, ...: the same path as in a run
+
+The task is one that the run holds out, counted as its evaluation counts them, or a person's own text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from graft.config import Config, ConfigError
+from graft.datagen.rejection_sampling import config_for
+from graft.envs.own_task import own_task
+from graft.evaluate.candidates import check_readable, run_behind
+from graft.evaluate.evaluator import temperature_of
+from graft.protocols import Env
+from graft.rollout.branches.branch import independent
+from graft.rollout.collect import collect
+from graft.train.build import build_run
+from graft.train.model import by_itself
+from graft.train.rl import HELD_OUT_SEEDS
+from graft.train.run_dir.checkpoint import latest_model, located
+from graft.types import Episode, Leaf, Task
+
+
+@dataclass(frozen=True, slots=True)
+class SingleRollout:
+    """One task and the attempts at it: the leaves of `episode`."""
+
+    episode: Episode
+    model: Path
+    env: str
+    temperature: float
+    is_graded: bool
+    """False: the task is a person's own, and no reward is known."""
+    notes: list[str]
+
+    @property
+    def errors(self) -> list[str]:
+        """Of attempts that broke, each with its status."""
+        return [self._error(leaf) for leaf in self.episode.leaves if not leaf.status.is_trainable]
+
+    def to_json(self) -> dict[str, Any]:
+        task = self.episode.task
+        return {
+            "model": str(self.model),
+            "env": self.env,
+            "temperature": self.temperature,
+            "task": {"id": task.id, "prompt": list(task.prompt), "answer": task.answer},
+            "attempts": [self._attempt(leaf) for leaf in self.episode.leaves],
+        }
+
+    def _attempt(self, leaf: Leaf) -> dict[str, Any]:
+        spans = [
+            {"context": context, "author": str(span.author), "text": span.text}
+            for context, tip in enumerate(leaf.tips)
+            for span in (self.episode.spans[index] for index in self.episode.walk(tip))
+        ]
+        broken = {} if leaf.status.is_trainable else {"error": self._error(leaf)}
+        reward = leaf.reward if self.is_graded else None
+        status = str(leaf.status)
+        return {
+            "reward": reward,
+            "status": status,
+            **broken,
+            "metrics": leaf.metrics,
+            "spans": spans,
+        }
+
+    def _error(self, leaf: Leaf) -> str:
+        info = self.episode.spans[leaf.tips[-1]].info
+        return f"{leaf.status}: {info.get('error', 'no reason was recorded')}"
+
+
+def attempt(
+    source: str,
+    *,
+    env: str = "",
+    recipe: str = "",
+    overrides: Sequence[str] = (),
+    text: str = "",
+    seed: int = 0,
+    samples: int = 1,
+    temperature: float | None = None,
+) -> SingleRollout:
+    """Let a run's newest checkpoint, or another model, attempt one task `samples` times.
+
+    env          None given: the run's own
+    text         a task of one's own instead of the held-out task number `seed`
+    temperature  None: the recipe's; 0 is greedy
+    """
+    path = located(source)
+    config = _config(path, env, recipe, overrides)
+    temperature = temperature_of(config, temperature, samples, "--n 1")
+    weights = latest_model(source)
+    check_readable(weights)
+    parts = build_run(by_itself(config, weights), weights=weights)
+    setting = parts.held_out
+    number = HELD_OUT_SEEDS + seed
+    task = Task(f"{config.task.env}:test:{number}", config.task.env, seed=number)
+    if text:
+        make_env = setting.make_env
+
+        def asked(task: Task) -> Env:
+            return own_task(make_env(task), text)
+
+        asked(task).close()  # refuses what takes no text, before an engine works
+        task = replace(task, id=f"{config.task.env}:own:{text}")
+        setting = replace(setting, make_env=asked, reward=None)
+    sampling = replace(setting.sampling, temperature=temperature)
+    try:
+        [episode] = collect([task], replace(setting, sampling=sampling), independent(samples))
+    finally:
+        setting.engine.close()
+    return SingleRollout(episode, weights, config.task.env, temperature, not text, parts.notes)
+
+
+def _config(path: Path, env: str, recipe: str, overrides: Sequence[str]) -> Config:
+    """The recipe of the run, or a model's with `env`."""
+    run = run_behind(path)
+    has_recipe = bool(recipe) or (run is not None and (run / "config.yaml").is_file())
+    if not env and not has_recipe:
+        raise ConfigError(
+            f"'{path}' has no config.yaml of a run, so nothing says which environment to act in; give "
+            "--env ID, as `graft envs` lists them"
+        )
+    config = config_for(str(path), env, recipe, overrides)
+    if not config.task.env:
+        raise ConfigError(
+            f"the recipe of '{path}' has no environment (task.env); give --env ID, as `graft envs` lists "
+            "them, or use `graft generate` for plain text"
+        )
+    return config

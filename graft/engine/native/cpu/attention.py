@@ -1,0 +1,101 @@
+"""Attention of one step: every bucket of sequences against its pages.
+
+    S sequences of m new tokens each, K key/value heads, G query heads to each of them, d head size,
+    P pages of a sequence, L = P * page positions
+
+The G query heads of a group become G more query rows of their key/value head, so keys and values
+are never repeated. Buckets lie one after another in the flat list of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graft.engine.native.kv.pages import Pages
+from graft.models.decoder import Attend
+
+
+class Bucket(Protocol):
+    """Some sequences of the step; `tokens` is how many of the flat list are theirs."""
+
+    tokens: int
+
+    def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+
+def paged(pages: Pages, write_rows: Tensor, buckets: list[Bucket]) -> Attend:
+    """The `attend` of a step: store the new keys and values, then let every bucket look."""
+    sizes = [bucket.tokens for bucket in buckets]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pages.write(layer, write_rows, k, v)
+        if len(buckets) == 1:
+            return buckets[0].attend(pages, layer, q, k, v)
+        parts = zip(buckets, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+        return torch.cat([b.attend(pages, layer, q_b, k_b, v_b) for b, q_b, k_b, v_b in parts])
+
+    return attend
+
+
+@dataclass(slots=True)
+class Padding:
+    """Sequences of unequal length as rows of `m`: a short one repeats its last token.
+
+    lengths [2, 1], m 2: pick [0 1, 2 2] (flat -> padded), back [0 1 2] (padded -> flat)
+    """
+
+    rows: int
+    m: int
+    pick: Tensor | None
+    back: Tensor | None
+
+    def pad(self, x: Tensor) -> Tensor:
+        """[T, heads, d] -> [S, m, heads, d]"""
+        x = x if self.pick is None else x.index_select(0, self.pick)
+        return x.view(self.rows, self.m, *x.shape[1:])
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """[S, m, heads, d] -> [T, heads, d]"""
+        x = x.reshape(self.rows * self.m, *x.shape[2:])
+        return x if self.back is None else x.index_select(0, self.back)
+
+
+@dataclass(slots=True)
+class Fresh:
+    """Sequences with nothing cached: plain causal attention among the new tokens, no pages read."""
+
+    tokens: int
+    padding: Padding
+
+    def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (self.padding.pad(x).transpose(1, 2) for x in (q, k, v))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.padding.unpad(seen.transpose(1, 2))
+
+
+@dataclass(slots=True)
+class Extend:
+    """Sequences that go on from cached tokens: a chunk of a prompt, a tool's answer, one token."""
+
+    tokens: int
+    padding: Padding
+    tiles: Tensor
+    """[S*K, P], see `Pages.gather`."""
+    bias: Tensor
+    """[S, 1, G*m, L], 0 or -inf."""
+
+    def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, m, heads, size = self.padding.rows, self.padding.m, q.shape[1], q.shape[2]
+        group = heads // pages.kv_heads
+        q = self.padding.pad(q).view(rows, m, pages.kv_heads, group, size)
+        q = q.permute(0, 2, 3, 1, 4).reshape(rows, pages.kv_heads, group * m, size)
+        k = pages.gather(layer, 0, self.tiles).view(rows, pages.kv_heads, -1, size)
+        v = pages.gather(layer, 1, self.tiles).view(rows, pages.kv_heads, -1, size)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+        seen = seen.view(rows, pages.kv_heads, group, m, size).permute(0, 3, 1, 2, 4)
+        return self.padding.unpad(seen.reshape(rows, m, heads, size))

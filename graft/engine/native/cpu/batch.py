@@ -1,0 +1,106 @@
+"""The work of a step as tensors: one flat list of tokens, cut into buckets of like sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.engine.native.cpu.attention import Bucket, Extend, Fresh
+from graft.engine.native.cpu.decode_cache import DecodeCache
+from graft.engine.native.cpu.page_layout import PageLayout
+from graft.engine.native.kv.sequences import Sequence, SequenceTree
+from graft.engine.native.kv.siblings import by_pages, cut
+from graft.engine.native.scheduler import PlannedWork, SampleRequest
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """T tokens of the step; those at `last` [B] are followed by a draw for `requests`."""
+
+    tokens: Tensor
+    positions: Tensor
+    write_rows: Tensor
+    """[T*K], see `Pages.write`."""
+    buckets: list[Bucket]
+    last: Tensor
+    requests: list[SampleRequest]
+
+
+class StepBatcher:
+    """Builds batches for one tree; a bucket gathers at most `gather_limit` elements of keys."""
+
+    def __init__(self, tree: SequenceTree, group: int, gather_limit: int) -> None:
+        self.tree = tree
+        self.layout = PageLayout(tree, group)
+        page = tree.pages.kv_heads * tree.pages.size * tree.pages.head_dim
+        self.max_pages = max(gather_limit // page, 1)
+        self.traffic = DecodeCache(self.layout, self.max_pages)
+        # lower precisions go through the fused kernels, which add up in float32
+        self.has_lanes = tree.pages.pool.dtype == torch.float32
+
+    def build(self, works: list[PlannedWork]) -> StepBatch:
+        work_of = {work.sequence: work for work in works}
+        counts = {work.sequence: work.count for work in works}
+        order: list[Sequence] = []
+        buckets: list[Bucket] = []
+        for members, bucket in self._buckets(counts):
+            order += members
+            buckets.append(bucket)
+        count = np.array([counts[sequence] for sequence in order])
+        start = np.array([sequence.cached for sequence in order])
+        row = np.array([sequence.row for sequence in order])
+        end = count.cumsum()
+        if len(order) == end[-1]:  # decode only
+            tokens = [sequence.tokens[sequence.cached] for sequence in order]
+            position = start
+        else:
+            tokens = [
+                token
+                for sequence in order
+                for token in sequence.tokens[sequence.cached : sequence.cached + counts[sequence]]
+            ]
+            row = row.repeat(count)
+            position = np.arange(end[-1]) + (start - end + count).repeat(count)
+        size, heads = self.tree.pages.size, self.tree.pages.kv_heads
+        page = self.tree.table[row, position // size]
+        write = (page[:, None] * heads + np.arange(heads)) * size + (position % size)[:, None]
+        requests = [work_of[sequence].request for sequence in order]
+        draws = [i for i, request in enumerate(requests) if request is not None]
+        return StepBatch(
+            tokens=self.layout.tensor(np.array(tokens)),
+            positions=self.layout.tensor(position),
+            write_rows=self.layout.tensor(write.ravel()),
+            buckets=buckets,
+            last=self.layout.tensor(end[draws] - 1),
+            requests=[request for request in requests if request is not None],
+        )
+
+    def _buckets(self, counts: dict[Sequence, int]) -> list[tuple[list[Sequence], Bucket]]:
+        """The sequences in groups that are alike enough to be padded together."""
+        single = [s for s, count in counts.items() if count == 1 and self.has_lanes]
+        several = [s for s, count in counts.items() if count > 1 or not self.has_lanes]
+        buckets: list[tuple[list[Sequence], Bucket]] = []
+        buckets += self.traffic.arrange(single)
+        fresh = [s for s in several if s.cached == 0]
+        for part in cut(fresh, key=lambda s: counts[s]):
+            count = np.array([counts[s] for s in part])
+            buckets.append((part, Fresh(int(count.sum()), self.layout.padding(count))))
+        going_on = [s for s in several if s.cached > 0]
+        for like in cut(going_on, key=lambda s: counts[s]):
+            for part in by_pages(like, self.max_pages):
+                buckets.append((part, self._extend(part, [counts[s] for s in part])))
+        return buckets
+
+    def _extend(self, sequences: list[Sequence], counts: list[int]) -> Extend:
+        count = np.array(counts)
+        start = np.array([sequence.cached for sequence in sequences])
+        table = self.layout.table(sequences)
+        position = np.tile(
+            start[:, None] + np.arange(count.max()), (1, self.layout.group)
+        )  # [S, G*m]
+        seen = np.arange(table.shape[1] * self.tree.pages.size) <= position[:, :, None]
+        bias = self.layout.bias(seen)[:, None].to(self.tree.pages.pool.dtype)
+        return Extend(int(count.sum()), self.layout.padding(count), self.layout.tiles(table), bias)

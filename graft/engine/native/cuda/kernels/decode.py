@@ -1,0 +1,233 @@
+"""Attention of one new token per sequence against its pages; what siblings share is read once.
+
+    B sequences, H query heads in K groups of G, d head size, slots: partial results per sequence
+
+A sequence's past is the pages it shares with others, then a tail of its own:
+
+    two samples of one prompt      pages 1 2 3 | 4 5        work item: pages 1-3 for both rows
+                                   pages 1 2 3 | 6          work items: 4-5 and 6, one row each
+
+A work item is a span of pages and the rows that look at it: (first row, rows, first page, last page
++ 1, slot). The queries of its rows, G each, are one tile of a matrix product, so a page travels from
+memory once for all of them. Every item leaves a partial softmax (weighted values, maximum, sum) in
+its slot of every row; `_merge` adds a row's slots up. Tails are items by themselves, cut into
+SPLITS parts where few sequences would leave the device idle; their lengths are read on the device,
+so that one captured launch serves every step of a burst.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graft.engine.native.cuda.kernels.softmax import fold
+
+ITEM_FIELDS = 5
+LOG2_E = math.log2(math.e)
+
+
+@triton.jit(do_not_specialize=["table_stride", "tails_count", "scale"])
+def _attend(
+    q,  # [B, H, d]
+    k_pool,  # [pages, K, page, d]
+    v_pool,
+    table,  # [B, P]
+    table_stride,
+    lengths,  # [B] tokens to look at, the new one included; 0: nobody is there
+    tails,  # [B] first page that is the row's own
+    items,  # [n, 5]; all zero: unused
+    tails_count,  # B * SPLITS programs work on tails, the rest on items
+    scale,
+    partial,  # [B, SLOTS, H, d] float32
+    stats,  # [B, SLOTS, H, 2] float32: maximum, sum
+    out,  # [B, H, d], written where there is one slot only
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_2: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    head = tl.program_id(0)
+    work = tl.program_id(1)
+    if work < tails_count:
+        row = work // SPLITS
+        slot = work % SPLITS
+        length = tl.load(lengths + row).to(tl.int32)
+        first = tl.load(tails + row).to(tl.int32)
+        last = tl.cdiv(length, PAGE)
+        share = tl.cdiv(tl.maximum(last - first, 0), SPLITS)
+        start = first + slot * share
+        stop = tl.minimum(start + share, last)
+        rows = 1
+    else:
+        item = items + (work - tails_count) * 5
+        row = tl.load(item).to(tl.int32)
+        rows = tl.load(item + 1).to(tl.int32)
+        start = tl.load(item + 2).to(tl.int32)
+        stop = tl.load(item + 3).to(tl.int32)
+        slot = tl.load(item + 4).to(tl.int32)
+        length = stop * PAGE  # shared pages are full
+    line = tl.arange(0, ROWS)
+    sequence = row + line // GROUP
+    query_head = head * GROUP + line % GROUP
+    is_used = line < rows * GROUP
+    column = tl.arange(0, SIZE_2)
+    in_size = column < SIZE
+    at = (sequence.to(tl.int64) * (HEADS * GROUP) + query_head)[:, None] * SIZE + column[None, :]
+    inside = is_used[:, None] & in_size[None, :]
+    query = tl.load(q + at, mask=inside, other=0.0)
+    key = tl.arange(0, PAGE)
+    tile = key[:, None] * SIZE + column[None, :]
+    pages = table + row.to(tl.int64) * table_stride
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, SIZE_2], tl.float32)
+    for index in tl.range(start, stop, num_stages=STAGES):
+        page = tl.load(pages + index).to(tl.int64)
+        base = (page * HEADS + head) * (PAGE * SIZE)
+        if SIZE == SIZE_2:
+            keys = tl.load(k_pool + base + tile)
+        else:
+            keys = tl.load(k_pool + base + tile, mask=in_size[None, :], other=0.0)
+        score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        is_past = index * PAGE + key < length
+        score = tl.where(is_past[None, :], score, float("-inf"))
+        if SIZE == SIZE_2:
+            values = tl.load(v_pool + base + tile)
+        else:
+            values = tl.load(v_pool + base + tile, mask=in_size[None, :], other=0.0)
+        # the rest of a half-filled page may hold anything, NaN too, which weight 0 would not cancel
+        values = tl.where(is_past[:, None], values, 0.0)
+        top, total, acc = fold(top, total, acc, score, values)
+    if SLOTS == 1:
+        result = acc / tl.where(total == 0, 1.0, total)[:, None]
+        tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+    else:
+        place = (sequence.to(tl.int64) * SLOTS + slot) * (HEADS * GROUP) + query_head
+        tl.store(partial + place[:, None] * SIZE + column[None, :], acc, mask=inside)
+        tl.store(stats + place * 2, top, mask=is_used)
+        tl.store(stats + place * 2 + 1, total, mask=is_used)
+
+
+@triton.jit
+def _merge(
+    partial,
+    stats,
+    shared_slots,  # [B] slots in use behind the SPLITS of the tail
+    out,
+    HEADS: tl.constexpr,  # H
+    SIZE: tl.constexpr,
+    SIZE_2: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    LINES: tl.constexpr,  # query heads per program
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * LINES + tl.arange(0, LINES)
+    column = tl.arange(0, SIZE_2)
+    is_head = head < HEADS
+    inside = is_head[:, None] & (column < SIZE)[None, :]
+    top = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    acc = tl.zeros([LINES, SIZE_2], tl.float32)
+    used = SPLITS + tl.load(shared_slots + row).to(tl.int32)
+    for slot in tl.range(0, used, num_stages=3):
+        place = (row * SLOTS + slot) * HEADS + head
+        its_top = tl.load(stats + place * 2, mask=is_head, other=float("-inf"))
+        its_total = tl.load(stats + place * 2 + 1, mask=is_head, other=0.0)
+        its_acc = tl.load(partial + place[:, None] * SIZE + column[None, :], mask=inside, other=0.0)
+        new_top = tl.maximum(top, its_top)
+        # an empty slot has top -inf; nothing seen yet, and -inf - -inf would be NaN
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        fade = tl.exp2(top - base)
+        weight = tl.exp2(its_top - base)
+        total = total * fade + its_total * weight
+        acc = acc * fade[:, None] + its_acc * weight[:, None]
+        top = new_top
+    result = acc / tl.where(total == 0, 1.0, total)[:, None]
+    at = (row * HEADS + head)[:, None] * SIZE + column[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+def scratch(
+    batch: int, slots: int, heads: int, size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Room for the partial results of `slots` items per row."""
+    shape = (batch, slots, heads)
+    return (
+        torch.empty((*shape, size), dtype=torch.float32, device=device),
+        torch.empty((*shape, 2), dtype=torch.float32, device=device),
+    )
+
+
+def decode(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    tails: Tensor,
+    items: Tensor,
+    shared_slots: Tensor,
+    *,
+    splits: int,
+    slots: int,
+    rows: int,
+    space: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Attention of q [B,H,d], see above; `slots` >= splits + the largest of `shared_slots`."""
+    batch, heads, size = q.shape
+    kv_heads, page = k_pool.shape[1:3]
+    partial, stats = space
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    size_2 = max(triton.next_power_of_2(size), 16)
+    _attend[(kv_heads, batch * splits + len(items))](
+        q,
+        k_pool,
+        v_pool,
+        table,
+        table.stride(0),
+        lengths,
+        tails,
+        items,
+        batch * splits,
+        size**-0.5 * LOG2_E,
+        partial,
+        stats,
+        out,
+        HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        SIZE=size,
+        SIZE_2=size_2,
+        PAGE=page,
+        ROWS=rows,
+        SPLITS=splits,
+        SLOTS=slots,
+        STAGES=2,
+        num_warps=4,
+    )
+    if slots > 1:
+        lines = min(triton.next_power_of_2(heads), 4)
+        _merge[(batch, triton.cdiv(heads, lines))](
+            partial,
+            stats,
+            shared_slots,
+            out,
+            HEADS=heads,
+            SIZE=size,
+            SIZE_2=size_2,
+            SPLITS=splits,
+            SLOTS=slots,
+            LINES=lines,
+            num_warps=4,
+        )
+    return out

@@ -1,0 +1,379 @@
+"""From logits to a token, its log-prob and the entropy in one pass over the logits.
+
+    B rows, V vocabulary, C chunks of CHUNK columns
+
+`_survey` reads every logit once and leaves per chunk: maximum m, sum of exp(z - m), sum of
+z exp(z - m), and where the maximum is. `_choose` adds the chunks up, which gives log-sum-exp and
+entropy, finds the chunk in which the cumulative sum passes the row's random number, and reads that
+one chunk again to find the token: the distribution is inverted as the plain sampler does it, with
+one random number a row instead of one a logit, and no table of probabilities is ever written.
+
+Then it moves the row on: what was drawn becomes its next token, unless the row is over. So a graph of
+the whole step can be replayed without the host. With the tables of a grammar (`rules`) it looks up the
+next mode, too, and what the action writes: a row that has more of a description to write takes the
+next token of its script instead of drawing, and its result is NO_ACTION.
+
+state [FIELDS, B] int64, one line per field, see `DrawField`; a row of length 0 is left alone.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graft.engine.native.sampling.grammar_tables import GrammarTables
+
+CHUNK = 4096
+STATS = 4
+
+
+class DrawField(IntEnum):
+    """The lines of a burst's state."""
+
+    TOKEN = 0
+    """What is fed to the model next."""
+    POSITION = 1
+    """Where it stands."""
+    LENGTH = 2
+    """Tokens it looks at, itself included; 0: the row is over, or nobody is there."""
+    DRAWN = 3
+    """Tokens drawn in this burst."""
+    ROOM = 4
+    """Tokens the row may draw in this burst."""
+    FORCED = 5
+    """Stop tokens are not allowed for so many draws (`min_tokens`)."""
+    KEY = 6
+    """Of its random numbers, see `uniforms.row_keys`."""
+    GREEDY = 7
+    MODE = 8
+    TAIL = 9
+    """First page of its own, see `sharing`."""
+    SHARED = 10
+    """Slots of shared spans."""
+    SCRIPT = 11
+    """Where the token stands that the row writes next; 0: it draws. See `rules`."""
+
+
+FIELDS = len(DrawField)
+_TOKEN = tl.constexpr(int(DrawField.TOKEN))
+_POSITION = tl.constexpr(int(DrawField.POSITION))
+_LENGTH = tl.constexpr(int(DrawField.LENGTH))
+_DRAWN = tl.constexpr(int(DrawField.DRAWN))
+_ROOM = tl.constexpr(int(DrawField.ROOM))
+_FORCED = tl.constexpr(int(DrawField.FORCED))
+_KEY = tl.constexpr(int(DrawField.KEY))
+_GREEDY = tl.constexpr(int(DrawField.GREEDY))
+_MODE = tl.constexpr(int(DrawField.MODE))
+_SCRIPT = tl.constexpr(int(DrawField.SCRIPT))
+
+
+@triton.jit
+def _scores(
+    logits,
+    row,
+    column,
+    vocabulary,
+    logits_stride,
+    state,
+    state_stride,
+    inv_temperature,
+    floors,
+    allowed,
+    stops,
+    HAS_MASK: tl.constexpr,
+    HAS_FLOOR: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    """The scaled logits of some columns, -inf where nothing may be drawn."""
+    inside = column < vocabulary
+    score = tl.load(logits + row * logits_stride + column, mask=inside, other=float("-inf"))
+    score = score.to(tl.float32) * tl.load(inv_temperature + row)
+    if HAS_MASK:
+        mode = tl.load(state + _MODE * state_stride + row)
+        may = tl.load(allowed + mode * vocabulary + column, mask=inside, other=0)
+        score = tl.where(may != 0, score, float("-inf"))
+    if STOPS > 0:
+        drawn = tl.load(state + _DRAWN * state_stride + row)
+        must_go_on = drawn < tl.load(state + _FORCED * state_stride + row)
+        for number in tl.static_range(STOPS):
+            stop = tl.load(stops + row * STOPS + number)
+            score = tl.where(must_go_on & (column == stop), float("-inf"), score)
+    if HAS_FLOOR:
+        score = tl.where(score < tl.load(floors + row), float("-inf"), score)
+    return score
+
+
+@triton.jit(do_not_specialize=["logits_stride", "state_stride"])
+def _survey(
+    logits,
+    logits_stride,
+    state,
+    state_stride,
+    inv_temperature,
+    floors,
+    allowed,
+    stops,
+    stats,  # [B, C, 4] float32
+    occupied,  # [modes, C] whether a mode allows anything in a chunk
+    vocabulary: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_FLOOR: tl.constexpr,
+    HAS_RULES: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    row = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(0)
+    is_idle = tl.load(state + _LENGTH * state_stride + row) == 0
+    if HAS_RULES:
+        is_idle = is_idle | (tl.load(state + _SCRIPT * state_stride + row) != 0)
+    if HAS_MASK:
+        mode = tl.load(state + _MODE * state_stride + row)
+        is_idle = is_idle | (tl.load(occupied + mode * CHUNKS + chunk) == 0)
+    if is_idle:
+        return
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    score = _scores(
+        logits,
+        row,
+        column,
+        vocabulary,
+        logits_stride,
+        state,
+        state_stride,
+        inv_temperature,
+        floors,
+        allowed,
+        stops,
+        HAS_MASK,
+        HAS_FLOOR,
+        STOPS,
+    )
+    top = tl.max(score, 0)
+    where = tl.argmax(score, 0)
+    weight = tl.exp(score - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    moment = tl.sum(tl.where(score == float("-inf"), 0.0, weight * score), 0)
+    place = stats + (row * CHUNKS + chunk) * 4
+    tl.store(place, top)
+    tl.store(place + 1, total)
+    tl.store(place + 2, moment)
+    tl.store(place + 3, (chunk * CHUNK + where).to(tl.float32))  # exact up to 2**24
+
+
+@triton.jit
+def _uniform(key, position):
+    """The number in [0, 1) that `uniforms.uniforms` names by the row's key and position."""
+    golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
+    x = key.to(tl.uint64, bitcast=True) + position.to(tl.uint64) * golden
+    x = x + golden
+    x = (x ^ (x >> 30)) * tl.full([], 0xBF58476D1CE4E5B9, tl.uint64)
+    x = (x ^ (x >> 27)) * tl.full([], 0x94D049BB133111EB, tl.uint64)
+    x = x ^ (x >> 31)
+    return (x >> 40).to(tl.int32).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit(do_not_specialize=["logits_stride", "state_stride", "batch"])
+def _choose(
+    logits,
+    logits_stride,
+    state,
+    state_stride,
+    inv_temperature,
+    floors,
+    allowed,
+    stops,
+    stats,
+    occupied,
+    drawn_actions,  # [3, STEPS, B] float32: action, log-prob, entropy
+    batch,
+    kind,  # these three: see `rules`
+    table,
+    script,
+    vocabulary: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNKS_2: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STEPS: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_FLOOR: tl.constexpr,
+    HAS_RULES: tl.constexpr,
+    LINES: tl.constexpr,
+    KINDS: tl.constexpr,
+    STOPS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    here = state + row
+    length = tl.load(here + _LENGTH * state_stride)
+    if length == 0:
+        return
+    position = tl.load(here + _POSITION * state_stride)
+    drawn = tl.load(here + _DRAWN * state_stride)
+    room = tl.load(here + _ROOM * state_stride)
+    result = drawn_actions + drawn * batch + row
+    if HAS_RULES:
+        place = tl.load(here + _SCRIPT * state_stride)
+        if place != 0:  # in the middle of a description
+            token = tl.load(script + place)
+            has_more = tl.load(script + place + 1) >= 0
+            tl.debug_barrier()  # every warp has read what the first one now overwrites
+            tl.store(result, -1.0)
+            tl.store(result + STEPS * batch, 0.0)
+            tl.store(result + 2 * STEPS * batch, 0.0)
+            tl.store(here + _TOKEN * state_stride, token.to(tl.int64))
+            tl.store(here + _SCRIPT * state_stride, tl.where(has_more, place + 1, 0))
+            tl.store(here + _POSITION * state_stride, position + 1)
+            tl.store(here + _LENGTH * state_stride, tl.where(drawn + 1 >= room, 0, length + 1))
+            tl.store(here + _DRAWN * state_stride, drawn + 1)
+            return
+    number = tl.arange(0, CHUNKS_2)
+    is_chunk = number < CHUNKS
+    if HAS_MASK:  # what nobody surveyed is not to be read
+        mode = tl.load(here + _MODE * state_stride)
+        is_chunk = tl.load(occupied + mode * CHUNKS + number, mask=is_chunk, other=0) != 0
+    stat = stats + (row * CHUNKS + number) * 4
+    tops = tl.load(stat, mask=is_chunk, other=float("-inf"))
+    totals = tl.load(stat + 1, mask=is_chunk, other=0.0)
+    moments = tl.load(stat + 2, mask=is_chunk, other=0.0)
+    best_of = tl.load(stat + 3, mask=is_chunk, other=0.0)
+    top = tl.max(tops, 0)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    scale = tl.exp(tops - base)
+    mass = totals * scale
+    total = tl.sum(mass, 0)
+    log_total = tl.log(total)
+    entropy = log_total + base - tl.sum(moments * scale, 0) / total
+
+    # the chunk in which the cumulative mass passes the target, and how far into it
+    uniform = _uniform(tl.load(here + _KEY * state_stride), position + 1)
+    target = uniform * total
+    reached = tl.cumsum(mass, 0)
+    is_behind = (reached > target) & (mass > 0)
+    chunk = tl.min(tl.where(is_behind, number, CHUNKS_2), 0)
+    last = tl.max(tl.where(mass > 0, number, 0), 0)
+    chunk = tl.minimum(chunk, last)  # rounding may leave the sum short of the target
+    before = tl.sum(tl.where(number < chunk, mass, 0.0), 0)
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    score = _scores(
+        logits,
+        row,
+        column,
+        vocabulary,
+        logits_stride,
+        state,
+        state_stride,
+        inv_temperature,
+        floors,
+        allowed,
+        stops,
+        HAS_MASK,
+        HAS_FLOOR,
+        STOPS,
+    )
+    weight = tl.exp(score - base)
+    passed = (before + tl.cumsum(weight, 0) > target) & (weight > 0)
+    nowhere = CHUNKS_2 * CHUNK
+    token = tl.min(tl.where(passed, column, nowhere), 0)
+    likely = tl.max(tl.where(weight > 0, column, 0), 0)
+    token = tl.minimum(token, likely)
+    chosen = tl.sum(tl.where(column == token, score, 0.0), 0)
+    if tl.load(here + _GREEDY * state_stride) != 0:
+        best_chunk = tl.min(tl.where(tops == top, number, CHUNKS_2), 0)
+        token = tl.sum(tl.where(number == best_chunk, best_of, 0.0), 0).to(tl.int32)
+        chosen = top
+    logp = chosen - base - log_total
+    logp = tl.where(top == float("-inf"), float("nan"), logp)  # nothing was allowed
+
+    tl.store(result, token.to(tl.float32))
+    tl.store(result + STEPS * batch, logp)
+    tl.store(result + 2 * STEPS * batch, entropy)
+    is_stop = logp != logp
+    if STOPS > 0:
+        for index in tl.static_range(STOPS):
+            is_stop = is_stop | (tl.load(stops + row * STOPS + index) == token)
+    if HAS_RULES:
+        mode = tl.load(here + _MODE * state_stride)
+        rule = table + mode * KINDS + tl.load(kind + token)
+        start = tl.load(rule + LINES * KINDS)
+        writes = start != 0
+        has_more = writes & (tl.load(script + start + 1) >= 0)
+        token = tl.where(writes, tl.load(script + start), token)  # an action is never fed
+        is_stop = (is_stop & ~writes) | (logp != logp)  # a description is no stop token
+        is_stop = is_stop | (tl.load(rule + 2 * LINES * KINDS) != 0)
+        tl.store(here + _MODE * state_stride, tl.load(rule).to(tl.int64))
+        tl.store(here + _SCRIPT * state_stride, tl.where(has_more, start + 1, 0).to(tl.int64))
+    is_over = is_stop | (drawn + 1 >= room)
+    tl.store(here + _TOKEN * state_stride, token.to(tl.int64))
+    tl.store(here + _POSITION * state_stride, position + 1)
+    tl.store(here + _LENGTH * state_stride, tl.where(is_over, 0, length + 1))
+    tl.store(here + _DRAWN * state_stride, drawn + 1)
+
+
+def occupied_chunks(allowed: Tensor) -> Tensor:
+    """[modes, C] uint8 of allowed [modes, V]: where a survey has anything to find."""
+    wide = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % CHUNK))
+    return wide.view(len(allowed), -1, CHUNK).any(-1).to(torch.uint8)
+
+
+def draw(
+    logits: Tensor,
+    state: Tensor,
+    inv_temperature: Tensor,
+    stops: Tensor,
+    results: Tensor,
+    *,
+    allowed: Tensor | None = None,
+    occupied: Tensor | None = None,
+    floors: Tensor | None = None,
+    rules: GrammarTables | None = None,
+) -> None:
+    """One token for every living row of logits [B,V]; results [3,STEPS,B] and `state` move on.
+
+    coolness [B] is 1 / temperature, stops [B,n] the stop tokens (-1: none), allowed [modes,V] bool
+    with its `occupied_chunks`, floors [B] the least score that may be drawn.
+    """
+    batch, vocabulary = logits.shape
+    chunks = triton.cdiv(vocabulary, CHUNK)
+    stats = torch.empty((batch, chunks, STATS), dtype=torch.float32, device=logits.device)
+    nothing = stats  # a pointer that is never read
+    if allowed is not None and occupied is None:
+        occupied = occupied_chunks(allowed)
+    shared = {
+        "vocabulary": vocabulary,
+        "CHUNKS": chunks,
+        "CHUNK": CHUNK,
+        "HAS_MASK": allowed is not None,
+        "HAS_FLOOR": floors is not None,
+        "HAS_RULES": rules is not None,
+        "STOPS": stops.shape[1],
+    }
+    inputs = (
+        logits,
+        logits.stride(0),
+        state,
+        state.stride(0),
+        inv_temperature,
+        nothing if floors is None else floors,
+        nothing if allowed is None else allowed.view(torch.uint8),
+        stops,
+        stats,
+        nothing if occupied is None else occupied,
+    )
+    _survey[(chunks, batch)](*inputs, **shared, num_warps=4)
+    _choose[(batch,)](
+        *inputs,
+        results,
+        results.shape[2],
+        *((nothing,) * 3 if rules is None else rules),
+        **shared,
+        LINES=0 if rules is None else rules.table.shape[1],
+        KINDS=0 if rules is None else rules.table.shape[2],
+        CHUNKS_2=triton.next_power_of_2(chunks),
+        STEPS=results.shape[1],
+        num_warps=4,
+    )

@@ -1,0 +1,122 @@
+"""The memory of the engine: keys and values in pages of a few tokens, counted by reference.
+
+    pool  [layers, 2, pages, K, page, d]     2: keys, values; K key/value heads of size d
+
+One page of one head is a contiguous tile, so a gather moves whole tiles. Page 0 belongs to nobody:
+tables are padded with it, and it stays zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from graft.models.device import has_kernels
+from graft.models.shape import ModelShape
+
+NOBODY = 0
+"""The page that pads tables."""
+
+CPU_TOKENS = 65_536
+CPU_BYTES = 2 << 30
+GPU_SHARE = 0.4  # of what is free when the engine starts: a trainer lives beside it
+
+
+class Pages:
+    """Free list, reference counts and the tensor behind them.
+
+    take(2) -> [1, 2]; share([1]) -> page 1 has two holders; release([1, 2]) -> 2 is free, 1 is not.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        num_pages: int,
+        page_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.size, self.total = page_size, num_pages
+        self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
+        # zeros, not empty: a masked key has weight 0, and 0 * NaN would still be NaN
+        self.pool = torch.zeros(
+            (shape.layers, 2, num_pages + 1, shape.kv_heads, page_size, shape.head_dim),
+            device=device,
+            dtype=dtype,
+        )
+        self._rows = self.pool.view(shape.layers, 2, -1, shape.head_dim)
+        self._tiles = self.pool.view(shape.layers, 2, -1, page_size * shape.head_dim)
+        self._free = list(range(num_pages, 0, -1))  # low numbers are taken first
+        self._holders = [0] * (num_pages + 1)
+        self._copies: list[tuple[int, int]] = []
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def holders(self, page: int) -> int:
+        return self._holders[page]
+
+    def take(self, count: int) -> list[int]:
+        """`count` fresh pages with one holder each; the caller has looked at `free`."""
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._holders[page] = 1
+        return taken
+
+    def share(self, pages: list[int]) -> None:
+        for page in pages:
+            self._holders[page] += 1
+
+    def release(self, pages: list[int]) -> None:
+        for page in pages:
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                self._free.append(page)
+
+    def copy_later(self, source: int, target: int) -> None:
+        """Copy a page before the next write; all copies of a step go in one call."""
+        self._copies.append((source, target))
+
+    def flush_copies(self) -> None:
+        if not self._copies:
+            return
+        pairs = torch.tensor(self._copies, device=self.pool.device)
+        self._copies.clear()
+        if has_kernels(self.pool.device):
+            from graft.engine.native.cuda.kernels.copy import copy
+
+            copy(self.pool, pairs)
+        else:
+            source, target = pairs.unbind(1)
+            self.pool[:, :, target] = self.pool[:, :, source]
+
+    def wipe(self) -> None:
+        """Forget every value (not the holders): after NaN nothing stored can be trusted."""
+        self._copies.clear()
+        self.pool.zero_()
+
+    def discard(self) -> None:
+        """Give the memory back; the page numbers stay valid for those who still release them."""
+        self.pool = self._rows = self._tiles = self.pool.new_empty(0)
+
+    def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k, v [T,K,d] at `rows` [T*K] of the pool seen as [pages*K*page, d]."""
+        self._rows[layer, 0].index_copy_(0, rows, k.reshape(-1, self.head_dim))
+        self._rows[layer, 1].index_copy_(0, rows, v.reshape(-1, self.head_dim))
+
+    def gather(self, layer: int, which: int, tiles: Tensor) -> Tensor:
+        """Keys (which=0) or values (1), [n*K, P*page, d], of `tiles` [n*K, P].
+
+        A tile is a row of the pool seen as [pages*K, page*d]: number `page * K + head`.
+        """
+        tiles_flat = self._tiles[layer, which].index_select(0, tiles.reshape(-1))
+        return tiles_flat.view(len(tiles), -1, self.head_dim)
+
+
+def pool_tokens(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> int:
+    """How many tokens of KV to hold when nobody says: from the memory of the device."""
+    per_token = shape.layers * 2 * shape.kv_size * dtype.itemsize
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) // per_token
+    return min(CPU_TOKENS, CPU_BYTES // per_token)

@@ -1,0 +1,89 @@
+"""From logits to a token, its log-prob and the entropy, all of the distribution really drawn from.
+
+    B rows, V vocabulary
+
+Order: temperature, then the mask, then top-k, top-p over what top-k left, and min-p against the
+most likely token; what remains is normalised again. One uniform number per row picks the token by
+inverting the cumulative distribution.
+
+    logits log[.5 .3 .2], top_k 2 -> [.625 .375 0]; uniform .7 -> token 1, log-prob log .375
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_FLOOR = -1e4  # exp of it is 0 in float32; keeps 0 * log 0 at 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Settings per row; None where no row of the batch uses a setting."""
+
+    temperature: Tensor | None = None
+    """[B], all above 0; None: 1 everywhere."""
+    greedy: Tensor | None = None
+    """[B] bool."""
+    top_k: Tensor | None = None
+    """[B] int, V where off; given together with `top_p` and `min_p`, or not at all."""
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+
+
+def sample(
+    logits: Tensor, uniform: Tensor, knobs: SamplingParams, allowed: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Token, log-prob and entropy, each [B], of logits [B,V], uniform [B], allowed [B,V] bool.
+
+    A greedy row takes the most likely token; its log-prob and entropy are those of the masked
+    distribution at temperature 1, which is what a trainer at temperature 1 computes. A row with NaN
+    logits or nothing allowed has log-prob NaN.
+    """
+    scores = logits.float()
+    if knobs.temperature is not None:
+        scores = scores / knobs.temperature[:, None]
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    if knobs.top_k is not None and knobs.top_p is not None and knobs.min_p is not None:
+        keep = survivors(scores.softmax(-1), knobs.top_k, knobs.top_p, knobs.min_p)
+        scores = scores.masked_fill(~keep, -torch.inf)
+    logp = scores.log_softmax(-1)
+    probs = logp.exp()
+    token = invert(probs, uniform)
+    if knobs.greedy is not None:
+        token = torch.where(knobs.greedy, logp.argmax(-1), token)
+    entropy = -(probs * logp.clamp_min(_FLOOR)).sum(-1)
+    return token, logp.gather(-1, token[:, None])[:, 0], entropy
+
+
+def invert(probs: Tensor, uniform: Tensor) -> Tensor:
+    """The first token whose cumulative probability exceeds `uniform`; never one of probability 0.
+
+    Rounding could leave the sum short of `uniform`, or let a parallel sum step on a token of
+    probability 0; so those are taken out, and the target stays below the largest sum.
+    """
+    cumulative = probs.cumsum(-1).masked_fill_(probs == 0, 0)
+    total = cumulative.amax(-1)
+    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return (cumulative > target[:, None]).to(torch.uint8).argmax(-1)
+
+
+def survivors(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Which tokens top-k, top-p and min-p leave, [B,V] bool; the most likely one always stays.
+
+    probs [.5 .3 .2]: top_p .5 -> the first; top_p .6 -> the first two (the smallest set whose sum
+    reaches it); min_p .5 -> those of at least half of .5, the first two. Ties go to the lower id.
+    """
+    ranked, order = probs.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(probs.shape[-1], device=probs.device)
+    in_k = rank < top_k[:, None]
+    ranked_k = ranked.masked_fill(~in_k, 0)
+    before = ranked_k.cumsum(-1) - ranked_k  # sum of the likelier ones
+    # top_p = 1 must keep everything, though the sum may round to 1 before its end
+    in_p = (before < top_p[:, None] * ranked_k.sum(-1, keepdim=True)) | (top_p[:, None] >= 1)
+    keep = in_k & in_p & (ranked >= min_p[:, None] * ranked[:, :1])
+    keep[:, 0] = True
+    return torch.empty_like(keep).scatter_(-1, order, keep)

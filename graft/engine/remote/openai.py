@@ -1,0 +1,306 @@
+r"""`OpenAIEngine`: samples from any server with OpenAI's API (vLLM, SGLang, llama.cpp, OpenAI itself).
+
+Two ways to ask:
+
+    completions   the whole context as raw text, in our own chat template; the server goes on from
+                  there, so a tool's answer can stand in the middle of the policy's turn. Needs the
+                  model's tokenizer here.
+    chat          a list of messages, in the server's template. No tokenizer: contexts are bytes in
+                  the template CONVERSATION, from which the messages can be read back. A turn that is
+                  begun cannot be gone on with: no tools inline, no prefill.
+
+    "\x1e{"role": "user", "content": "2+3="}\x1eassistant\x1f"   ->   [{"role": "user", ...}]
+
+What a server cannot give is refused rather than made up: it tells no log-prob of every token under
+our own masks, so nothing of it can be trained (log-probs are NaN), no grammar is applied, no weights
+are loaded. Stop strings stay in the text, as everywhere in graft: servers that cut them off are not
+told of them, and the text is cut here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from graft.engine.errors import EngineError
+from graft.engine.remote.stateless import StatelessContext, seed_of
+from graft.engine.remote.wire import Endpoint, EndpointError
+from graft.protocols import Tokenizer
+from graft.types import Completion, Finish, Message, Sampling
+
+CONVERSATION = (
+    "{% for message in messages %}"
+    "{% if message.role == 'assistant' %}\x1eassistant\x1f{{ message.content }}<eos>"
+    "{% else %}\x1e{{ message | tojson }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}\x1eassistant\x1f{% endif %}"
+)
+"""The chat template of contexts that are messages; JSON has no bare control characters."""
+
+OWN_WORDS: dict[str, dict[str, Any]] = {
+    "vllm": {"include_stop_str_in_output": True},
+    "sglang": {"no_stop_trim": True},
+}
+"""Server -> how to ask it that stop strings stay in the text. Others refuse such words, or ignore them."""
+
+OTHER_LIMIT = "max_completion_tokens"
+"""What some servers want in place of max_tokens; they say so when they refuse that."""
+TO_LOOK = 20.0
+"""Seconds for the list of models, which a server may also lack."""
+_TOO_LONG = re.compile(
+    r"context.?(length|window|size)|maximum context|too long|max_model_len", re.I
+)
+
+
+class OpenAIReply(NamedTuple):
+    text: str
+    finish: Finish
+    tokens: int | None
+    """Sampled, as the server counts; None where it does not say."""
+
+
+class OpenAIEngine:
+    """Contexts are kept here; the server sees one whole prompt per sample.
+
+    url        the server's base, such as http://host:8000/v1
+    model      the name it serves; "" takes the only one
+    tokenizer  of the model ("completions"), or Tokenizer.bytes() ("chat")
+    api        "completions" or "chat"
+    deadline   seconds for a completion, attempts and pauses together; half of it for one attempt
+    key_name   the variable with the key; where it is not set none is sent
+    """
+
+    def __init__(
+        self,
+        url: Any,
+        model: str = "",
+        *,
+        tokenizer: Tokenizer,
+        api: str = "completions",
+        deadline: float = 600.0,
+        key_name: str = "OPENAI_API_KEY",
+        **of_training: Any,
+    ) -> None:
+        if not isinstance(url, str) or of_training:
+            raise EngineError(
+                "engine 'openai' cannot train: a server gives no log-probs under our own masks and "
+                "takes no weights from here. Train with engine.name=native; to evaluate: "
+                "graft eval RUN --endpoint URL --model NAME"
+            )
+        if api not in ("completions", "chat"):
+            raise EngineError(f"api={api!r}: must be completions or chat")
+        key = os.environ.get(key_name, "").strip()
+        self.endpoint = Endpoint(url, key=key, timeout=deadline / 2, deadline=deadline)
+        self.model, self.api, self.tokenizer = model, api, tokenizer
+        self.vocab_size, self.version = tokenizer.vocab_size, 0
+        self._own_words: dict[str, Any] | None = None
+        self._limit = "max_tokens"
+        self._opened = 0
+
+    async def look(self) -> None:
+        """Ask once what is served and by whom; a server that does not tell is taken as it is."""
+        try:
+            served = await self.endpoint.ask("/models", None, _models, TO_LOOK)
+        except EndpointError as error:
+            if error.code in (401, 403):
+                raise
+            served = []
+        names = [name for name, _ in served]
+        if not self.model and len(names) != 1:
+            known = (
+                f"it serves {', '.join(names[:8])}" if names else "it does not say what it serves"
+            )
+            raise EngineError(
+                f"endpoint {self.endpoint.url} needs a model's name (--model); {known}"
+            )
+        if self.model and names and self.model not in names:
+            raise EngineError(
+                f"endpoint {self.endpoint.url} does not serve {self.model!r}, but "
+                f"{', '.join(names[:8])}; give one of them (--model)"
+            )
+        self.model = self.model or names[0]
+        owner = next((owner for name, owner in served if name == self.model), "")
+        self._own_words = OWN_WORDS.get(owner, {})
+
+    def open(self, tokens: Sequence[int], key: int | None = None) -> OpenAIContext:
+        self._opened += 1
+        return OpenAIContext(self, tokens, self._opened if key is None else key)
+
+    def score(
+        self,
+        texts: Sequence[Sequence[int]],
+        at: Sequence[Sequence[int]],
+        continuations: Sequence[Sequence[int]],
+        mode: int = 0,
+        temperature: float = 1.0,
+    ) -> list[list[list[list[float]]]]:
+        raise EngineError(
+            f"endpoint {self.endpoint.url} cannot score continuations; use engine.name=native"
+        )
+
+    def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        raise EngineError(
+            f"endpoint {self.endpoint.url} has its own weights and takes none from here; "
+            "use engine.name=native"
+        )
+
+    def pause(self) -> None:
+        raise EngineError(
+            f"{self.where} cannot be paused: it takes no weights, so nothing has to wait for them"
+        )
+
+    def close(self) -> None:
+        """Nothing to give back: every request has a connection of its own."""
+
+    @property
+    def where(self) -> str:
+        return f"endpoint {self.endpoint.url}"
+
+    async def say(self, context: OpenAIContext, sampling: Sampling) -> Completion:
+        seed = seed_of(context.key, len(context.tokens))
+        reply = await self.complete(context.tokens, sampling, seed)
+        tokens = self._tokens_of(reply, sampling, context.tokens[-1])
+        if context.sampled is not None:
+            context.sampled = None if reply.tokens is None else context.sampled + reply.tokens
+        unknown = [math.nan] * len(tokens)  # nobody told us, and nobody shall train on it
+        return Completion(
+            tokens=tokens,
+            actions=list(tokens),
+            logprobs=unknown,
+            entropies=unknown,
+            modes=[0] * len(tokens),
+            finish=reply.finish,
+            version=0,
+        )
+
+    async def complete(self, tokens: Sequence[int], sampling: Sampling, seed: int) -> OpenAIReply:
+        """What the server says after `tokens`; a prompt that it finds too long is out of room."""
+        if self._own_words is None:
+            await self.look()
+        content = self._content(tokens, sampling, seed)
+        path = "/chat/completions" if self.api == "chat" else "/completions"
+        try:
+            reply = await self.endpoint.ask(path, content, self._read)
+        except EndpointError as error:
+            said = str(error)
+            if error.code in (400, 422) and "max_tokens" in content and OTHER_LIMIT in said:
+                self._limit = OTHER_LIMIT
+                return await self.complete(tokens, sampling, seed)
+            if error.code in (400, 413, 422) and _TOO_LONG.search(said):
+                return OpenAIReply("", Finish.LENGTH, 0)
+            if error.code == 404:
+                raise EndpointError(f"{said}. Does it speak --api {self.api}?", 404) from None
+            raise
+        return _cut(reply, sampling.stop)
+
+    def _content(self, tokens: Sequence[int], sampling: Sampling, seed: int) -> dict[str, Any]:
+        own = self._own_words or {}
+        content: dict[str, Any] = {
+            "model": self.model,
+            self._limit: sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if sampling.temperature:
+            content["seed"] = seed
+        if sampling.stop and own:
+            content |= {"stop": list(sampling.stop), **own}
+        if sampling.top_k or sampling.min_p or sampling.min_tokens:
+            if not own:
+                raise EngineError(
+                    f"endpoint {self.endpoint.url} is neither vLLM nor SGLang: top_k, min_p and "
+                    "min_tokens are not in OpenAI's API; leave them out"
+                )
+            content |= {"top_k": sampling.top_k or -1, "min_p": sampling.min_p}
+            content |= {"min_tokens": sampling.min_tokens}
+        text = self.tokenizer.decode(tokens)
+        if self.api == "completions":
+            if own and sampling.stop_tokens:
+                content["stop_token_ids"] = list(sampling.stop_tokens)
+            return content | {"prompt": text}
+        return content | {"messages": messages_of(text, self.endpoint.url)}
+
+    def _read(self, answer: Any) -> OpenAIReply:
+        """ValueError for what is no completion."""
+        try:
+            choice = answer["choices"][0]
+            text = choice["message"]["content"] if self.api == "chat" else choice["text"]
+            finish = choice["finish_reason"]
+            counted = (answer.get("usage") or {}).get("completion_tokens")
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise ValueError(f"no completion: {str(answer)[:200]!r}") from None
+        if text is None and isinstance(choice.get("message"), dict):  # thoughts, and no words
+            text = ""
+        if not isinstance(text, str):
+            raise ValueError(f"no text in its completion: {str(choice)[:200]!r}")
+        if finish == "abort":
+            raise ValueError("a completion that it gave up itself")
+        tokens = counted if isinstance(counted, int) and counted >= 0 else None
+        return OpenAIReply(text, Finish.LENGTH if finish == "length" else Finish.STOP, tokens)
+
+    def _tokens_of(self, reply: OpenAIReply, sampling: Sampling, last: int) -> list[int]:
+        """Its tokens, and the end of the turn that servers leave out of the text."""
+        tokenizer: Any = self.tokenizer
+        plain = reply.text.replace("\x1e", " ").replace("\x1f", " ")
+        tokens: list[int] = tokenizer.encode_plain(plain, last)
+        is_stopped = any(reply.text.endswith(stop) for stop in sampling.stop)
+        ends = sampling.stop_tokens or (() if tokenizer.eos_id is None else (tokenizer.eos_id,))
+        if reply.finish is Finish.STOP and not is_stopped and ends:
+            tokens.append(ends[0])
+        return tokens
+
+
+class OpenAIContext(StatelessContext):
+    """A context of an endpoint that counts what the server says it sampled."""
+
+    engine: OpenAIEngine
+    sampled: int | None = 0
+    """Tokens of all its samples as the server counts them; None once it did not say."""
+
+    def _twin(self, tokens: list[int], key: int) -> OpenAIContext:
+        twin = OpenAIContext(self.engine, tokens, key)
+        twin.sampled = self.sampled
+        return twin
+
+
+def messages_of(text: str, url: str = "") -> list[Message]:
+    r"""The messages of a context in the template CONVERSATION.
+
+    >>> messages_of('\x1e{"role": "user", "content": "2+3="}\x1eassistant\x1f')
+    [{'role': 'user', 'content': '2+3='}]
+    """
+    *earlier, last = text.split("\x1e")
+    if last != "assistant\x1f" or not earlier or earlier[0]:
+        raise EngineError(
+            f"endpoint {url} with --api chat takes whole messages and cannot go on in the middle of "
+            f"an answer ({text[-60:]!r}): no tools that answer inline, no prefill, no wrapper that "
+            "renders chats. Use --api completions with the model's tokenizer, or --no-tools"
+        )
+    return [_message(part) for part in earlier[1:]]
+
+
+def _message(part: str) -> Message:
+    role, is_said, words = part.partition("\x1f")
+    if is_said and role == "assistant":
+        return {"role": "assistant", "content": words.removesuffix("<eos>")}
+    message = json.loads(part)
+    # results of calls that were written as text: an API would look for the call that they answer
+    role = "user" if message["role"] == "tool" else message["role"]
+    return {"role": role, "content": message.get("content") or ""}
+
+
+def _cut(reply: OpenAIReply, stops: Sequence[str]) -> OpenAIReply:
+    """The text up to the first stop string that is complete, that included."""
+    ends = [at + len(stop) for stop in stops if (at := reply.text.find(stop)) >= 0]
+    return reply._replace(text=reply.text[: min(ends)], finish=Finish.STOP) if ends else reply
+
+
+def _models(answer: Any) -> list[tuple[str, str]]:
+    try:
+        return [(str(one["id"]), str(one.get("owned_by", ""))) for one in answer["data"]]
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"no list of models: {str(answer)[:200]!r}") from None

@@ -1,0 +1,59 @@
+"""How the calculator of EARL's tasks is called, answered and explained.
+
+tags      <calculator> 12 + 6 </calculator>    <result> 18 </result>
+actions    calculate 12 + 6 =                  18, bare: the actions write what is around it
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from graft.tools.calculator import Calculator, keys_of
+from graft.tools.formats import CallStyle, bare
+from graft.types import Called
+
+
+class CalculatorSyntax(NamedTuple):
+    """How calls are written, answered and explained."""
+
+    format: str
+    """Of `graft.tools.formats`."""
+    style: CallStyle
+    call: str
+    """The text of a call; "{}" stands for the expression."""
+    gap: str
+    """What a careful writer puts between a result and what comes next."""
+    hint: str
+    """What the system message says about it."""
+    is_bare: bool = False
+    """Whether the answer is nothing but the value, because the actions write the rest."""
+
+    def write(self, expression: str, lead: str = "") -> Called:
+        text = lead + self.call.replace("{}", expression)
+        return Called(text, Calculator.name, keys_of(expression))
+
+
+TAGS = CalculatorSyntax(
+    format="tags",
+    style=CallStyle(
+        open="<calculator>",
+        close="</calculator>",
+        result=" <result> {} </result>",
+        spent=" <result> No calls are left. Give the final answer. </result>",
+    ),
+    call="<calculator> {} </calculator>",
+    gap="\n",
+    hint=" You may use a calculator as often as you like: write an expression between <calculator> and "
+    "</calculator>, and its value comes back between <result> and </result>. "
+    "Example: <calculator> (12 + 6) / 3 </calculator> <result> 6 </result>",
+)
+ACTIONS = CalculatorSyntax(
+    format="actions",
+    style=bare(Calculator.name),
+    call=" calculate {} =",
+    gap="",  # the actions end a result with a line break
+    hint=" You may use a calculator as often as you like: write the keyword calculate and then an "
+    "expression; its value follows the equals sign. Example: calculate (12 + 6) / 3 = 6",
+    is_bare=True,
+)
+DRESSES = {"tags": TAGS, "actions": ACTIONS}

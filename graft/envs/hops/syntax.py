@@ -1,0 +1,108 @@
+r"""How questions, calls and answers are written.
+
+    compact   kab.M.S*37              (kab M)  [342*37]  =12654       single characters
+    words     What is the salary of the mentor of Kara Voss, multiplied by 37?
+              <think>I need the mentor of Kara Voss.</think>
+              <search>mentor of Kara Voss</search>                    ARPO's tags
+              ...
+              <answer>\boxed{12654}</answer>
+
+An answer that is known and one that is guessed look alike, and begin alike: whether to go on or to
+answer is decided by one character, "(" or "[" or "=".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from graft.envs.hops.facts import CONSONANTS, LETTERS, VOWELS
+from graft.envs.hops.tools import compact_tools, worded_tools
+from graft.text.parse import last_boxed
+from graft.tools.formats import COMPACT, CallStyle
+
+ROUND = CallStyle(open="(", close=")", result="{};", error="?;", spent="?;")
+"""(kab M) is answered with mod; and every fault with ?;"""
+
+INSTRUCTIONS = (
+    "Answer the question. Think in <think></think>. Look facts up with <search>query</search> and "
+    "calculate with <python>print(...)</python>; what comes back stands in <result></result>. "
+    "End with <answer>\\boxed{number}</answer>."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HopsSyntax:
+    """Every text of one way of writing. A step is one entry of a demonstration by the policy."""
+
+    is_short: bool
+    """Whether people have short names."""
+    format: str
+    styles: Mapping[str, CallStyle] | None
+    tools: Callable[[int], Sequence[Any]]
+    """Number of people -> search and python."""
+    question: Callable[[str, Sequence[str], int], str]
+    """Person, relations in the order in which they are followed, factor."""
+    search: Callable[[str, str], str]
+    """Person, relation -> what to search for."""
+    program: Callable[[str, int], str]
+    """Number, factor -> what to run."""
+    step: Callable[[str, str], str]
+    """What a teacher says before a step, then the step."""
+    answer: Callable[[str], str]
+    """A number as the final answer."""
+    read: Callable[[str], str | None]
+    """The number that a final answer gives, if any."""
+    gap: str = ""
+    """What stands between a result and the next step."""
+    alphabet: str = ""
+    """All characters there are, where they are few."""
+
+
+def ask_in_letters(person: str, relations: Sequence[str], factor: int) -> str:
+    """("kab", ["mentor", "salary"], 37) -> "kab.M.S*37" """
+    return ".".join((person, *(LETTERS[relation] for relation in relations))) + f"*{factor}"
+
+
+def ask_in_words(person: str, relations: Sequence[str], factor: int) -> str:
+    asked = " ".join(f"the {relation} of" for relation in reversed(relations))
+    return f"{INSTRUCTIONS}\nWhat is {asked} {person}, multiplied by {factor}?"
+
+
+def behind_equals(text: str) -> str | None:
+    """ "=12654" -> "12654"; None without the sign."""
+    return text[1:] if text.startswith("=") else None
+
+
+def box(number: str) -> str:
+    return f"<answer>\\boxed{{{number}}}</answer>"
+
+
+COMPACT_DRESS = HopsSyntax(
+    is_short=True,
+    format="tags",
+    styles={"search": ROUND, "python": COMPACT},
+    tools=compact_tools,
+    question=ask_in_letters,
+    search=lambda person, relation: f"{person} {LETTERS[relation]}",
+    program=lambda number, factor: f"{number}*{factor}",
+    step=lambda thought, step: step,
+    answer=lambda number: f"={number}",
+    read=behind_equals,
+    alphabet="".join(sorted({*CONSONANTS, *VOWELS, *LETTERS.values(), *"0123456789.*= ()[];?"})),
+)
+WORDS_DRESS = HopsSyntax(
+    is_short=False,
+    format="arpo",
+    styles=None,
+    tools=worded_tools,
+    question=ask_in_words,
+    search=lambda person, relation: f"{relation} of {person}",
+    program=lambda number, factor: f"print({number}*{factor})",
+    step=lambda thought, step: f"<think>{thought}</think>\n{step}",
+    answer=box,
+    read=last_boxed,
+    gap="\n",
+)
+DRESSES = {"compact": COMPACT_DRESS, "words": WORDS_DRESS}

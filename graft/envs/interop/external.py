@@ -1,0 +1,102 @@
+"""What all envs of other libraries have in common here: their state is their seed and their actions.
+
+    get_state -> {"seed": 7, "actions": ["a", "b"], ...}
+    set_state -> reset(7), step("a"), step("b")
+
+Nobody can look inside them, but an env that is fixed by its seed can be led to the same place again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graft.envs.base import BaseEnv
+from graft.protocols import Observation
+from graft.types import Turn
+
+MAX_DEPTH = 20
+
+
+class ExternalEnv(BaseEnv):
+    """A subclass writes `begin` and `respond`; both may give whatever info the library gave."""
+
+    max_turns: int | None = None
+    saved = (*BaseEnv.saved, "actions")
+
+    def __init__(self, max_turns: int | None = None) -> None:
+        super().__init__()
+        if max_turns is not None and max_turns < 1:
+            raise ValueError(f"max_turns={max_turns}: must be 1 or more, or None")
+        self.max_turns = max_turns
+        self.actions: list[str] = []
+        self.first_info: dict[str, Any] = {}
+
+    def begin(self, seed: int) -> tuple[Observation, Mapping[str, Any]]:
+        """Start the episode that `seed` names; what the policy sees, and the library's info."""
+        raise NotImplementedError(f"{type(self).__name__} must write begin()")
+
+    def pose(self) -> Observation:
+        observation, info = self.begin(self.seed)
+        self.first_info = plain(info)
+        return observation
+
+    def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
+        self.actions = []
+        observation, info = super().reset(seed)
+        return observation, {**self.first_info, **info}
+
+    def step(self, action: str) -> Turn:
+        turn = super().step(action)
+        self.actions.append(action)
+        return turn._replace(reward=float(turn.reward), info=plain(turn.info))
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Lead the env to where the snapshot was taken, by replaying its episode."""
+        if state["actions"] or not state["is_over"]:
+            self.reset(state["seed"])
+            for action in state["actions"]:
+                self.step(action)
+        super().set_state(state)
+
+
+def can_copy(thing: Any) -> bool:
+    """Whether deepcopy works on it; libraries say so in many different exceptions."""
+    try:
+        copy.deepcopy(thing)
+    except Exception:
+        return False
+    return True
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """`value` in JSON's types: arrays become lists, keys texts, anything unknown its text.
+
+    >>> plain({1: (2, {3}), "x": float("nan")})
+    {'1': [2, [3]], 'x': None}
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth >= MAX_DEPTH:
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, set | frozenset):
+        return [plain(one, depth + 1) for one in sorted(value, key=str)]
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [plain(one, depth + 1) for one in value]
+    if callable(tolist := getattr(value, "tolist", None)):  # arrays and scalars of numpy
+        return plain(tolist(), depth + 1)
+    if callable(dump := getattr(value, "model_dump", None)):  # pydantic
+        return plain(dump(mode="json"), depth + 1)
+    return str(value)
+
+
+def as_text(value: Any) -> str:
+    """How an observation that is no text is shown: as JSON."""
+    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)

@@ -1,0 +1,50 @@
+"""A random generator whose whole state is one integer.
+
+The built-in generator carries 625 numbers: seeding it takes longer than a turn of a small game, and
+a snapshot of it is longer than the game. This one seeds, forks and prints for next to nothing and
+has all the methods of `random.Random`, each drawing from `getrandbits`.
+"""
+
+from __future__ import annotations
+
+from random import Random, SystemRandom
+from typing import Any
+
+MASK = (1 << 64) - 1
+STRIDE = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: the counter visits every value once
+
+
+class RandomState(Random):
+    """SplitMix64 (Steele, Lea, Flood 2014): a counter, and a hash of it for every 64 bits.
+
+    >>> dice = Dice(7)
+    >>> [dice.randint(1, 6) for _ in range(5)]
+    [4, 1, 5, 4, 2]
+    """
+
+    state = 0
+
+    def seed(self, a: Any = None, version: int = 2) -> None:
+        """Start the stream that `a` names, a whole number of 64 bits; None takes any stream."""
+        self.state = SystemRandom().getrandbits(64) if a is None else a & MASK
+
+    def getrandbits(self, k: int, /) -> int:
+        # one draw is nearly always enough; written out because every game lives on it
+        self.state = word = (self.state + STRIDE) & MASK
+        word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+        word ^= word >> 31
+        if k <= 64:
+            return word >> (64 - k)
+        return word << (k - 64) | self.getrandbits(k - 64)
+
+    def random(self) -> float:
+        return self.getrandbits(53) * 2.0**-53
+
+    def getstate(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.state
+
+    def setstate(self, state: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.state = state
+
+    gauss = Random.normalvariate  # the built-in one keeps half of a pair beside the state

@@ -1,0 +1,460 @@
+"""Any env with tools: the policy may call one in the middle of its text and read the result.
+
+    policy  "I need 34*5. <calculator>34*5</calculator>"      ends at a close string: a call
+    env     "<result>170</result>"                           appended inline, never trained
+    policy  "<answer>170</answer>"                            no call: goes to the inner env
+
+That is the format "tags": a turn is a call if it ends with a close string. The call is what stands
+after the last open string; a close string without an open one is a call too, a malformed one.
+Everything else is the inner env's business, half-written calls included. The other formats are in
+`graft.tools.formats`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+from graft.data.corpus import whole
+from graft.envs.base import Wrapper, as_messages, forking, limit_turns
+from graft.protocols import Env, Observation
+from graft.registry import resolve
+from graft.text.parse import ToolCall
+from graft.tools import ERROR, has_state, is_error, make_tool, make_tools
+from graft.tools.calling import call_tool, shorten
+from graft.tools.formats import (
+    COMPACT,
+    FORMATS,
+    CallFormat,
+    CallStyle,
+    WrittenCall,
+    find_call,
+    instructions_for,
+    tagged,
+)
+from graft.tools.function import FunctionTool
+from graft.tools.options import check_options
+from graft.tools.rebind import Memo, check_tools, rebound
+from graft.tools.schema import schema
+from graft.types import Task, Turn
+from graft.user_code import Giver, UserCodeError, as_posed, as_turn, check_action, named
+
+__all__ = ["COMPACT", "CallStyle", "ToolEnv", "WrittenCall", "find_call", "tagged"]
+
+MAX_RESULT = 10_000
+WHOLE_RESULT = 1_000_000
+"""Characters of a result that is not to be cut. More fits into no context, and to encode 10 MB takes
+half a minute in which nobody else goes on."""
+MAX_CALLS = 16
+"""Calls of one message that are carried out; a policy that writes more is told so once."""
+UNKNOWN = "unknown"
+"""How info names a tool that does not exist: what the policy wrote could be anything."""
+
+
+class Answer(NamedTuple):
+    """What came of one call."""
+
+    tool: str
+    text: str
+    is_ok: bool
+    reward: float = 0.0
+    seconds: float | None = None
+    is_refusal: bool = False
+    """The limit was reached, and nobody was called."""
+
+
+class ToolEnv(Wrapper):
+    """`env` with `tools`: anything `make_tools` takes. Calls do not use up turns of the inner env.
+
+    Calls beyond `max_uses` are counted and answered with the style's `spent` text, and the episode
+    goes on, so that the policy can still answer. Beyond the inner env's turns, the uses and one
+    such refusal the episode is truncated: `max_turns` = inner max_turns + max_uses + 1.
+    `max_uses=None` sets no limit, then only the caller's budget ends a policy that never answers.
+
+    A call earns `tool_reward`, and `tool_success_reward` on top if it succeeds. Where
+    `tool_error_reward` is not 0, it is all that a failed call earns. Refused calls earn nothing.
+
+    `instructions` are put at the end of the prompt, before a board; None writes them from the tools'
+    descriptions. Of a tool with state each fork of the env has its own, and the env resets and
+    closes it. Other tools are shared, and left open for whoever made them.
+
+    Each Turn's info has "tool_uses" (calls so far), and for a call also "tool" and "tool_ok" (in a
+    message with several: the first one's name, whether all went well, "tool_calls", "tool_failures"
+    and "tool_results"), "tool_seconds" if the tool is one that waits, and "parsed_action" where what
+    follows the call is ignored. An observation of the inner env that enters the context another way
+    says so in "observe_as". `counters` adds what a log wants, the episode's totals so far on every
+    turn: "tools/NAME/calls", "/failures" and "/seconds", and from the first one on "tools/refused"
+    (calls beyond `max_uses`), "tools/malformed" (a close string without an open one, JSON that cannot
+    be read) and "tools/invented" (openings of a result that the policy wrote, which only we do). Also
+    GEM's keys (`tool_use_counter`, `tool_success_counter`, `use_tool`, `tool_type`, `prev_ep_*`).
+    """
+
+    shared = ("tools", "styles", "format")
+    saved = ("turns", "tool_uses", "is_over", "prompt", "counts", "faults", "previous")
+
+    def __init__(
+        self,
+        env: Env,
+        tools: Any,
+        *,
+        format: str = "tags",
+        styles: Mapping[str, CallStyle] | None = None,
+        max_uses: int | None = 10,
+        instructions: str | None = "",
+        tool_reward: float = 0.0,
+        tool_success_reward: float = 0.0,
+        tool_error_reward: float = 0.0,
+        max_result: int | None = MAX_RESULT,
+        counters: bool = False,
+    ) -> None:
+        super().__init__(env)
+        made = make_tools(tools)
+        self.tools: dict[str, Any] = {tool.name: tool for tool in made}
+        if len(self.tools) != len(made):
+            twice = next(tool for tool in reversed(made) if self.tools[tool.name] is not tool)
+            raise ValueError(
+                f"{named(twice, 'tool')} has the name of another tool; calls are told apart by names: "
+                "rename one, as in graft.tool(name=...)"
+            )
+        for tool in made:
+            lacks = [
+                one for one in ("reset", "close") if has_state(tool) and not hasattr(tool, one)
+            ]
+            if lacks:
+                raise UserCodeError(
+                    f"{named(tool, 'tool')} has fork() and so state of its own, but no "
+                    f"{' and no '.join(lacks)}; write it, or say is_stateful = False"
+                )
+        if max_uses is not None and max_uses < 0:
+            raise ValueError(f"max_uses={max_uses}: must be 0 or more, or None for no limit")
+        self.format: CallFormat = resolve(format, FORMATS, "call format")
+        if max_result is not None and max_result < 1:
+            raise ValueError(
+                f"max_result={max_result}: must be 1 or more, or None for whole results"
+            )
+        if env.observe_as in ("prompt", "raw"):
+            raise ValueError(
+                "tools go inside a wrapper that rewrites the history, or it would never show their "
+                "results: name them before it, as in python_tool,concat"
+            )
+        given = styles or {}
+        if strange := [name for name in given if name not in self.tools]:
+            raise ValueError(f"styles name {strange[0]!r}, which is none of {list(self.tools)}")
+        self.styles = {name: given.get(name) or self.format.style(name) for name in self.tools}
+        self.max_uses = max_uses
+        self.instructions = (
+            instructions_for(self.tools, self.format, self.styles, max_uses)
+            if instructions is None
+            else instructions
+        )
+        self.tool_reward = tool_reward
+        self.tool_success_reward = tool_success_reward
+        self.tool_error_reward = tool_error_reward
+        self.max_result = max_result
+        self.counters = counters
+        closes = [style.close for style in self.styles.values()] if self.format.stops else []
+        self.stop = tuple(dict.fromkeys((*env.stop, *closes)))
+        self.observe_as = self.format.observe_as
+        self.blocking = env.blocking or any(getattr(tool, "blocking", False) for tool in made)
+        self.forkable = env.forkable and all(getattr(tool, "forkable", True) for tool in made)
+        self.turns = 0
+        self.tool_uses = 0
+        self.is_over = True
+        self.is_checked = False
+        self.prompt: Observation = ""
+        self.counts: dict[str, dict[str, float]] = {}
+        self.faults: dict[str, int] = {}
+        """What went wrong with the writing of calls, whichever tool was meant."""
+        self.previous: dict[str, int] = {}
+
+    @property
+    def action_tools(self) -> tuple[str, ...] | None:
+        """Tools that are called by actions; None: calls are found in the text."""
+        return tuple(self.tools) if self.format is FORMATS["actions"] else None
+
+    @property
+    def max_turns(self) -> int | None:
+        inner: int | None = getattr(self.env, "max_turns", None)  # some draw it with the instance
+        return None if self.max_uses is None or inner is None else inner + self.max_uses + 1
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        if not self.is_checked:
+            check_tools(self._own(), [self, *inside(self)])
+            self.is_checked = True
+        self.previous = self._counters()
+        posed: Any = as_posed(self.env.reset(seed, **options), Giver(self.env, "env", "reset"))
+        observation, info = posed
+        for tool in self._stateful():
+            tool.reset()
+        self.turns = self.tool_uses = 0
+        self.counts, self.faults = {}, {}
+        self.is_over = False
+        self.prompt = with_instructions(observation, self.instructions, info.get("suffix", ""))
+        info = {**info, "tool_uses": 0}
+        if self.format.in_prompt and self.tools:
+            info["tools"] = [schema(tool) for tool in self.tools.values()]
+        if self.counters:
+            before = {f"prev_ep_{name}": count for name, count in self.previous.items()}
+            info.update(self._counters(), **before, use_tool=False)
+        return self.prompt, info
+
+    def step(self, action: str) -> Turn:
+        if self.is_over:
+            raise RuntimeError("no episode is running; call reset() first")
+        check_action(action)
+        calls = self.format.find(action, self.styles)
+        self._blame("invented", sum(map(action.count, self._openings())))
+        turn = self._answer(action, calls) if calls else self._pass_on(action)
+        self.turns += 1
+        turn = limit_turns(turn, self.turns, self.max_turns)
+        self.is_over = turn.is_over
+        if self.counters:
+            # on every turn: an attempt that is cut or fails has no last one
+            turn.info.update(self._counters(), use_tool="tool" in turn.info, **self._report())
+        return turn
+
+    def task(self) -> Task:
+        task: Task = self.env.task()
+        return replace(task, prompt=as_messages(self.prompt)) if self.prompt else task
+
+    def fork(self) -> Self:
+        with forking() as memo:
+            twin = super().fork()
+            twin.tools = {name: _forked(tool, memo) for name, tool in self.tools.items()}
+            return twin
+
+    def get_state(self) -> dict[str, Any]:
+        return {
+            **super().get_state(),
+            "tools": {tool.name: tool.get_state() for tool in self._stateful()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        super().set_state(state)
+        for name, of_tool in state["tools"].items():
+            self.tools[name].set_state(of_tool)
+
+    def close(self) -> None:
+        self.env.close()
+        for tool in self._stateful():
+            tool.close()
+
+    def _own(self) -> dict[str, Any]:
+        """Tools of the user's that are made again for a fork."""
+        return {name: tool for name, tool in self.tools.items() if is_rebound(tool)}
+
+    def _stateful(self) -> list[Any]:
+        return [tool for tool in self.tools.values() if has_state(tool)]
+
+    def _pass_on(self, action: str) -> Turn:
+        turn = as_turn(self.env.step(action), Giver(self.env, "env", "step"))
+        info = {**turn.info, "tool_uses": self._uses()}
+        if self.env.observe_as != self.observe_as and not turn.is_over:
+            info.setdefault("observe_as", self.env.observe_as)
+        return turn._replace(info=info)
+
+    def _answer(self, action: str, calls: list[ToolCall]) -> Turn:
+        answers = [self._use(call) for call in calls[:MAX_CALLS]]
+        texts = [answer.text for answer in answers]
+        if len(calls) > MAX_CALLS:
+            texts.append(f"{ERROR}{len(calls) - MAX_CALLS} calls were left out: too many at once")
+        info: dict[str, Any] = {
+            "tool": answers[0].tool,
+            "tool_ok": all(answer.is_ok for answer in answers),
+            "tool_uses": self._uses(),
+        }
+        if refusals := sum(answer.is_refusal for answer in answers):
+            info["tool_refusals"] = refusals
+        if len(answers) > 1:
+            failures = sum(not answer.is_ok for answer in answers)
+            info.update(tool_calls=len(answers), tool_failures=failures, tool_results=texts)
+        if waited := [answer.seconds for answer in answers if answer.seconds is not None]:
+            info["tool_seconds"] = sum(waited)
+        kept = action[: calls[-1].end]
+        if kept != action or self.counters:
+            info["parsed_action"] = kept
+        if self.counters:
+            info["tool_type"] = answers[0].tool
+        return Turn("\n".join(texts), sum(answer.reward for answer in answers), info=info)
+
+    def _use(self, call: ToolCall) -> Answer:
+        name = call.name if call.name in self.tools else UNKNOWN
+        style = self.styles.get(name) or self.format.style(name)
+        self.tool_uses += 1
+        if self.max_uses is not None and self.tool_uses > self.max_uses:
+            self._blame("refused")
+            return Answer(name, style.spent, is_ok=False, is_refusal=True)
+        waits = not call.error and getattr(self.tools.get(name), "blocking", False)
+        started = time.perf_counter()
+        result = self._result(call)
+        # only of tools that wait: elsewhere a clock would make equal episodes unequal
+        seconds = time.perf_counter() - started if waits else None
+        is_ok = not is_error(result)
+        # whole: a tokenizer does not take the half characters that broken UTF-8 can leave behind
+        text = style.render(whole(shorten(result, self.max_result or WHOLE_RESULT)))
+        if self.tool_uses == self.max_uses:
+            text += style.last
+        self._note(name, is_ok, seconds)
+        return Answer(name, text, is_ok, self._pay(is_ok), seconds)
+
+    def _result(self, call: ToolCall) -> str:
+        if call.error:
+            self._blame("malformed")
+            return f"{ERROR}{call.error}"
+        if call.name not in self.tools:
+            return f"{ERROR}there is no tool {call.name[:40]!r}; known: {', '.join(self.tools)}"
+        tool = self.tools[call.name]
+        if self.format.is_json:
+            return self._call(tool, call.arguments)
+        stated: Mapping[str, Any] = getattr(tool, "parameters", None) or {}
+        if not call.content.strip() and (needed := stated.get("required")):
+            return f"{ERROR}empty {needed[0]}; write it inside the call"
+        return self._call(tool, call.content)
+
+    def _call(self, tool: Any, what: str | Mapping[str, Any]) -> str:
+        if hasattr(tool, "is_stateful") or hasattr(tool, "fork") or not is_rebound(tool):
+            return call_tool(tool, what)
+        before = sizes(tool)
+        answer = call_tool(tool, what)
+        changed = [name for name, size in sizes(tool).items() if before.get(name) != size]
+        if changed and tool is self.tools[tool.name] and not isinstance(tool, FunctionTool):
+            raise UserCodeError(
+                f"{named(tool, 'tool')} changed its attribute {changed[0]!r} in a call, and all attempts "
+                "share the object. Give it fork(), reset() and close(), or keep the state in the "
+                "environment (docs/tools.md); is_stateful = False says that sharing is meant"
+            )
+        return answer
+
+    def _pay(self, is_ok: bool) -> float:
+        if is_ok:
+            return self.tool_reward + self.tool_success_reward
+        return self.tool_error_reward or self.tool_reward
+
+    def _note(self, name: str, is_ok: bool, seconds: float | None) -> None:
+        counts = self.counts.setdefault(name, {"calls": 0, "failures": 0})
+        counts["calls"] += 1
+        counts["failures"] += not is_ok
+        if seconds is not None:
+            counts["seconds"] = counts.get("seconds", 0.0) + seconds
+
+    def _blame(self, fault: str, times: int = 1) -> None:
+        if times:
+            self.faults[fault] = self.faults.get(fault, 0) + times
+
+    def _openings(self) -> set[str]:
+        """How results begin, where they have a mark: "<result>". All layers', for all is read here."""
+        styles = [style for layer in self._layers() for style in layer.styles.values()]
+        return {style.result.partition("{}")[0].strip() for style in styles} - {""}
+
+    def _layers(self) -> list[ToolEnv]:
+        """This env and the ToolEnvs inside it: python_tool,search_tool is one in another."""
+        found: list[ToolEnv] = [self]
+        env = self.env
+        while isinstance(env, Wrapper):
+            found += [env] if isinstance(env, ToolEnv) else []
+            env = env.env
+        return found
+
+    def _uses(self) -> int:
+        return sum(layer.tool_uses for layer in self._layers())
+
+    def _counters(self) -> dict[str, int]:
+        """GEM's two: calls that were carried out, and those that went well."""
+        counts = [count for layer in self._layers() for count in layer.counts.values()]
+        calls = sum(int(count["calls"]) for count in counts)
+        failures = sum(int(count["failures"]) for count in counts)
+        return {"tool_use_counter": calls, "tool_success_counter": calls - failures}
+
+    def _report(self) -> dict[str, float]:
+        """{"tools/python/calls": 2, "tools/python/failures": 1, ...}, tools never called too, and
+        {"tools/refused": 1, ...} of the faults that there were."""
+        by_tool: dict[str, dict[str, float]] = {}
+        faults: Counter[str] = Counter()
+        for layer in reversed(self._layers()):
+            by_tool |= {name: {"calls": 0, "failures": 0} for name in layer.tools}
+            by_tool |= layer.counts
+            faults.update(layer.faults)
+        if "invented" in self.faults:  # of a text that went on inwards the inner layers know too
+            faults["invented"] = self.faults["invented"]
+        of_tools = {
+            f"tools/{name}/{what}": number
+            for name, counts in by_tool.items()
+            for what, number in counts.items()
+        }
+        return {**of_tools, **{f"tools/{fault}": number for fault, number in faults.items()}}
+
+
+def own_tools(env: Any) -> list[Any]:
+    """The methods of an environment that are marked with @tool, in the order they are written.
+
+    They are as quick or slow as the environment itself, so `blocking` is its own unless they say.
+    """
+    marked: dict[str, None] = {}
+    for kind in reversed(type(env).__mro__):
+        marked |= {name: None for name, one in vars(kind).items() if hasattr(one, "__tool__")}
+    methods = [getattr(env, name) for name in marked]
+    return [
+        make_tool(method, **{"blocking": env.blocking, **method.__tool__})
+        for method in methods
+        if hasattr(method, "__tool__")  # a subclass may have written it anew, without the mark
+    ]
+
+
+def with_own_tools(env: Any) -> Any:
+    """`env` in a ToolEnv with its own tools, if it has any; options are its class's `tool_options`."""
+    if isinstance(env, Wrapper) or not (tools := own_tools(env)):
+        return env
+    options = {"instructions": None, "counters": True, **getattr(env, "tool_options", {})}
+    check_options(ToolEnv, options, f"tool_options of {type(env).__name__}", given=("env", "tools"))
+    return ToolEnv(env, tools, **options)
+
+
+def is_rebound(tool: Any) -> bool:
+    """Whether a fork looks into a tool for parts of its environment: not into those of ours."""
+    if isinstance(tool, FunctionTool):
+        return not tool.shared
+    return not type(tool).__module__.startswith("graft.") and getattr(tool, "is_stateful", True)
+
+
+def sizes(tool: Any) -> dict[str, tuple[int, int]]:
+    """A tool's attributes, as far as a change of them can be told at a glance."""
+    attributes: dict[str, Any] = getattr(tool, "__dict__", {})
+    return {
+        name: (id(one), len(one) if isinstance(one, list | dict | set) else 0)
+        for name, one in attributes.items()
+    }
+
+
+def _forked(tool: Any, memo: Memo) -> Any:
+    twin = tool.fork() if has_state(tool) else tool
+    return rebound(twin, memo) if is_rebound(twin) else twin
+
+
+def inside(env: Any) -> list[Any]:
+    """The environments that a wrapper goes around, from outside in."""
+    found: list[Any] = []
+    while isinstance(env, Wrapper):
+        env = env.env
+        found.append(env)
+    return found
+
+
+def with_instructions(observation: Observation, instructions: str, suffix: str = "") -> Observation:
+    """`instructions` on lines of their own at the end of the prompt, before its `suffix`.
+
+    "rules\\nboard" with the suffix "board" -> "rules\\ninstructions\\nboard"
+    """
+    if not instructions:
+        return observation
+    if isinstance(observation, str):
+        before = observation.removesuffix(suffix)
+        gap = "" if not before or before.endswith("\n") else "\n"
+        return f"{before}{gap}{instructions}" + (f"\n{suffix}" if suffix else "")
+    *others, last = observation
+    return [
+        *others,
+        {**last, "content": with_instructions(last["content"], instructions, suffix)},
+    ]

@@ -1,0 +1,223 @@
+"""One place of a vector: the env that plays there, and what follows an end or a fault.
+
+    act("a") -> Turn                    the env's own step while an episode runs
+    act("b") -> Turn, terminated        handed to `end`: the next episode, a pause, or nothing
+    act("c") raises KeyError            handed to `fail`: a truncated Turn, the env is thrown away
+
+What a step does next is kept as a function in `act`, so that a running episode pays nothing for the
+cases it is not in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from graft.protocols import Observation
+from graft.types import Turn
+
+Autoreset = Literal["same_step", "next_step", "off"]
+AUTORESETS = ("same_step", "next_step", "off")
+
+FAULTS = (Exception, SystemExit)
+"""What an env may throw at us. A KeyboardInterrupt is the person at the terminal, not the env."""
+
+Around = str | Mapping[str, Any] | Callable[[Any], Any]
+"""A wrapper: its name, {name: {argument: value}}, or a function from env to env."""
+
+MAX_FAULT = 500  # characters of an error that are kept
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """How to build one env, as data: a worker process or a rebuild needs nothing else."""
+
+    env_id: str
+    args: Mapping[str, Any]
+    wrappers: Sequence[Around] = ()
+    """Put around it in this order: names that `make` knows, or functions from env to env."""
+    seed: int = 0
+    """Of the first episode."""
+
+    def build(self) -> Any:
+        from graft.envs import make  # that package imports this one
+
+        args = dict(self.args)
+        tokenizer = args.pop("tokenizer", None)  # what `make` would hand to wrappers of its own
+        env = make(self.env_id, **args)
+        for wrapper in self.wrappers:
+            if callable(wrapper):
+                env = wrapper(env)
+            else:
+                from graft.envs.wrappers import wrap
+
+                env = wrap(env, [wrapper], tokenizer)
+        return env
+
+
+class SlotState(NamedTuple):
+    """How a seat stands between two steps, apart from the state of its env."""
+
+    manner: str
+    """What the next step does: "step", "restart" or "refuse"."""
+    has_env: bool
+    seed: int
+    next_seed: int | None
+    faults: int
+
+
+class EnvSlot:
+    """Keeps one env playable. None of its methods raises what the env raises."""
+
+    __slots__ = ("act", "autoreset", "env", "faults", "next_seed", "recipe", "seed")
+
+    def __init__(self, recipe: EnvSpec, autoreset: Autoreset, env: Any = None) -> None:
+        self.recipe = recipe
+        self.autoreset: Autoreset = autoreset
+        self.env: Any = env  # None: built by the next reset
+        self.seed = recipe.seed  # the last one that a caller chose
+        self.next_seed: int | None = recipe.seed  # for a reset that names none
+        self.faults = 0
+        self.act: Callable[[str], Turn] = self.restart
+
+    def open(self) -> None:
+        """Build the env now. The one method that raises: arguments that fit no env are a mistake."""
+        if self.env is None:
+            self.env = self.recipe.build()
+
+    def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
+        if seed is not None:
+            self.seed = seed
+        elif self.next_seed is not None:
+            seed = self.next_seed
+        try:
+            if self.env is None:
+                self.env = self.recipe.build()
+            observation, info = self.env.reset(seed)
+            self.act = self.env.step
+        except FAULTS as fault:
+            return self.fail_reset(fault)
+        self.next_seed = None
+        return observation, info
+
+    def fail_reset(self, fault: BaseException | str) -> tuple[Observation, dict[str, Any]]:
+        self.act = self.refuse if self.autoreset == "off" else self.restart
+        return "", self.fail(fault).info
+
+    def step(self, action: str) -> Turn:
+        try:
+            turn = self.act(action)
+            return self.end(turn) if turn[2] or turn[3] else turn
+        except FAULTS as fault:
+            return self.end(self.fail(fault))
+
+    def end(self, turn: Turn) -> Turn:
+        """What the caller gets for the last turn of an episode, and what the next step will do."""
+        if self.autoreset == "same_step" and self.act != self.restart:
+            final, reward, is_terminated, is_truncated, final_info = turn
+            observation, info = self.reset()
+            # written into: a reset gives a fresh dict, and this is on the path of short episodes
+            info["final_observation"] = final
+            info["final_info"] = final_info
+            if "error" in final_info:
+                info.setdefault("error", final_info["error"])
+            return Turn(observation, reward, is_terminated, is_truncated, info)  # pyright: ignore[reportArgumentType]
+        # a restart that has just failed is not tried again at once: it would fail again
+        self.act = self.refuse if self.autoreset == "off" else self.restart
+        return turn
+
+    def fail(self, fault: BaseException | str) -> Turn:
+        """Throw the env away; the turn that says so."""
+        self.close()
+        self.faults += 1
+        # a fresh env knows nothing of its seed: give it one that the seed of the seat fixes
+        self.next_seed = random.Random(f"{self.seed}/{self.faults}").getrandbits(53)
+        error = fault if isinstance(fault, str) else describe(fault)
+        return Turn("", truncated=True, info={"error": error})
+
+    def recover(self, error: str) -> Turn:
+        """Go on after a step that somebody else had to break off."""
+        self.act = self.refuse  # an episode was running, whatever this seat knows of it
+        return self.end(self.fail(error))
+
+    def successor(self) -> EnvSlot:
+        """A seat in place of this one, whose env will not come back."""
+        heir = EnvSlot(self.recipe, self.autoreset)
+        heir.seed, heir.faults = self.seed, self.faults
+        heir.fail("")
+        if self.autoreset == "off":
+            heir.act = heir.refuse
+        return heir
+
+    def restart(self, action: str) -> Turn:
+        """In place of a step: the first observation of the next episode. The action is unused."""
+        observation, info = self.reset()
+        return Turn(observation, truncated="error" in info, info=info)  # pyright: ignore[reportArgumentType]
+
+    def refuse(self, action: str) -> Turn:
+        """In place of a step after the end, where the caller wants to reset by himself."""
+        error = f"RuntimeError: env {self.recipe.env_id!r}: the episode is over; call reset()"
+        return Turn("", truncated=True, info={"error": error})
+
+    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """A method or attribute of the env by name; faults are raised."""
+        self.open()
+        target = getattr(self.env, name)
+        return target(*arguments) if callable(target) else target
+
+    @property
+    def standing(self) -> SlotState:
+        manner = "step"
+        if self.act in (self.restart, self.refuse):
+            manner = "restart" if self.act == self.restart else "refuse"
+        return SlotState(manner, self.env is not None, self.seed, self.next_seed, self.faults)
+
+    def stand(self, standing: SlotState) -> None:
+        self.seed, self.next_seed, self.faults = standing[2:]
+        if standing.manner != "step":
+            self.act = getattr(self, standing.manner)
+        elif self.env is not None:
+            self.act = self.env.step
+
+    def fork(self) -> EnvSlot:
+        twin = EnvSlot(self.recipe, self.autoreset, None if self.env is None else self.env.fork())
+        twin.stand(self.standing)
+        return twin
+
+    def get_state(self) -> dict[str, Any]:
+        state = None if self.env is None else self.env.get_state()
+        return {"env": state, "standing": list(self.standing)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        if state["env"] is None:
+            self.close()
+        else:
+            self.open()
+            self.env.set_state(state["env"])
+        self.stand(SlotState(*state["standing"]))
+
+    def lose(self, error: str) -> None:
+        """Let the next step say that the episode is gone."""
+        self.act = lambda action: self.fail(error)
+
+    def close(self) -> None:
+        env, self.env = self.env, None
+        if env is not None:
+            with contextlib.suppress(*FAULTS):  # it is gone either way
+                env.close()
+
+
+def describe(fault: BaseException) -> str:
+    """KeyError("x") -> "KeyError: 'x'", MemoryError() -> "MemoryError"."""
+    return f"{type(fault).__name__}: {fault}".removesuffix(": ")[:MAX_FAULT]
+
+
+def checked_seed(seed: int) -> int:
+    seed = operator.index(seed)
+    if seed < 0:
+        raise ValueError(f"seed={seed}: must be 0 or more")
+    return seed

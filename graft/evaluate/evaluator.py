@@ -1,0 +1,349 @@
+"""Where models are measured: one is mounted, and the sets are put before it, attempt by attempt.
+
+    bench.mount(model)           here: its weights replace those of the last one, in place
+    bench.measure(model, set)    what the sample file lacks is sampled; the cell of all of it
+
+An attempt is in its file as soon as it ends. So a bench may be killed at any time; the next one makes
+what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graft.config import Config, ConfigError
+from graft.engine.remote.openai import CONVERSATION, OpenAIEngine
+from graft.evaluate.attempts import Todo, make_attempts
+from graft.evaluate.candidates import Candidate, is_gone
+from graft.evaluate.eval_spec import EndpointSpec, EvalSpec
+from graft.evaluate.results import EvalResult
+from graft.evaluate.samples import SampleFile, StoredSample, file_name
+from graft.evaluate.task_sets import TaskSet, pose_one
+from graft.models.decoder import Decoder
+from graft.models.io.load import ModelFileError
+from graft.protocols import Env
+from graft.rewards.choice import make_reward
+from graft.rollout.episode_builder import RolloutSetup
+from graft.text.chat import Chat
+from graft.text.tokenizer import FastTokenizer
+from graft.train.actions import with_actions
+from graft.train.build import RunComponents, build_run, make_setting
+from graft.train.model import load_policy, load_reference, load_tokenizer, make_chat
+from graft.train.rl import held_out_tasks
+from graft.train.run_dir.folder import RunStopped, out_of_disk
+from graft.types import Status, Task
+
+DEFAULT_TASKS = 200
+"""Where the recipe itself never evaluates (run.eval_tasks=0)."""
+DOWN_AFTER = 16
+"""Attempts in a row that a server lost, each after all of its retries: it is down."""
+WITHOUT_LIMIT = 1 << 40
+"""Of contexts in bytes, which only the server can count in tokens."""
+
+
+class ServerDown(Exception):
+    """The server answers nobody any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PosedSet:
+    """A set whose tasks are known."""
+
+    tasks: TaskSet
+    list: list[Task]
+    settings: dict[str, Any]
+    draws: dict[str, Any]
+
+
+def pose(asked: EvalSpec, model: Candidate | None) -> list[PosedSet]:
+    """The sets, each with its tasks; one that cannot be used says so before anything is run."""
+    chat = chat_of(asked, model)
+    return [_pose(asked, tasks, chat) for tasks in asked.sets]
+
+
+def _pose(asked: EvalSpec, tasks: TaskSet, chat: Chat) -> PosedSet:
+    if tasks.reward:
+        make_reward(tasks.reward)  # a judge without an address says so now
+    [first] = held_out_tasks(tasks.env, 1)
+    turns = asked.config.rollout.max_turns
+    rows = pose_one(tasks, first, chat, turns)
+    if asked.endpoint is not None and asked.endpoint.api == "chat":
+        env = tasks.factory(chat.tokenizer)(first)
+        env.close()
+        refuse_broken_in(f"set {tasks.label!r}", env, turns, "--no-tools")
+    config = asked.config
+    wanted = asked.tasks or config.run.eval_tasks or DEFAULT_TASKS
+    if rows is not None and tasks.is_whole and not asked.tasks:
+        wanted = rows
+    if rows is None:
+        listed = held_out_tasks(tasks.env, wanted)
+    else:  # a seed is a row, and no row is asked twice
+        seeds = range(min(wanted, rows))
+        name = tasks.label if tasks.is_whole else tasks.env  # a benchmark is known by its own
+        listed = [Task(f"{name}:test:{seed}", tasks.env, seed=seed) for seed in seeds]
+    return PosedSet(tasks, listed, asked.settings(tasks, len(listed)), asked.draws(tasks))
+
+
+def chat_of(asked: EvalSpec, model: Candidate | None) -> Chat:
+    return chat_with(asked.config, asked.endpoint, None if model is None else model.path)
+
+
+def chat_with(config: Config, endpoint: EndpointSpec | None, model: Path | None) -> Chat:
+    """How prompts are written; a server that takes messages needs nothing of the model's."""
+    if endpoint is not None and endpoint.api == "chat":
+        if config.model.template_args:
+            raise ConfigError(
+                f"model.template_args={config.model.template_args}: behind --api chat the server "
+                "renders with its own template and its own variables; use --api completions, or set "
+                "them on the server"
+            )
+        return Chat(FastTokenizer.bytes(), CONVERSATION)
+    return make_chat(config, load_tokenizer(config, model))
+
+
+def refuse_broken_in(what: str, env: Env, turns: int, otherwise: str) -> None:
+    """Complain about an environment that speaks inside the policy's answers, where --api chat cannot."""
+    if env.observe_as == "raw" or (env.observe_as == "inline" and turns > 1):
+        raise ConfigError(
+            f"{what} goes on in the middle of an answer (its tools answer there), and --api chat "
+            "takes whole messages only; use --api completions with the model's tokenizer (a model "
+            f"folder as first argument), or {otherwise}"
+        )
+
+
+def setting_behind(
+    endpoint: EndpointSpec, config: Config, chat: Chat, env: Callable[[Task], Env]
+) -> RolloutSetup:
+    """Where a server's model makes its attempts; the server is asked once what it serves."""
+    engine = OpenAIEngine(
+        endpoint.url,
+        endpoint.model,
+        tokenizer=chat.tokenizer,
+        api=endpoint.api,
+        deadline=config.rollout.deadline,
+    )
+    asyncio.run(engine.look())
+    setting = make_setting(config, engine, chat, env)
+    return replace(
+        setting,
+        max_context=WITHOUT_LIMIT if endpoint.api == "chat" else setting.max_context,
+        deadline=setting.deadline * 1.1 + 1,  # the engine's own comes first, and says more
+    )
+
+
+def temperature_of(config: Config, asked: float | None, samples: int, once: str) -> float:
+    """The temperature of attempts: `asked`, or the recipe's. `once` says how to ask for a single attempt."""
+    temperature = config.rollout.temperature if asked is None else asked
+    if not temperature and samples > 1:
+        raise ConfigError(
+            f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, "
+            f"or {once}"
+        )
+    return temperature
+
+
+def is_servers_fault(status: str, error: str) -> bool:
+    """Whether a server lost an attempt: it says nothing about the model."""
+    is_timeout = status == Status.TIMEOUT and "for completion" in error
+    return status == Status.ENGINE_ERROR or is_timeout
+
+
+class Evaluator:
+    """Holds one assembled model at a time; the next one's weights replace it in place."""
+
+    def __init__(self, asked: EvalSpec) -> None:
+        self.asked = asked
+        self.parts: RunComponents | None = None
+        self.mounted = 0
+        self._rewards: dict[str, Any] = {}
+
+    def mount(self, model: Candidate) -> bool:
+        """Make this the model that is measured; False if it is no longer there."""
+        config = self.asked.config
+        try:
+            if self.parts is None:
+                self.parts = build_run(config, weights=model.path)
+                return True
+            parts = self.parts
+            if isinstance(parts.policy, Decoder):
+                policy = load_policy(config, model.path, parts.tokenizer)
+            else:
+                policy = load_reference(model.path, parts.policy)
+            if parts.actions is not None:
+                policy = with_actions(
+                    policy, parts.actions, model.path, config.actions.init_from_base
+                )
+        except (ModelFileError, OSError):
+            if is_gone(model.path):
+                return False
+            raise
+        with torch.no_grad():
+            parts.policy.load_state_dict(policy.state_dict())
+        self.mounted += 1
+        parts.engine.load(parts.published(), version=self.mounted)
+        return True
+
+    @property
+    def setting(self) -> RolloutSetup:
+        """Where attempts take place, apart from the set."""
+        assert self.parts is not None, "mount() comes first"
+        return self.parts.held_out
+
+    def at_a_time(self) -> int:
+        """Attempts under way; those at one task share its prompt, so tasks are what is counted."""
+        return self.asked.config.rollout.concurrency * self.asked.samples
+
+    def is_lost(self, sample: StoredSample) -> bool:
+        """Whether an attempt says nothing about the model and is to be made again."""
+        return False
+
+    def measure(
+        self, model: Candidate, posed: PosedSet, folder: Path, say: Callable[[str], None]
+    ) -> EvalResult:
+        """One cell. If nothing came to its end, a tool or environment is down: that is no score."""
+        asked, tasks = self.asked, posed.tasks
+        where = f"{model.name} on {tasks.label}"
+        started = time.perf_counter()
+        of = {"checkpoint": model.name, "set": tasks.label, "weights": model.weights}
+        name = file_name(model.name, tasks.label, {**posed.draws, "weights": model.weights})
+        with out_of_disk(folder):
+            file = SampleFile(folder / name, {**of, "settings": posed.draws})
+        try:
+            if file.unreadable:
+                say(f"{file.path} has {file.unreadable} unreadable line(s), which are left out")
+            todo = missing(posed.list, asked.samples, file)
+            made = sum(len(numbers) for _, numbers in todo)
+            if made < len(posed.list) * asked.samples:
+                kept = len(posed.list) * asked.samples - made
+                say(f"{where}: {kept} attempts are stored already, {made} are missing")
+            self._sample(todo, tasks, file, say)
+        finally:
+            with out_of_disk(folder):
+                file.close()
+        wanted = {task.id for task in posed.list}
+        samples = {
+            key: sample
+            for key, sample in file.kept.items()
+            if key[0] in wanted and key[1] < asked.samples
+        }
+        counted = {key: sample for key, sample in samples.items() if not self.is_lost(sample)}
+        self._refuse_the_dead(where, list(counted.values()))
+        cell = EvalResult.of(
+            counted,
+            [task.id for task in posed.list],
+            asked.samples,
+            settings=posed.settings,
+            seconds=round(time.perf_counter() - started, 2),
+            **of,
+        )
+        if cell.failed:
+            say(f"{where}: {cell.failed:.0%} failed, mostly: {commonest(counted.values())}")
+        if cell.overlong:
+            say(
+                f"{where}: {cell.overlong} prompts leave no room for an answer in "
+                f"rollout.max_context={asked.config.rollout.max_context} or the model's window; "
+                "they count as reward 0"
+            )
+        if cell.missing:
+            say(f"{where}: {cell.missing} attempts are missing: {commonest(samples.values())}")
+        return cell
+
+    def _sample(
+        self, todo: list[Todo], tasks: TaskSet, file: SampleFile, say: Callable[[str], None]
+    ) -> None:
+        asked, setting = self.asked, self.setting
+        if tasks.reward and tasks.label not in self._rewards:
+            self._rewards[tasks.label] = make_reward(tasks.reward)
+        setting = replace(
+            setting,
+            make_env=tasks.factory(setting.chat.tokenizer),
+            reward=self._rewards.get(tasks.label),
+            sampling=replace(setting.sampling, temperature=asked.temperature, top_p=asked.top_p),
+        )
+        lost_in_a_row = 0
+
+        def keep(sample: StoredSample) -> None:
+            nonlocal lost_in_a_row
+            file.append(sample)
+            lost_in_a_row = lost_in_a_row + 1 if self.is_lost(sample) else 0
+            if lost_in_a_row >= DOWN_AFTER:
+                raise ServerDown
+
+        try:
+            with out_of_disk(file.path.parent):
+                make_attempts(todo, setting, keep, at_a_time=self.at_a_time())
+        except ServerDown:
+            say(f"{DOWN_AFTER} attempts in a row were lost; no more are made")
+
+    def _refuse_the_dead(self, where: str, samples: list[StoredSample]) -> None:
+        failed = sum(sample.has_failed for sample in samples)
+        is_any_done = any(sample.status == Status.DONE for sample in samples)
+        if samples and not is_any_done and failed * 4 >= len(samples):
+            raise RunStopped(
+                f"{where}: no attempt came to its end, and {failed / len(samples):.0%} failed, mostly: "
+                f"{commonest(samples)}. Repair the environment or tool and run the same command "
+                "again; what was finished is kept"
+            )
+
+    def close(self) -> None:
+        for reward in self._rewards.values():
+            getattr(reward, "close", lambda: None)()
+        if self.parts is not None:
+            self.parts.engine.close()
+
+
+class EndpointEvaluator(Evaluator):
+    """The model sits behind a server; only the tokenizer, if any, is here."""
+
+    def __init__(self, asked: EvalSpec) -> None:
+        super().__init__(asked)
+        self._setting: RolloutSetup | None = None
+
+    def mount(self, model: Candidate) -> bool:
+        asked, endpoint = self.asked, self.asked.endpoint
+        assert endpoint is not None
+        chat = chat_of(asked, model)
+        self._setting = replace(setting_behind(endpoint, asked.config, chat, _no_env), reward=None)
+        return True
+
+    @property
+    def setting(self) -> RolloutSetup:
+        assert self._setting is not None, "mount() comes first"
+        return self._setting
+
+    def at_a_time(self) -> int:
+        """Every attempt is a connection of its own."""
+        return self.asked.config.rollout.concurrency
+
+    def is_lost(self, sample: StoredSample) -> bool:
+        """The server's fault, not the model's: it is no attempt at all."""
+        return is_servers_fault(sample.status, sample.error)
+
+
+def _no_env(task: Task) -> Any:
+    raise AssertionError("the set brings the environment")
+
+
+def missing(tasks: list[Task], samples: int, file: SampleFile) -> list[Todo]:
+    """What is to be sampled: what nobody has stored, and what failed when it was tried."""
+    todo: list[Todo] = []
+    for task in tasks:
+        stored = (file.kept.get((task.id, number)) for number in range(samples))
+        lacking = [n for n, sample in enumerate(stored) if sample is None or sample.has_failed]
+        if lacking:
+            todo.append((task, lacking))
+    return todo
+
+
+def commonest(samples: Any) -> str:
+    """Why attempts failed, mostly."""
+    reasons = Counter(sample.error for sample in samples if sample.error)
+    return reasons.most_common(1)[0][0] if reasons else "no reason was recorded"

@@ -1,0 +1,224 @@
+"""The cells of an evaluation: one checkpoint on one set, kept in a file that only grows.
+
+    {"checkpoint": "rl-000020", "set": "earl:sort-4", "settings": {...}, "rewards": [[1.0, 0.0], ...]}
+
+A cell is found again by its checkpoint (name and weights), its set, and everything else that its
+score depends on. So an evaluation that was killed goes on where it stopped, and one with other
+settings computes its own cells beside the old ones. A cell has the reward and the vote of every
+attempt; avg, pass@k and maj@k are worked out from them when they are shown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from graft.evaluate.estimates import NO_VOTE, Estimate, estimate, majority_at_k, pass_at_k
+from graft.evaluate.samples import StoredSample
+from graft.rewards.answers import in_words, normalise, parse_number
+
+_FORMULA = re.compile(r"[0-9\\^=+*/<>]")
+"""What mathematics has and words have not; without its punctuation x-1 would be x+1."""
+ALMOST = 1e-9
+"""A sum of rewards that should be 1 may have been rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """How a checkpoint did on a set."""
+
+    checkpoint: str
+    set: str
+    settings: dict[str, Any]
+    weights: str
+    """Tells apart two models that had the same name."""
+    tasks: list[str]
+    sources: list[str]
+    """The data_source of each task."""
+    rewards: list[list[float]]
+    """Of every attempt, task by task; 0 of those that failed."""
+    votes: list[list[int]]
+    """Which of its task's answers an attempt gave, numbered as they came up; -1 without one."""
+    tool_calls: float
+    """Per attempt."""
+    tool_rate: float
+    """Share of the attempts with a call."""
+    failed: float
+    """Share of the attempts that broke, through no fault of the policy; they count as reward 0."""
+    overlong: int
+    """Tasks whose prompt left no room for an answer; they count as reward 0."""
+    tokens: float
+    """Sampled, per attempt."""
+    seconds: float
+    missing: int = 0
+    """Attempts that were never made; more than 0 only of a cell that is not finished."""
+
+    @classmethod
+    def of(
+        cls,
+        samples: Mapping[tuple[str, int], StoredSample],
+        wanted: Sequence[str],
+        attempts: int,
+        **which: Any,
+    ) -> EvalResult:
+        """The cell of `attempts` samples of each of the `wanted` tasks; `which` has the other fields."""
+        tasks: list[str] = []
+        groups: list[list[StoredSample]] = []
+        for task in wanted:
+            numbers = (samples.get((task, number)) for number in range(attempts))
+            if group := [sample for sample in numbers if sample is not None]:
+                tasks.append(task)
+                groups.append(group)
+        made = [sample for group in groups for sample in group]
+        count = max(len(made), 1)
+        return cls(
+            **which,
+            tasks=tasks,
+            sources=[group[0].source for group in groups],
+            rewards=[[sample.reward for sample in group] for group in groups],
+            votes=[numbered([sample.answer for sample in group]) for group in groups],
+            tool_calls=sum(sample.tool_calls for sample in made) / count,
+            tool_rate=sum(sample.tool_calls > 0 for sample in made) / count,
+            failed=sum(sample.has_failed for sample in made) / count,
+            overlong=sum(any(sample.is_overlong for sample in group) for group in groups),
+            tokens=sum(sample.tokens for sample in made) / count,
+            missing=len(wanted) * attempts - len(made),
+        )
+
+    @property
+    def reward(self) -> float:
+        """The mean over tasks of the mean over attempts."""
+        values = self.values("avg")
+        return math.fsum(values) / max(len(values), 1)
+
+    def values(self, what: str, solved: float = 1.0) -> list[float]:
+        """One number per task: "avg", "pass@8", "maj@8"; of tasks with fewer attempts none.
+
+        solved  the reward from which on an attempt is right
+        """
+        return list(self.by_task(what, solved).values())
+
+    def by_task(self, what: str, solved: float = 1.0) -> dict[str, float]:
+        """`values` by the id of the task."""
+        name, _, number = what.partition("@")
+        groups = zip(self.tasks, self.rewards, self.votes, strict=True)
+        if name == "avg":
+            return {task: math.fsum(group) / len(group) for task, group, _ in groups}
+        k = int(number)
+        found: dict[str, float] = {}
+        for task, rewards, votes in groups:
+            if len(rewards) < k:
+                continue
+            if name == "pass":
+                right = sum(reward >= solved - ALMOST for reward in rewards)
+                found[task] = pass_at_k(len(rewards), right, k)
+            else:
+                found[task] = majority_at_k(votes, rewards, k)
+        return found
+
+    def estimates(self, what: Sequence[str], solved: float = 1.0) -> dict[str, Estimate]:
+        """Those that can be worked out, with their intervals."""
+        known = {name: self.values(name, solved) for name in what}
+        return {name: estimate(values) for name, values in known.items() if values}
+
+    def by_source(self) -> dict[str, EvalResult]:
+        """The cell of each data_source alone."""
+        cells: dict[str, EvalResult] = {}
+        for source in dict.fromkeys(self.sources):
+            mine = [i for i, one in enumerate(self.sources) if one == source]
+            parts = {
+                name: [getattr(self, name)[i] for i in mine]
+                for name in ("tasks", "sources", "rewards", "votes")
+            }
+            cells[source] = EvalResult(**{**self.to_json(), **parts})
+        return cells
+
+    def to_json(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def summary(self) -> dict[str, Any]:
+        """Its numbers without the single attempts."""
+        names = ("tool_calls", "tool_rate", "failed", "overlong", "tokens", "missing", "seconds")
+        return {name: getattr(self, name) for name in names}
+
+
+def numbered(answers: Sequence[str]) -> list[int]:
+    """Answers as votes: equal ones have the same number.
+
+    >>> numbered(["The Louvre", "7", "louvre.", "", "7.0"])
+    [0, 1, 0, -1, 1]
+    """
+    seen: dict[str, int] = {}
+    return [
+        seen.setdefault(meaning, len(seen)) if (meaning := meaning_of(answer)) else NO_VOTE
+        for answer in answers
+    ]
+
+
+def meaning_of(answer: str) -> str:
+    """What two answers that say the same have in common: a number by value, words as SQuAD does."""
+    answer = in_words(answer).strip("$ ")
+    if not answer:
+        return ""
+    if (number := parse_number(answer.rstrip("."))) is not None:
+        return f"number {number}"
+    if _FORMULA.search(answer):
+        return f"formula {''.join(answer.split()).rstrip('.').lower()}"
+    return f"words {normalise(answer) or answer.lower()}"
+
+
+class ResultsFile:
+    """A file with one finished cell per line. What is written there stays."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cells: list[EvalResult] = []
+        self.broken = 0
+        """Lines that are no cells: a process was killed while it wrote."""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for line in filter(None, text.split("\n")):
+            if (cell := read_cell(line)) is None:
+                self.broken += 1
+            else:
+                self.cells.append(cell)
+
+    def find(
+        self, set: str, settings: Mapping[str, Any], checkpoint: str, weights: str
+    ) -> EvalResult | None:
+        """The cell of exactly this, if it was computed."""
+        for cell in self.under(set, settings):
+            if (cell.checkpoint, cell.weights) == (checkpoint, weights):
+                return cell
+        return None
+
+    def under(self, set: str, settings: Mapping[str, Any]) -> list[EvalResult]:
+        """All checkpoints on this set under these settings, the latest computed first."""
+        return [cell for cell in self.cells[::-1] if (cell.set, cell.settings) == (set, settings)]
+
+    def append(self, cell: EvalResult) -> None:
+        """On the disk when this returns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(asdict(cell), allow_nan=False).encode() + b"\n"
+        with self.path.open("a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line  # behind the half line of somebody who was killed
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self.cells.append(cell)
+
+
+def read_cell(line: str) -> EvalResult | None:
+    try:
+        values = json.loads(line)
+        return EvalResult(**{field.name: values[field.name] for field in fields(EvalResult)})
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,210 @@
+"""Sets of held-out tasks by name: what `graft eval --on` is told.
+
+    --on aime24,earl:sort-4,long=earl:sort-4-5 --args long.tools=[swap] --args aime24.data=rows.jsonl
+
+is three sets: a benchmark, which says itself how it is posed and graded, and two environments. These
+take the arguments of the recipe's own environment (its dress, its limits), except what an id fixes by
+itself: `earl:calc-count` stays one task, whatever mix the recipe draws from.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from graft.config import ConfigError, TaskSection
+from graft.envs import find, make
+from graft.envs.base import as_messages
+from graft.envs.dataset.base import DatasetEnv
+from graft.envs.tool_env import ToolEnv
+from graft.envs.wrappers import WRAPPERS, wrap
+from graft.protocols import Env
+from graft.registry import UnknownName, load
+from graft.text.chat import Chat
+from graft.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """Tasks of one environment: column `label` of the table."""
+
+    label: str
+    env: str
+    args: dict[str, Any]
+    wrappers: Sequence[str | dict[str, Any]] = ()
+    reward: Any = ""
+    """A reward from outside, as in task.reward; empty: the environment's own."""
+    is_whole: bool = False
+    """A benchmark: all of its rows are asked unless somebody says how many."""
+    has_tools: bool = True
+    """False: the same tasks without any tool."""
+
+    def factory(self, tokenizer: Any) -> Callable[[Task], Env]:
+        """A fresh environment for a task."""
+        if self.has_tools:
+            return lambda task: make(
+                self.env, wrappers=self.wrappers, tokenizer=tokenizer, **self.args
+            )
+        others = [one for one in listed(self.wrappers) if not _brings_tools(one)]
+
+        def bare(task: Task) -> Env:
+            env = make(self.env, **self.args)
+            while isinstance(env, ToolEnv):  # an environment that brings its own
+                env = env.env
+            return wrap(env, others, tokenizer)
+
+        return bare
+
+    @property
+    def depends_on(self) -> dict[str, Any]:
+        """Everything that the tasks and their grades depend on, as plain values."""
+        values = {
+            "env": self.env,
+            "args": self.args,
+            "wrappers": list(self.wrappers),
+            "reward": self.reward,
+            "has_tools": self.has_tools,
+        }
+        data = self.args.get("data")
+        if isinstance(data, str) and (file := Path(data)).is_file():  # it may be edited meanwhile
+            values["data"] = [file.stat().st_size, file.stat().st_mtime_ns]
+        return values
+
+
+def listed(wrappers: Sequence[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+    """One wrapper per entry: ["a,b", {c: {}, d: {}}] -> ["a", "b", {c: {}}, {d: {}}]."""
+    found: list[str | dict[str, Any]] = []
+    for entry in [wrappers] if isinstance(wrappers, str | Mapping) else wrappers:
+        if isinstance(entry, str):
+            found += [name.strip() for name in entry.split(",") if name.strip()]
+        else:
+            found += [{name: arguments} for name, arguments in entry.items()]
+    return found
+
+
+def _brings_tools(wrapper: str | dict[str, Any]) -> bool:
+    name = wrapper if isinstance(wrapper, str) else next(iter(wrapper))
+    return str(WRAPPERS.get(name, "")).startswith("graft.envs.wrappers.tools:")
+
+
+def read_sets(
+    on: str, given: Sequence[str], recipe: TaskSection, *, has_tools: bool = True
+) -> list[TaskSet]:
+    """`on` is ID or LABEL=ID, separated by commas; `given` is LABEL.key=value. Empty: the recipe's.
+
+    The recipe's own environment is posed as its run poses it. Any other one is asked for its test
+    split, if it has splits and the recipe's `eval_args` name none.
+    """
+    names = [name.strip() for name in on.split(",") if name.strip()]
+    if on and not names:
+        raise ConfigError(
+            f"--on {on!r} names no set; give ids, or leave --on out for the run's own"
+        )
+    names = names or [recipe.env]
+    if not names[0]:
+        raise ConfigError(
+            "the recipe names no task.env, so there is nothing to evaluate; give --on"
+        )
+    ids: dict[str, str] = {}
+    for name in names:
+        label, has_label, env = name.partition("=")
+        env = env if has_label else label
+        if not label or not env:
+            raise ConfigError(f"--on {name!r} is neither ID nor LABEL=ID (short=earl:sort-4)")
+        if label in ids:
+            raise ConfigError(
+                f"--on names {label!r} twice; tell them apart: first={env},second={env}"
+            )
+        ids[label] = env
+    arguments: dict[str, dict[str, Any]] = {label: {} for label in ids}
+    for text in given:
+        label, key, value = _read_argument(text, list(ids))
+        arguments[label][key] = value
+    sets = [_set_of(label, env, arguments[label], recipe) for label, env in ids.items()]
+    return [replace(tasks, has_tools=has_tools) for tasks in sets]
+
+
+def _set_of(label: str, env: str, given: dict[str, Any], recipe: TaskSection) -> TaskSet:
+    from graft.evaluate.benchmarks import BENCHMARKS
+
+    given = dict(given)
+    if env in BENCHMARKS:
+        tasks = BENCHMARKS[env].task_set(data=given.pop("data", None))
+        reward = given.pop("reward", tasks.reward)
+        args = {**tasks.args, **given}
+        return replace(tasks, label=label, args=args, reward=reward, is_whole=True)
+    reward = given.pop("reward", recipe.reward)
+    try:
+        found = _arguments(env, recipe)
+        if "data" in given and "split" not in recipe.eval_args:
+            found.pop("split", None)  # whoever names a file means all of it
+        args = {**found, **given}
+    except UnknownName as error:
+        raise UnknownName(f"{error}. Benchmarks: {', '.join(sorted(BENCHMARKS))}") from None
+    return TaskSet(label, env, args, recipe.wrappers, reward)
+
+
+def _arguments(env: str, recipe: TaskSection) -> dict[str, Any]:
+    if env == recipe.env:
+        return {**recipe.args, **recipe.eval_args}
+    entry = find(env)
+    build = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
+    held_out = {"split": "test"} if "split" in inspect.signature(build).parameters else {}
+    carried = {**recipe.args, **held_out, **recipe.eval_args}
+    return {key: value for key, value in carried.items() if key not in entry.args}
+
+
+def _read_argument(text: str, labels: list[str]) -> tuple[str, str, Any]:
+    """LABEL.key=value; a label may hold dots and colons itself, so it is looked for."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    label = max((one for one in labels if text.startswith(f"{one}.")), key=len, default="")
+    key, has_value, _ = (rest := text[len(label) + 1 :]).partition("=")
+    if not label or not key or not has_value:
+        raise ConfigError(
+            f"--args {text!r} is not LABEL.key=value with one of the labels {', '.join(labels)}"
+        )
+    try:
+        return label, key, OmegaConf.to_container(OmegaConf.from_dotlist([rest]))[key]  # pyright: ignore
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"--args {text!r}: {error}") from error
+
+
+def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> int | None:
+    """Pose a task and write its prompt: a set that cannot be used says so before anything is run.
+
+    The number of tasks that there are; None where they are made up without end.
+    """
+    try:
+        env = tasks.factory(chat.tokenizer)(task)
+        try:
+            rows = size_of(env)
+            if rows == 0:
+                raise ValueError("it has no tasks")
+            observation, info = env.reset(task.seed)
+            if env.observe_as == "raw":  # a wrapper has put it through the chat template
+                chat.tokenizer.encode(str(observation))
+            else:
+                chat.prompt(as_messages(observation), info.get("tools"))
+            if max_turns > 1 and env.observe_as in ("user", "tool"):
+                chat.history_note()  # raises where the template cannot hold a conversation
+        finally:
+            env.close()
+    except (TypeError, ValueError, OSError, ImportError) as error:
+        raise ConfigError(
+            f"set {tasks.label!r} ({tasks.env} with {tasks.args}) cannot be posed: {error}. "
+            f"Arguments come from the recipe; change them for this set with --args "
+            f"'{tasks.label}.key=value', for all with task.args={{...}}"
+        ) from error
+    return rows
+
+
+def size_of(env: Any) -> int | None:
+    """How many rows a dataset has: seeds beyond them would pose them again."""
+    inner = getattr(env, "unwrapped", env)
+    return len(inner.numbers) if isinstance(inner, DatasetEnv) else None

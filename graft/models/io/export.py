@@ -1,0 +1,383 @@
+"""A checkpoint as a folder for everybody else: sharded weights, configs, tokenizer, model card.
+
+    runs/quick/checkpoints/rl-000040  ->  quick-hf/  config.json  generation_config.json
+                                                     model.safetensors, or shards and their index
+                                                     tokenizer.json  chat_template.jinja  README.md
+
+Weights pass through one shard at a time. The folder is written aside, as `.quick-hf.partial`, and
+renamed when it is whole: under its own name it is complete or absent. The card ends with a mark that
+nobody sees rendered. Only a folder with the mark, and without a file of anybody else's, is ever replaced.
+
+Adapters trained by LoRA lie below weights that they are already part of, and those are exported. A
+folder with adapters alone is merged with its base on the way: W0 + (alpha / r) B A.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graft.models.extra_actions import ACTIONS, ROWS
+from graft.models.io.gguf_read import load_gguf
+from graft.models.io.hub import HubError, find_model, split_name
+from graft.models.io.load import (
+    INDEX,
+    WEIGHTS,
+    ModelFileError,
+    Stored,
+    open_model,
+    open_tensors,
+    read_json,
+)
+from graft.models.io.save import (
+    SHARD_BYTES,
+    TokenIds,
+    ids_of,
+    save_configs,
+    sync_folder,
+    with_ids,
+    write_weights,
+)
+from graft.models.io.tensor_names import hf_names
+from graft.models.lora.merging import read_adapter
+from graft.models.lora.training import ADAPTER, ADAPTER_CONFIG, base_named
+from graft.models.shape import ModelShape
+from graft.text.chat import Chat, TemplateRewrites
+from graft.text.template import TemplateError
+from graft.text.tokenizer import FastTokenizer
+
+CARD = "README.md"
+MARK = "<!-- written by graft export -->"
+"""The last line of the card: such a folder can be made again, and so it may be replaced."""
+WRITTEN = re.compile(
+    r"(model|model-\d+-of-\d+|actions|adapter_model)\.safetensors|model\.safetensors\.index\.json"
+    r"|(config|generation_config|tokenizer|tokenizer_config|actions|adapter_config)\.json"
+    r"|chat_template\.jinja|additional_chat_templates(/.+\.jinja)?|README\.md"
+)
+"""Names in an exported folder; one that is not among them was put there by somebody."""
+UNTRAINED = (
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "min_length",
+    "min_new_tokens",
+    "guidance_scale",
+    "num_beams",
+)
+"""Entries of a generation config that change even greedy text: a policy was trained without them."""
+
+
+class ExportError(RuntimeError):
+    """Nothing was exported; the text says why and what to do."""
+
+
+@contextmanager
+def open_source(path: Path, base: Path | None = None) -> Iterator[Stored]:
+    """A checkpoint, a Hugging Face folder, a .gguf file, or a folder of adapters and their base."""
+    if path.suffix == ".gguf" and path.is_file():
+        decoder = load_gguf(path)
+        tensors = hf_names(decoder)
+        sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        yield Stored(decoder.shape, sizes, tensors.__getitem__, decoder.dtype, f"'{path}'")
+    elif (path / ADAPTER_CONFIG).exists() and not has_weights(path):
+        adapter = read_adapter(path)
+        with open_model(base or _named_base(path)) as stored:
+            adapter.check(stored.sizes)
+            yield replace(stored, read=lambda name: adapter.merge(name, stored.read(name)))
+    else:
+        with open_model(path) as stored:
+            yield stored
+
+
+def has_weights(folder: Path) -> bool:
+    return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
+
+
+def _named_base(folder: Path) -> Path:
+    named = base_named(read_json(folder / ADAPTER_CONFIG))
+    why: Exception | None = None
+    try:
+        base = find_model(named) if named else Path()
+    except HubError as error:
+        base, why = Path(), error
+    if not named or why is not None or not base.is_dir():
+        raise ModelFileError(
+            f"'{folder}' holds adapters without weights, and the base they name, {named!r}, is not "
+            f"here; pass --base, the model they were trained on{f'. {why}' if why else ''}"
+        ) from why
+    return base
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    dtype: torch.dtype | None
+    """None: adapters alone, as they were."""
+    files: list[str]
+    num_bytes: int
+    notes: list[str]
+
+
+def export_model(
+    stored: Stored,
+    tokenizer: FastTokenizer,
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    source: Path | None = None,
+    card: Callable[[torch.dtype, Sequence[str]], str],
+    force: bool = False,
+) -> Exported:
+    """Write `folder`, which transformers and graft open.
+
+    source   the folder the model came from: what its configs say beyond the shape is kept, and its
+             actions beyond the vocabulary come along
+    card     the model card's text, from the dtype and the notes
+    """
+    stored.check()
+    check_fits(stored.shape, tokenizer)
+    dtype = dtype or stored.dtype
+    notes: list[str] = []
+    is_folder = source is not None and (source / "config.json").exists()
+    given = _generation_config(source) if source is not None and is_folder else {}
+    special, generation = generation_config(tokenizer, given, notes)
+    actions = None if source is None else source / ACTIONS
+    if actions is not None and not actions.exists():
+        actions = None
+    num_bytes = sum(map(math.prod, stored.sizes.values())) * dtype.itemsize
+    with appear_at_once(folder, num_bytes, force=force, keep=source) as aside:
+        write_weights(stored.sizes, stored.read, aside, dtype=dtype, shard_bytes=shard_bytes)
+        base = source if is_folder else None
+        save_configs(stored.shape, aside, dtype, special, generation, base)
+        tokenizer.save(aside)
+        if actions is not None:
+            notes.append(_carry_actions(actions, aside, stored.shape))
+        _write_card(aside, card(dtype, notes))
+    return _exported(folder, dtype, notes)
+
+
+def export_adapter(
+    source: Path,
+    tokenizer: FastTokenizer,
+    folder: Path,
+    *,
+    card: Callable[[Sequence[str]], str],
+    force: bool = False,
+) -> Exported:
+    """Write the adapters of a LoRA checkpoint alone, as PEFT reads them."""
+    places = [source, *(file.parent for file in source.glob(f"*/{ADAPTER_CONFIG}"))]
+    place = next((place for place in places if (place / ADAPTER_CONFIG).exists()), None)
+    if place is None:
+        raise ModelFileError(
+            f"'{source}' has no {ADAPTER_CONFIG}: it was trained without adapters (lora.rank=0); "
+            f"leave --adapter out to export its weights"
+        )
+    read_adapter(place)  # whole, or it says what is missing
+    files = {name: place / name for name in (ADAPTER_CONFIG, ADAPTER)}
+    notes: list[str] = []
+    if (source / ACTIONS).exists():
+        own = place / ACTIONS  # trained in full beside the adapters, and kept there in fp32
+        files[ACTIONS] = own if own.exists() else source / ACTIONS
+        files["actions.json"] = source / "actions.json"
+        notes.append(
+            f"`{ACTIONS}` holds head rows of actions beyond the vocabulary; PEFT and transformers "
+            f"take no notice of it."
+        )
+    base = base_named(read_json(place / ADAPTER_CONFIG))
+    if not base or split_name(base) is None or Path(base).exists():
+        notes.append(
+            f"`{ADAPTER_CONFIG}` names the base by a path of the machine it was trained on: write the "
+            f"base's name on the hub into base_model_name_or_path before you publish the adapters."
+        )
+    num_bytes = files[ADAPTER].stat().st_size
+    with appear_at_once(folder, num_bytes, force=force, keep=source) as aside:
+        for name, file in files.items():
+            if file.exists():
+                shutil.copyfile(file, aside / name)
+        tokenizer.save(aside)
+        _write_card(aside, card(notes))
+    return _exported(folder, None, notes)
+
+
+def _write_card(folder: Path, text: str) -> None:
+    card = folder / CARD
+    card.write_text(f"{text.rstrip()}\n\n{MARK}\n", encoding="utf-8")
+    for file in folder.glob("*.safetensors"):  # written for their owner alone; this is for others
+        file.chmod(card.stat().st_mode)
+
+
+def _exported(folder: Path, dtype: torch.dtype | None, notes: list[str]) -> Exported:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    total = sum(file.stat().st_size for file in files)
+    return Exported(folder, dtype, [str(f.relative_to(folder)) for f in files], total, notes)
+
+
+def check_fits(shape: ModelShape, tokenizer: FastTokenizer) -> None:
+    if tokenizer.vocab_size > shape.vocab_size:
+        raise ModelFileError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model only "
+            f"{shape.vocab_size}: they do not belong together"
+        )
+
+
+def _carry_actions(file: Path, folder: Path, shape: ModelShape) -> str:
+    """Copy the rows of actions beyond the vocabulary; the sentence says what becomes of them."""
+    with open_tensors(file) as stored:
+        sizes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
+    if list(sizes) != [ROWS] or len(sizes[ROWS]) != 2 or sizes[ROWS][1] != shape.width:
+        raise ModelFileError(
+            f"'{file}' holds {sizes}, not {ROWS!r} of a model that is {shape.width} wide; it is of "
+            f"another model: remove it to export the plain one"
+        )
+    shutil.copyfile(file, folder / ACTIONS)
+    names = file.with_name("actions.json")
+    if names.exists():
+        shutil.copyfile(names, folder / names.name)
+    return (
+        f"This model was trained with {sizes[ROWS][0]} actions beyond the vocabulary "
+        f"(`{ACTIONS}`). transformers ignores them and finds the plain language model, which calls "
+        f"no tool by them; graft reads them with the recipe's `actions.file`."
+    )
+
+
+def _generation_config(source: Path) -> dict[str, Any]:
+    file = source / "generation_config.json"
+    return read_json(file) if file.exists() else {}
+
+
+def generation_config(
+    tokenizer: FastTokenizer, given: Mapping[str, Any], notes: list[str]
+) -> tuple[TokenIds, dict[str, Any]]:
+    """(ids for config.json, the generation config): the base's, and whatever ends a turn is an eos id.
+
+    With ChatML's template and eos "<|endoftext|>" (id 0, "<|im_end|>" is 2): eos_token_id [0, 2].
+    """
+    special = ids_of(tokenizer, _turn_ends(tokenizer, notes))
+    others = {name: given[name] for name in UNTRAINED if given.get(name) not in (None, 0, 1, [])}
+    if others:
+        entries = ", ".join(f"{name}={value}" for name, value in others.items())
+        notes.append(
+            f"The base's generation config has {entries}, which the policy was trained without: it "
+            f"changes even greedy text. Give generate() neutral values to sample as in training."
+        )
+    if not given:
+        return special, dict(special)
+    return special, {**given, **with_ids(given, special, only=("eos_token_id",))}
+
+
+def _turn_ends(tokenizer: FastTokenizer, notes: list[str]) -> Sequence[int]:
+    if tokenizer.chat_template is None:
+        return ()
+    try:
+        chat = Chat(tokenizer)
+    except (TemplateError, TemplateRewrites) as error:
+        notes.append(f"The chat template's end of a turn could not be found: {error}")
+        return ()
+    if chat.end_text and not chat.end_ids:
+        notes.append(
+            f"A turn ends with the text {chat.end_text!r}, for which the tokenizer has no token: "
+            f"pass it to generate() as stop_strings."
+        )
+    return sorted(chat.end_ids)
+
+
+@contextmanager
+def appear_at_once(
+    folder: Path, num_bytes: int, *, force: bool, keep: Path | None = None
+) -> Iterator[Path]:
+    """A fresh folder to write into; renamed to `folder` at the end, or gone if that is not reached.
+
+    num_bytes   about how much will be written; refused at once where there is no room for it
+    keep        must survive, and so may not lie in what is replaced
+    """
+    folder = folder.resolve()
+    aside = folder.with_name(f".{folder.name}.partial")
+    old = folder.with_name(f".{folder.name}.replaced")
+    _refuse_to_overwrite(folder, force, keep)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        _refuse_without_room(folder.parent, num_bytes)
+        aside.mkdir()
+        yield aside
+        sync_folder(aside)
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+        aside.rename(folder)
+        sync_folder(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise ExportError(
+            f"cannot write '{folder}' ({error}); {_free(folder.parent):,.0f} MB are free there, "
+            f"about {num_bytes / 1e6:,.0f} MB are needed. Nothing was left behind: make room, or "
+            f"give another --out"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        if old.exists() and not folder.exists():  # the second rename failed: as it was before
+            old.rename(folder)
+
+
+def _refuse_to_overwrite(folder: Path, force: bool, keep: Path | None) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ExportError(f"'{folder}' is a file; give --out the name of a new folder")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not force:
+        raise ExportError(
+            f"'{folder}' exists and is not empty; give another --out, or --force to replace it"
+        )
+    if keep is not None and keep.resolve().is_relative_to(folder):
+        raise ExportError(f"'{folder}' holds what is exported; give another --out")
+    if reason := _not_ours(folder):
+        raise ExportError(
+            f"'{folder}' {reason}, so --force does not replace it; remove it yourself, or give "
+            f"another --out"
+        )
+
+
+def _not_ours(folder: Path) -> str:
+    """Why a folder is more than an export that can be made again; empty if it is no more."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    if others := [name for name in names if not WRITTEN.fullmatch(name)]:
+        return f"holds {_listed(others)}, which no export writes"
+    card = folder / CARD
+    if not card.is_file() or MARK not in card.read_text(encoding="utf-8", errors="replace"):
+        return f"holds {_listed(names)}, and no {CARD} with the mark of an export ({MARK})"
+    return ""
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    """
+    >>> _listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _refuse_without_room(folder: Path, num_bytes: int) -> None:
+    if num_bytes > shutil.disk_usage(folder).free:
+        raise OSError("no space left for it")
+
+
+def _free(folder: Path) -> float:
+    return shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0.0

@@ -1,0 +1,64 @@
+"""An empty decoder, filled tensor by tensor: peak memory is one model and one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from graft.models.decoder import Decoder
+from graft.models.io.tensor_names import hf_names
+from graft.models.shape import ModelShape
+
+
+class ModelFileError(ValueError):
+    """Files that do not make a model; the text names the file, the tensor and the way out."""
+
+
+def fill(
+    shape: ModelShape,
+    stored: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], Tensor],
+    *,
+    origin: str,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Decoder:
+    """A decoder whose tensors come from `read(name)`; `stored` are the sizes that `origin` holds.
+
+    Names and sizes are compared first, so a wrong checkpoint costs neither memory nor reading.
+    """
+    with torch.device("meta"):
+        decoder = Decoder(shape).to(dtype)
+    _compare({name: tuple(view.shape) for name, view in hf_names(decoder).items()}, stored, origin)
+    decoder.to_empty(device=device)
+    for name, view in hf_names(decoder).items():
+        view.copy_(read(name))
+    return decoder
+
+
+def _compare(
+    wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], origin: str
+) -> None:
+    faults = {
+        "missing": [name for name in wanted if name not in stored],
+        "unexpected": [name for name in stored if name not in wanted],
+        "of the wrong size": [
+            f"{name} {list(stored[name])}, config says {list(wanted[name])}"
+            for name in wanted
+            if name in stored and stored[name] != wanted[name]
+        ],
+    }
+    if any(faults.values()):
+        listed = "; ".join(f"{what}: {_some(names)}" for what, names in faults.items() if names)
+        raise ModelFileError(
+            f"the tensors in {origin} are not those of its config. {listed}. "
+            f"Use the config and weights of one and the same model"
+        )
+
+
+def _some(names: Iterable[str], most: int = 5) -> str:
+    names = list(names)
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

@@ -1,0 +1,302 @@
+"""GGUF files (llama.cpp): one file with quantised weights, the shape and the tokenizer in it.
+
+Weights are dequantised while they are read; the decoder that comes out is an ordinary one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from graft.models.decoder import Decoder
+from graft.models.io.fill import ModelFileError, fill
+from graft.models.shape import ARCHITECTURES, ModelShape, UnsupportedModel, rope_frequencies
+from graft.text.tokenizer import FastTokenizer
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, ReaderTensor
+
+OUTSIDE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+INSIDE = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+ROPE_FACTORS = "rope_freqs.weight"
+ENDS = ("eos", "eot", "eom")
+"""Of a text, a turn, a message: sampling stops at each."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "use_parallel_residual": (False,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "embedding_scale": (0, 1),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "swin_norm": (False,),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.temperature_scale": (0,),
+    "attention.shared_kv_layers": (0,),
+    "rope.scale_linear": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (1, -1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+}
+"""Entries that change the function in llama.cpp, and the values with which they do not."""
+
+
+def load_gguf(
+    path: str | os.PathLike[str],
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Decoder:
+    """The decoder in a GGUF file of the llama, qwen2 or qwen3 architecture, dequantised."""
+    path = Path(path)
+    reader = open_gguf(path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    shape = gguf_shape(reader, path)
+    named = {hf_name(name): tensor for name, tensor in tensors.items() if name != ROPE_FACTORS}
+    # GGUF lists the fastest-moving size first
+    stored = {name: tuple(int(n) for n in t.shape[::-1]) for name, t in named.items()}
+
+    def read(name: str) -> Tensor:
+        weight = dequantise(named[name], path)
+        if shape.family == "llama" and ".q_proj." in name:
+            return unpair_rows(weight, shape.heads)
+        if shape.family == "llama" and ".k_proj." in name:
+            return unpair_rows(weight, shape.kv_heads)
+        return weight
+
+    return fill(shape, stored, read, origin=f"'{path}'", dtype=dtype, device=device)
+
+
+def open_gguf(path: Path) -> GGUFReader:
+    """The file, mapped into memory; its tensors are read when they are asked for."""
+    try:
+        from gguf import GGUFReader
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"reading '{path}' needs the gguf package: pip install graft-rl[gguf]", name="gguf"
+        ) from error
+    if not path.is_file():
+        raise ModelFileError(f"no GGUF file at '{path}'")
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, IndexError, KeyError) as error:  # bad magic; cut off; doubled entries
+        raise ModelFileError(
+            f"'{path}' ({path.stat().st_size} bytes) is not a whole GGUF file ({error}); "
+            f"download it again"
+        ) from error
+    if (parts := _value(reader, "split.count", 1)) > 1:
+        raise ModelFileError(
+            f"'{path}' is one of {parts} parts; join them first: llama-gguf-split --merge"
+        )
+    return reader
+
+
+def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
+    """The Shape that the metadata and the list of tensors describe."""
+    family = _value(reader, "general.architecture", "")
+    if family not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"'{path}': architecture {family!r} has no native decoder; "
+            f"known: {', '.join(ARCHITECTURES)}"
+        )
+
+    def get(key: str, default: Any = None) -> Any:
+        value = _value(reader, f"{family}.{key}", default)
+        if value is None:
+            raise ModelFileError(f"'{path}' lacks the entry {family}.{key}; is it a whole model?")
+        if isinstance(value, list):  # one number per layer
+            raise UnsupportedModel(f"'{path}': {family}.{key} differs by layer: {value}")
+        return value
+
+    if get("expert_count", 0):
+        raise UnsupportedModel(f"'{path}': a mixture of experts has no native decoder")
+    for key, neutral in NEUTRAL.items():
+        if (value := _value(reader, f"{family}.{key}", None)) not in (None, *neutral):
+            raise UnsupportedModel(
+                f"'{path}': {family}.{key}={value} changes what the model computes, and our decoder "
+                "leaves it out; take another model"
+            )
+    if 0 < (window := get("attention.sliding_window", 0)) < get("context_length"):
+        raise UnsupportedModel(
+            f"'{path}': {family}.attention.sliding_window={window}; only full attention is computed"
+        )
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if "token_embd.weight" not in tensors:
+        raise ModelFileError(f"'{path}' has no token_embd.weight; is it a whole model?")
+    width, heads = get("embedding_length"), get("attention.head_count")
+    head_dim = get("attention.key_length", width // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if get(key, head_dim) != head_dim:
+            raise UnsupportedModel(f"'{path}': {family}.{key}={get(key)}, heads have {head_dim}")
+    is_biased = "blk.0.attn_q.bias" in tensors
+    shape = ModelShape(
+        family=family,
+        # rows, not the metadata: some files pad the embedding beyond the tokenizer
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        width=width,
+        layers=get("block_count"),
+        heads=heads,
+        kv_heads=get("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        ff=get("feed_forward_length"),
+        tied="output.weight" not in tensors,
+        qk_norm=family == "qwen3",
+        qkv_bias=is_biased or family == "qwen2",
+        out_bias=is_biased and family != "qwen2",
+        mlp_bias="blk.0.ffn_gate.bias" in tensors,
+        norm_eps=_shortest(get("attention.layer_norm_rms_epsilon")),
+        rope_theta=_shortest(get("rope.freq_base", 10_000.0)),
+        max_positions=get("context_length"),
+    )
+    # a factor without a type is linear to llama.cpp
+    is_scaled = get("rope.scaling.factor", 0.0) not in (0.0, 1.0)
+    scaling = get("rope.scaling.type", "linear" if is_scaled else "none")
+    if ROPE_FACTORS in tensors:
+        factors = dequantise(tensors[ROPE_FACTORS], path).tolist()
+        return replace(shape, rope_scaling=_llama3_scaling(shape, factors, path))
+    if scaling == "none":
+        return shape
+    if scaling not in ("linear", "yarn"):
+        raise UnsupportedModel(
+            f"'{path}': rope scaling {scaling!r} is not computed; known: none, linear, yarn"
+        )
+    rope: dict[str, Any] = {"rope_type": scaling, "factor": _shortest(get("rope.scaling.factor"))}
+    if scaling == "yarn":
+        rope |= {
+            "original_max_position_embeddings": get("rope.scaling.original_context_length"),
+            "beta_fast": _shortest(get("rope.scaling.yarn_beta_fast", 32.0)),
+            "beta_slow": _shortest(get("rope.scaling.yarn_beta_slow", 1.0)),
+        }
+    return replace(shape, rope_scaling=rope)
+
+
+def _llama3_scaling(shape: ModelShape, factors: list[float], path: Path) -> dict[str, Any]:
+    """Llama 3.1's scaling from the divisors of each frequency, all that a GGUF file keeps of it.
+
+    The largest divisor is the factor (8 or 32); the other three numbers are those of every Llama 3
+    release, and the divisors they give must be the stored ones.
+    """
+    scaling = {
+        "rope_type": "llama3",
+        "factor": max(factors),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    plain, _ = rope_frequencies(shape)
+    scaled, _ = rope_frequencies(replace(shape, rope_scaling=scaling))
+    given = [one / other for one, other in zip(plain, scaled, strict=True)]
+    if len(given) != len(factors) or any(
+        abs(ours / theirs - 1) > 1e-3 for ours, theirs in zip(given, factors, strict=True)
+    ):
+        raise UnsupportedModel(
+            f"'{path}': {ROPE_FACTORS} is not Llama 3's rope scaling; load the Hugging Face folder"
+        )
+    return scaling
+
+
+def hf_name(name: str) -> str:
+    """Hugging Face's name of a GGUF tensor; an unknown one stays as it is and is reported so.
+
+    >>> hf_name("blk.3.attn_q.weight")
+    'model.layers.3.self_attn.q_proj.weight'
+    """
+    match name.split("."):
+        case ["blk", layer, part, kind] if part in INSIDE:
+            return f"model.layers.{layer}.{INSIDE[part]}.{kind}"
+        case [part, kind] if part in OUTSIDE:
+            return f"{OUTSIDE[part]}.{kind}"
+        case _:
+            return name
+
+
+def unpair_rows(weight: Tensor, heads: int) -> Tensor:
+    """Rows of q or k from llama.cpp's order to Hugging Face's.
+
+    llama.cpp turns neighbouring rows of a head together, Hugging Face row i with row i + d/2:
+    one head of size 4 stored as rows [0, 2, 1, 3] comes back as [0, 1, 2, 3].
+    """
+    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def dequantise(tensor: ReaderTensor, path: Path) -> Tensor:
+    from gguf import dequantize
+
+    try:
+        return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+    except NotImplementedError as error:
+        raise UnsupportedModel(
+            f"'{path}': {tensor.name} is quantised as {tensor.tensor_type.name}, which the "
+            f"installed gguf package cannot undo; pip install -U gguf, or take another quantisation"
+        ) from error
+
+
+def gguf_tokenizer_files(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
+    """Write the tokenizer of a GGUF file, with its chat template, in Hugging Face's format."""
+    path = Path(path).resolve()
+    split = _value(open_gguf(path), "tokenizer.ggml.pre", "")
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as alone:  # files beside the GGUF must not be mixed in
+        Path(alone, path.name).symlink_to(path)
+        tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
+    if split == "smollm":
+        # transformers does not know this one and splits "a  5" as "a", " ", " ", "5"; the model was
+        # trained on "a", "  ", "5": digits are cut off before the spaces are grouped
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    tokenizer.save_pretrained(folder)
+
+
+def open_tokenizer(path: Path) -> FastTokenizer:
+    """The tokenizer of a Hugging Face folder or of a .gguf file."""
+    if path.suffix != ".gguf":
+        return FastTokenizer.load(path)
+    reader = open_gguf(path)
+    named = (_value(reader, f"tokenizer.ggml.{kind}_token_id", None) for kind in ENDS)
+    with tempfile.TemporaryDirectory() as folder:
+        gguf_tokenizer_files(path, folder)
+        ends = {"eos_token_id": [int(index) for index in named if index is not None]}
+        Path(folder, "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
+        return FastTokenizer.load(folder)
+
+
+def _value(reader: GGUFReader, key: str, default: Any) -> Any:
+    field = reader.get_field(key)
+    return default if field is None else field.contents()
+
+
+def _shortest(value: float) -> float:
+    """GGUF keeps fp32: 9.999999747e-06 was written as 1e-05."""
+    return float(f"{value:.7g}")

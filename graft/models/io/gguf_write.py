@@ -1,0 +1,329 @@
+"""GGUF files (llama.cpp) from a model and its tokenizer: the other direction of `gguf.py`.
+
+    model.layers.3.self_attn.q_proj.weight  ->  blk.3.attn_q.weight, for llama with paired rows
+    "Ġhello"                                ->  tokenizer.ggml.tokens[...], as byte-level BPE spells it
+
+Matrices are stored as asked (f32, f16, bf16, q8_0), vectors always as f32, as llama.cpp does. Tensors
+pass through one at a time. The tokenizers that can be written are those of byte-level BPE whose way of
+splitting text has a name in llama.cpp, and the two of graft's own that are the same without merges.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tokenizers
+from torch import Tensor
+
+from graft.models.io.export import ExportError, check_fits
+from graft.models.io.gguf_read import INSIDE, OUTSIDE, ROPE_FACTORS
+from graft.models.io.load import Stored
+from graft.models.io.save import sync_folder
+from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
+from graft.text.chat import Chat
+from graft.text.tokenizer import FastTokenizer
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+KINDS = ("f32", "f16", "bf16", "q8_0")
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+"""llama.cpp's kinds of tokens."""
+WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
+SPLITS = {
+    WORDS + r"\p{N}{1,3}|": "llama-bpe",  # digits by threes: Llama 3
+    WORDS + r"\p{N}|": "qwen2",  # one by one: Qwen 2, 2.5 and 3
+}
+"""Part of a tokenizer's regular expression -> llama.cpp's name for it. The two great families cut words
+alike and numbers differently; what cuts words in another way is neither."""
+
+ENDS_BESIDE_EOS = ("eot_token_id", "eom_token_id")
+"""Places in a GGUF file for tokens that end a text: of a turn, of a message."""
+
+
+def write_gguf(
+    stored: Stored, tokenizer: FastTokenizer, path: Path, kind: str = "f16", name: str = ""
+) -> None:
+    """Write one whole GGUF file at `path`; it appears when it is complete."""
+    gguf = _package()
+    if kind not in KINDS:
+        raise ValueError(f"GGUF type {kind!r} is not written; known: {', '.join(KINDS)}")
+    stored.check()
+    check_fits(stored.shape, tokenizer)
+    metadata = {**shape_metadata(stored.shape), **tokenizer_metadata(tokenizer, stored.shape)}
+    part = path.with_name(f".{path.name}.partial")
+    with _whole(path, part):
+        writer = gguf.GGUFWriter(part, stored.shape.family)
+        try:
+            writer.add_name(name or path.stem)
+            writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[kind]])
+            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+            for key, value in metadata.items():
+                _add(writer, key, value)
+            _write_tensors(gguf, writer, stored, kind)
+        finally:
+            writer.close()
+
+
+_FILE_TYPES = {
+    "f32": "ALL_F32",
+    "f16": "MOSTLY_F16",
+    "bf16": "MOSTLY_BF16",
+    "q8_0": "MOSTLY_Q8_0",
+}
+
+
+def _package() -> Any:
+    try:
+        import gguf
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "writing GGUF needs the gguf package: pip install graft-rl[gguf]", name="gguf"
+        ) from error
+    return gguf
+
+
+@contextmanager
+def _whole(path: Path, part: Path) -> Iterator[None]:
+    """What is written to `part` becomes `path`, or nothing is left of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        yield
+        with part.open("rb+") as written:
+            os.fsync(written.fileno())
+        part.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise ExportError(
+            f"cannot write '{path}' ({error}); nothing was left behind: make room, or give another "
+            f"--gguf"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def shape_metadata(shape: ModelShape) -> dict[str, Any]:
+    """What llama.cpp wants to know of a decoder, below its architecture's name."""
+    family = shape.family
+    return {
+        f"{family}.{key}": value
+        for key, value in {
+            "block_count": shape.layers,
+            "context_length": shape.max_positions,
+            "embedding_length": shape.width,
+            "feed_forward_length": shape.ff,
+            "attention.head_count": shape.heads,
+            "attention.head_count_kv": shape.kv_heads,
+            "attention.key_length": shape.head_dim,
+            "attention.value_length": shape.head_dim,
+            "attention.layer_norm_rms_epsilon": float(shape.norm_eps),
+            "rope.dimension_count": shape.head_dim,
+            "rope.freq_base": float(shape.rope_theta),
+            "vocab_size": shape.vocab_size,
+            **_rope_metadata(shape),
+        }.items()
+    }
+
+
+def _rope_metadata(shape: ModelShape) -> dict[str, Any]:
+    scaling = shape.rope_scaling
+    kind = scaling.get("rope_type", "default")
+    if kind in ("default", "llama3"):  # Llama 3's is a tensor of divisors
+        return {}
+    if kind == "linear":
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling["factor"])}
+    odd = {"attention_factor", "mscale", "mscale_all_dim", "truncate"} & set(scaling)
+    if kind != "yarn" or odd:
+        what = f" with {', '.join(sorted(odd))}" if odd else ""
+        raise UnsupportedModel(f"rope scaling {kind!r}{what} has no form in GGUF that we know")
+    window = scaling.get("original_max_position_embeddings") or shape.max_positions
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": float(scaling["factor"]),
+        "rope.scaling.original_context_length": int(window),
+        "rope.scaling.yarn_beta_fast": float(scaling.get("beta_fast") or 32),
+        "rope.scaling.yarn_beta_slow": float(scaling.get("beta_slow") or 1),
+    }
+
+
+def tokenizer_metadata(tokenizer: FastTokenizer, shape: ModelShape) -> dict[str, Any]:
+    """The tokenizer as llama.cpp keeps it: tokens by id, their kinds, merges in order."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(folder)
+        file = Path(folder, "tokenizer.json")
+        content = json.loads(file.read_text(encoding="utf-8"))
+        opening = tokenizers.Tokenizer.from_file(str(file)).encode("", add_special_tokens=True).ids
+    model, added = content["model"], content.get("added_tokens") or []
+    vocab: dict[str, int] = model.get("vocab") or {}
+    if not isinstance(vocab, dict):
+        raise _unwritten(f"a {model.get('type')} tokenizer")
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges") or []]
+    named = {entry["content"] for entry in added}
+    words = {token: index for token, index in vocab.items() if token not in named}
+    if model.get("type") == "WordLevel":
+        words = {_spelled(token): index for token, index in words.items()}
+        pre = "gpt-2"  # nothing is merged, so it does not matter how text is split
+    else:
+        pre = split_name(content, merges)
+    tokens = [f"[PAD{index}]" for index in range(shape.vocab_size)]
+    kinds = [UNUSED] * shape.vocab_size
+    for token, index in words.items():
+        tokens[index], kinds[index] = token, NORMAL
+    for entry in added:
+        tokens[entry["id"]] = entry["content"]
+        kinds[entry["id"]] = CONTROL if entry.get("special") else USER_DEFINED
+    found: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.add_bos_token": tokenizer.bos_id is not None
+        and opening[:1] == [tokenizer.bos_id],
+    }
+    if merges:
+        found["tokenizer.ggml.merges"] = merges
+    else:  # readers that find no merges look for scores, of which none will join two tokens
+        found["tokenizer.ggml.scores"] = [0.0] * shape.vocab_size
+    ids = {
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "padding_token_id": tokenizer.pad_id,
+        "unknown_token_id": tokenizer.unk_id,
+    }
+    if tokenizer.chat_template is not None:
+        found["tokenizer.chat_template"] = tokenizer.chat_template
+    ids |= dict(zip(ENDS_BESIDE_EOS, ends_beside_eos(tokenizer), strict=False))
+    found |= {f"tokenizer.ggml.{key}": index for key, index in ids.items() if index is not None}
+    return found
+
+
+def ends_beside_eos(tokenizer: FastTokenizer) -> list[int]:
+    """Tokens that end a turn or a text, without the eos token itself; those of turns first."""
+    turn_ends = sorted(Chat(tokenizer).end_ids) if tokenizer.chat_template is not None else []
+    return [i for i in dict.fromkeys([*turn_ends, *tokenizer.eos_ids]) if i != tokenizer.eos_id]
+
+
+def _unwritten(what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{what} has no form in GGUF that is written here: only byte-level BPE as Qwen, Llama 3, "
+        f"SmolLM and GPT-2 have it. Export with --out and convert that folder with llama.cpp's "
+        f"convert_hf_to_gguf.py"
+    )
+
+
+def _spelled(character: str) -> str:
+    """A character of a character tokenizer as byte-level BPE spells it: " " is "Ġ"."""
+    if len(character.encode()) != 1:
+        raise _unwritten(f"a tokenizer of characters with {character!r}, which is several bytes,")
+    level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return level.pre_tokenize_str(character)[0][0]
+
+
+def split_name(content: Mapping[str, Any], merges: list[str]) -> str:
+    """llama.cpp's name for the way in which a tokenizer.json cuts text before it merges."""
+    model, pre = content["model"], content.get("pre_tokenizer") or {}
+    parts = pre.get("pretokenizers") or [pre]
+    is_bytes = any(part.get("type") == "ByteLevel" for part in parts)
+    if model.get("type") != "BPE" or model.get("byte_fallback") or not is_bytes:
+        raise _unwritten(f"a {model.get('type')} tokenizer that is not byte-level")
+    if not merges:
+        return "gpt-2"
+    for part in parts:
+        if part.get("type") == "Digits":
+            return "smollm"
+        if part.get("type") == "Split":
+            pattern = str((part.get("pattern") or {}).get("Regex", ""))
+            for known, name in SPLITS.items():
+                if known in pattern:
+                    return name
+            raise _unwritten(f"a tokenizer that splits text by {pattern[:60]!r}")
+    if any(part.get("use_regex", True) for part in parts if part.get("type") == "ByteLevel"):
+        return "gpt-2"
+    raise _unwritten("a tokenizer that merges across whole lines")
+
+
+def gguf_name(name: str) -> str:
+    """llama.cpp's name of a Hugging Face tensor.
+
+    >>> gguf_name("model.layers.3.self_attn.q_proj.weight")
+    'blk.3.attn_q.weight'
+    """
+    stem, _, kind = name.rpartition(".")
+    if not stem.startswith("model.layers."):
+        return f"{_OUTSIDE[stem]}.{kind}"
+    layer, _, part = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{_INSIDE[part]}.{kind}"
+
+
+_OUTSIDE = {theirs: ours for ours, theirs in OUTSIDE.items()}
+_INSIDE = {theirs: ours for ours, theirs in INSIDE.items()}
+
+
+def pair_rows(weight: Tensor, heads: int) -> Tensor:
+    """Rows of q or k from Hugging Face's order to llama.cpp's: i and i + d/2 become neighbours."""
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def _write_tensors(gguf: Any, writer: GGUFWriter, stored: Stored, kind: str) -> None:
+    """All sizes first, as the format wants it, then the numbers, tensor by tensor."""
+    shape = stored.shape
+    kinds: dict[str, Any] = {}
+    factors = _rope_factors(shape)
+    single = np.dtype(np.float32)
+    if factors is not None:
+        writer.add_tensor_info(ROPE_FACTORS, factors.shape, single, factors.nbytes)
+    for name, size in stored.sizes.items():
+        kinds[name] = gguf.GGMLQuantizationType[_kind_of(size, kind).upper()]
+        num_bytes = math.prod(gguf.quant_shape_to_byte_shape(size, kinds[name]))
+        writer.add_tensor_info(gguf_name(name), size, single, num_bytes, raw_dtype=kinds[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if factors is not None:
+        writer.write_tensor_data(factors)
+    for name in stored.sizes:
+        weight = stored.read(name).float()
+        if shape.family == "llama" and ".q_proj." in name:
+            weight = pair_rows(weight, shape.heads)
+        if shape.family == "llama" and ".k_proj." in name:
+            weight = pair_rows(weight, shape.kv_heads)
+        writer.write_tensor_data(gguf.quantize(weight.contiguous().numpy(), kinds[name]))
+
+
+def _kind_of(size: tuple[int, ...], asked: str) -> str:
+    """Vectors are f32; rows that are no whole number of q8_0's blocks of 32 are f16."""
+    if len(size) == 1:
+        return "f32"
+    return "f16" if asked == "q8_0" and size[-1] % 32 else asked
+
+
+def _rope_factors(shape: ModelShape) -> np.ndarray | None:
+    """Llama 3's rope scaling, as the divisor of each frequency."""
+    if shape.rope_scaling.get("rope_type") != "llama3":
+        return None
+    plain, _ = rope_frequencies(replace(shape, rope_scaling={}))
+    scaled, _ = rope_frequencies(shape)
+    return np.array([a / b for a, b in zip(plain, scaled, strict=True)], dtype=np.float32)
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)

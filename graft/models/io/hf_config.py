@@ -1,0 +1,205 @@
+"""A parsed `config.json` of Llama, Qwen2 or Qwen3 as a Shape, every entry read as transformers reads it.
+
+The rule for entries: one that changes the function is computed, or the model is refused. Entries of
+other families that would change it (`final_logit_softcapping`) are refused too unless their value
+changes nothing, since readers differ in whether they count. Anything else (`my_note`, dropouts, which
+training does without) is no part of the function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from graft.models.shape import (
+    ARCHITECTURES,
+    ModelShape,
+    UnsupportedModel,
+    is_number,
+    rope_frequencies,
+)
+
+POSITIONS = {"llama": 2048, "qwen2": 32_768, "qwen3": 32_768}
+"""What transformers takes for an absent max_position_embeddings."""
+LOOKS_AHEAD = "a token would also attend to later ones, and a policy writes from left to right"
+NOT_OURS = "it scales or caps numbers in other families, and our decoder would leave that out"
+NOT_ROTATED = "it rotates positions in another way than our decoder does"
+ONE_FOR_ALL = "layers would differ from each other, and our decoder computes all of them alike"
+NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+    "is_causal": ((True,), LOOKS_AHEAD),
+    "use_bidirectional_attention": ((False, None), LOOKS_AHEAD),
+    "attention_chunk_size": ((None,), "only full attention is computed"),
+    "attn_temperature_tuning": ((False, None), NOT_OURS),
+    "attn_logit_softcapping": ((None,), NOT_OURS),
+    "final_logit_softcapping": ((None,), NOT_OURS),
+    "query_pre_attn_scalar": ((None,), NOT_OURS),
+    "attention_multiplier": ((None,), NOT_OURS),
+    "embedding_multiplier": ((None, 1), NOT_OURS),
+    "residual_multiplier": ((None, 1), NOT_OURS),
+    "logits_scaling": ((None, 1), NOT_OURS),
+    "logit_scale": ((None, 1), NOT_OURS),
+    "rope_interleave": ((None, False), NOT_ROTATED),
+    "rope_interleaved": ((None, False), NOT_ROTATED),
+    "rope_traditional": ((None, False), NOT_ROTATED),
+    "no_rope_layer_interval": ((None, 0), ONE_FOR_ALL),
+    "per_layer_config": ((None, {}, []), ONE_FOR_ALL),
+}
+"""Entries that change the function somewhere: the values under which they do not, and what they do."""
+
+
+def read_shape(config: Mapping[str, Any]) -> ModelShape:
+    """From a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters)."""
+    family = str(config.get("model_type", ""))
+    if family not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"model_type {family!r} has no native decoder; known: {', '.join(ARCHITECTURES)}"
+        )
+    _refuse_what_is_not_computed(config)
+    vocab_size, width = _count(config, "vocab_size"), _count(config, "hidden_size")
+    heads = _count(config, "num_attention_heads")
+    layers, positions = _count(config, "num_hidden_layers"), POSITIONS[family]
+    if "max_position_embeddings" in config:
+        positions = _count(config, "max_position_embeddings")
+    _refuse_windows(config, family, layers, positions)
+    biased = _switch(config, "attention_bias")
+    theta, scaling = read_rope(config, positions)
+    # absent, Qwen3's is 128 whatever the width; the other families divide the width
+    head_dim = 128 if family == "qwen3" else width // heads
+    eps = config.get("rms_norm_eps", 1e-6)
+    if not is_number(eps) or not 0 <= eps < math.inf:
+        raise _wrong("rms_norm_eps", eps, "need a number that is 0 or more")
+    shape = ModelShape(
+        family=family,
+        vocab_size=vocab_size,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=_count(config, "num_key_value_heads", heads),
+        head_dim=_count(config, "head_dim", head_dim),
+        ff=_count(config, "intermediate_size"),
+        tied=_switch(config, "tie_word_embeddings"),
+        qk_norm=family == "qwen3",
+        qkv_bias=True if family == "qwen2" else biased,
+        out_bias=False if family == "qwen2" else biased,
+        mlp_bias=family == "llama" and _switch(config, "mlp_bias"),
+        norm_eps=eps,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        max_positions=positions,
+    )
+    rope_frequencies(shape)  # a scaling that is not computed should fail now, not in the first step
+    return shape
+
+
+def read_rope(config: Mapping[str, Any], positions: int) -> tuple[float, dict[str, Any]]:
+    """(theta, scaling) as transformers chooses among the places they may stand in.
+
+    `rope_scaling` wins over `rope_parameters`; inside, `rope_type` over `type`, and `rope_theta` over
+    the one beside; but `original_max_position_embeddings` beside wins over the one inside.
+    """
+    place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = config.get(place) or {}
+    if not isinstance(rope, Mapping):
+        raise _wrong(place, rope, "need a JSON object")
+    if nested := [key for key, value in rope.items() if isinstance(value, Mapping)]:
+        raise _wrong(place, f"{{{', '.join(nested)}}}", ONE_FOR_ALL)
+    rope = dict(rope)
+    partial = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1):
+        raise _wrong("partial_rotary_factor", partial, "only whole heads are rotated")
+    theta = rope.pop("rope_theta", config.get("rope_theta", 10_000.0))
+    if not is_number(theta):
+        raise _wrong("rope_theta", theta, "need a number above 0")
+    named = rope.pop("type", "default")
+    kind = rope.setdefault("rope_type", named)
+    if kind == "default":
+        return float(theta), {}
+    if kind in ("llama3", "yarn"):
+        beside = {"original_max_position_embeddings": positions} | rope
+        rope["original_max_position_embeddings"] = config.get(
+            "original_max_position_embeddings", beside["original_max_position_embeddings"]
+        )
+    if kind == "yarn" and rope["factor"] is None:
+        rope["factor"] = positions / rope["original_max_position_embeddings"]
+    return float(theta), rope
+
+
+def refuse_quantised(config: Mapping[str, Any]) -> None:
+    """Quantised weights, of the model or of a part of it (`text_config`)."""
+    for part in [config, *(value for value in config.values() if isinstance(value, Mapping))]:
+        for key in ("quantization_config", "compression_config"):
+            if how := part.get(key):
+                named = isinstance(how, Mapping) and how.get("quant_method")
+                raise UnsupportedModel(
+                    f"{key}: the weights are quantised ({named or 'an unnamed method'}) and cannot be "
+                    "trained; use the model's unquantised folder"
+                )
+
+
+def refuse_looking_ahead(config: Mapping[str, Any]) -> None:
+    """Attention to later tokens, in the model or in its text part."""
+    text = config.get("text_config")
+    for part in [config, *([text] if isinstance(text, Mapping) else [])]:
+        _refuse_unless_neutral(part, "is_causal")
+        # "vision" is about tokens of pictures, of which there are none
+        if part.get("use_bidirectional_attention") != "vision":
+            _refuse_unless_neutral(part, "use_bidirectional_attention")
+
+
+def _refuse_what_is_not_computed(config: Mapping[str, Any]) -> None:
+    refuse_quantised(config)
+    for key in NEUTRAL:
+        _refuse_unless_neutral(config, key)
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise _wrong("hidden_act", config["hidden_act"], "only silu is computed")
+    if not all(config.get("no_rope_layers") or [True]):
+        raise _wrong("no_rope_layers", config["no_rope_layers"], ONE_FOR_ALL)
+
+
+def _refuse_unless_neutral(config: Mapping[str, Any], key: str) -> None:
+    values, why = NEUTRAL[key]
+    if key in config and config[key] not in values:
+        raise _wrong(key, config[key], why)
+
+
+def _refuse_windows(config: Mapping[str, Any], family: str, layers: int, positions: int) -> None:
+    """Attention that does not reach back to the beginning."""
+    kinds, window = config.get("layer_types"), config.get("sliding_window", 4096)
+    if window is not None and not is_number(window):
+        raise _wrong("sliding_window", window, "need a number, or null")
+    if kinds and any(kind != "full_attention" for kind in kinds):
+        raise _wrong("layer_types", sorted(set(map(str, kinds))), "only full attention is computed")
+    if family == "llama":
+        if "sliding_window" in config and window is not None and window < positions:
+            raise _wrong("sliding_window", window, "only full attention is computed")
+    elif not kinds and config.get("use_sliding_window") and window is not None:
+        first = config.get("max_window_layers", 28)
+        if not is_number(first) or first < layers:
+            raise _wrong(
+                "use_sliding_window",
+                True,
+                f"layers from {first} on would see {window} tokens, and only full attention is computed",
+            )
+
+
+def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A whole number above 0; null counts as absent where there is a default."""
+    value = config[key] if default is None else config.get(key) or default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _wrong(key, value, "need a whole number above 0")
+    return value
+
+
+def _switch(config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key, False)
+    if not isinstance(value, bool):
+        raise _wrong(key, value, "need true or false")
+    return value
+
+
+def _wrong(key: str, value: Any, why: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{key}={value!r}: {why}. If the weights were trained without this entry, correct it in "
+        "config.json or delete it; else take another model"
+    )

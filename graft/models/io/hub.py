@@ -1,0 +1,284 @@
+"""Models of the Hugging Face hub by name, in the hub's own cache.
+
+    Qwen/Qwen3-0.6B         the newest commit of its main branch
+    Qwen/Qwen3-0.6B@v1.0    a branch, tag or commit
+
+A folder or file of that name on this machine wins, and what looks like a path (./x, /x, a/b/c, x.gguf) is
+never looked up. Downloaded are the files that a model is read from, not pickles or other formats beside
+them, into HF_HOME; an interrupted download goes on where it stopped. With HF_HUB_OFFLINE=1, or where the
+hub cannot be reached, a whole copy in the cache is used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from graft.data.hub import cache_folder, endpoint
+from graft.models.io.load import INDEX, WEIGHTS, read_json
+
+NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^@\s]+))?")
+FILES = re.compile(r"config\.json|.*\.(gguf|safetensors|ya?ml|json|jsonl)")
+"""Second parts of a path that are a file's name rather than a model's."""
+READ = re.compile(
+    r"[^/]+\.(json|jinja|model|tiktoken)|(merges|vocab)\.txt|README\.md"
+    r"|(actions|adapter_model)\.safetensors|additional_chat_templates/[^/]+\.jinja"
+)
+"""Files of a repository that are read beside the weights."""
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+
+
+class HubError(RuntimeError):
+    """The hub did not give or take a model; the text says why and what to do."""
+
+
+def split_name(path: str) -> tuple[str, str] | None:
+    """(name, revision) of what may be a name on the hub, None of a path.
+
+    >>> split_name("Qwen/Qwen3-0.6B"), split_name("Qwen/Qwen3-0.6B@v1.0")
+    (('Qwen/Qwen3-0.6B', 'main'), ('Qwen/Qwen3-0.6B', 'v1.0'))
+    >>> [split_name(path) for path in ("./x", "/x/y", "a/b/c", "models/x.gguf", "x")]
+    [None, None, None, None, None]
+    """
+    found = NAME.fullmatch(path)
+    if found is None or path.startswith("runs/") or FILES.fullmatch(found[1].partition("/")[2]):
+        return None
+    return found[1], found[2] or "main"
+
+
+def find_model(path: str, weights: bool = True) -> Path:
+    """The folder or file at `path`; of a name on the hub that of its copy here, downloaded if need be.
+
+    weights   False: only configs and tokenizer, for those who ask for sizes
+    """
+    named = None if Path(path).exists() else split_name(path)
+    return Path(path) if named is None else _copy_of(*named, weights)
+
+
+def origin_of(folder: Path) -> tuple[str, str] | None:
+    """(name, commit) of a model in the hub's cache, None of any other folder.
+
+    >>> origin_of(Path("/x/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de2"))
+    ('Qwen/Qwen3-0.6B', 'c1899de2')
+    """
+    parts = folder.absolute().parts
+    if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):
+        return None
+    owner, _, name = parts[-3].removeprefix("models--").partition("--")
+    return f"{owner}/{name}", parts[-1]
+
+
+@lru_cache(maxsize=64)  # the same commit for every part of a run that asks
+def _copy_of(name: str, revision: str, weights: bool) -> Path:
+    unreachable: Exception | None = None
+    if not _is_offline():
+        try:
+            return _download(name, revision, weights)
+        except HubError:
+            raise
+        except Exception as error:
+            if not _is_unreachable(error):
+                raise _explained(error, name, revision) from error
+            unreachable = error
+    folder = cached_copy(name, revision)
+    missing = ["it"] if folder is None else _missing(folder, weights)
+    if folder is None or missing:
+        raise HubError(_not_here(name, revision, missing, unreachable)) from unreachable
+    if unreachable is not None:
+        _say(
+            f"the hub at {endpoint()} cannot be reached; using the copy of {name} in the cache, commit "
+            f"{folder.name}"
+        )
+    return folder
+
+
+def _download(name: str, revision: str, weights: bool) -> Path:
+    """What the cache lacks of a model; progress is shown by the library."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    info = HfApi(endpoint=endpoint()).model_info(name, revision=revision, timeout=20)
+    wanted = _wanted([file.rfilename for file in info.siblings or ()], name, weights)
+    cached = _snapshots(name) / str(info.sha)
+    if missing := sum(not (cached / file).exists() for file in wanted):
+        _say(f"downloading {missing} files of {name} ({revision}, commit {info.sha}) to {cached}")
+    # by the name of the branch, which the cache then knows when there is no network
+    found = snapshot_download(
+        name,
+        revision=revision,
+        allow_patterns=wanted,
+        cache_dir=cache_folder(),
+        endpoint=endpoint(),
+    )
+    return Path(found)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _wanted(files: Sequence[str], name: str, weights: bool) -> list[str]:
+    """Those that a model is read from, of all files of a repository."""
+    found = [file for file in files if READ.fullmatch(file)]
+    if "config.json" not in files and "adapter_config.json" not in files:
+        ggufs = [file for file in files if file.endswith(".gguf")]
+        hint = (
+            f"; for a GGUF file: hf download {name} {ggufs[0]} --local-dir models, then "
+            f"models/{ggufs[0]}"
+            if ggufs
+            else ""
+        )
+        raise HubError(f"'{name}' has no config.json, so it is no model that can be read{hint}")
+    if not weights:
+        return found
+    stored = [WEIGHTS] if WEIGHTS in files else [file for file in files if SHARD.fullmatch(file)]
+    if not stored and "adapter_model.safetensors" not in files:
+        raise HubError(
+            f"'{name}' has no model.safetensors: pickles (pytorch_model.bin) may run code when they are "
+            "read, and other formats are not read. Take a model with safetensors, or convert it once "
+            "with transformers, if you trust it"
+        )
+    return [*found, *stored]
+
+
+def cached_copy(name: str, revision: str) -> Path | None:
+    """The snapshot of a branch, tag or commit in the cache."""
+    ref = _snapshots(name).parent / "refs" / revision
+    commit = ref.read_text().strip() if ref.is_file() else revision
+    folder = _snapshots(name) / commit
+    return folder if folder.is_dir() else None
+
+
+def _snapshots(name: str) -> Path:
+    return cache_folder() / f"models--{name.replace('/', '--')}" / "snapshots"
+
+
+def _missing(folder: Path, weights: bool) -> list[str]:
+    """Files without which a snapshot is not a whole model, as after an interrupted download."""
+    needed = [] if (folder / "adapter_config.json").exists() else ["config.json"]
+    if weights and (folder / INDEX).exists() and not (folder / WEIGHTS).exists():
+        needed += sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+    elif weights and not (folder / "adapter_model.safetensors").exists():
+        needed.append(WEIGHTS)
+    return [file for file in needed if not (folder / file).exists()]
+
+
+LOGIN = "hf auth login (or HF_TOKEN=...)"
+
+
+def check_push(name: str) -> None:
+    """Refuse what cannot be uploaded, before anything is written for it."""
+    from huggingface_hub import get_token
+
+    if split_name(name) is None or "@" in name:
+        raise HubError(f"--push {name!r}: a name on the hub is OWNER/NAME, such as me/my-model")
+    if get_token() is None:
+        raise HubError(f"--push {name} needs a login with the right to write: {LOGIN}")
+
+
+def push_folder(folder: Path, name: str, *, public: bool) -> str:
+    """Upload a folder into a repository of the hub, which is made if it is not there; its address."""
+    from huggingface_hub import HfApi
+
+    check_push(name)
+    api = HfApi(endpoint=endpoint())
+    try:
+        api.create_repo(name, private=not public, exist_ok=True)
+        if not public and not api.model_info(name).private:
+            raise HubError(
+                f"'{name}' is on the hub already and everybody can read it; give --public to upload "
+                "there, or another name"
+            )
+        api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Upload a model with graft export"
+        )
+    except HubError:
+        raise
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        if status in (401, 403, 404):
+            raise HubError(_not_allowed(name, error)) from error
+        raise _explained(error, name) from error
+    return f"{endpoint()}/{name}"
+
+
+def _explained(error: Exception, name: str, revision: str = "main") -> Exception:
+    """What is missing: the name, a login, a permission or a network; other errors stay as they are."""
+    from huggingface_hub import errors, get_token
+
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    if isinstance(error, errors.GatedRepoError):
+        return HubError(
+            f"'{name}' is gated: accept its terms at {endpoint()}/{name}, then log in as the same user: "
+            f"{LOGIN}"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return HubError(
+            f"'{name}' has no revision {revision!r}; its branches, tags and commits are listed at "
+            f"{endpoint()}/{name}/tree/main"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+        # without a login the hub answers alike for what is private and what is nowhere
+        seen = (
+            "the hub has no model of this name that your login may see: check the spelling, or ask its "
+            f"owner for access; a token may have expired: {LOGIN}"
+            if get_token()
+            else f"the hub has no public model of this name: check the spelling. A private one needs a "
+            f"login: {LOGIN}"
+        )
+        return HubError(f"'{name}' is no folder or file here, and {seen}")
+    if status == 403:
+        return HubError(_not_allowed(name, error))
+    if _is_unreachable(error) or isinstance(error, OSError) or status:
+        return HubError(_no_answer(name, error))
+    return error
+
+
+def _not_allowed(name: str, error: Exception) -> str:
+    return (
+        f"your login may not do this with '{name}' ({_first_line(error)}); use a token that has the right "
+        f"to: {LOGIN}"
+    )
+
+
+def _no_answer(name: str, error: Exception) -> str:
+    return (
+        f"the hub at {endpoint()} did not answer for '{name}' ({type(error).__name__}: "
+        f"{_first_line(error)}); check the network, its proxy and HF_ENDPOINT, and run the command again: "
+        "what has been transferred is kept"
+    )
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """Whether no answer came, or one of a hub that is out of order."""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    library = type(error).__module__.partition(".")[0]
+    return status >= 500 or isinstance(error, ConnectionError) or library.startswith("http")
+
+
+def _not_here(
+    name: str, revision: str, missing: Sequence[str], unreachable: Exception | None
+) -> str:
+    if unreachable is None:
+        reason, todo = "HF_HUB_OFFLINE is set", "unset it to download the model"
+    else:
+        seen = f"{type(unreachable).__name__}: {_first_line(unreachable)}"
+        reason = f"the hub at {endpoint()} cannot be reached ({seen})"
+        todo = "check the network, its proxy and HF_ENDPOINT"
+    return (
+        f"'{name}' is no folder or file here, {reason}, and the cache in {cache_folder()} lacks "
+        f"{', '.join(missing)} (revision {revision}); {todo}, or download it where there is a network (hf "
+        f"download {name} --local-dir FOLDER) and give that folder"
+    )
+
+
+def _is_offline() -> bool:
+    named = (os.environ.get("HF_HUB_OFFLINE"), os.environ.get("TRANSFORMERS_OFFLINE"))
+    return any((value or "").upper() in ("1", "ON", "YES", "TRUE") for value in named)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]

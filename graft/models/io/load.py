@@ -1,0 +1,224 @@
+"""Models from local files: a Hugging Face folder of safetensors, or one GGUF file.
+
+models/qwen/config.json                              the shape
+models/qwen/model.safetensors                        the weights, or
+models/qwen/model.safetensors.index.json + shards    tensor name -> file
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from graft.models.decoder import Decoder
+from graft.models.io.fill import ModelFileError, fill
+from graft.models.io.hf_config import read_shape
+from graft.models.shape import ModelShape, UnsupportedModel
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+READABLE = {
+    "F64": torch.float32,  # nothing here computes in more
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""How safetensors names the kinds of numbers we read; what a copy of them is stored as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A model on a disk: its sizes are known, its tensors are read one by one when asked for."""
+
+    shape: ModelShape
+    sizes: Mapping[str, tuple[int, ...]]
+    """Hugging Face's tensor names, without the second copy of a tied head."""
+    read: Callable[[str], Tensor]
+    dtype: torch.dtype
+    """What its embedding is stored as."""
+    origin: str
+    """Where it is, as messages name it."""
+
+    def load(self, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+        return fill(
+            self.shape, self.sizes, self.read, origin=self.origin, dtype=dtype, device=device
+        )
+
+    def check(self) -> None:
+        """Raise unless names and sizes are those of the config; costs neither memory nor reading."""
+        fill(
+            self.shape,
+            self.sizes,
+            lambda name: torch.empty(self.sizes[name], device="meta"),
+            origin=self.origin,
+            dtype=torch.float32,
+            device="meta",
+        )
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Decoder:
+    """The decoder stored at `path`, converted to `dtype`."""
+    path = Path(path)
+    if path.suffix == ".gguf" and path.is_file():
+        from graft.models.io.gguf_read import load_gguf
+
+        return load_gguf(path, dtype=dtype, device=device)
+    with open_model(path) as stored:
+        return stored.load(dtype, device)
+
+
+@contextmanager
+def open_model(path: Path) -> Iterator[Stored]:
+    """The Hugging Face folder at `path`, its files open as long as the context lasts."""
+    if not path.exists():
+        raise ModelFileError(
+            f"no model at '{path}': there is no such folder or file. Commands and model.path also take a "
+            f"name on the Hugging Face hub (OWNER/NAME); in Python: graft.models.io.hub.find_model(NAME)"
+        )
+    if not path.is_dir():
+        raise ModelFileError(
+            f"'{path}' is a file; pass a .gguf file, or the folder that holds config.json and "
+            f"{WEIGHTS}"
+        )
+    shape = shape_of(read_config(path), path / "config.json")
+    with ExitStack() as stack:
+        files = _open_weights(path, stack)
+        tied_head = files.pop("lm_head.weight", None) if shape.tied else None
+        if tied_head is not None:
+            _check_tied(path, tied_head, files)
+        kind = files[EMBEDDING].get_slice(EMBEDDING).get_dtype() if EMBEDDING in files else ""
+        yield Stored(
+            shape,
+            {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()},
+            lambda name: read_tensor(files[name], name, path),
+            READABLE.get(kind, torch.float32),
+            f"'{path}'",
+        )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's parsed config.json."""
+    file = folder / "config.json"
+    if not file.exists():
+        if (folder / "adapter_config.json").exists():
+            raise ModelFileError(
+                f"'{folder}' has no config.json: it holds adapters only; graft export {folder} --out "
+                f"FOLDER merges them with their base into a model, or give the base model"
+            )
+        ggufs = sorted(found.name for found in folder.glob("*.gguf"))
+        hint = f"; to load a GGUF file pass it itself: {folder / ggufs[0]}" if ggufs else ""
+        raise ModelFileError(f"'{folder}' has no config.json, so it is not a model folder{hint}")
+    return read_json(file)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise ModelFileError(f"'{file}' is not valid JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise ModelFileError(f"'{file}' holds a {type(content).__name__}, not a JSON object")
+    return content
+
+
+def shape_of(config: dict[str, Any], file: Path) -> ModelShape:
+    """The Shape of a parsed config.json; everything we cannot compute is refused here."""
+    try:
+        shape = read_shape(config)
+    except KeyError as error:
+        raise ModelFileError(
+            f"'{file}' lacks the entry {error}; is it a complete config?"
+        ) from error
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"'{file}': {error}") from error
+    return shape
+
+
+def _open_weights(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Tensor name -> the open file that holds it, without buffers that we compute ourselves."""
+    if (folder / WEIGHTS).exists():
+        file = stack.enter_context(open_tensors(folder / WEIGHTS))
+        found = dict.fromkeys(file.keys(), file)
+    elif (folder / INDEX).exists():
+        weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
+        opened = {
+            shard: stack.enter_context(open_tensors(folder / shard))
+            for shard in sorted(set(weight_map.values()))
+        }
+        names = {shard: set(file.keys()) for shard, file in opened.items()}
+        for name, shard in weight_map.items():
+            if name not in names[shard]:
+                raise ModelFileError(
+                    f"'{folder / shard}' lacks {name}, which {INDEX} says it holds; "
+                    f"the shards are of different downloads or saves"
+                )
+        found = {name: opened[shard] for name, shard in weight_map.items()}
+    else:
+        raise ModelFileError(_no_weights(folder))
+    return {name: file for name, file in found.items() if not name.endswith("rotary_emb.inv_freq")}
+
+
+def _no_weights(folder: Path) -> str:
+    if any(folder.glob("pytorch_model*.bin")):
+        return (
+            f"'{folder}' holds only pytorch_model.bin, a pickle that may run code when it is read. "
+            f'Convert it once, if you trust it: python -c "from transformers import '
+            f"AutoModelForCausalLM as M; M.from_pretrained('{folder}')"
+            f".save_pretrained('{folder}-safetensors')\""
+        )
+    present = ", ".join(sorted(file.name for file in folder.iterdir()))
+    return f"'{folder}' has neither {WEIGHTS} nor {INDEX}; it holds {present}"
+
+
+def open_tensors(file: Path) -> Any:
+    """A safetensors file, to be read tensor by tensor."""
+    if not file.exists():
+        raise ModelFileError(f"'{file}' is listed in {INDEX} but is not there; finish the download")
+    with file.open("rb") as raw:
+        if raw.read(19) == b"version https://git":
+            raise ModelFileError(
+                f"'{file}' is a git-lfs pointer, not the weights; run: git lfs pull"
+            )
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except SafetensorError as error:
+        raise ModelFileError(
+            f"'{file}' ({file.stat().st_size} bytes) is not a whole safetensors file ({error}); "
+            f"download or save it again"
+        ) from error
+
+
+def read_tensor(file: Any, name: str, folder: Path) -> Tensor:
+    kind = file.get_slice(name).get_dtype()
+    if kind not in READABLE:
+        raise UnsupportedModel(
+            f"{name} in '{folder}' is stored as {kind}; readable are {', '.join(READABLE)}"
+        )
+    return file.get_tensor(name)
+
+
+def _check_tied(folder: Path, head_file: Any, files: dict[str, Any]) -> None:
+    """Some tools store a tied head a second time: harmless if it is the embedding."""
+    if EMBEDDING in files and not torch.equal(
+        read_tensor(head_file, "lm_head.weight", folder),
+        read_tensor(files[EMBEDDING], EMBEDDING, folder),
+    ):
+        raise ModelFileError(
+            f"'{folder}': config.json has tie_word_embeddings=true, but lm_head.weight differs "
+            f"from {EMBEDDING}; set tie_word_embeddings to false if the head is its own matrix, "
+            f"or delete lm_head.weight"
+        )

@@ -1,0 +1,270 @@
+"""The model card: where weights come from, what they score, how to load them.
+
+Everything is read from the run's own files, so a card never says more than was measured:
+
+    runs/quick/config.yaml                    the recipe
+    runs/quick/summary.json                   scores before and after, versions, machine
+    runs/quick/evaluations/*.json             tables of `graft eval`: the rows of this checkpoint
+    runs/quick/checkpoints/rl-000040/         the weights; state.json has a held-out score, if any
+
+A summary is written at the end of a run. Its scores "after" are those of the checkpoint that it names,
+and an earlier one does not get them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graft.models.io.lineage import Lineage, lineage_of, model_section, read_object, without_paths
+from graft.models.shape import ModelShape
+from graft.version import __version__
+
+LABELS = {"before": "before RL", "after": "this checkpoint"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What is known about the training behind a folder of weights."""
+
+    checkpoint: str = ""
+    """Its name, such as rl-000040; empty for a model that no run of graft has written."""
+    run: str = ""
+    recipe: str = ""
+    """The text of config.yaml."""
+    base: Lineage = field(default_factory=Lineage)
+    """The model that the run started from."""
+    chat_template: str = ""
+    """The recipe's own, if it names one: a name, path or text."""
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """{"before": {"greedy": 0.2}, "after": {"greedy": 0.9}}, held-out scores of the run itself."""
+    evaluations: Sequence[tuple[str, str, Mapping[str, str]]] = ()
+    """(evaluation, set of tasks, its numbers) of this checkpoint."""
+    captions: Mapping[str, str] = field(default_factory=dict)
+    """How each of those evaluations was done, in its own words."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_origin(model: Path) -> Origin:
+    """What the run around a checkpoint says; of another model what it is itself. Nothing is fatal."""
+    run = model.parent.parent
+    if model.parent.name != "checkpoints" or not (run / "config.yaml").exists():
+        return Origin(base=lineage_of(str(model)))
+    recipe = (run / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    section = model_section(recipe)
+    summary, state = read_object(run / "summary.json"), read_object(model / "state.json")
+    evaluations, captions = _evaluations(run / "evaluations", model.name)
+    scores = {
+        "before": _numbers(summary.get("before") or state.get("before")),
+        "after": _numbers(summary.get("after"))
+        if Path(str(summary.get("checkpoint", ""))).name == model.name
+        else {},
+    }
+    if not scores["after"] and isinstance(state.get("score"), int | float):
+        scores["after"] = {"sampled": float(state["score"])}
+    return Origin(
+        checkpoint=model.name,
+        run=run.name,
+        recipe=recipe,
+        base=lineage_of(str(section.get("path") or ""), run),
+        chat_template=str(section.get("chat_template") or ""),
+        scores={when: found for when, found in scores.items() if found},
+        evaluations=evaluations,
+        captions=captions,
+        versions={str(k): str(v) for k, v in dict(summary.get("versions") or {}).items()},
+    )
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        return {}
+    return {
+        str(name): float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _evaluations(
+    folder: Path, checkpoint: str
+) -> tuple[list[tuple[str, str, dict[str, str]]], dict[str, str]]:
+    """This checkpoint's rows in the tables of `graft eval`, and the tables' captions."""
+    found: list[tuple[str, str, dict[str, str]]] = []
+    captions: dict[str, str] = {}
+    for file in sorted(folder.glob("*.json")):
+        table = read_object(file)
+        rows = table.get("rows")
+        for row in rows if isinstance(rows, list) else []:
+            if not isinstance(row, Mapping) or row.get("checkpoint") != checkpoint:
+                continue
+            for label, numbers in dict(row.get("scores") or {}).items():
+                if isinstance(numbers, Mapping):
+                    found.append((file.stem, str(label), _shown(numbers)))
+                    captions[file.stem] = str(table.get("caption") or "")
+    return found, captions
+
+
+def _shown(numbers: Mapping[str, Any]) -> dict[str, str]:
+    """
+    >>> _shown({"tasks": 200, "measures": {"pass@4": {"value": 0.5, "interval": [0.43, 0.57]}}})
+    {'tasks': '200', 'pass@4': '0.500 [0.430, 0.570]'}
+    """
+    shown = {name: str(numbers[name]) for name in ("tasks", "samples") if name in numbers}
+    measures = numbers.get("measures")
+    if not isinstance(measures, Mapping):
+        measures = {"reward": {"value": numbers.get("reward")}}
+    for name, measured in measures.items():
+        value = measured.get("value") if isinstance(measured, Mapping) else None
+        if not isinstance(value, int | float):
+            continue
+        interval = measured.get("interval")
+        ends = ", ".join(f"{end:.3f}" for end in interval) if interval else ""
+        shown[str(name)] = f"{value:.3f} [{ends}]" if ends else f"{value:.3f}"
+    return shown
+
+
+def model_card(
+    name: str,
+    shape: ModelShape,
+    origin: Origin,
+    *,
+    num_params: int,
+    dtype: torch.dtype | None,
+    notes: Sequence[str] = (),
+    converted: str = "",
+    is_chat: bool = True,
+) -> str:
+    """The text of README.md. dtype None: adapters alone; converted: what it was, if not graft's."""
+    first = f"{shape.family} decoder with {num_params:,} parameters"
+    if dtype is None:
+        first = f"Adapters (LoRA) of a {first}"
+    else:
+        first = f"A {first}, {str(dtype).removeprefix('torch.')}"
+    if origin.run:
+        first += f": checkpoint `{origin.checkpoint}` of the run `{origin.run}`"
+        base = origin.base.label
+        first += f", which started from `{base}`" if base else ", from random weights"
+    first += f". {converted}" if converted else ". Exported by graft."
+    sections = [
+        _front(shape, dtype, origin.base),
+        f"# {name}",
+        first,
+        *(f"> {note}" for note in notes),
+        "## How to load it",
+        _how(name, dtype, is_chat),
+    ]
+    if origin.scores or origin.evaluations:
+        sections += ["## Scores", *_scores(origin)]
+    if origin.recipe:
+        fence = _fence(origin.recipe)
+        sections += ["## Recipe", f"{fence}yaml\n{origin.recipe.strip()}\n{fence}"]
+    sections += ["## License", _license(origin.base), "## Versions", _versions(origin)]
+    return without_paths("\n\n".join(sections) + "\n")
+
+
+def _front(shape: ModelShape, dtype: torch.dtype | None, base: Lineage) -> str:
+    library = "peft" if dtype is None else "transformers"
+    known = ({"base_model": base.name} if base.name else {}) | dict(base.license)
+    entries = "".join(f"{key}: {json.dumps(value)}\n" for key, value in known.items())
+    return (
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\n{entries}"
+        f"tags:\n- graft\n- reinforcement-learning\n- {shape.family}\n---"
+    )
+
+
+def _license(base: Lineage) -> str:
+    if base.license:
+        named = base.license.get("license_name") or base.license["license"]
+        return f"`{named}`, the license of the base model `{base.label}`."
+    if base.label:
+        return (
+            f"Not known: no license was found in the card of the base model `{base.label}`. Look it up "
+            "before you publish these weights, and add `license` to the header."
+        )
+    return "None has been chosen. Add `license` to the header before you publish these weights."
+
+
+def _how(name: str, dtype: torch.dtype | None, is_chat: bool) -> str:
+    if dtype is None:
+        load = [
+            "from peft import AutoPeftModelForCausalLM",
+            "from transformers import AutoTokenizer",
+            "",
+            "# the base that adapter_config.json names has to be there",
+            f'model = AutoPeftModelForCausalLM.from_pretrained("{name}")',
+        ]
+    else:
+        load = [
+            "import torch",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype={dtype})',
+        ]
+    ask = (
+        [
+            'messages = [{"role": "user", "content": "..."}]',
+            "inputs = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
+            ")",
+        ]
+        if is_chat
+        else ['inputs = tokenizer("...", add_special_tokens=False, return_tensors="pt")']
+    )
+    lines = [
+        *load,
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+        *ask,
+        "tokens = model.generate(**inputs, do_sample=False, max_new_tokens=256)[0]",
+        'print(tokenizer.decode(tokens[inputs["input_ids"].shape[1]:]))',
+    ]
+    code = "\n".join(lines)
+    shell = f"\n\nor `graft generate {name} --prompt '...' --greedy`" if dtype is not None else ""
+    return f"```python\n{code}\n```{shell}"
+
+
+def _scores(origin: Origin) -> list[str]:
+    found: list[str] = []
+    if origin.scores:
+        names = list(dict.fromkeys(name for row in origin.scores.values() for name in row))
+        rows = [["held-out tasks", *names]]
+        for when, values in origin.scores.items():
+            shown = [f"{values[name]:.4g}" if name in values else "" for name in names]
+            rows.append([LABELS[when], *shown])
+        found.append(_table(rows))
+    if origin.evaluations:
+        names = list(dict.fromkeys(n for *_, numbers in origin.evaluations for n in numbers))
+        rows = [["evaluation", "set", *names]]
+        for evaluation, label, numbers in origin.evaluations:
+            rows.append([evaluation, label, *(numbers.get(name, "") for name in names)])
+        found.append(_table(rows))
+        found += [f"{name}: {caption}" for name, caption in origin.captions.items() if caption]
+    return found
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *rest = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rest])
+
+
+def _versions(origin: Origin) -> str:
+    here = {"graft": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    here["transformers"] = metadata.version("transformers")
+    rows = [["", *here], ["exported with", *here.values()]]
+    if origin.versions:
+        rows.append(["trained with", *(origin.versions.get(name, "") for name in here)])
+    return _table(rows)
+
+
+def _fence(text: str) -> str:
+    """Longer than any run of backticks inside."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return fence

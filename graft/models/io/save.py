@@ -1,0 +1,256 @@
+"""Models to a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` opens.
+
+Every file is written beside its place, flushed to the disk and then renamed: a file is whole or
+absent. To make the folder as a whole appear at once, save into a fresh one and rename that.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from graft.models.decoder import Decoder
+from graft.models.extra_actions import ACTIONS, ROWS, extra_rows
+from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
+from graft.models.io.tensor_names import hf_names
+from graft.models.shape import ModelShape
+from graft.text.tokenizer import FastTokenizer
+
+SHARD_BYTES = 5_000_000_000
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+NOT_CARRIED = ("auto_map", "quantization_config", "transformers_version")
+"""Entries of the source's config.json that are not true of our files: code that we do not copy, a
+quantisation that we undid, the library that wrote the old file."""
+
+TokenIds = Mapping[str, int | Sequence[int]]
+
+
+def save_model(
+    decoder: Decoder,
+    folder: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    special: TokenIds | None = None,
+    generation_config: dict[str, Any] | None = None,
+    source: str | os.PathLike[str] | None = None,
+) -> None:
+    """Write config, generation config and weights (not the tokenizer) into `folder`.
+
+    Actions beyond the vocabulary are no part of these weights and get a file of their own.
+
+    `special` maps bos_token_id, eos_token_id, pad_token_id to ids. `source` is the folder the model
+    came from: what its configs say beyond the shape is kept. A GGUF source has no such folder.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = dtype or decoder.dtype
+    save_rows(extra_rows(decoder) if decoder.shape.extra else None, folder, dtype)
+    save_weights(hf_names(decoder), folder, dtype=dtype, shard_bytes=shard_bytes)
+    save_configs(decoder.shape, folder, dtype, special or {}, generation_config, source)
+
+
+def save_rows(rows: Tensor | None, folder: Path, dtype: torch.dtype) -> None:
+    """Rows [extra, D] of actions beyond the vocabulary, in their own file."""
+    if rows is not None:
+        stored = {ROWS: rows.to("cpu", dtype).contiguous()}
+        write_whole(folder / ACTIONS, lambda to: _save_file(stored, to))
+    else:  # left from an earlier save they would be read as those of this model
+        (folder / ACTIONS).unlink(missing_ok=True)
+
+
+def save_weights(
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """One safetensors file, or numbered shards and their index; older weights there are removed."""
+    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    write_weights(sizes, tensors.__getitem__, folder, dtype=dtype, shard_bytes=shard_bytes)
+
+
+def write_weights(
+    sizes: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], Tensor],
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """The same of tensors that `read(name)` gives: no more than one shard is in memory at a time.
+
+    The names of the files that hold weights come back.
+    """
+    shards = split_shards(
+        {name: math.prod(size) * dtype.itemsize for name, size in sizes.items()}, shard_bytes
+    )
+    files = {
+        WEIGHTS
+        if len(shards) == 1
+        else f"model-{number:05d}-of-{len(shards):05d}.safetensors": names
+        for number, names in enumerate(shards, start=1)
+    }
+    for file, names in files.items():
+        shard = {name: read(name).to("cpu", dtype).contiguous() for name in names}
+        write_whole(folder / file, lambda to, shard=shard: _save_file(shard, to))
+    written = set(files)
+    if len(shards) > 1:
+        written.add(INDEX)
+        total = sum(map(math.prod, sizes.values())) * dtype.itemsize
+        where = {name: file for file, names in files.items() for name in names}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+    # a model.safetensors left from an earlier save would be read in place of new shards
+    for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
+        if stale.name not in written:
+            stale.unlink(missing_ok=True)
+    sync_folder(folder)
+    return list(files)
+
+
+def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:  # its own name for a disk that takes no more
+        raise OSError(f"safetensors could not write {path.name}: {error}") from error
+
+
+def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
+    """Names in order, cut before a shard would exceed its bytes; a bigger tensor stands alone.
+
+    >>> split_shards({"a": 3, "b": 3, "c": 9, "d": 1}, shard_bytes=6)
+    [['a', 'b'], ['c'], ['d']]
+    """
+    if shard_bytes < 1:
+        raise ValueError(f"shard_bytes={shard_bytes}: must be 1 or more")
+    shards: list[list[str]] = []
+    free = 0
+    for name, size in sizes.items():
+        if not shards or size > free:
+            shards.append([])
+            free = shard_bytes
+        shards[-1].append(name)
+        free -= size
+    return shards
+
+
+def save_configs(
+    shape: ModelShape,
+    folder: Path,
+    dtype: torch.dtype,
+    special: TokenIds,
+    generation_config: dict[str, Any] | None = None,
+    source: str | os.PathLike[str] | None = None,
+) -> None:
+    """config.json and generation_config.json.
+
+    Both are the source's beyond the shape; eos ids in `special` that it does not name are added to
+    its own, the other ids fill gaps.
+    """
+    if unknown := sorted(set(special) - set(SPECIAL)):
+        raise ValueError(f"special has unknown entries {unknown}; known: {', '.join(SPECIAL)}")
+    config, generation = _carried(source)
+    kind = str(dtype).removeprefix("torch.")
+    written = {
+        **dict.fromkeys(SPECIAL),  # null rather than absent: some families default to ids 1 and 2
+        **config,
+        **shape.to_hf(),
+        **with_ids(config, special),
+        "dtype": kind,
+        "torch_dtype": kind,  # the same for readers older than transformers 5
+    }
+    if generation_config is not None:
+        generation = generation_config
+    elif generation:
+        generation = generation | with_ids(generation, special, only=("eos_token_id",))
+    else:
+        generation = {name: written[name] for name in SPECIAL if written[name] is not None}
+    write_json(folder / "config.json", written)
+    write_json(folder / "generation_config.json", generation)
+    sync_folder(folder)
+
+
+def ids_of(tokenizer: FastTokenizer, turn_ends: Iterable[int] = ()) -> TokenIds:
+    """The special ids of a tokenizer as `config.json` has them; whatever ends a turn is an eos id.
+
+    eos "<|endoftext|>" 0, and "<|im_end|>" 2 ends a turn: {"eos_token_id": [0, 2], ...}
+    """
+    ends = list(dict.fromkeys([*tokenizer.eos_ids, *turn_ends]))
+    ids: dict[str, int | Sequence[int] | None] = {
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.bos_id,
+    }
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def with_ids(
+    given: Mapping[str, Any], special: TokenIds, only: Sequence[str] = SPECIAL
+) -> dict[str, Any]:
+    """Those of `given` where it has any; eos ids that it lacks are added behind its own.
+
+    >>> with_ids({"eos_token_id": 5, "pad_token_id": 1}, {"eos_token_id": [7, 5], "pad_token_id": 0})
+    {'eos_token_id': [5, 7], 'pad_token_id': 1}
+    """
+    found = {name: special[name] for name in only if name in special}
+    found |= {name: given[name] for name in only if given.get(name) is not None}
+    lists = [listed(source.get("eos_token_id")) for source in (given, special)]
+    if set(lists[1]) - set(lists[0]):
+        ends = list(dict.fromkeys([*lists[0], *lists[1]]))
+        found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return found
+
+
+def listed(ids: int | Sequence[int] | None) -> list[int]:
+    """[] from null, [5] from 5, [5, 7] from [5, 7]."""
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+
+
+def _carried(source: str | os.PathLike[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the source's config.json and generation_config.json hand on."""
+    if source is None or Path(source).suffix == ".gguf":
+        return {}, {}
+    folder = Path(source)
+    if not folder.is_dir():
+        raise ModelFileError(f"source '{folder}' is not a folder, so its config cannot be kept")
+    config = {k: v for k, v in read_config(folder).items() if k not in NOT_CARRIED}
+    generation = folder / "generation_config.json"
+    return config, read_json(generation) if generation.exists() else {}
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_whole(file, lambda to: to.write_text(text, encoding="utf-8"))
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write beside, flush to the disk, rename: a crash leaves the old file or the new one."""
+    part = file.with_name(file.name + ".part")
+    write(part)
+    descriptor = os.open(part, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.replace(file)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames durable; not every system lets a folder be opened."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

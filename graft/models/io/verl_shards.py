@@ -1,0 +1,373 @@
+"""verl's FSDP checkpoints: a model cut into one pickle per process, read back as whole tensors.
+
+global_step_10/actor/model_world_size_2_rank_0.pt        rows 0 and 1 of a [3, 4] weight
+global_step_10/actor/model_world_size_2_rank_1.pt        row 2
+global_step_10/actor/huggingface/                        config and tokenizer, no weights
+global_step_10/actor/lora_adapter/adapter_config.json    with LoRA: its alpha
+
+Each pickle says how its tensors were cut: a mesh of processes, [0, 1] above, and a placement for each
+axis of the mesh: Shard(0) is cut along rows, Replicate is the same everywhere. What has no placement
+is whole if it has the config's size, and else cut along rows.
+
+A pickle can run any code when it is read, so these never are: torch reads them with weights_only, and
+the classes of torch.distributed they name are played by records that only keep what they are given.
+Shards of any torch version are read alike, and no process group is needed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graft.models.decoder import Decoder
+from graft.models.io.fill import ModelFileError
+from graft.models.io.load import EMBEDDING, Stored, read_config, read_json, shape_of
+from graft.models.io.tensor_names import hf_names
+from graft.models.lora.merging import Adapter, make_adapter
+from graft.models.lora.training import ADAPTER_CONFIG, PREFIX
+from graft.models.shape import ModelShape, UnsupportedModel
+
+NAME = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+STANDARD = "torch.distributed."
+"""Classes of these modules may be named in a shard; a record plays them."""
+WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+LORA_META = "lora_train_meta.json"
+
+
+class ShardRecord:
+    """Plays a class that a pickle names: keeps what it is given, runs nothing."""
+
+    def __new__(cls, *args: Any) -> ShardRecord:
+        record = super().__new__(cls)
+        record.args = args
+        return record
+
+    def __init__(self, *args: Any) -> None:
+        self.args: tuple[Any, ...] = args
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, Mapping):
+            self.__dict__.update(state)
+        else:
+            self.args = (*self.args, state)
+
+
+def entry(record: Any, *names: str) -> Any:
+    """The first of these that a record was given: torch has renamed some. None: none of them."""
+    known = vars(record) if isinstance(record, ShardRecord) else {}
+    return next((known[name] for name in names if name in known), None)
+
+
+class CutTensor(Tensor):
+    """Plays DTensor, which torch insists on building as a tensor; nothing is computed with it."""
+
+    _local_tensor: Tensor
+    _spec: ShardRecord
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise TypeError(f"{func} of a tensor that is still in parts")
+
+
+def is_verl(folder: Path) -> bool:
+    return folder.is_dir() and any(NAME.fullmatch(file.name) for file in folder.iterdir())
+
+
+@contextmanager
+def open_shards(folder: Path, base: Path | None = None) -> Iterator[Stored]:
+    """The whole model of a verl checkpoint; its tensors are joined when they are asked for.
+
+    `base` is the Hugging Face folder it was trained from; without one the `huggingface` folder that
+    verl writes beside the shards gives the config.
+    """
+    files = find_shards(folder)
+    config_folder = find_base(folder, base)
+    config = read_config(config_folder)
+    shape = shape_of(config, config_folder / "config.json")
+    ranks = [read_shard(file) for file in files]
+    names = [list(shard) for shard in ranks]
+    if any(set(other) != set(names[0]) for other in names[1:]):
+        odd = sorted(set(names[0]).symmetric_difference(*names[1:]))
+        raise ModelFileError(
+            f"the shards in '{folder}' hold different tensors ({', '.join(odd[:3])}); "
+            f"are they of one and the same step?"
+        )
+    whole = {
+        plain_name(name): _Joined(name, [shard[name] for shard in ranks], folder)
+        for name in names[0]
+        if not name.endswith("rotary_emb.inv_freq")  # we compute it ourselves
+    }
+    adapter = _take_adapter(whole, folder)
+    wanted = _sizes(shape)
+    sizes = {name: joined.size(wanted.get(name)) for name, joined in whole.items()}
+    if adapter is not None:
+        adapter.check(sizes)
+    if any(name.startswith(("score.", "v_head.", "value_head.")) for name in sizes):
+        raise UnsupportedModel(
+            f"'{folder}' holds a critic (a value head), not a language model; pass the folder of "
+            f"the actor"
+        )
+
+    def read(name: str) -> Tensor:
+        tensor = whole[name].join(sizes[name])
+        return tensor if adapter is None else adapter.merge(name, tensor)
+
+    if shape.tied and "lm_head.weight" in sizes and EMBEDDING in sizes:
+        if not torch.equal(read("lm_head.weight"), read(EMBEDDING)):
+            raise ModelFileError(
+                f"'{config_folder / 'config.json'}' has tie_word_embeddings=true, but the shards' "
+                f"lm_head.weight differs from their embedding; pass the base they were trained from"
+            )
+        del sizes["lm_head.weight"]
+    kind = config.get("dtype") or config.get("torch_dtype")
+    dtype = getattr(torch, str(kind), None)
+    if not isinstance(dtype, torch.dtype):
+        dtype = torch.bfloat16
+    yield Stored(shape, sizes, read, dtype, f"'{folder}'")
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """The files of all ranks in order; a folder that lacks one is refused."""
+    if not folder.is_dir():
+        raise ModelFileError(f"no verl checkpoint at '{folder}': there is no such folder")
+    found = {
+        (int(match[1]), int(match[2])): file
+        for file in folder.iterdir()
+        if (match := NAME.fullmatch(file.name))
+    }
+    if not found:
+        deeper = sorted(folder.glob("**/model_world_size_*_rank_0.pt"))
+        hint = f"; did you mean '{deeper[-1].parent}'?" if deeper else ""
+        raise ModelFileError(
+            f"'{folder}' holds no model_world_size_N_rank_R.pt, so it is no FSDP checkpoint of "
+            f"verl{hint}"
+        )
+    worlds = sorted({world for world, _ in found})
+    if len(worlds) > 1:
+        raise ModelFileError(
+            f"'{folder}' holds shards of {' and '.join(map(str, worlds))} processes; keep those of "
+            f"one run"
+        )
+    world = worlds[0]
+    if missing := [rank for rank in range(world) if (world, rank) not in found]:
+        listed = ", ".join(f"model_world_size_{world}_rank_{rank}.pt" for rank in missing[:4])
+        raise ModelFileError(
+            f"'{folder}' lacks {len(missing)} of its {world} shards ({listed}); copy them from the "
+            f"machines that wrote them"
+        )
+    return [found[world, rank] for rank in range(world)]
+
+
+def find_base(folder: Path, base: Path | None) -> Path:
+    """The folder whose config and tokenizer belong to the shards."""
+    if base is not None:
+        return base
+    beside = folder / "huggingface"
+    if (beside / "config.json").exists():
+        return beside
+    raise ModelFileError(
+        f"'{folder}' has no huggingface/config.json, and the shards do not say what model they "
+        f"are; pass --base, the Hugging Face folder that was trained"
+    )
+
+
+def read_shard(file: Path) -> dict[str, Tensor]:
+    """Tensor names -> what this rank holds, mapped from the disk; no code of the file is run."""
+    serialization = torch.serialization
+    held = serialization.get_safe_globals()
+    serialization.clear_safe_globals()  # or the real classes would be built, with a process group
+    try:
+        named = serialization.get_unsafe_globals_in_checkpoint(file)
+        if foreign := sorted(name for name in named if not name.startswith(STANDARD)):
+            raise ModelFileError(
+                f"'{file}' is refused: it is a pickle that asks for {', '.join(foreign[:4])}, and "
+                f"tensors need no such thing; reading it could run code. Nothing of it was run"
+            )
+        with serialization.safe_globals([(_player(name), name) for name in named]):
+            content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except ModelFileError:
+        raise
+    except pickle.UnpicklingError as error:
+        first = str(error).partition("\n")[0]
+        raise ModelFileError(
+            f"'{file}' is refused: it holds more than tensors ({first}). Nothing of it was run"
+        ) from error
+    except (RuntimeError, ValueError, EOFError, OSError, LookupError, TypeError) as error:
+        first = str(error).partition("\n")[0]
+        raise ModelFileError(
+            f"'{file}' ({file.stat().st_size} bytes) is not a whole shard ({first}); copy it again"
+        ) from error
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(held)
+    if not isinstance(content, Mapping):
+        raise ModelFileError(
+            f"'{file}' holds a {type(content).__name__}, not tensors by name; is it a model's shard?"
+        )
+    odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise ModelFileError(
+            f"'{file}': {odd[0]} is a {type(content[odd[0]]).__name__}, not a tensor; only tensors "
+            f"and DTensors are read (FSDP with a device mesh, as verl has it)"
+        )
+    return dict(content)
+
+
+def _player(name: str) -> type:
+    return (
+        CutTensor
+        if name.endswith(".DTensor")
+        else type(name.rpartition(".")[2], (ShardRecord,), {})
+    )
+
+
+def plain_name(name: str) -> str:
+    """Hugging Face's name of a tensor, without what wrappers put into it.
+
+    >>> plain_name("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
+    'model.layers.0.mlp.up_proj.weight'
+    """
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix(PREFIX).replace(".base_layer.", ".")
+
+
+class _Joined:
+    """One tensor's parts, in the order of the ranks."""
+
+    def __init__(self, name: str, parts: Sequence[Tensor], folder: Path) -> None:
+        self.name, self.parts, self.folder = name, parts, folder
+        kinds = {isinstance(part, CutTensor) for part in parts}
+        if len(kinds) > 1:
+            raise self._fault("is a DTensor in some shards and a plain tensor in others")
+        self.is_cut = kinds == {True}
+
+    def size(self, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+        """Of the whole tensor; `wanted` is what the config says, if it knows this name."""
+        first = self.parts[0]
+        if self.is_cut:
+            return tuple(first.shape)  # a DTensor's own size is that of the whole
+        local = {tuple(part.shape) for part in self.parts}
+        if local == {tuple(first.shape)} and wanted == tuple(first.shape):
+            return tuple(first.shape)  # every rank has all of it
+        rows = sum(part.shape[0] if part.ndim else 1 for part in self.parts)
+        return (rows, *first.shape[1:])
+
+    def join(self, size: tuple[int, ...]) -> Tensor:
+        try:
+            whole = self._by_mesh() if self.is_cut else self._by_rows(size)
+        except (RuntimeError, TypeError, LookupError) as error:  # torch's, of parts that do not fit
+            raise self._fault(f"cannot be joined ({error})") from error
+        if tuple(whole.shape) != size:
+            raise self._fault(
+                f"adds up to {list(whole.shape)}, and its shards say it is {list(size)}"
+            )
+        return whole
+
+    def _by_rows(self, size: tuple[int, ...]) -> Tensor:
+        first = self.parts[0]
+        if tuple(first.shape) != size or len(self.parts) == 1:
+            return torch.cat([part.detach() for part in self.parts])
+        if not all(torch.equal(first, other) for other in self.parts[1:]):
+            raise self._fault("is whole in every shard, but not the same")
+        return first.detach()
+
+    def _by_mesh(self) -> Tensor:
+        spec = getattr(self.parts[0], "_spec", None)
+        mesh = mesh_of(entry(spec, "mesh"))
+        if mesh is None:
+            raise self._fault("does not say over which processes it was cut")
+        # every copy along a replicated axis is alike, so its first one will do
+        local = [_local_of(part, self) for part in self.parts]
+        if any(not 0 <= rank < len(local) for rank in mesh.flatten().tolist()):
+            raise self._fault(
+                f"is spread over ranks {mesh.tolist()}, and there are {len(local)} shards"
+            )
+        return self._join_axes(mesh, list(entry(spec, "placements") or ()), local)
+
+    def _join_axes(self, mesh: Tensor, placements: list[Any], local: list[Tensor]) -> Tensor:
+        """From the outermost axis of the mesh inwards: Shard joins, Replicate takes the first."""
+        if mesh.ndim == 0:
+            return local[int(mesh)]
+        if not placements:
+            raise self._fault("has fewer placements than its mesh has axes")
+        kind = type(placements[0]).__name__
+        if kind == "Replicate":
+            return self._join_axes(mesh[0], placements[1:], local)
+        if kind != "Shard":
+            raise UnsupportedModel(
+                f"{self.name} in '{self.folder}' is placed as {kind}; only Shard and Replicate are "
+                f"joined (FSDP, with or without copies; no tensor parallelism inside it)"
+            )
+        dim = entry(placements[0], "dim")
+        dim = int(placements[0].args[0] if dim is None else dim)
+        return torch.cat([self._join_axes(part, placements[1:], local) for part in mesh], dim)
+
+    def _fault(self, what: str) -> ModelFileError:
+        return ModelFileError(
+            f"{self.name} in '{self.folder}' {what}; the shards are damaged or of different steps"
+        )
+
+
+def _local_of(part: Tensor, joined: _Joined) -> Tensor:
+    local = getattr(part, "_local_tensor", None)
+    if not isinstance(local, Tensor):
+        raise joined._fault("has a shard without numbers")
+    return local.detach()
+
+
+def mesh_of(mesh: Any) -> Tensor | None:
+    """Ranks as an array: stored as one, or by later torch as a list of ranks and its layout."""
+    ranks = entry(mesh, "mesh", "_mesh")
+    if isinstance(ranks, Tensor):
+        return ranks
+    ranks, layout = entry(mesh, "_rank_map"), entry(mesh, "_layout")
+    axes = entry(layout, "axes")  # one layout for each axis, or else one for all
+    layouts = [layout] if axes is None else list(axes)
+    sizes = _flat([entry(one, "shape") for one in layouts])
+    strides = _flat([entry(one, "stride") for one in layouts])
+    return torch.as_strided(ranks, sizes, strides) if isinstance(ranks, Tensor) else None
+
+
+def _flat(value: Any) -> list[int]:
+    """
+    >>> _flat([(2,), 3])
+    [2, 3]
+    """
+    if isinstance(value, int):
+        return [value]
+    return [number for part in value or () for number in _flat(part)]
+
+
+def _sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """What a config says that each tensor measures; a tied head may be there a second time."""
+    with torch.device("meta"):
+        sizes = {name: tuple(view.shape) for name, view in hf_names(Decoder(shape)).items()}
+    return {"lm_head.weight": sizes[EMBEDDING], **sizes}
+
+
+def _take_adapter(whole: dict[str, _Joined], folder: Path) -> Adapter | None:
+    """Take LoRA's tensors out of the model's; None: there are none."""
+    halves = {name: whole.pop(name) for name in list(whole) if ".lora_" in name}
+    if not halves:
+        return None
+    config: dict[str, Any] = {}
+    for file in (folder / "lora_adapter" / ADAPTER_CONFIG, folder / LORA_META):
+        if file.exists():
+            config = read_json(file)
+            break
+    else:
+        raise ModelFileError(
+            f"'{folder}' was trained with LoRA ({len(halves)} adapter tensors), and neither "
+            f"lora_adapter/{ADAPTER_CONFIG} nor {LORA_META} says its alpha; write one of them, such "
+            f'as {{"r": 32, "lora_alpha": 64}}. Without the adapters it would be the base model'
+        )
+    tensors = {name: joined.join(joined.size(None)) for name, joined in halves.items()}
+    return make_adapter(tensors, config, f"'{folder}'")

@@ -1,0 +1,359 @@
+"""Adapters of low rank: a few numbers are trained, and every product stays as it is.
+
+    W [out, in] = W0 + s B A        A [r, in], B [out, r], s = alpha / r
+
+The model holds W, the merged matrix, and no second path beside it. So the engine samples from the very
+weights that are trained, and every kernel works as without adapters. The gradient of W is turned into
+those of A and B the moment it is complete, and forgotten:
+
+    dA = s Bᵀ dW                    dB = s dW Aᵀ
+
+One output, two inputs, r = 1, s = 2:
+
+    W0 = [10 20], A = [1 3], B = [0.5]      W  = [11 23]
+    dW = [1 -1]                             dA = [1 -1], dB = [-4]
+
+After a step W is written anew from W0, A and B, at its old address. W0 waits in host memory; the GPU
+holds one set of weights. A and B are fp32 whatever the model is, and they are all that the optimizer
+knows. Rows of actions beyond the vocabulary have no W0 worth keeping: they are trained whole.
+
+On disk they are a folder in PEFT's form; every reader of such folders can put it on the same base.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from graft.models.decoder import Decoder
+from graft.models.extra_actions import ACTIONS, ROWS, extra_rows
+from graft.models.io.hub import split_name
+from graft.models.io.load import ModelFileError, open_tensors, read_json
+from graft.models.io.save import sync_folder, write_json, write_whole
+from graft.models.io.tensor_names import hf_rows
+from graft.models.shape import ModelShape
+
+ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+"""PEFT's names for the two files of an adapter."""
+PREFIX = "base_model.model."
+"""What PEFT puts before a module's own name."""
+HEAD = "lm_head"
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", HEAD)
+"""What can have an adapter: the matrices of a block, and a head that is not the embedding."""
+FINGERPRINT = "base"
+"""Entry of the adapter file's metadata: which weights it was trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Rows of one of the model's weights that an adapter changes."""
+
+    name: str
+    """Hugging Face's, without its ".weight"."""
+    weight: nn.Parameter
+    rows: slice
+    base: Tensor
+    """W0 of these rows, in host memory."""
+
+
+class Lora(nn.Module):
+    """The adapters of one decoder; its parameters are A and B of each target, and rows of actions.
+
+    decoder   has its targets' gradients taken away from now on; everything else is frozen
+    targets   modules by the last part of their names: q_proj, ..., down_proj, lm_head
+    origin    the path of the model that W0 is read from, as an adapter's config names it
+    base      a decoder that holds W0, where `decoder` is merged already; None: `decoder` itself
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        rank: int,
+        alpha: float,
+        targets: Sequence[str],
+        origin: str = "",
+        seed: int = 0,
+        base: Decoder | None = None,
+    ) -> None:
+        super().__init__()
+        if rank < 1:
+            raise ValueError(f"rank={rank}: adapters need 1 or more; without any, make no Lora")
+        if unknown := [name for name in targets if name not in TARGETS]:
+            raise ValueError(f"unknown target {unknown[0]!r}; known: {', '.join(TARGETS)}")
+        if not targets:
+            raise ValueError(f"no targets: name some of {', '.join(TARGETS)}")
+        if HEAD in targets and decoder.shape.tied:
+            raise ValueError(
+                f"target {HEAD!r}: this model's head is its embedding (tie_word_embeddings), which "
+                f"adapters cannot change on one side alone; leave {HEAD!r} out"
+            )
+        self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
+        self.names, self.origin, self.shape = list(dict.fromkeys(targets)), origin, decoder.shape
+        self.targets = [
+            Target(name, weight, rows, _kept(held.detach()[rows], weight.device))
+            for name, weight, held, rows in _find(decoder, base or decoder, self.names)
+        ]
+        kind = torch.promote_types(decoder.dtype, torch.float32)
+        generator = torch.Generator().manual_seed(seed)
+        self.down, self.up = nn.ParameterList(), nn.ParameterList()  # A and B
+        for target in self.targets:
+            size_out, size_in = target.base.shape
+            bound = 1 / math.sqrt(size_in)
+            # drawn on the CPU: the same numbers on every device
+            drawn = torch.empty(rank, size_in).uniform_(-bound, bound, generator=generator)
+            self.down.append(nn.Parameter(drawn.to(decoder.device, kind)))
+            self.up.append(
+                nn.Parameter(torch.zeros(size_out, rank, dtype=kind, device=decoder.device))
+            )
+        self._head = [
+            decoder.head_weight
+        ]  # in a list: it is the model's, not one of our parameters
+        rows = extra_rows(decoder).to(kind, copy=True) if self.shape.extra else None
+        self.rows = None if rows is None else nn.Parameter(rows)
+        self._take_gradients(decoder)
+        self._fingerprint = ""
+
+    @property
+    def head(self) -> Tensor:
+        return self._head[0]
+
+    def _take_gradients(self, decoder: Decoder) -> None:
+        decoder.requires_grad_(False)
+        owned: dict[Tensor, list[int]] = {}
+        for number, target in enumerate(self.targets):
+            owned.setdefault(target.weight, []).append(number)
+        if self.rows is not None:
+            owned.setdefault(self.head, [])
+        for weight, numbers in owned.items():
+            weight.requires_grad_(True)
+            weight.register_post_accumulate_grad_hook(
+                lambda complete, numbers=numbers: self._hand_down(complete, numbers)
+            )
+
+    @torch.no_grad()
+    def _hand_down(self, weight: Tensor, numbers: list[int]) -> None:
+        """Turn the gradient of a weight into those of its adapters, and forget it."""
+        grad, weight.grad = weight.grad, None
+        if grad is None:
+            return
+        for number in numbers:
+            down, up = self.down[number], self.up[number]
+            part = grad[self.targets[number].rows].to(down.dtype)
+            _sum_of(down).addmm_(up.T, part, alpha=self.scale)
+            _sum_of(up).addmm_(part, down.T, alpha=self.scale)
+        if self.rows is not None and weight is self.head:
+            _sum_of(self.rows).add_(grad[self._beyond])
+
+    @property
+    def _beyond(self) -> slice:
+        return slice(self.shape.vocab_size, self.shape.vocab_size + self.shape.extra)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Write the model's weights anew, each where it is: W0 + s B A, rounded once."""
+        for target, down, up in zip(self.targets, self.down, self.up, strict=True):
+            base = target.base.to(up.device, non_blocking=True)
+            total = torch.addmm(base.to(up.dtype), up, down, alpha=self.scale)
+            target.weight[target.rows].copy_(total)
+        if self.rows is not None:
+            self.head[self._beyond].copy_(self.rows)
+
+    @contextmanager
+    def holding(self, adapters: Mapping[str, Tensor]) -> Iterator[None]:
+        """The model with other adapters, a `snapshot` of some moment; with its own again after.
+
+        With those of the beginning it is the base: a reference that needs no memory of its own.
+        """
+        own = self.snapshot()
+        try:
+            self.load_state_dict(adapters)
+            self.merge()
+            yield
+        finally:
+            self.load_state_dict(own)
+            self.merge()
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy of all numbers as they are now."""
+        return {name: value.clone() for name, value in self.state_dict().items()}
+
+    @torch.no_grad()
+    def loud(self, share: float = 0.2) -> dict[str, Tensor]:
+        """Adapters that change each target by about this share of it, at random: nobody who serves
+        the model could miss them. A new adapter's B is 0 and cannot be heard at all."""
+        generator = torch.Generator().manual_seed(0)
+        numbers = self.snapshot()
+        for index, target in enumerate(self.targets):
+            up, size = self.up[index], float(self.down[index].norm()) * self.scale
+            wanted = share * float(target.base.float().norm()) / (size * math.sqrt(len(up)))
+            numbers[f"up.{index}"] = (torch.randn(up.shape, generator=generator) * wanted).to(up)
+        return numbers
+
+    @property
+    def fingerprint(self) -> str:
+        """Which W0 it is. Of values rounded to bf16, so that a model's dtype does not matter."""
+        if not self._fingerprint:
+            sums = [int(_bits(target.base).sum(dtype=torch.int64)) for target in self.targets]
+            self._fingerprint = hashlib.blake2b(repr(sums).encode(), digest_size=8).hexdigest()
+        return self._fingerprint
+
+    def save(self, folder: Path) -> None:
+        """Write the adapters as PEFT reads them, in fp32: what is loaded is what was trained."""
+        folder.mkdir(parents=True, exist_ok=True)
+        alpha = int(self.alpha) if self.alpha == int(self.alpha) else self.alpha
+        named = None if Path(self.origin).exists() else split_name(self.origin)
+        name, revision = named or (self.origin or None, None)
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": name,
+            "revision": revision,
+            "r": self.rank,
+            "lora_alpha": alpha,
+            "lora_dropout": 0.0,
+            "target_modules": self.names,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "use_rslora": False,
+            "inference_mode": True,
+        }
+        tensors = {name: value.cpu().contiguous() for name, value in self._tensors().items()}
+        told = {"format": "pt", FINGERPRINT: self.fingerprint}
+        write_whole(folder / ADAPTER, lambda to: _save_file(tensors, to, told))
+        if self.rows is not None:
+            rows = {ROWS: self.rows.detach().cpu().contiguous()}
+            write_whole(folder / ACTIONS, lambda to: _save_file(rows, to, {"format": "pt"}))
+        write_json(folder / ADAPTER_CONFIG, config)
+        sync_folder(folder)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Take over what `save` wrote for adapters like these, and merge."""
+        file = folder / ADAPTER
+        if not file.exists():
+            raise ModelFileError(
+                f"'{folder}' has no {ADAPTER}: the adapters that were trained are gone; go on from "
+                f"another checkpoint, or start a new run"
+            )
+        with open_tensors(file) as stored:
+            told = stored.metadata() or {}
+            found = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        if told.get(FINGERPRINT, self.fingerprint) != self.fingerprint:
+            raise ModelFileError(
+                f"the adapters in '{folder}' were trained on other weights than those in "
+                f"'{self.origin}' now; give them back the model they were trained on"
+            )
+        own = self._tensors()
+        if self.rows is not None:
+            with open_tensors(folder / ACTIONS) as stored:
+                found[ROWS], own[ROWS] = stored.get_tensor(ROWS), self.rows
+        wrong = [
+            name
+            for name in sorted(set(own) | set(found))
+            if name not in own or name not in found or own[name].shape != found[name].shape
+        ]
+        if wrong:
+            raise ModelFileError(
+                f"'{file}' does not hold adapters of rank {self.rank} for {', '.join(self.names)}: "
+                f"{wrong[0]} and {len(wrong) - 1} more differ; use the settings it was trained with"
+            )
+        for name, value in own.items():
+            value.copy_(found[name])
+        self.merge()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """PEFT's names -> our own tensors."""
+        named: dict[str, Tensor] = {}
+        for target, down, up in zip(self.targets, self.down, self.up, strict=True):
+            named[f"{PREFIX}{target.name}.lora_A.weight"] = down.detach()
+            named[f"{PREFIX}{target.name}.lora_B.weight"] = up.detach()
+        return named
+
+
+def base_of(folder: Path) -> str:
+    """The path of the model that the adapters in `folder` were trained on."""
+    file = folder / ADAPTER_CONFIG
+    if not file.exists():
+        raise ModelFileError(
+            f"'{file}' is missing: the adapters that were trained are gone; go on from another "
+            f"checkpoint, or start a new run"
+        )
+    return base_named(read_json(file))
+
+
+def base_named(config: Mapping[str, Any]) -> str:
+    """The base that an adapter_config.json names: a path, or a hub name with its revision."""
+    name, revision = str(config.get("base_model_name_or_path") or ""), config.get("revision")
+    return f"{name}@{revision}" if name and revision and split_name(name) else name
+
+
+def target_sizes(shape: ModelShape, targets: Sequence[str]) -> list[tuple[int, int]]:
+    """(out, in) of every matrix that has an adapter, counted without making one."""
+    width, q, kv, ff = shape.width, shape.q_size, shape.kv_size, shape.ff
+    sizes = {
+        "q_proj": (q, width),
+        "k_proj": (kv, width),
+        "v_proj": (kv, width),
+        "o_proj": (width, q),
+        "gate_proj": (ff, width),
+        "up_proj": (ff, width),
+        "down_proj": (width, ff),
+    }
+    found = [sizes[name] for name in dict.fromkeys(targets) if name in sizes] * shape.layers
+    return [*found, (shape.vocab_size, width)] if HEAD in targets else found
+
+
+def num_trained(shape: ModelShape, rank: int, targets: Sequence[str]) -> int:
+    """Numbers the optimizer knows: rank 2 on a matrix [6, 4] has 2 * (6 + 4)."""
+    adapters = sum(rank * (out + into) for out, into in target_sizes(shape, targets))
+    return adapters + shape.extra * shape.width
+
+
+def _find(
+    decoder: Decoder, base: Decoder, targets: Sequence[str]
+) -> Iterator[tuple[str, nn.Parameter, Tensor, slice]]:
+    """Name, weight, where W0 is, and rows of every target, in the order of the computation."""
+    weights, held = dict(decoder.named_parameters()), dict(base.named_parameters())
+    for name, where in hf_rows(decoder.shape).items():
+        module, _, kind = name.rpartition(".")
+        if kind == "weight" and module.rpartition(".")[2] in targets:
+            rows = slice(where.start, where.stop)
+            yield module, weights[where.parameter], held[where.parameter], rows
+
+
+def _kept(rows: Tensor, device: torch.device) -> Tensor:
+    """A copy in host memory, pinned for a GPU, which then reads it without waiting for the host."""
+    if device.type != "cuda":
+        return rows.to("cpu", copy=True)
+    try:
+        return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows)
+    except RuntimeError:  # no more memory may be pinned: slower, and all the same
+        return rows.to("cpu", copy=True)
+
+
+def _sum_of(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.to(torch.bfloat16).contiguous().view(torch.int16)
+
+
+def _save_file(tensors: dict[str, Tensor], path: Path, told: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, told)
+    except SafetensorError as error:  # its own name for a disk that takes no more
+        raise OSError(f"safetensors could not write {path.name}: {error}") from error

@@ -1,0 +1,250 @@
+"""Norm, rotation and gate as single differentiable functions.
+
+    T tokens, D width, H query heads, K key/value heads, d head size, F width of the MLP
+
+Written out with autograd's own pieces each of them is a dozen small passes over memory, most of
+them in the backward; by hand it is three or four, and in a Triton kernel one. What is computed is
+defined here, in plain PyTorch; a device with kernels computes the same in `graft.models.kernels`.
+Sums are kept in fp32 whatever the weights are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graft.models.device import has_kernels
+from graft.models.kv_slots import KVSlots
+
+
+class _RmsNorm(torch.autograd.Function):
+    """y = x / rms(x) * weight over the last axis; `weight` is [D], or [H, D] for x of [T, H, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
+        wide = x.float()
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        y = wide * scale
+        return y.mul_(weight) if y.dtype == weight.dtype else y.to(x.dtype) * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        # y = x scale w;  dx = scale (g w) - x scale^3 / D sum(g w x);  dw = sum over rows of g x scale
+        x, weight, scale = ctx.saved_tensors
+        grad, wide = grads[0].float(), x.float()
+        product = grad * wide
+        if weight.ndim == 1:  # two matrix-vector products instead of two more passes
+            along = (product @ weight.float()).unsqueeze(-1)
+            grad_weight = scale.flatten() @ product.flatten(0, -2)
+        else:
+            along = (product * weight).sum(-1, keepdim=True)
+            grad_weight = product.mul_(scale).flatten(0, -1 - weight.ndim).sum(0)
+        along *= scale.pow(3).div_(-x.shape[-1])
+        grad_x = (grad * weight).mul_(scale).addcmul_(wide, along)
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta, and rms_norm of that sum; without a delta the sum is x itself. [T, D] each"""
+    if has_kernels(x.device):
+        from graft.models.kernels import norm
+
+        return norm.add_norm(x, delta, weight, eps)
+    total = x if delta is None else x + delta
+    return total, _RmsNorm.apply(total, weight, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last axis."""
+    return add_norm(x, None, weight, eps)[1]
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+    left, right = x.chunk(2, dim=-1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out_left, out_right = out.chunk(2, dim=-1)
+    torch.mul(left, cos, out=out_left)
+    out_left.addcmul_(right, sin, value=-sign)
+    torch.mul(right, cos, out=out_right)
+    out_right.addcmul_(left, sin, value=sign)
+    return out
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        cos, sin = ctx.saved_tensors
+        return _turn(grads[0], cos, sin, -1.0), None, None  # a rotation's transpose turns back
+
+
+def qk_rotate(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, H, d], k [T, K, d] and v [T, K, d] out of q|k|v side by side, [T, (H+2K) d].
+
+    Heads of q and k are normed where there are weights [d] for it, then each pair (i, i + d/2) of
+    them is turned by its position's angle, given as cos and sin [T, d/2]. v is as it was.
+    """
+    if has_kernels(qkv.device):
+        from graft.models.kernels import rope
+
+        return rope.qk_rotate(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
+    all_heads = heads + 2 * kv_heads
+    qkv = qkv.view(len(qkv), all_heads, qkv.shape[1] // all_heads)
+    qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
+    if q_weight is not None and k_weight is not None:  # both at once, head by head
+        weights = [q_weight.expand(heads, -1), k_weight.expand(kv_heads, -1)]
+        qk = _RmsNorm.apply(qk, torch.cat(weights), eps)
+    q, k = _Rotate.apply(qk, cos[:, None], sin[:, None]).split([heads, kv_heads], dim=1)
+    return q, k, v
+
+
+def qk_place(
+    qkv: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    place: KVSlots,
+    layer: int,
+) -> Tensor:
+    """The same without gradients: q is returned, keys and values go to their place."""
+    if has_kernels(qkv.device):
+        from graft.models.kernels import rope
+
+        return rope.qk_place(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads, place, layer)
+    q, k, v = qk_rotate(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
+    place.write(layer, k, v)
+    return q
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        grad = torch.empty_like(gate_up)
+        grad_gate, grad_up = grad.chunk(2, dim=-1)
+        torch.mul(grads[0], F.silu(gate), out=grad_up)
+        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=grad_gate)
+        return grad
+
+
+def silu_gate(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of gate|up side by side, [T, 2F] -> [T, F]"""
+    if has_kernels(gate_up.device):
+        from graft.models.kernels import gate
+
+        return gate.silu_gate(gate_up)
+    return _Gate.apply(gate_up)
+
+
+GRAD_SUM = "grad_sum"
+"""The attribute of a weight that holds the fp32 sum its gradients are added to, if it has one."""
+
+FEW_ROWS = 4
+"""Rows up to which a matrix product waits for its weights alone; see `kernels.skinny`."""
+
+
+def has_few_rows(x: Tensor) -> bool:
+    """Whether a kernel of ours beats the library's product: a few rows that only pass through."""
+    return len(x) <= FEW_ROWS and not torch.is_grad_enabled() and has_kernels(x.device)
+
+
+def norm_linear(
+    x: Tensor, delta: Tensor | None, scale: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x + delta, and the product of its norm with weight [N, D]."""
+    if has_few_rows(x):
+        from graft.models.kernels.skinny import skinny_linear
+
+        return skinny_linear(x, weight, bias, norm=(delta, scale, eps))
+    if has_kernels(x.device):
+        from graft.models.kernels import products
+
+        return products.norm_linear(x, delta, scale, eps, weight, bias)
+    total, normed = add_norm(x, delta, scale, eps)
+    return total, F.linear(normed, weight, bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gate: bool = False) -> Tensor:
+    """x @ weight.T + bias; with a gate x is gate|up, and silu(gate) * up is multiplied."""
+    if has_few_rows(x):
+        from graft.models.kernels.skinny import skinny_linear
+
+        return skinny_linear(x, weight, bias, gate=gate)[1]
+    if has_kernels(x.device):
+        from graft.models.kernels import products
+
+        return products.linear(x, weight, bias, gate)
+    return F.linear(silu_gate(x) if gate else x, weight, bias)
+
+
+def embed(tokens: Tensor, weight: Tensor) -> Tensor:
+    """weight[tokens], [T, D]: the beginning of the stream, which kernels keep in fp32.
+
+    In bf16 each of its sums, two a layer, would round off a share of all that was added before.
+    """
+    if has_kernels(weight.device):
+        from graft.models.kernels import products
+
+        return products.embed(tokens, weight)
+    return F.embedding(tokens, weight)
+
+
+def add_linear(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, gate: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The stream and what is still to be added to it, together x + linear(y).
+
+    A CPU adds inside the matrix product where there is no bias; a GPU leaves it to the next norm.
+    """
+    if x.is_cuda or bias is not None:
+        return x, linear(y, weight, bias, gate)
+    return torch.addmm(x, silu_gate(y) if gate else y, weight.t()), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(index)
+        ctx.rows = len(x)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        (index,) = ctx.saved_tensors
+        grad = grads[0]
+        total = grad.new_zeros(ctx.rows, *grad.shape[1:])
+        return total.index_add_(0, index, grad), None
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[index] for a flat index; the backward adds rows up instead of sorting indices."""
+    return _Gather.apply(x, index)

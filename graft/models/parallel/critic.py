@@ -1,0 +1,60 @@
+"""A critic over the same grid of processes as its policy (see `sharded`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+
+from graft.models.decoder import Attend
+from graft.models.parallel.decoder import ShardedDecoder, over_tp, own, spread
+from graft.models.parallel.parts import local
+
+
+class ValueHead(nn.Module):
+    """One number of each hidden state, in fp32; it starts at zero."""
+
+    def __init__(self, width: int, mesh: DeviceMesh) -> None:
+        super().__init__()
+        weight, bias = torch.zeros(1, width, device="meta"), torch.zeros(1, device="meta")
+        self.weight = over_tp(weight, mesh, Replicate())
+        self.bias = over_tp(bias, mesh, Replicate())
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        # a product with a vector: FSDP warns of results that are views, such as one column
+        return hidden.float() @ own(self.weight)[0] + own(self.bias)
+
+
+class ShardedCritic(nn.Module):
+    """A `critic.Critic` over the same grid as its policy; `sharded_critic` makes one."""
+
+    def __init__(self, body: ShardedDecoder) -> None:
+        super().__init__()
+        self.body = body
+        self.body.head = None  # never used: values need no vocabulary
+        self.value = ValueHead(body.shape.width, body.mesh)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[T] values in fp32."""
+        return self.value(self.body(tokens, positions, attend))
+
+    def hf_parameters(self) -> dict[str, nn.Parameter]:
+        """Those of its body, and its value head's."""
+        value = {"value.weight": self.value.weight, "value.bias": self.value.bias}
+        return {**self.body.hf_parameters(), **value}
+
+
+def sharded_critic(policy: ShardedDecoder) -> ShardedCritic:
+    """A critic that starts from the policy's present weights, each process from its own part."""
+    body = ShardedDecoder(policy.shape, policy.mesh, policy.dtype, policy.offload)
+    body.recompute = policy.recompute
+    critic = ShardedCritic(body)
+    spread(critic, body, exact=[critic.value])
+    parts = policy.hf_parameters()
+    for name, parameter in critic.hf_parameters().items():
+        if name in parts:
+            local(parameter).copy_(local(parts[name]))
+        else:
+            local(parameter).zero_()
+    return critic

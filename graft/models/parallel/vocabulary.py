@@ -1,0 +1,227 @@
+"""Embedding and head whose rows are spread over a group of processes, without gathering any logits.
+
+    U positions, D width, V actions of which v rows are here, from row `first` on
+
+Each process goes over its own rows in chunks and keeps four numbers a position, of which one maximum
+and one sum over the group make the result. Logits ln 6, ln 2 here and ln 1, ln 3 there, action 3:
+
+                  largest m    sum s of e^(z-m)    sum of (z-m) e^(z-m)    z of the action
+    here          ln 6         1 + 2/6             -0.366                  0
+    there         ln 3         1 + 1/3             -0.366                  ln 3
+    both          ln 6         12/6                log-prob ln(3/12)       entropy 1.199
+
+A sum whose largest term was m is worth e^(m-M) as much once the largest of all, M, is known. The
+backward pass computes each chunk again (as `logprobs` does) and needs nobody: log-prob and entropy are
+the same in all processes, so each knows the gradient of its own logits. What the hidden states get is
+one summand of it; `regions.enter` adds them up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp
+
+from graft.models.logprobs import chunk_of, logits_of
+from graft.models.ops import embed
+from graft.models.parallel.regions import leave
+
+NOTHING = float("-inf")
+
+
+def embed_rows(tokens: Tensor, weight: Tensor, first: int, group: ProcessGroup) -> Tensor:
+    """[T, D]: each token's row from whoever holds it."""
+    at = tokens - first
+    is_here = (at >= 0) & (at < len(weight))
+    found = embed(at.clamp(0, len(weight) - 1), weight)
+    return leave(found.masked_fill(~is_here[:, None], 0.0), group)
+
+
+class _Rows:
+    """This process's rows of the head, and what may be drawn of them."""
+
+    def __init__(
+        self,
+        weight: Tensor,
+        first: int,
+        modes: Tensor,
+        allowed: Tensor | None,
+        temperature: float,
+        num_words: int | None,
+    ) -> None:
+        self.weight, self.first, self.modes, self.temperature = weight, first, modes, temperature
+        count = len(weight)
+        self.allowed = None if allowed is None else allowed[:, first : first + count]
+        self.num_words = 0 if num_words is None else min(max(num_words - first, 0), count)
+
+    def logits(self, hidden: Tensor, part: slice) -> Tensor:
+        """[u, v] in fp32."""
+        rows = None if self.allowed is None else self.allowed[self.modes[part]]
+        return logits_of(hidden[part], self.weight, self.temperature, rows)
+
+    def find(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """The column of each action, any where it is not here, and whether it is."""
+        at = actions - self.first
+        return at.clamp(0, len(self.weight) - 1), (at >= 0) & (at < len(self.weight))
+
+
+class _SharedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: Tensor,  # [U, D]
+        weight: Tensor,  # [v, D]
+        actions: Tensor,  # [U]
+        modes: Tensor,  # [U]
+        allowed: Tensor | None,  # [modes, V]
+        first: int,
+        temperature: float,
+        num_words: int | None,
+        chunk: int,
+        group: ProcessGroup,
+    ) -> tuple[Tensor, ...]:
+        rows = _Rows(weight, first, modes, allowed, temperature, num_words)
+        count = len(actions)
+        most = hidden.new_full((2, count), NOTHING, dtype=torch.float32)  # of all, of tokens
+        sums = hidden.new_zeros((4, count), dtype=torch.float32)
+        for start in range(0, count, chunk):
+            part = slice(start, start + chunk)
+            logits = rows.logits(hidden, part)
+            at, is_here = rows.find(actions[part])
+            sums[2, part] = logits.gather(1, at[:, None])[:, 0].masked_fill_(~is_here, 0.0)
+            if rows.num_words:
+                most[1, part], sums[3, part] = _sum_exp(logits[:, : rows.num_words])[:2]
+            most[0, part], sums[0, part], sums[1, part] = _sum_exp(logits)
+        own = most.clone()
+        dist.all_reduce(most, ReduceOp.MAX, group)
+        # e^(m-M) and, where that is not 0, m-M; a process none of whose rows may be drawn has 0
+        late = torch.where(own == NOTHING, NOTHING, own - most)
+        share = late.exp()
+        sums[1] = share[0] * (sums[1] + late[0].masked_fill(own[0] == NOTHING, 0.0) * sums[0])
+        sums[0] *= share[0]
+        sums[3] *= share[1]
+        dist.all_reduce(sums, group=group)
+        log_total = sums[0].log()
+        log_sum = most[0] + log_total
+        logp = sums[2] - log_sum
+        entropy = log_total - sums[1] / sums[0]
+        any_word = None
+        if num_words is not None:
+            any_word = most[1] + sums[3].log() - log_sum
+            any_word.masked_fill_(actions >= num_words, 0.0)
+        ctx.save_for_backward(hidden, weight, actions, modes, allowed, log_sum, entropy, any_word)
+        ctx.how = first, temperature, num_words, chunk
+        return (logp, entropy) if any_word is None else (logp, entropy, any_word)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        grad_logp, grad_entropy, *others = grads
+        hidden, weight, actions, modes, allowed, log_sum, entropy, any_word = ctx.saved_tensors
+        first, temperature, num_words, chunk = ctx.how
+        rows = _Rows(weight, first, modes, allowed, temperature, num_words)
+        grad_word = others[0].masked_fill(actions >= num_words, 0.0) if others else None
+        grad_hidden = torch.empty_like(hidden)
+        is_frozen = not ctx.needs_input_grad[1]
+        grad_weight = None if is_frozen else torch.zeros_like(weight, dtype=torch.float32)
+        with_entropy = bool(grad_entropy.any())
+        for start in range(0, len(actions), chunk):
+            part = slice(start, start + chunk)
+            log_p = rows.logits(hidden, part).sub_(log_sum[part, None])
+            p = log_p.exp()
+            # the same derivatives as in `logprobs`, of the columns that are here
+            d_logits = p * -grad_logp[part, None]
+            at, is_here = rows.find(actions[part])
+            chosen = grad_logp[part].masked_fill(~is_here, 0.0)
+            d_logits.scatter_add_(1, at[:, None], chosen[:, None])
+            if with_entropy:
+                surprise = torch.where(p > 0, log_p, 0.0) + entropy[part, None]
+                d_logits -= grad_entropy[part, None] * p * surprise
+            if grad_word is not None:
+                d_logits -= grad_word[part, None] * p
+                of_words = (log_p[:, : rows.num_words] - any_word[part, None]).exp_()
+                d_logits[:, : rows.num_words] += of_words.mul_(grad_word[part, None])
+            d_logits /= temperature
+            d_logits = d_logits.to(hidden.dtype)
+            grad_hidden[part] = d_logits @ weight
+            if grad_weight is not None:
+                grad_weight += (d_logits.T @ hidden[part]).float()
+        own = None if grad_weight is None else grad_weight.to(weight.dtype)
+        return grad_hidden, own, *[None] * 8
+
+
+def _sum_exp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest, m, the sum of e^(z-m), and that of (z-m) e^(z-m); -inf, 0, 0 if all are -inf."""
+    most = logits.amax(-1)
+    is_empty = most == NOTHING
+    less = logits - most.masked_fill(is_empty, 0.0)[:, None]
+    weight = less.exp()
+    spread = weight * less.masked_fill_(less == NOTHING, 0.0)
+    return most, weight.sum(-1), spread.sum(-1)
+
+
+def score_nothing(hidden: Tensor, weight: Tensor, num_words: int | None) -> tuple[Tensor, ...]:
+    """What there is to say of no actions: nothing, but connected to the graph.
+
+    A process whose micro-batch has nothing to train must still take part in the backward pass.
+    """
+    no_numbers = hidden.new_zeros(0, dtype=torch.float32)
+    nothing = no_numbers + (hidden.sum() + weight.sum()).float() * 0.0
+    return (nothing,) * (2 if num_words is None else 3)
+
+
+def score_shared(
+    hidden: Tensor,
+    weight: Tensor,
+    first: int,
+    actions: Tensor,
+    modes: Tensor,
+    allowed: Tensor | None,
+    temperature: float,
+    num_words: int | None,
+    group: ProcessGroup,
+) -> tuple[Tensor, ...]:
+    """What `logprobs.score_actions` finds, of a head whose rows from `first` on are here.
+
+    Every process of the group gives the same hidden states, behind `regions.enter`, and gets the
+    same numbers. `allowed` has the columns of the whole head.
+    """
+    chunk = chunk_of(hidden, weight)
+    return _SharedHead.apply(
+        hidden, weight, actions, modes, allowed, first, temperature, num_words, chunk, group
+    )
+
+
+@torch.no_grad()
+def likeliest_shared(
+    hidden: Tensor,
+    weight: Tensor,
+    first: int,
+    actions: Tensor,
+    modes: Tensor,
+    allowed: Tensor | None,
+    group: ProcessGroup,
+) -> tuple[Tensor, Tensor]:
+    """Log-prob [U] of each action, and whether no other is likelier; of equals the first one counts."""
+    rows = _Rows(weight, first, modes, allowed, 1.0, None)
+    count = len(actions)
+    most = hidden.new_full((count,), NOTHING, dtype=torch.float32)
+    sums = hidden.new_zeros((2, count), dtype=torch.float32)
+    best = torch.zeros_like(actions)
+    chunk = chunk_of(hidden, weight)
+    for start in range(0, count, chunk):
+        part = slice(start, start + chunk)
+        logits = rows.logits(hidden, part)
+        at, is_here = rows.find(actions[part])
+        sums[1, part] = logits.gather(1, at[:, None])[:, 0].masked_fill_(~is_here, 0.0)
+        best[part] = logits.argmax(-1) + first
+        most[part], sums[0, part], _ = _sum_exp(logits)
+    own = most.clone()
+    dist.all_reduce(most, ReduceOp.MAX, group)
+    best.masked_fill_(own < most, torch.iinfo(best.dtype).max)
+    dist.all_reduce(best, ReduceOp.MIN, group)
+    sums[0] *= torch.where(own == NOTHING, NOTHING, own - most).exp()
+    dist.all_reduce(sums, group=group)
+    return sums[1] - most - sums[0].log(), best == actions

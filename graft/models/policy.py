@@ -1,0 +1,129 @@
+"""What is asked of a policy whatever it is: a decoder, one that is split, or a model of transformers'.
+
+    weights_of    whole tensors by Hugging Face name, for engines and files
+    save_policy   a folder that transformers opens
+    host_copy     the same numbers in the host's memory, to be written while training goes on
+
+All processes that hold a part of a split policy must call these together, and read the weights in
+their order: each tensor is brought together when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graft.models.decoder import Decoder
+from graft.models.extra_actions import ACTION_ROWS, extra_rows
+from graft.models.io.save import TokenIds, save_configs, save_model, save_rows, write_weights
+from graft.models.io.tensor_names import hf_names
+from graft.models.parallel.parts import is_split
+from graft.models.shape import ModelShape
+
+
+def weights_of(policy: Any) -> Mapping[str, Tensor]:
+    """Whole tensors by Hugging Face name; rows of actions beyond the vocabulary come last."""
+    if not isinstance(policy, Decoder):
+        return policy.hf_weights(whole_state(policy))
+    if not policy.is_whole:
+        return _Gathered(policy)
+    rows = {ACTION_ROWS: extra_rows(policy)} if policy.shape.extra else {}
+    return {**hf_names(policy), **rows}
+
+
+class _Gathered(Mapping[str, Tensor]):
+    """The tensors of a split policy, each brought together when it is read."""
+
+    def __init__(self, policy: Any) -> None:
+        self.policy, self.weights = policy, policy.hf_weights()
+        self.names = [*self.weights, *([ACTION_ROWS] if policy.shape.extra else [])]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.policy.extra_rows() if name == ACTION_ROWS else self.weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def save_policy(
+    policy: Any,
+    folder: Path | None,
+    *,
+    special: TokenIds,
+    source: str | os.PathLike[str] | None,
+) -> None:
+    """Write config and weights into the folder; None: come along while another process writes."""
+    if not isinstance(policy, Decoder):
+        state = whole_state(policy)
+        if folder is not None:
+            policy.save(folder, source=source, state=state)
+    elif policy.is_whole:
+        if folder is not None:
+            save_model(policy, folder, special=special, source=source)
+    else:
+        weights = weights_of(policy)
+        if folder is None:
+            for name in weights:
+                weights[name]
+            return
+        sizes = whole_sizes(policy.shape)
+        write_weights(sizes, weights.__getitem__, folder, dtype=policy.dtype)
+        save_rows(weights[ACTION_ROWS] if policy.shape.extra else None, folder, policy.dtype)
+        save_configs(policy.shape, folder, policy.dtype, special, None, source)
+
+
+def whole_state(policy: Any) -> dict[str, Tensor]:
+    """The state dict of a model of transformers', brought together where it is split."""
+    return {
+        name: tensor.full_tensor() if is_split(tensor) else tensor
+        for name, tensor in policy.state_dict().items()
+    }
+
+
+class _Kept:
+    """A model of transformers' as it was, to be saved."""
+
+    def __init__(self, policy: Any, state: Mapping[str, Tensor]) -> None:
+        self.policy = policy
+        self.state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        return self.state
+
+    def save(self, folder: Path, **how: Any) -> None:
+        self.policy.save(folder, **how)
+
+
+def whole_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Of each tensor of a Hugging Face checkpoint of this shape."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in hf_names(Decoder(shape)).items()}
+
+
+@torch.no_grad()
+def host_copy(policy: Any, *, keep: bool) -> Any:
+    """A policy to be saved, in the host's memory; None where it is not kept."""
+    if not isinstance(policy, Decoder):
+        state = whole_state(policy)
+        return _Kept(policy, state) if keep else None
+    weights = weights_of(policy)
+    with torch.device("meta"):
+        copy = Decoder(policy.shape)
+    if keep:
+        copy = copy.to(policy.dtype).to_empty(device="cpu")
+        if policy.shape.extra:
+            copy.head_weight.zero_()  # rows that only pad
+    views = weights_of(copy) if keep else {}
+    for name in weights:
+        tensor = weights[name]  # brought together by everybody, wanted or not
+        if keep:
+            views[name].copy_(tensor)
+    return copy if keep else None

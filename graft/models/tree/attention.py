@@ -1,0 +1,138 @@
+"""Attention over a packed forest: on a GPU by our kernel, elsewhere run by run.
+
+L tokens, H query heads, K key/value heads, d head size; a bucket holds S runs of m queries, n keys
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graft.models.decoder import Attend
+from graft.models.device import has_kernels
+from graft.models.ops import gather_rows
+from graft.models.tree.block_lists import BlockLists
+from graft.models.tree.packing import TokenRun
+
+
+def attention_over(
+    runs: list[TokenRun], ends: Tensor, heads: int, kv_heads: int, device: torch.device
+) -> Attend:
+    """`attend` for the forest of these runs; `ends` [L] of its tokens, on the CPU."""
+    if has_kernels(device) and len(ends):
+        return KernelAttention(runs, ends, heads, kv_heads, device)
+    return TreeAttention(runs, heads, kv_heads, device)
+
+
+class KernelAttention:
+    """`attend` by the interval kernel; head sizes and GPUs that it does not take go run by run."""
+
+    def __init__(
+        self, runs: list[TokenRun], ends: Tensor, heads: int, kv_heads: int, device: torch.device
+    ) -> None:
+        self.blocks = BlockLists.of(ends, device)
+        self._forest = (runs, heads, kv_heads, device)
+        self._plain: TreeAttention | None = None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from graft.models.kernels.interval import interval_attention
+
+        if not why_no_kernel(q.shape[-1], q.dtype, q.device):
+            return interval_attention(q, k, v, self.blocks)
+        if self._plain is None:
+            self._plain = TreeAttention(*self._forest)
+        return self._plain(layer, q, k, v)
+
+
+@cache
+def why_no_kernel(size: int, dtype: torch.dtype, device: torch.device) -> str:
+    """What keeps training attention of this head size from our kernel here; empty if nothing does."""
+    if size > 128 or size * dtype.itemsize % 16:
+        return f"head size {size} is not a multiple of 8 up to 128"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        return "this GPU is older than the Hopper generation"
+    return ""
+
+
+class TreeAttention:
+    """`attend` for a packed forest: each run queries the tokens of its path and its own.
+
+    Runs of similar size are computed together, padded. Against one dense L x L mask this skips what
+    lies in other trees and other branches, which for G samples of one prompt is nearly everything.
+    """
+
+    def __init__(
+        self, runs: list[TokenRun], heads: int, kv_heads: int, device: torch.device
+    ) -> None:
+        self.groups = heads // kv_heads
+        total = sum(run.stop - run.start for run in runs)
+        self.buckets: list[tuple[Tensor, Tensor, Tensor]] = []
+        order: list[Tensor] = []
+        offset = 0
+        for bucket in _similar(runs):
+            queries = _padded([[(run.start, run.stop)] for run in bucket]).to(device)  # [S, m]
+            keys = _padded([[*run.path, (run.start, run.stop)] for run in bucket]).to(device)
+            key, query = keys[:, None, :], queries[:, :, None]
+            # a path holds ancestors only: of the interval rule, "not in the future" is left to check
+            seen = (key >= 0) & (key <= query)
+            seen[..., 0] |= query[..., 0] < 0  # a padding query looks at one key: no empty softmax
+            mask = seen.repeat(1, self.groups, 1)[:, None]  # [S, 1, G*m, n]
+            self.buckets.append((queries.clamp(min=0), keys.clamp(min=0), mask))
+            flat = queries.flatten()
+            rows = torch.full((total,), -1, dtype=torch.long, device=device)
+            at = torch.arange(len(flat), device=device)[flat >= 0]
+            rows[flat[flat >= 0]] = at + offset
+            order.append(rows)
+            offset += len(flat)
+        self.inverse = torch.stack(order).amax(0) if order else torch.zeros(0, dtype=torch.long)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        _, heads, size = q.shape
+        kv_heads = k.shape[1]
+        outputs: list[Tensor] = []
+        for queries, keys, mask in self.buckets:
+            many, m = queries.shape
+            # [S, m, K*G, d] -> [S, K, G*m, d]: the G heads of a group are more rows of one product
+            asked = gather_rows(q, queries.flatten()).view(many, m, kv_heads, self.groups, size)
+            asked = asked.permute(0, 2, 3, 1, 4).reshape(many, kv_heads, self.groups * m, size)
+            known, told = (
+                gather_rows(x, keys.flatten()).view(many, -1, kv_heads, size).transpose(1, 2)
+                for x in (k, v)
+            )
+            found = F.scaled_dot_product_attention(asked, known, told, attn_mask=mask)
+            found = found.view(many, kv_heads, self.groups, m, size).permute(0, 3, 1, 2, 4)
+            outputs.append(found.reshape(many * m, heads, size))
+        return gather_rows(torch.cat(outputs), self.inverse) if outputs else q
+
+
+def _similar(runs: list[TokenRun]) -> list[list[TokenRun]]:
+    """Buckets in which neither queries nor keys are padded to more than about double."""
+    buckets: list[list[TokenRun]] = []
+    smallest = (0, 0)
+    for run in sorted(runs, key=_magnitude):
+        queries, keys = run.stop - run.start, run.depth + run.stop - run.start
+        fits = buckets and queries <= 2 * smallest[0] and keys <= 2 * smallest[1] + 16
+        if not fits:
+            buckets.append([])
+            smallest = (queries, keys)
+        smallest = (min(smallest[0], queries), min(smallest[1], keys))
+        buckets[-1].append(run)
+    return buckets
+
+
+def _magnitude(run: TokenRun) -> tuple[int, int]:
+    queries = run.stop - run.start
+    return queries.bit_length(), (run.depth + queries).bit_length()
+
+
+def _padded(rows: list[list[tuple[int, int]]]) -> Tensor:
+    """[S, n] indices of each row's intervals, -1 behind the end."""
+    lists = [np.concatenate([np.arange(a, b) for a, b in row]) for row in rows]
+    padded = np.full((len(lists), max(len(x) for x in lists)), -1, dtype=np.int64)
+    for i, values in enumerate(lists):
+        padded[i, : len(values)] = values
+    return torch.from_numpy(padded)

@@ -1,0 +1,98 @@
+"""From rows of trajectories to `[N, T]` grids of log-probs, entropies and values, and back by autograd.
+
+The model runs once over the unique tokens of the forest; the head once per trained token, on the
+hidden state before it. Gathering to the grid repeats a shared token in every row that passes through
+it, and the backward pass of that gather adds their gradients up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from graft.models.critic import Critic
+from graft.models.decoder import Attend, Decoder
+from graft.models.ops import gather_rows
+from graft.models.tree.attention import attention_over
+from graft.models.tree.packing import count_before, is_read, pack, shorten
+from graft.transfer import transfer
+from graft.types import Trajectory
+
+
+class Forest:
+    """A packed set of rows on a device, ready to be evaluated by one or several models.
+
+    Only tokens that a trained one comes after are computed: what nobody reads costs nothing. All
+    indices are worked out on the CPU, where the mask must be, and sent at once: a GPU can go on
+    with the micro-batch before this one meanwhile.
+
+        N rows, T columns, K tokens that are computed, U tokens that are trained, each once
+    """
+
+    def __init__(self, rows: Sequence[Trajectory], mask_NT: Tensor, device: torch.device) -> None:
+        packed = pack(rows, width=mask_NT.shape[1])
+        is_wanted = torch.zeros(len(packed) + 1, dtype=torch.bool)  # the last one is padding
+        is_wanted[packed.source[mask_NT]] = True
+        is_wanted = is_wanted[:-1]
+        wanted = is_wanted.nonzero()[:, 0]
+        keep = is_read(packed.ends, is_wanted)
+        kept = keep.nonzero()[:, 0]
+        new_row = count_before(keep)
+        slots = torch.full((len(packed) + 1,), len(wanted))
+        slots[wanted] = torch.arange(len(wanted))
+        placed = transfer(
+            {
+                "tokens": packed.tokens[kept],
+                "positions": packed.positions[kept],
+                "before": new_row[1:][packed.parents[wanted]] - 1,
+                "actions": packed.actions[wanted],
+                "modes": packed.modes[wanted],
+                "slots": slots[packed.source],
+            },
+            device,
+        )
+        self.tokens, self.positions = placed["tokens"], placed["positions"]  # [K]
+        self.before = placed["before"]  # [U] the token each trained one follows
+        self.actions, self.modes = placed["actions"], placed["modes"]  # [U]
+        self.slots_NT = placed["slots"]  # U, the zero slot, where nothing is trained
+        self.runs = shorten(packed.runs, new_row)
+        self.ends = new_row[packed.ends[kept]]  # [K], and it stays on the CPU
+        self._attentions: dict[tuple[int, int], Attend] = {}
+
+    def attention(self, model: Decoder) -> Attend:
+        """Who sees whom among these tokens, for a model of this many heads."""
+        heads = model.own_heads
+        if heads not in self._attentions:
+            self._attentions[heads] = attention_over(
+                self.runs, self.ends, *heads, self.tokens.device
+            )
+        return self._attentions[heads]
+
+    def _grid(self, values: Tensor) -> Tensor:
+        padded = torch.cat([values, values.new_zeros(1)])
+        return gather_rows(padded, self.slots_NT.flatten()).view(self.slots_NT.shape)
+
+    def logprobs(
+        self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-prob of each chosen action and entropy of its distribution, both [N, T]."""
+        logp, entropy = model.choices(self, temperature, allowed)
+        return self._grid(logp), self._grid(entropy)
+
+    def word_logprobs(
+        self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same and, where a token was chosen, the log-prob of choosing any token, all [N, T]."""
+        logp, entropy, any_word = model.choices(self, temperature, allowed, model.shape.vocab_size)
+        return self._grid(logp), self._grid(entropy), self._grid(any_word)
+
+    def followed(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-prob of each trained action, and whether it is the likeliest one, both [U]."""
+        return model.followed(self, allowed)
+
+    def values(self, critic: Critic) -> Tensor:
+        """The critic's value of the state each decision was taken in, [N, T]."""
+        values = critic(self.tokens, self.positions, self.attention(critic.body))
+        return self._grid(gather_rows(values, self.before))

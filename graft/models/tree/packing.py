@@ -1,0 +1,241 @@
+"""Lay trajectories out as a forest in which every shared token stands once.
+
+    N rows (trajectories), T columns, L unique tokens of the forest
+
+    two samples of one prompt              rows     0 1 2 3 4 5 6
+        "12" -> "abc"                      tokens   1 2 a b c d e
+             -> "de"                       ends     7 7 5 5 5 7 7
+
+Spans are written depth first, so the subtree of a span is one interval and the whole question of who
+sees whom is `(key <= query) & (query < end[key])`: d (row 5) sees 1 and 2 (their end is 7), and not a,
+b, c (their end is 5). `source` maps the grid of leaves back: row 1 of it reads [5, 6].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from graft.types import Author, Span, Trajectory
+
+
+@dataclass(slots=True)
+class TokenRun:
+    """Tokens [start, stop) of the forest that follow each other without a fork."""
+
+    start: int
+    stop: int
+    path: list[tuple[int, int]]
+    """Intervals of the tokens before it on its path, root first."""
+
+    @property
+    def depth(self) -> int:
+        return sum(stop - start for start, stop in self.path)
+
+
+@dataclass(slots=True)
+class Packed:
+    """A forest of L unique tokens, and where each cell of the leaf grid finds its token."""
+
+    tokens: Tensor  # [L]
+    positions: Tensor  # [L] distance from the root: what rotary positions need
+    parents: Tensor  # [L] the token before it on its path; -1 at a root
+    ends: Tensor  # [L] first row behind the subtree of its span
+    actions: Tensor  # [L] label of each token, what the log-prob is of
+    modes: Tensor  # [L] what was allowed there
+    source: Tensor  # [N, T] row of the forest, or L for padding
+    runs: list[TokenRun]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def response(trajectory: Trajectory) -> list[Span]:
+    """The spans behind the prompt: the columns of a row."""
+    first = next((i for i, s in enumerate(trajectory.spans) if s.author is not Author.TASK), None)
+    return [] if first is None else trajectory.spans[first:]
+
+
+def pack(rows: Sequence[Trajectory], width: int | None = None) -> Packed:
+    """One forest for these rows; `width` is T.
+
+    Rows share a span when it is the same object, that is, when they come from one Episode.
+    """
+    children: dict[int, list[int]] = {}
+    spans: dict[int, Span] = {}
+    roots: list[int] = []
+    for row in rows:
+        siblings = roots
+        for span in row.spans:
+            name = id(span)
+            if name not in spans:
+                spans[name] = span
+                children[name] = []
+                siblings.append(name)
+            siblings = children[name]
+    places, runs = _lay_out(roots, children, spans)
+    written = [spans[name] for name in places]  # in the order of the forest
+    counts = _integers(map(len, written), len(written))
+    starts, parents, depths, ends = (
+        _integers((getattr(place, name) for place in places.values()), len(places))
+        for name in ("start", "parent", "depth", "end")
+    )
+    total = int(counts.sum())
+    row_numbers = np.arange(total)
+    previous = row_numbers - 1
+    previous[starts[counts > 0]] = parents[counts > 0]
+    columns = [[places[id(span)] for span in response(row)] for row in rows]
+    if width is None:
+        width = max((sum(place.count for place in column) for column in columns), default=0)
+    source = np.full((len(rows), width), total, dtype=np.int64)
+    for number, column in enumerate(columns):
+        at = 0
+        for place in column:
+            source[number, at : at + place.count] = row_numbers[place.start :][: place.count]
+            at += place.count
+    return Packed(
+        tokens=_concatenated([span.tokens for span in written]),
+        positions=torch.from_numpy(row_numbers + np.repeat(depths - starts, counts)),
+        parents=torch.from_numpy(previous),
+        ends=torch.from_numpy(np.repeat(ends, counts)),
+        actions=_concatenated([span.actions or span.tokens for span in written]),
+        modes=_concatenated([span.modes or [0] * len(span) for span in written]),
+        source=torch.from_numpy(source),
+        runs=runs,
+    )
+
+
+def _integers(values: Iterable[int], count: int) -> np.ndarray:
+    return np.fromiter(values, dtype=np.int64, count=count)
+
+
+def _concatenated(lists: list[list[int]]) -> Tensor:
+    # by way of numpy: torch takes ten times as long over a list
+    return torch.from_numpy(_integers(chain.from_iterable(lists), sum(map(len, lists))))
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a span stands in the forest."""
+
+    start: int
+    count: int
+    parent: int
+    """The row of the token before it, -1 at a root."""
+    depth: int
+    """Tokens before it on its path."""
+    end: int = 0
+    """First row behind its subtree; known when that is written."""
+
+
+def _lay_out(
+    roots: list[int], children: dict[int, list[int]], spans: dict[int, Span]
+) -> tuple[dict[int, _Place], list[TokenRun]]:
+    """The place of every span, depth first, and the runs."""
+    places: dict[int, _Place] = {}
+    runs: list[TokenRun] = []
+    total = 0
+    # (span, the place above it, the run above it, whether it merely goes on with that run)
+    todo: list[tuple[int, _Place | None, TokenRun | None, bool]] = [
+        (name, None, None, False) for name in roots[::-1]
+    ]
+    while todo:
+        name, before, above, goes_on = todo.pop()
+        if name in places:  # second visit: everything below it is written
+            places[name].end = total
+            continue
+        place = places[name] = _below(before, total, len(spans[name]))
+        if above is not None and goes_on:
+            run = above
+        else:
+            path = [] if above is None else [*above.path, (above.start, above.stop)]
+            run = TokenRun(total, total, path)
+            runs.append(run)
+        total += place.count
+        run.stop = total
+        todo.append((name, before, above, goes_on))
+        is_only = len(children[name]) == 1
+        todo += [(child, place, run, is_only) for child in children[name][::-1]]
+    return places, [run for run in runs if run.stop > run.start]
+
+
+def _below(above: _Place | None, start: int, count: int) -> _Place:
+    """The place of a span written at `start` under another, or under none."""
+    if above is None:
+        return _Place(start, count, parent=-1, depth=0)
+    last = above.start + above.count - 1 if above.count else above.parent
+    return _Place(start, count, parent=last, depth=above.depth + above.count)
+
+
+def count_before(flags: Tensor) -> Tensor:
+    """[L + 1] how many of the first i flags are set. [1, 0, 1] -> [0, 1, 1, 2]"""
+    return F.pad(flags.long().cumsum(0), (1, 0))
+
+
+def is_read(ends: Tensor, wanted: Tensor) -> Tensor:
+    """[L] True for tokens that some wanted token (bool [L]) comes after, so that it reads them.
+
+    The rows behind i and before ends[i] are exactly its descendants: count the wanted among them.
+    The last token of an answer is never read; it is only a label.
+    """
+    counted = count_before(wanted)
+    return counted[ends] > counted[1:]
+
+
+def shorten(runs: list[TokenRun], new_row: Tensor) -> list[TokenRun]:
+    """The runs over the kept tokens alone. What is kept of a run is its beginning.
+
+    `new_row` is [L + 1], the number of kept tokens before each row: the row it becomes.
+    """
+    new = new_row.numpy()
+    short = [
+        TokenRun(
+            int(new[run.start]),
+            int(new[run.stop]),
+            [(int(new[a]), int(new[b])) for a, b in run.path],
+        )
+        for run in runs
+    ]
+    return [run for run in short if run.stop > run.start]
+
+
+def interval_mask(ends: Tensor) -> Tensor:
+    """The dense form of the rule, [L, L]: the definition that everything faster is tested against."""
+    row = torch.arange(len(ends), device=ends.device)
+    return (row[None, :] <= row[:, None]) & (row[:, None] < ends[None, :])
+
+
+def split_rows(rows: Sequence[Trajectory], budget: int) -> list[list[int]]:
+    """Micro-batches of at most `budget` unique tokens, as lists of row numbers.
+
+    Rows of one episode stay together while they fit. A tree larger than the budget is cut between
+    its rows: the second part repeats the prefix, and since each row lies in one part only, gradients
+    still add up exactly. A single row larger than the budget is a micro-batch of its own.
+    """
+    parts: list[list[int]] = []
+    seen: set[int] = set()
+    used = 0
+    by_episode: dict[int, list[int]] = {}
+    for number, row in enumerate(rows):
+        by_episode.setdefault(id(row.episode), []).append(number)
+    for numbers in by_episode.values():
+        whole = {id(span): len(span) for number in numbers for span in rows[number].spans}
+        if parts and used + sum(whole.values()) > budget and used:
+            parts.append([])  # do not start a tree that would have to be cut here
+            seen, used = set(), 0
+        for number in numbers:
+            new = {id(s): len(s) for s in rows[number].spans if id(s) not in seen}
+            if not parts or (parts[-1] and used + sum(new.values()) > budget):
+                parts.append([])
+                new = {id(s): len(s) for s in rows[number].spans}
+                seen, used = set(), 0
+            parts[-1].append(number)
+            seen |= new.keys()
+            used += sum(new.values())
+    return parts

@@ -1,0 +1,172 @@
+"""GPUs, the links between them, and public models, by the names people say: h100, 8B.
+
+n GPUs of one group, g of them in each node, k nodes; S bytes that all of them need at the end
+
+Every GPU holds a part and gathers the rest. Inside a node it receives S (n-1)/n over NVLink; from
+other nodes a node receives S (k-1)/k through the network cards of its g members. Both go on at once,
+the slower one decides. 16 GB among 16 H100s in two nodes:
+
+    NVLink   16 GB x 15/16 / 450 GB/s      = 33 ms
+    network  16 GB x 1/2 / (8 x 50 GB/s)   = 20 ms
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graft.config import ConfigError
+from graft.models.io.hub import split_name
+from graft.models.io.load import read_config, shape_of
+from graft.models.shape import ModelShape
+from graft.planning.step_time import ROOFS
+from graft.registry import nearest
+
+NODE = 8
+"""GPUs that NVLink joins; beyond it there is the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What one GPU has, and what it reaches of the others."""
+
+    name: str
+    memory: float
+    """Bytes."""
+    bandwidth: float
+    """Bytes read per second."""
+    flops: float
+    """bf16 products per second."""
+    nvlink: float = 450e9
+    """Bytes per second, in each direction."""
+    network: float = 50e9
+    """The same to GPUs of other nodes, if every GPU has a card of its own."""
+
+    def gather(self, size: float, ranks: int, *, per_node: int = NODE) -> float:
+        """Seconds until each of `ranks` GPUs, `per_node` in a node, holds all `size` bytes.
+
+        Handing out sums (reduce-scatter) is the same way back, and a whole sum (all-reduce) is both.
+        """
+        if ranks == 1:
+            return 0.0
+        members = min(ranks, per_node)
+        nodes = -(-ranks // per_node)
+        inside = size * (ranks - 1) / ranks / self.nvlink if members > 1 else 0.0
+        return max(inside, size * (nodes - 1) / nodes / (members * self.network))
+
+    def send(self, size: float, *, is_near: bool) -> float:
+        """Seconds for `size` bytes from one GPU to another, in the same node or not."""
+        return size / (self.nvlink if is_near else self.network)
+
+
+GPUS = {
+    "h200": Gpu("H200", 141e9, *ROOFS["H200"]),
+    "h100": Gpu("H100", 80e9, *ROOFS["H100"]),
+    "a100": Gpu("A100", 80e9, 1.9e12, 253e12, nvlink=300e9, network=25e9),
+    "h20": Gpu("H20", 96e9, 3.8e12, 138e12),
+}
+"""The H200's roofs are measured. The others' are the vendor's, less what the H200 falls short of its
+own; an H20, whose products are slow for its power, is taken to reach 0.93 of them."""
+
+
+def _qwen3(layers: int, width: int, ff: int, heads: int, *, tied: bool = False) -> ModelShape:
+    return ModelShape(
+        family="qwen3",
+        vocab_size=151_936,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        ff=ff,
+        tied=tied,
+        rope_theta=1e6,
+        max_positions=40_960,
+    )
+
+
+SHAPES = {
+    "135M": ModelShape(
+        family="llama",
+        vocab_size=49_152,
+        width=576,
+        layers=30,
+        heads=9,
+        kv_heads=3,
+        head_dim=64,
+        ff=1536,
+        qk_norm=False,
+        norm_eps=1e-5,
+        rope_theta=1e5,
+        max_positions=8192,
+    ),
+    "0.6B": _qwen3(28, 1024, 3072, 16, tied=True),
+    "1.7B": _qwen3(28, 2048, 6144, 16, tied=True),
+    "4B": _qwen3(36, 2560, 9728, 32, tied=True),
+    "8B": _qwen3(36, 4096, 12_288, 32),
+    "14B": _qwen3(40, 5120, 17_408, 40),
+    "32B": _qwen3(64, 5120, 25_600, 64),
+    "70B": ModelShape(
+        family="llama",
+        vocab_size=128_256,
+        width=8192,
+        layers=80,
+        heads=64,
+        kv_heads=8,
+        head_dim=128,
+        ff=28_672,
+        tied=False,
+        qk_norm=False,
+        norm_eps=1e-5,
+        rope_theta=5e5,
+        max_positions=131_072,
+    ),
+}
+"""SmolLM2's of 135M, Llama 3's of 70B, the others Qwen3's."""
+
+
+def gpu_named(name: str) -> Gpu:
+    if name.lower() not in GPUS:
+        raise ConfigError(f"--gpu {name}: its rates are not known; known: {', '.join(GPUS)}")
+    return GPUS[name.lower()]
+
+
+def shape_named(name: str) -> ModelShape:
+    """A public shape by its size, or the one of a Hugging Face folder, run or checkpoint."""
+    by_name = {known.lower(): shape for known, shape in SHAPES.items()}
+    if name.lower() in by_name:
+        return by_name[name.lower()]
+    if Path(name).is_dir() or split_name(name) is not None:
+        from graft.train.run_dir.checkpoint import (
+            latest_model,  # which brings the whole learner along
+        )
+
+        folder = latest_model(name, weights=False)
+        return shape_of(read_config(folder), folder / "config.json")
+    hint = nearest(name.upper(), list(SHAPES))
+    meant = f"did you mean {hint}? " if hint else ""
+    raise ConfigError(
+        f"--shape {name}: neither a known size nor a model's folder; {meant}"
+        f"known: {', '.join(SHAPES)}"
+    )
+
+
+def slice_of(shape: ModelShape, tp: int) -> ModelShape:
+    """What one of `tp` GPUs holds of a model that is split within its layers.
+
+    Heads, the MLP and the vocabulary are divided, the width is not: of 32 heads, 8 KV heads and an MLP
+    of 12,288, each of four has 8, 2 and 3,072.
+    """
+    return replace(
+        shape,
+        heads=shape.heads // tp,
+        kv_heads=shape.kv_heads // tp,
+        ff=shape.ff // tp,
+        vocab_size=-(-shape.vocab_size // tp),
+    )
+
+
+def splits_of(shape: ModelShape) -> list[int]:
+    """Ways to split a layer within a node: every part gets whole KV heads and whole MLP columns."""
+    sizes = (1, 2, 4, 8)
+    return [tp for tp in sizes if shape.kv_heads % tp == 0 and shape.ff % tp == 0]

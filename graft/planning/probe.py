@@ -1,0 +1,347 @@
+"""A few seconds of the real thing: one micro-batch forward and backward, and some decoding.
+
+The model has the recipe's shape and random weights, rows are random tokens as long as attempts are
+likely to be; the rest is what a run uses: Forest, Decoder, loss, Optimizer and the engine. On a CPU the
+work is cut down to what takes a few seconds, and its rates are scaled up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graft.algos.batch import Batch
+from graft.algos.losses import Loss
+from graft.algos.presets import build, resolve_preset
+from graft.config import Config
+from graft.engine.native.engine import NativeEngine
+from graft.models.decoder import Decoder
+from graft.models.lora.training import Lora, num_trained, target_sizes
+from graft.models.shape import ModelShape
+from graft.models.tree.forest import Forest
+from graft.planning.step_time import (
+    Rates,
+    decode_step_bytes,
+    forward_flops,
+    optimizer_bytes,
+    train_flops,
+)
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.train.memory.device_memory import DeviceMemory
+from graft.train.memory.footprint import (
+    activation_bytes,
+    adapter_gradient_bytes,
+    gradient_bytes,
+    head_bytes,
+    num_parameters,
+    optimizer_state_bytes,
+)
+from graft.train.memory.plan import MemoryPlan
+from graft.train.memory.workload import (
+    SequenceLengths,
+    Workload,
+    largest_micro,
+    page_size,
+    workload_of,
+)
+from graft.train.optimizer import Optimizer, schedule
+from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
+
+CPU_FLOPS = 2e10
+"""Of each part of the probe on a CPU: a second or two."""
+GPU_BATCH = 512
+DECODE_STEPS = {"cpu": 8, "cuda": 32}
+ROUNDS = 3
+"""Of which the quickest counts: the first compiles kernels, makes the optimizer's state and captures
+graphs, and others may be slowed down by what else the machine does."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRates:
+    """Rates for the pace, and the memory of training beside its prediction."""
+
+    rates: Rates
+    tokens: int
+    """Of the micro-batch."""
+    learn: float
+    """Seconds of its forward and backward pass."""
+    optimizer: float
+    batch: int
+    """Sequences decoded together."""
+    decode_step: float
+    """Seconds."""
+    peak: int | None
+    """Bytes at the worst moment of training; None where the system does not tell."""
+    predicted_peak: int
+
+
+def probe(
+    config: Config,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    room: DeviceMemory,
+    memory: MemoryPlan,
+    lengths: SequenceLengths | None = None,
+) -> MeasuredRates:
+    """Of attempts of these lengths; without them of attempts that fill their budget."""
+    asked = workload_of(config)
+    if lengths is not None:
+        asked = replace(asked, prompt=lengths.prompt, sampled=lengths.sampled + lengths.observed)
+    policy = random_policy(shape, dtype, room.device, config.run.seed)
+    policy.recompute = memory.recompute
+    work = training_work(config, shape, room, memory.tokens_per_micro, asked)
+    learn, optimizer, peak = time_training(config, policy, work, room.device)
+    predicted = training_peak(config, shape, dtype, work, room, memory.recompute)
+    batch = decode_work(config, shape, room, memory.kv_tokens, asked)
+    prefill, step = time_decoding(config, policy, batch, room)
+    prompts = forward_flops(shape, batch.groups * batch.prompt, batch.prompt / 2)
+    private = batch.sampled + DECODE_STEPS[room.device.type] / 2
+    moved = decode_step_bytes(shape, dtype, batch.rows, batch.groups, batch.prompt, private)
+    rates = Rates(
+        decode=moved / step,
+        prefill=prompts / prefill,
+        train=train_flops(shape, work, memory.recompute) / learn,
+        optimizer=optimizer_bytes(shape, dtype) / optimizer,
+    )
+    return MeasuredRates(rates, work.unique, learn, optimizer, batch.rows, step, peak, predicted)
+
+
+def training_peak(
+    config: Config,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    work: Workload,
+    room: DeviceMemory,
+    recompute: bool,
+) -> int:
+    """Bytes at the worst moment of learning `work` at once; no engine, no runtime."""
+    params, lora = num_parameters(shape), config.lora
+    state = params * dtype.itemsize
+    if lora.rank:
+        state += 12 * num_trained(shape, lora.rank, lora.targets)  # themselves, two moments
+        state += adapter_gradient_bytes(shape, dtype, lora.rank, lora.targets)
+        if room.device.type == "cpu":
+            sizes = target_sizes(shape, lora.targets)
+            state += sum(out * into for out, into in sizes) * dtype.itemsize
+    else:
+        state += optimizer_state_bytes(params, dtype) + gradient_bytes(params, dtype, room.fused)
+    kept = activation_bytes(shape, dtype, work.unique, work, room.fused, recompute)
+    return state + kept + head_bytes(shape, dtype, work.rows * work.sampled, room)
+
+
+def training_work(
+    config: Config, shape: ModelShape, room: DeviceMemory, tokens: int, work: Workload
+) -> Workload:
+    """Whole groups of these lengths that make about one micro-batch."""
+    tokens = largest_micro(config, tokens)
+    if room.device.type == "cpu":
+        tokens = min(tokens, max(int(CPU_FLOPS / (6 * num_parameters(shape))), 64))
+    prompt, sampled = work.prompt, work.sampled
+    if work.context > tokens:  # a CPU and a large model: shorter rows of the same kind
+        prompt = max(tokens * work.prompt // work.context, 1)
+        sampled = max(tokens - prompt, 1)
+    samples = max(min(work.samples, (tokens - prompt) // sampled), 1)
+    groups = max(min(work.groups, tokens // (prompt + samples * sampled)), 1)
+    return Workload(groups, samples, prompt, sampled)
+
+
+def decode_work(
+    config: Config, shape: ModelShape, room: DeviceMemory, kv_tokens: int, work: Workload
+) -> Workload:
+    """Sequences in the middle of their answers: `sampled` is what each has written so far."""
+    steps = DECODE_STEPS[room.device.type]
+    prompt, written = work.prompt, max(min(work.sampled // 2, 256), 1)
+    rows = min(work.rows, GPU_BATCH)
+    if room.device.type == "cpu":
+        prompt, written = min(prompt, 128), min(written, 32)
+        tokens = CPU_FLOPS / (2 * num_parameters(shape))
+        rows = min(rows, max(int(tokens / (written + prompt / work.samples + steps)), 1))
+    page = page_size(config, room)
+    room_for = int(kv_tokens / (written + steps + 2 * page + (prompt + page) / work.samples))
+    rows = max(min(rows, room_for), 1)
+    samples = min(work.samples, rows)
+    return Workload(max(rows // samples, 1), samples, prompt, written)
+
+
+@torch.no_grad()
+def random_policy(
+    shape: ModelShape, dtype: torch.dtype, device: torch.device, seed: int
+) -> Decoder:
+    """Random weights made where they are used; nothing is read from disk."""
+    with torch.device("meta"):
+        policy = Decoder(shape).to(dtype)
+    policy.to_empty(device=device)
+    torch.manual_seed(seed)
+    for weight in policy.parameters():
+        if weight.ndim == 1:
+            weight.fill_(1.0)
+        else:
+            weight.normal_(0.0, 1 / math.sqrt(weight.shape[1]))
+    return policy
+
+
+def random_rows(work: Workload, vocab_size: int) -> list[Trajectory]:
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(vocab_size) for _ in range(count)]
+
+    episodes: list[Episode] = []
+    for number in range(work.groups):
+        episode = Episode(Task(str(number), "probe"))
+        episode.append(Span(None, Author.TASK, tokens(work.prompt)))
+        for _ in range(work.samples):
+            drawn, count = tokens(work.sampled), work.sampled
+            span = Span(
+                0,
+                Author.POLICY,
+                drawn,
+                actions=drawn,
+                logprobs=[-1.0] * count,
+                entropies=[1.0] * count,
+                modes=[0] * count,
+                mask=[True] * count,
+            )
+            episode.leaves.append(Leaf((episode.append(span),)))
+        episodes.append(episode)
+    return trajectories_of(episodes)
+
+
+def time_training(
+    config: Config, policy: Decoder, work: Workload, device: torch.device
+) -> tuple[float, float, int | None]:
+    """Seconds of one micro-batch and of one optimizer step, and the peak of their memory."""
+    _, _, loss, _ = build(resolve_preset(config.algo.name))
+    rows = random_rows(work, policy.shape.vocab_size)
+    batch = to_batch(rows)
+    ones = torch.ones_like(batch.logprobs)
+    batch = batch.replace(
+        advantages=ones, returns=ones, values=batch.zeros(), ref_logprobs=batch.logprobs
+    )
+    lora = None
+    if config.lora.rank:
+        section = config.lora
+        lora = Lora(policy, rank=section.rank, alpha=section.alpha, targets=section.targets)
+    optimizer = Optimizer([lora or policy], lr=1e-6, schedule=schedule("constant", 0, 1, 0.0))
+    held = sum(p.numel() * p.element_size() for p in policy.parameters())
+    held += sum(m.numel() * 4 for m in optimizer.masters if lora or m.dtype != policy.dtype)
+    if lora is not None and device.type == "cpu":
+        held += sum(t.base.numel() * t.base.element_size() for t in lora.targets)
+
+    def update_weights() -> None:
+        optimizer.step()
+        if lora is not None:
+            lora.merge()
+
+    read_peak = watch_memory(device, held)
+    learn = update = math.inf
+    for _ in range(ROUNDS):
+        took = timed(device, lambda: _learn(config, policy, rows, batch, loss, optimizer))
+        learn, update = min(learn, took), min(update, timed(device, update_weights))
+    return learn, update, read_peak()
+
+
+def _learn(
+    config: Config,
+    policy: Decoder,
+    rows: list[Trajectory],
+    batch: Batch,
+    loss: Loss,
+    optimizer: Optimizer,
+) -> None:
+    forest = Forest(rows, batch.mask, policy.device)
+    logp, entropy = forest.logprobs(policy, config.rollout.temperature)
+    loss_NT, _ = loss(logp, entropy, batch.to(policy.device))
+    total: Tensor = loss_NT.sum() / max(batch.num_tokens, 1)
+    total.backward()
+    optimizer.collect()
+
+
+def time_decoding(
+    config: Config, policy: Decoder, work: Workload, room: DeviceMemory
+) -> tuple[float, float]:
+    """Seconds of all prompts, and of one step in the middle of the answers."""
+    device, page = room.device, page_size(config, room)
+    steps = DECODE_STEPS[device.type]
+    per_row = work.sampled + steps + 3 * page
+    engine = NativeEngine(
+        policy,
+        kv_tokens=work.groups * (work.prompt + 2 * page) + work.rows * per_row,
+        page_size=page,
+        seed=config.run.seed,
+    )
+    prefill, decode = math.inf, math.inf
+    for number in range(ROUNDS):
+        took = asyncio.run(_decode(engine, work, steps, device, number))
+        prefill, decode = min(prefill, took[0]), min(decode, took[1])
+        engine.load(None, version=number + 1)  # forget what is cached
+    engine.close()
+    return prefill, decode / steps
+
+
+async def _decode(
+    engine: NativeEngine, work: Workload, steps: int, device: torch.device, seed: int
+) -> tuple[float, float]:
+    rng = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(engine.vocab_size) for _ in range(count)]
+
+    def forced(count: int) -> Sampling:
+        return Sampling(max_tokens=count)  # nothing stops it sooner
+
+    roots = [engine.open(tokens(work.prompt)) for _ in range(work.groups)]
+    started = _now(device)
+    await asyncio.gather(*(root.sample(forced(1)) for root in roots))
+    prefill = _now(device) - started
+    rows = [root.fork() for root in roots for _ in range(work.samples)]
+    for row in rows:
+        row.append(tokens(work.sampled))
+    await asyncio.gather(*(row.sample(forced(1)) for row in rows))
+    started = _now(device)
+    await asyncio.gather(*(row.sample(forced(steps)) for row in rows))
+    seconds = _now(device) - started
+    for context in (*rows, *roots):
+        context.close()
+    return prefill, seconds
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def timed(device: torch.device, work: Callable[[], object]) -> float:
+    started = _now(device)
+    work()
+    return _now(device) - started
+
+
+def watch_memory(device: torch.device, held: int) -> Callable[[], int | None]:
+    """Start watching; the function that comes back tells the peak, `held` of it held before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return lambda: torch.cuda.max_memory_allocated(device)
+    try:  # the kernel's own high-water mark of this process, set back to now
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = _resident("VmRSS")
+    except OSError:
+        return lambda: None
+    return lambda: _resident("VmHWM") - before + held
+
+
+def _resident(field: str) -> int:
+    with suppress(StopIteration):
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
+    raise OSError(f"the kernel does not tell {field}")

@@ -1,0 +1,495 @@
+"""Seconds and memory of a step on many GPUs: a model of what nobody has measured, to plan with.
+
+    N parameters, L GPUs that learn, R that sample, s the staleness bound
+
+A step samples, learns and hands the new weights over. GPUs that do both take turns (colocated); apart
+from each other they take turns too while s is 0, and overlap when it is not:
+
+    s = 0    step = rollout + learn + sync
+    s = 1    step = max(rollout, learn) + sync
+    s > 1    step = max(stream, longest / s, learn) + sync
+
+`rollout` ends with the longest answer: lengths are log-normal, a replica's batch melts away, and the
+last row decodes alone. Sampling s steps ahead keeps batches full (`stream`), but no token may be older
+than s versions, so the longest answer (`longest`) must fit into s steps.
+
+One H200 with Qwen3-0.6B, 64 tasks x 8 answers of exactly 512 tokens:
+
+    rollout  512 steps x (28 layers x 16 us + 18.5 GB / 2.6 TB/s) + prompts, host   4.1 s
+    learn    1.08e15 FLOPs / 440e12 + optimizer                                     2.5 s
+
+Rates come from what was measured on one H200, other GPUs are scaled by their roofs. Links, overlap and
+whatever takes two GPUs are assumed, not measured.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from functools import cache, cached_property
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from graft.models.shape import ModelShape
+from graft.planning.hardware import GPUS, NODE, SHAPES, Gpu, slice_of
+from graft.planning.step_time import (
+    SHARES,
+    Rates,
+    attention_flops,
+    decode_step_bytes,
+    forward_flops,
+    mean_seen,
+    optimizer_bytes,
+    train_flops,
+)
+from graft.train.memory.device_memory import DeviceMemory
+from graft.train.memory.footprint import (
+    activation_bytes,
+    decode_bytes,
+    gradient_bytes,
+    kv_bytes,
+    most_head_bytes,
+    num_parameters,
+    optimizer_state_bytes,
+)
+from graft.train.memory.plan import RUNTIME, MicroBatchSize
+from graft.train.memory.workload import MAX_RUNNING, Workload
+
+BF16 = torch.bfloat16
+
+OVERLAP = 0.9
+"""Share of the shorter of computing and gathering that hides behind the longer. Assumed."""
+JOIN = 20e-6
+"""Seconds per layer of a decoding step in which the parts of a split layer add up. Assumed."""
+SPLIT = 16_400 / 35_100
+"""Share of a plain learner's speed that a split one reaches: its products do not add to sums of gradients.
+Measured on one H200 (docs/scale.md)."""
+KINDS = ("torchrun", "workers", "servers")
+"""What graft runs on many GPUs: all do both; some sample as workers of Ray; some are servers of others."""
+PAGE = 64
+"""Tokens of the last, half empty page and of the copied one, that a row holds besides its own."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What every step asks for. `work.sampled` is the mean length of an answer."""
+
+    shape: ModelShape
+    work: Workload
+    spread: float = 0.6
+    """Standard deviation of the logarithm of an answer's length; 0: all are equally long."""
+    longest: int = 0
+    """Tokens at which answers are cut; 0: nowhere."""
+    tool_seconds: float = 0.0
+    """That an attempt waits for tools, all its calls together."""
+    staleness: int = 0
+    updates: int = 1
+    """Optimizer steps per step."""
+    epochs: int = 1
+    passes: int = 0
+    """Forward passes besides training: a reference, log-probs before the first of several updates."""
+    copies: int = 0
+    """Further models that the learner holds for them: the reference."""
+    kinds: tuple[str, ...] = KINDS
+    """That can run it: servers know no actions beyond the vocabulary."""
+
+    @cached_property
+    def lengths(self) -> NDArray[np.float64]:
+        """Tokens of every answer of a step, shortest first."""
+        return lengths(self.work.rows, self.work.sampled, self.spread, self.longest)
+
+    @property
+    def sampled(self) -> int:
+        return self.work.rows * self.work.sampled
+
+
+def lengths(rows: int, mean: float, spread: float, longest: int = 0) -> NDArray[np.float64]:
+    """A log-normal batch without chance: evenly spaced quantiles, scaled to have this mean.
+
+    >>> lengths(4, 100, 0.6).round().tolist(), lengths(4, 100, 0.6, longest=150).round().tolist()
+    ([44.0, 73.0, 107.0, 176.0], [49.0, 81.0, 119.0, 150.0])
+    """
+    normal = NormalDist()
+    drawn = np.array([normal.inv_cdf((i + 0.5) / rows) for i in range(rows)])
+    shape = np.exp(spread * drawn)
+    limit = float(longest) if longest else math.inf
+    if mean >= limit:
+        return np.full(rows, limit)
+    scale = 1.0
+    for _ in range(64):  # cutting long ones shortens the mean: the rest must make up for it
+        scale *= mean / np.minimum(scale * shape, limit).mean()
+    return np.minimum(scale * shape, limit)
+
+
+# what one H200 did
+
+
+ANCHOR = Workload(64, 8, 256, 512)
+SINGLE = Workload(1, 1, 256, 512)
+SAMPLED = {"135M": 168_000, "0.6B": 67_800, "1.7B": 56_300}
+"""Tokens per second of ANCHOR's rollouts, measured; SINGLE's with 0.6B are 1,090."""
+TRAINED = {"135M": 1.05, "0.6B": 2.47, "1.7B": 5.43, "4B": 12.5}
+"""Seconds of training on ANCHOR, measured."""
+SINGLE_SAMPLED = 1_090
+HOST = (4.11 - 262_144 / 67_800) / 262_144
+"""Seconds per sampled token that templates, environments and the loop add in a whole step: with 0.6B
+its rollout took 4.11 s, the engine alone 262,144 / 67,800."""
+
+
+@cache
+def _measured() -> tuple[float, dict[str, float], dict[str, float]]:
+    """Seconds per layer, bytes per second of decoding, FLOPs per second of training: by shape.
+
+    A decoding step takes layers x a + bytes / r. With 0.6B two rollouts are known, so a and r follow.
+    """
+    gpu = GPUS["h200"]
+
+    def step(shape: ModelShape, work: Workload, tokens_per_second: float) -> float:
+        prompts = forward_flops(shape, work.groups * work.prompt, work.prompt / 2)
+        whole = work.rows * work.sampled / tokens_per_second
+        return (whole - prompts / (SHARES["prefill"] * gpu.flops)) / work.sampled
+
+    def moved(shape: ModelShape, work: Workload) -> float:
+        return decode_step_bytes(shape, BF16, work.rows, work.groups, work.prompt, work.sampled / 2)
+
+    small = SHAPES["0.6B"]
+    many, one = step(small, ANCHOR, SAMPLED["0.6B"]), step(small, SINGLE, SINGLE_SAMPLED)
+    rate = (moved(small, ANCHOR) - moved(small, SINGLE)) / (many - one)
+    launch = (one - moved(small, SINGLE) / rate) / small.layers
+    decode, train = {}, {}
+    for name, speed in SAMPLED.items():
+        shape = SHAPES[name]
+        decode[name] = moved(shape, ANCHOR) / (step(shape, ANCHOR, speed) - shape.layers * launch)
+    for name, seconds in TRAINED.items():
+        shape = SHAPES[name]
+        update = optimizer_bytes(shape, BF16) / (SHARES["optimizer"] * gpu.bandwidth)
+        train[name] = train_flops(shape, ANCHOR, False) / (seconds - update)
+    return launch, decode, train
+
+
+def rates_on(gpu: Gpu, shape: ModelShape) -> Rates:
+    """Measured rates: between measured widths by a straight line, beyond the widest held there."""
+    launch, decode, train = _measured()
+    known = GPUS["h200"]
+
+    def at(measured: dict[str, float]) -> float:
+        widths = [SHAPES[name].width for name in measured]
+        return float(np.interp(shape.width, widths, list(measured.values())))
+
+    return Rates(
+        decode=at(decode) * gpu.bandwidth / known.bandwidth,
+        prefill=SHARES["prefill"] * gpu.flops,
+        train=at(train) * gpu.flops / known.flops,
+        optimizer=SHARES["optimizer"] * gpu.bandwidth,
+        step=launch,
+    )
+
+
+# sampling
+
+
+class Replica(NamedTuple):
+    """One engine on `tp` GPUs, its share of a step, and what it can run at once."""
+
+    tp: int
+    groups: int
+    slots: int
+
+    def rows(self, job: TrainingJob) -> NDArray[np.float64]:
+        """Its answers, evenly taken from all; the longest of all is among them."""
+        count, every = self.groups * job.work.samples, job.lengths
+        if count >= len(every):
+            return every
+        return every[len(every) - 1 - (np.arange(count) * len(every) // count)]
+
+
+def step_seconds(
+    job: TrainingJob, rates: Rates, tp: int, batch: Any, groups: Any, private: Any
+) -> NDArray[np.float64]:
+    """One decoding step of `batch` rows that have `private` tokens together; arrays or numbers."""
+    shape = job.shape
+    fixed = decode_step_bytes(shape, BF16, 0, 0, 0, 0)
+    logits = decode_step_bytes(shape, BF16, 1, 0, 0, 0) - fixed
+    tokens = private + groups * job.work.prompt
+    moved = fixed + logits * batch + kv_bytes(shape, BF16) * tokens
+    return shape.layers * (rates.step + JOIN * (tp > 1)) + moved / (tp * rates.decode)
+
+
+def prompt_seconds(job: TrainingJob, rates: Rates, replica: Replica) -> float:
+    work = job.work
+    flops = forward_flops(job.shape, replica.groups * work.prompt, work.prompt / 2)
+    return flops / (replica.tp * rates.prefill)
+
+
+def rollout_seconds(job: TrainingJob, rates: Rates, replica: Replica, host: float = HOST) -> float:
+    """A replica's whole share, from the first prompt to the end of its longest answer.
+
+    Rows beyond the slots begin where others end. All that run advance by one token per step, so who
+    runs beside whom follows from the lengths alone; the seconds of a step from how many they are.
+    """
+    rows = replica.rows(job)
+    begins, ends = schedule(rows, replica.slots)
+    times = np.unique(np.concatenate([begins, ends]))
+    middle, spans = (times[:-1] + times[1:]) / 2, np.diff(times)
+    running = np.searchsorted(np.sort(begins), middle) - np.searchsorted(np.sort(ends), middle)
+    # tokens written so far by those that run: the sum of (now - begin)
+    started = np.concatenate([[0.0], np.cumsum(np.sort(begins))])
+    by_end = np.argsort(ends)
+    stopped = np.concatenate([[0.0], np.cumsum(begins[by_end])])
+    written = started[np.searchsorted(np.sort(begins), middle)]
+    written = written - stopped[np.searchsorted(ends[by_end], middle)]
+    private = running * middle - written
+    groups = seen_groups(running, min(len(rows), replica.slots), job.work.samples)
+    decode = float((spans * step_seconds(job, rates, replica.tp, running, groups, private)).sum())
+    waves = math.ceil(len(rows) / replica.slots)
+    tokens = float(rows.sum())
+    return prompt_seconds(job, rates, replica) + decode + host * tokens + waves * job.tool_seconds
+
+
+def schedule(rows: NDArray[np.float64], slots: int) -> tuple[NDArray[np.float64], ...]:
+    """When each row begins and ends, in decoding steps; a free slot takes the next one."""
+    if slots >= len(rows):
+        return np.zeros(len(rows)), rows
+    shuffled = np.random.default_rng(0).permutation(rows)  # nobody knows which will be long
+    free = [0.0] * slots
+    begins = np.empty(len(rows))
+    for index, length in enumerate(shuffled):
+        begins[index] = free[0]
+        heapq.heapreplace(free, free[0] + float(length))
+    return begins, begins + shuffled
+
+
+def seen_groups(running: Any, together: int, samples: int) -> Any:
+    """Prompts that are read for `running` rows of `together` that began: groups with a row left.
+
+    >>> seen_groups(8, together=8, samples=2), seen_groups(4, together=8, samples=2)
+    (4.0, 3.0)
+    """
+    return together / samples * (1 - (1 - running / together) ** samples)
+
+
+class RolloutStream(NamedTuple):
+    """Sampling without an end: seconds for a step's share, and of its longest answer."""
+
+    share: float
+    longest: float
+
+
+def stream_seconds(
+    job: TrainingJob, rates: Rates, replica: Replica, in_flight: float, host: float = HOST
+) -> RolloutStream:
+    """`in_flight` rows (no more than slots) are always under way, some of them waiting for tools."""
+    rows = replica.rows(job)
+    mean, count = float(rows.mean()), len(rows)
+    kept = min(in_flight, replica.slots)
+    written = float((rows**2).sum() / (2 * rows.sum()))  # long answers are met more often
+    running, step = kept, 0.0
+    for _ in range(64):
+        groups = min(kept, running) / job.work.samples
+        step = float(step_seconds(job, rates, replica.tp, running, groups, running * written))
+        if not job.tool_seconds:
+            break
+        decoding = mean * step / (mean * step + job.tool_seconds)
+        running = (running + max(kept * decoding, 1e-3)) / 2
+    share = count * (mean * step + job.tool_seconds) / kept
+    share += prompt_seconds(job, rates, replica) + host * float(rows.sum())
+    return RolloutStream(share, float(rows.max()) * step + job.tool_seconds)
+
+
+# learning
+
+
+class Learning(NamedTuple):
+    """Seconds of a learner group on one step."""
+
+    compute: float
+    gather: float
+    """Weights gathered and gradients handed out, hidden or not."""
+    join: float
+    """Split layers adding up their parts, or replicas their gradients; nothing hides it."""
+    optimizer: float
+
+    @property
+    def seconds(self) -> float:
+        longer, shorter = max(self[:2]), min(self[:2])
+        return longer + (1 - OVERLAP) * shorter + self.join + self.optimizer
+
+
+def slowest_share(job: TrainingJob, ranks: int) -> float:
+    """How much more than the mean the busiest of `ranks` computes: a row is not divided.
+
+    512 rows of 1,000 tokens on 128 ranks are 4,000 each; one answer of 6,000 makes it 1.5. Of several
+    updates one has the longest row of all, the middle one a shorter.
+    """
+    mean = job.work.unique / (job.updates * ranks)
+    longest = float(job.lengths[-1 - min(job.updates // 2, job.work.rows - 1)])
+    return max(1.0, (longest + job.work.prompt) / mean)
+
+
+def learn_seconds(
+    job: TrainingJob, gpu: Gpu, rates: Rates, gpus: int, tp: int, micro: MicroBatchSize
+) -> Learning:
+    """FSDP2 over gpus / tp ranks, each of them `tp` GPUs that split the layers."""
+    shape, work, ranks = job.shape, job.work, gpus // tp
+    tokens, seen, logits = float(work.unique), mean_seen(work), float(job.sampled)
+    flops = job.epochs * train_flops(shape, work, micro.recompute)
+    flops += job.passes * forward_flops(shape, tokens, seen, logits)
+    # a token of a long answer sees more than one of the mean length does
+    further = float((job.lengths**2).sum() / job.lengths.sum() - job.lengths.mean()) / 2
+    times = job.epochs * (4.5 if micro.recompute else 3.5) + job.passes
+    flops += times * attention_flops(shape, logits, further)
+    busiest = slowest_share(job, ranks)
+    compute = flops / (gpus * rates.train) * busiest
+    own = tokens / ranks * busiest
+    micros = max(job.updates, math.ceil(own / micro.tokens))
+    part = num_parameters(shape) / tp
+    near = max(NODE // tp, 1)
+    # weights in bf16 before the forward and again before the backward, gradients in fp32 after it
+    gathers = micros * (2 * job.epochs + job.passes) * gpu.gather(2 * part, ranks, per_node=near)
+    sums = micros * job.epochs * gpu.gather(4 * part, ranks, per_node=near)
+    # attention and MLP each end in a sum of all parts, forward and backward, and when computed again
+    joins = 2 * (job.epochs * (3 if micro.recompute else 2) + job.passes) * shape.layers
+    join = joins * 2 * gpu.gather(own * shape.width * 2, tp)
+    update = job.updates * job.epochs * optimizer_bytes(shape, BF16) / gpus / rates.optimizer
+    return Learning(compute, gathers + sums, join, update)
+
+
+def replica_seconds(
+    job: TrainingJob, gpu: Gpu, rates: Rates, gpus: int, micro: MicroBatchSize
+) -> Learning:
+    """A whole learner on each GPU; gradients are added up once for every update."""
+    alone = learn_seconds(job, gpu, rates, 1, 1, micro)
+    sums = 2 * gpu.gather(4.0 * num_parameters(job.shape), gpus)
+    updates = job.updates * job.epochs
+    compute = alone.compute / gpus * slowest_share(job, gpus)
+    return Learning(compute, 0.0, updates * sums, alone.optimizer)
+
+
+# memory of one GPU
+
+
+def room_of(gpu: Gpu) -> DeviceMemory:
+    return DeviceMemory(torch.device("cuda"), int(gpu.memory), True, gpu.name)
+
+
+def learner_bytes(job: TrainingJob, gpus: int, tp: int) -> dict[str, float]:
+    """What a learner always holds: 1 / gpus of everything, and two layers at a time in whole."""
+    shape = job.shape
+    part, ranks = num_parameters(slice_of(shape, tp)), gpus // tp
+    held = {
+        "weights": part * 2 / ranks,
+        "masters and moments": optimizer_state_bytes(part, BF16) / ranks,
+        "gradients": gradient_bytes(part, BF16, True) / ranks,
+        "reference": job.copies * part * 2 / ranks,
+    }
+    if ranks > 1:
+        ends = slice_of(shape, tp).head_rows * shape.width * (1 if shape.tied else 2)
+        block = (part - ends) / shape.layers
+        held["gathered layers"] = 2 * block * (2 + 4) + ends * 2
+    return {name: size for name, size in held.items() if size}
+
+
+def learning_bytes(job: TrainingJob, gpu: Gpu, gpus: int, tp: int, micro: MicroBatchSize) -> float:
+    """What learning a micro-batch adds to it; the longest row is never cut."""
+    work, part = job.work, slice_of(job.shape, tp)
+    row = math.ceil(float(job.lengths[-1])) + work.prompt
+    tokens = max(min(micro.tokens, math.ceil(work.unique * tp / gpus)), row)
+    kept = activation_bytes(part, BF16, tokens, work, True, micro.recompute)
+    return kept + most_head_bytes(part, BF16, tokens, room_of(gpu))
+
+
+def pool_tokens(job: TrainingJob, gpu: Gpu, tp: int, taken: float) -> int:
+    """Tokens that a replica's KV pool holds where `taken` bytes of each GPU are gone."""
+    part = slice_of(job.shape, tp)
+    left = room_of(gpu).usable - taken - RUNTIME["cuda"]
+    return max(int(left / kv_bytes(part, BF16)), 0)
+
+
+def slots_in(job: TrainingJob, tokens: int) -> int:
+    """Rows that run together, at their mean length; 0 where the longest one alone has no place."""
+    work = job.work
+    if tokens < float(job.lengths[-1]) + work.prompt + PAGE:
+        return 0
+    row = work.sampled + work.prompt / work.samples + 2 * PAGE
+    return max(min(int(tokens / row), MAX_RUNNING), 1)
+
+
+def engine_bytes(job: TrainingJob, gpu: Gpu, tp: int) -> dict[str, float]:
+    """What a rollout GPU holds besides its KV pool."""
+    part = slice_of(job.shape, tp)
+    batch = min(job.work.rows, MAX_RUNNING)
+    return {
+        "weights": num_parameters(part) * 2.0,
+        "a decoding step": float(decode_bytes(part, BF16, batch, 0, room_of(gpu))),
+    }
+
+
+# how far the model is from what was measured
+
+
+class FitCheck(NamedTuple):
+    """Something measured on one H200 beside what the model says; `fixed`: a rate was set by it."""
+
+    what: str
+    unit: str
+    measured: float
+    computed: float
+    fixed: bool = False
+
+    @property
+    def error(self) -> float:
+        return self.computed / self.measured - 1
+
+
+@cache
+def single_device_checks() -> tuple[FitCheck, ...]:
+    """Rollouts, training and whole steps of docs/performance.md, all answers equally long."""
+
+    def rollout(name: str, work: Workload, *, pool: int = 0, host: float = 0.0) -> float:
+        job = TrainingJob(SHAPES[name], work, spread=0.0)
+        slots = slots_in(job, pool) if pool else MAX_RUNNING
+        return rollout_seconds(job, rates(name), Replica(1, work.groups, slots), host)
+
+    def learn(name: str) -> float:
+        job = TrainingJob(SHAPES[name], ANCHOR, spread=0.0)
+        micro = MicroBatchSize(32_768, False)
+        return learn_seconds(job, GPUS["h200"], rates(name), 1, 1, micro).seconds
+
+    def rates(name: str) -> Rates:
+        return rates_on(GPUS["h200"], SHAPES[name])
+
+    found: list[FitCheck] = []
+    rollouts = [
+        ("0.6B", ANCHOR, 67_800, True),
+        ("0.6B", SINGLE, 1_090, True),
+        ("0.6B", Workload(16, 16, 4096, 1024), 29_100, False),
+        ("0.6B", Workload(32, 16, 1024, 1024), 39_500, False),
+        ("0.6B", Workload(8, 8, 256, 512), 31_100, False),
+        ("1.7B", ANCHOR, 56_300, True),
+        ("135M", ANCHOR, 168_000, True),
+        ("135M", Workload(32, 16, 1024, 1024), 120_700, False),
+    ]
+    for name, work, measured, fixed in rollouts:
+        title = f"{name} rollouts {work.groups}x{work.samples} {work.prompt}->{work.sampled}"
+        speed = work.rows * work.sampled / rollout(name, work)
+        found.append(FitCheck(title, "tok/s", measured, speed, fixed))
+    for name, seconds in TRAINED.items():
+        found.append(
+            FitCheck(f"{name} training step 64x8 256->512", "s", seconds, learn(name), True)
+        )
+    # tokens in the pool decide how many rows run together
+    for name, pool, seconds in (
+        ("0.6B", 352_256, 6.61),
+        ("1.7B", 281_607, 11.1),
+        ("4B", 271_254, 25.8),
+    ):
+        whole = rollout(name, ANCHOR, pool=pool, host=HOST) + learn(name)
+        found.append(
+            FitCheck(f"{name} full step 64x8 256->512", "s", seconds, whole, name == "0.6B")
+        )
+    return tuple(found)

@@ -1,0 +1,488 @@
+"""A recorded step computed again, and where it comes out otherwise.
+
+Of every step whose episodes are written down a run keeps all that the step was made of:
+
+    episodes/step_000012.jsonl   what was learned from
+    learned/step_000012.npz      advantages and the learner's log-probs, token by token
+    learned/step_000012.json     fingerprints of the weights before and after, and what they ran on
+    metrics.jsonl                loss, gradient norm and the rest
+
+To replay step 12 the newest checkpoint from before it is loaded, say rl-000010; step 11 is learned
+again from its episodes, then step 12, in one process and without an engine or an environment. At each
+point the numbers are held against the recorded ones, in the order in which they came about: weights,
+rewards, advantages, log-probs, loss, gradients, weights again. The first that differs is where to look.
+
+Nothing a learner does is drawn from a random state: mini-batches are shuffled by the number of the
+optimizer's step. So on the machine of the run every number is the same to the last bit. Elsewhere (another
+device, another number of processes) sums are added up in another order, and numbers are compared with
+some tolerance instead. The run's folder is only read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graft.algos.credit import CREDITS
+from graft.algos.presets import build, make
+from graft.config import Config, ConfigError, EngineSection, TaskSection, load_config
+from graft.evaluate.candidates import is_gone
+from graft.models.io.load import ModelFileError
+from graft.protocols import Stateful
+from graft.replay.comparison import (
+    DIFFERS,
+    NOT_LEARNED,
+    StepDifference,
+    compare_step,
+    compare_weights,
+)
+from graft.replay.recorded_step import CannotReplay, RecordedStep
+from graft.train.algorithm import preset_of
+from graft.train.build import RunComponents, build_run, make_learner, refuse_critic, set_rates
+from graft.train.learner import Learner
+from graft.train.memory.plan import has_reference
+from graft.train.model import load_reference
+from graft.train.rl import StepResult, StepRollouts, learn
+from graft.train.rollout_engine import make_engine
+from graft.train.run_dir.checkpoint import Checkpoint, checkpoints, set_random_states
+from graft.train.run_dir.checkpoint_writer import get_random_states
+from graft.train.run_dir.fingerprint import (
+    StepRecord,
+    device_name,
+)
+from graft.train.run_dir.folder import RunStopped
+from graft.train.run_dir.metrics_log import read_metrics
+from graft.train.run_dir.optimizer_state import copied, tensors_of
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+"""Relative, where bits cannot be the same."""
+
+CHANGEABLE = ("algo.", "train.")
+"""Keys that one may ask about."""
+
+PROBE_TOKENS = 1024
+"""KV pool of the engine that says whether adapters are heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What the step would have been with other settings."""
+
+    overrides: list[str]
+    metrics: dict[str, float]
+    cosine: float
+    """Between the two gradients of the first update: 1, the same direction."""
+
+
+@dataclass(slots=True)
+class Replay:
+    """A step, computed again."""
+
+    run: Path
+    step: int
+    checkpoint: str
+    inexact: str
+    """Why bits need not be the same here; "": they must."""
+    tolerance: float
+    """Relative; 0: to the last bit."""
+    findings: list[StepDifference] = field(default_factory=list[StepDifference])
+    recorded: dict[str, float] = field(default_factory=dict[str, float])
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    asked: ReplayOptions | None = None
+
+    @property
+    def first(self) -> StepDifference | None:
+        """The first difference."""
+        return next((f for f in self.findings if f.verdict == DIFFERS), None)
+
+    def to_json(self) -> dict[str, Any]:
+        first, asked = self.first, self.asked
+        return {
+            "run": str(self.run),
+            "step": self.step,
+            "checkpoint": self.checkpoint,
+            "same": first is None,
+            "exact": not self.inexact,
+            "tolerance": self.tolerance,
+            "first": None if first is None else first._asdict(),
+            "findings": [finding._asdict() for finding in self.findings],
+            "metrics": _beside(self.recorded, self.metrics),
+            "asked": None
+            if asked is None
+            else {
+                "overrides": asked.overrides,
+                "metrics": _beside(self.recorded, asked.metrics),
+                "gradient_cosine": _finite(asked.cosine),
+            },
+        }
+
+
+def replay(
+    run: Path,
+    step: int,
+    *,
+    start: int | None = None,
+    overrides: Sequence[str] = (),
+    device: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> Replay:
+    """Compute RL step `step` of a run again.
+
+    start      the step whose checkpoint to begin with, instead of the newest one before
+    overrides  key=value of algo.* and train.*: what would the step have been with these?
+    device     where to compute; "": as the run's settings say
+    """
+    settings, asked_settings = _settings(run, overrides)
+    metrics = _metrics_of(run)
+    if step not in metrics:
+        told = (
+            f"it has made steps {min(metrics)} to {max(metrics)}"
+            if metrics
+            else "nor any other yet"
+        )
+        raise ConfigError(f"'{run}' has no RL step {step}; {told}")
+    checkpoint = _choose(run, step, start, settings)
+    numbers = range(checkpoint.step + 1, step + 1)
+    chain = [RecordedStep(run, number, metrics.get(number, {})) for number in numbers]
+    for each in chain:
+        _ = each.episodes  # what is missing is said before anything is loaded
+    last = chain[-1]
+    config = _prepared(settings, last.record, device)
+    before = get_random_states(), torch.get_num_threads()
+    try:
+        with _kept(checkpoint, config):
+            parts = _assemble(config, checkpoint)
+            learner = _learner(parts, run)
+            checkpoint.restore(learner)
+            if isinstance(parts.branch, Stateful) and "branch" in (state := checkpoint.state()):
+                parts.branch.restore(state["branch"])
+        inexact = _why_inexact([each.record for each in chain], learner)
+        kind = str(learner.policy.dtype).removeprefix("torch.")
+        tolerance = TOLERANCE.get(kind, TOLERANCE["float32"]) if inexact else 0.0
+        found = Replay(
+            run, step, checkpoint.path.name, inexact, tolerance, recorded={**last.metrics}
+        )
+        found.findings += _loaded(chain[0], checkpoint, learner, bool(inexact))
+        for each in chain[:-1]:
+            say(f"learning step {each.number} again")
+            if each.record is not None:
+                set_rates(learner, _with_rates(config, each.record))
+            made = _learn(parts, learner, each)
+            compared = compare_step(each, made, learner, found.tolerance, bool(found.inexact))
+            found.findings += [f for f in compared if f.verdict == DIFFERS]
+        if len(chain) > 1:
+            found.findings.append(compare_weights(last, "before", learner, bool(inexact)))
+        say(f"learning step {step} again")
+        set_rates(learner, config)
+        moment = _Moment(learner) if overrides else None
+        with _first_gradient(learner, bool(overrides)) as gradient:
+            made = _learn(parts, learner, last)
+        found.metrics = made.metrics
+        found.findings += compare_step(last, made, learner, found.tolerance, bool(found.inexact))
+        if moment is not None:
+            say(f"and with {' '.join(overrides)}")
+            other = _prepared(asked_settings, last.record, device, overrides)
+            found.asked = _ask(other, overrides, parts, learner, moment, last, gradient)
+        return found
+    finally:
+        set_random_states(before[0])
+        torch.set_num_threads(before[1])
+
+
+# what there is
+
+
+def _metrics_of(run: Path) -> dict[int, dict[str, float]]:
+    try:
+        lines = read_metrics(run / "metrics.jsonl")
+    except OSError:
+        return {}
+    return {
+        line["step"]: {
+            name: math.nan if value is None else float(value)
+            for name, value in line.items()
+            if name != "step" and (value is None or isinstance(value, int | float))
+        }
+        for line in lines
+        if line["phase"] == "rl" and isinstance(line["step"], int)
+    }
+
+
+def _settings(run: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
+    """The run's settings, and these with what is asked about."""
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(f"'{run}' has no config.yaml, so nobody knows how it was trained")
+    for override in overrides:
+        if not override.startswith(CHANGEABLE):
+            raise ConfigError(
+                f"{override}: a recorded step can be asked about algo.* and train.*; anything else "
+                "would have given other episodes"
+            )
+    return load_config(str(file)), load_config(str(file), overrides)
+
+
+def _choose(run: Path, step: int, start: int | None, config: Config) -> Checkpoint:
+    existing = [c for c in checkpoints(run / "checkpoints") if c.phase == "rl"]
+    there = ", ".join(c.path.name for c in existing) or "none of RL"
+    if start is not None and start >= step:
+        raise ConfigError(f"--from {start} is not before step {step}: {start} steps are in it")
+    if start is not None:
+        existing = [c for c in existing if c.step == start]
+        if not existing:
+            raise ConfigError(f"'{run}' has no checkpoint rl-{start:06d}; there are: {there}")
+    earlier = [c for c in existing if c.step < step]
+    if not earlier:
+        section = config.run
+        first = f"; steps from {existing[0].step + 1} on can be replayed" if existing else ""
+        raise CannotReplay(
+            f"'{run}' has no checkpoint from before step {step} (there are: {there}): one is written "
+            f"every run.save_every={section.save_every} steps, and the last "
+            f"run.keep_last={section.keep_last} are kept{first}"
+        )
+    return earlier[-1]
+
+
+def _prepared(
+    config: Config, record: StepRecord | None, device: str, overrides: Sequence[str] = ()
+) -> Config:
+    """The run's settings for one process that attempts no tasks: no environment, no reward."""
+    model = config.model
+    if device:
+        model = model.model_copy(update={"device": device})
+    if record is not None:
+        model = model.model_copy(update={"dtype": record.dtype})
+        config = _with_rates(config, record, overrides)
+    parallel = config.parallel.model_copy(update={"tp": 1})
+    return config.model_copy(update={"model": model, "parallel": parallel, "task": TaskSection()})
+
+
+def _with_rates(config: Config, record: StepRecord, overrides: Sequence[str] = ()) -> Config:
+    """With the learning rates of a step: a run may have been resumed with others since."""
+    for key, value in {**record.rates, "train.steps": record.train_steps}.items():
+        if not _is_among(key, overrides):
+            section, _, name = key.partition(".")
+            changed = getattr(config, section).model_copy(update={name: value})
+            config = config.model_copy(update={section: changed})
+    return config
+
+
+def _is_among(key: str, overrides: Sequence[str]) -> bool:
+    return any(override.startswith(f"{key}=") for override in overrides)
+
+
+@contextmanager
+def _kept(checkpoint: Checkpoint, config: Config) -> Iterator[None]:
+    """A run that goes on may remove a checkpoint while it is read."""
+    try:
+        yield
+    except (OSError, ModelFileError, RunStopped) as error:
+        if not is_gone(checkpoint.path):
+            raise
+        raise CannotReplay(
+            f"{checkpoint.path.name} was removed while it was read: the run goes on and keeps its last "
+            f"run.keep_last={config.run.keep_last}; try a later step"
+        ) from error
+
+
+# the learner of the run
+
+
+def _assemble(config: Config, checkpoint: Checkpoint) -> RunComponents:
+    parts = build_run(config, checkpoint.path, samples=False)
+    if config.lora.rank:
+        # new adapters are tried on an engine before they are trained: ours, for a moment
+        native = EngineSection(name="native", kv_tokens=PROBE_TOKENS)
+        own = config.model_copy(update={"engine": native})
+        parts.engine = make_engine(own, parts.policy, parts.tokenizer, parts.actions)
+    return parts
+
+
+def _learner(parts: RunComponents, run: Path) -> Learner:
+    reference = None
+    if has_reference(parts.config) and not parts.config.lora.rank:
+        path = run / "reference"
+        if not path.is_dir():
+            raise CannotReplay(
+                f"{path} is not there: the model that the KL term holds the policy to, which a run "
+                "writes before its first step"
+            )
+        reference = load_reference(path, parts.policy)
+    return make_learner(parts, reference)
+
+
+def _why_inexact(records: Sequence[StepRecord | None], learner: Learner) -> str:
+    """The first reason why the run's bits may not come out here."""
+    device, kind = learner.policy.device, str(learner.policy.dtype).removeprefix("torch.")
+    for record in records:
+        if record is None:
+            return "the run did not write down what it ran on (an older version made it)"
+        if record.world > 1:
+            return f"{record.world} processes learned, and here it is one"
+        if record.device != device_name(device):
+            return f"it ran on {record.device}, and this is {device_name(device)}"
+        if record.dtype != kind:
+            return f"it computed in {record.dtype}, and this machine does in {kind}"
+        if record.torch != torch.__version__:
+            return f"it ran with torch {record.torch}, and this is {torch.__version__}"
+    if device.type != "cpu":
+        return "a GPU may add up in another order each time"
+    return ""
+
+
+def _learn(
+    parts: RunComponents, learner: Learner, step: RecordedStep, cut_anew: bool = False
+) -> StepResult:
+    """`cut_anew`: into micro-batches of the learner's own size, not of the run's."""
+    record = step.record
+    if record is not None and not cut_anew:
+        learner.tokens_per_micro = record.tokens_per_micro
+    if record is not None and record.device.startswith("cpu"):
+        torch.set_num_threads(record.threads)
+    learner.keeps_logprobs = True
+    set_aside = step.metrics.get("rollout/set_aside", 0.0)
+    rollouts = StepRollouts(step.episodes, int(set_aside), seconds=1.0, cursor=0)
+    return learn(parts, learner, rollouts, step.number)
+
+
+# comparing
+
+
+def _loaded(
+    step: RecordedStep, checkpoint: Checkpoint, learner: Learner, is_inexact: bool
+) -> Iterator[StepDifference]:
+    """Whether the checkpoint holds what the next step began with. No layout shows in it, so this is
+    exact everywhere, but for adapters: these are merged anew."""
+    found = compare_weights(step, "before", learner, is_inexact and learner.lora is not None)
+    yield found._replace(what=f"checkpoint {checkpoint.path.name}")
+    record, updates = step.record, learner.optimizer.steps
+    if record is not None and record.updates != updates:
+        yield StepDifference(
+            step.number,
+            "optimizer",
+            DIFFERS,
+            f"{updates} updates are in the checkpoint, {record.updates} were made before this step",
+        )
+
+
+# other settings
+
+
+class _Moment:
+    """A learner before a step, to go back to."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.module = learner.lora or learner.policy
+        self.weights = {name: w.detach().clone() for name, w in self.module.named_parameters()}
+        self.tensors = copied(tensors_of(learner))
+        self.updates = learner.optimizer.steps
+        optimizer = learner.critic_optimizer
+        self.critic_updates = 0 if optimizer is None else optimizer.steps
+
+    @torch.no_grad()
+    def rewind(self, learner: Learner) -> None:
+        """The weights as they were; the critic comes with the optimizer's state."""
+        for name, weight in self.module.named_parameters():
+            weight.copy_(self.weights[name])
+        if learner.lora is not None:
+            learner.lora.merge()
+
+    @torch.no_grad()
+    def hand_on(self, learner: Learner) -> None:
+        """The optimizer's state to another learner of the same model."""
+        for name, tensor in tensors_of(learner).items():
+            tensor.copy_(self.tensors[name])
+        learner.optimizer.resume(self.updates)
+        if learner.critic_optimizer is not None:
+            learner.critic_optimizer.resume(self.critic_updates)
+
+
+def _ask(
+    config: Config,
+    overrides: Sequence[str],
+    parts: RunComponents,
+    learner: Learner,
+    moment: _Moment,
+    step: RecordedStep,
+    gradient: Mapping[str, Tensor],
+) -> ReplayOptions:
+    """The step once more from where it began, with other settings."""
+    preset = preset_of(config)
+    refuse_critic(config, preset)
+    if preset.needs_critic and learner.critic is None:
+        raise ConfigError(
+            f"{' '.join(overrides)}: algo.name={config.algo.name} needs a critic, and this run has "
+            "trained none"
+        )
+    if has_reference(config) and not learner.has_reference:
+        raise ConfigError(
+            f"{' '.join(overrides)}: a KL term needs the model that RL started from, and this run "
+            "has kept none; a run with algo.kl_coef above 0 does"
+        )
+    shape, credit, _, _ = build(preset)
+    returns = None if preset.returns is None else make(preset.returns, CREDITS, "credit")
+    changed = replace(
+        parts, config=config, preset=preset, shape=shape, credit=credit, returns=returns
+    )
+    moment.rewind(learner)
+    other = make_learner(changed, learner.reference if has_reference(config) else None)
+    if other.anchor is not None:
+        other.anchor = learner.anchor
+    moment.hand_on(other)
+    with _first_gradient(other, True) as instead:
+        made = _learn(changed, other, step, _is_among("train.tokens_per_micro", overrides))
+    return ReplayOptions(list(overrides), made.metrics, _cosine(gradient, instead))
+
+
+@contextmanager
+def _first_gradient(learner: Learner, is_wanted: bool) -> Iterator[dict[str, Tensor]]:
+    """The gradient of the first update made meanwhile, by parameter name; clipped, as AdamW gets it."""
+    found: dict[str, Tensor] = {}
+    optimizer = learner.optimizer
+
+    def keep(*_: Any) -> None:
+        if not found:
+            named = zip(optimizer.names, optimizer.masters, strict=True)
+            found.update({n: m.grad.detach().clone() for n, m in named if m.grad is not None})
+
+    if not is_wanted:
+        yield found
+        return
+    handle = optimizer.adam.register_step_pre_hook(keep)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def _cosine(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    def product(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+        pairs = (
+            (a[name].flatten().double(), b[name].flatten().double()) for name in a if name in b
+        )
+        return sum(float(x @ y) for x, y in pairs)
+
+    size = math.sqrt(product(one, one) * product(other, other))
+    return product(one, other) / size if size else math.nan
+
+
+def _beside(
+    recorded: Mapping[str, float], now: Mapping[str, float]
+) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {"recorded": _finite(recorded.get(name, math.nan)), "now": _finite(value)}
+        for name, value in now.items()
+        if not name.startswith(NOT_LEARNED)
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

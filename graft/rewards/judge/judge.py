@@ -1,0 +1,339 @@
+"""A language model as judge: does the policy's answer say the same as the accepted one?
+
+    gold "Barack Obama", answer "barack obama."         1.0, the same text: nobody is asked
+    gold "Barack Obama", answer "the 44th president"    asked; "Correct" is 1.0, "Incorrect" 0.0
+
+The judge sits behind any server with OpenAI's chat completions (vLLM, SGLang, llama.cpp, a hosted
+model). One that fails is asked again, later and later, or as late as it wishes (Retry-After); one that
+goes on failing is replaced by the comparison of the texts, so a run outlives its judge, and
+`counts["failures"]` tells how often that was. An evaluation wants `strict`: no verdict, no score.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Sequence
+from copy import deepcopy
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from graft.rewards.answers import accepted_answers, in_words, last_answer
+from graft.rewards.judge.agreement import Agreement, JudgedItem
+from graft.rewards.judge.prompt import JudgePrompt
+from graft.rewards.judge.rate_limit import RateLimit, read_retry_after
+from graft.text.parse import last_boxed
+from graft.tools.errors import ToolError
+from graft.tools.search.cache import CacheBroken, SearchCache
+from graft.types import Task, Trajectory
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled from then on
+MAX_PAUSE = 30.0
+MAX_REPLY = 2**20  # bytes; the verdict is one word
+
+
+class JudgeError(ToolError):
+    """The judge gave no verdict; the text says why. In a rollout it fails one attempt."""
+
+
+class Judge:
+    """A reward: 1.0 if the answer is the accepted text or if the judge at `url` calls it correct.
+
+    Judge("http://host:8001/v1", model="Qwen2.5-72B-Instruct", cache="verdicts.db")
+    """
+
+    blocking = True
+    """It waits for a server: to be called in a thread of its own."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        model: str | None = None,
+        *,
+        api_key_env: str = "OPENAI_API_KEY",
+        timeout: float = 30.0,
+        retries: int = 3,
+        deadline: float = 120.0,
+        cache: str | Path | None = None,
+        concurrency: int = 8,
+        rate: float | None = None,
+        prompt: str | Path = "correct",
+        strict: bool = False,
+    ) -> None:
+        """
+        url: the server's base, such as http://host:8001/v1; None takes $JUDGE_URL.
+        model: the name it serves; None takes $JUDGE_MODEL, and "" leaves the choice to a server that
+        has only one.
+        api_key_env: the variable that holds the key; where it is not set no key is sent.
+        timeout: seconds for one attempt. retries: attempts after the first.
+        deadline: seconds for a verdict, attempts, pauses and the wait for a free place together.
+        cache: a file of replies, to be shared by processes of one machine; the same question is not
+        asked twice.
+        concurrency: questions that are put at a time.
+        rate: requests per second, over all threads; None: no limit.
+        prompt: what is asked, a bundled name or a file: see `graft.rewards.judge.prompt`.
+        strict: without a verdict the attempt fails (JudgeError), and texts are not compared instead: a
+        score then never means that the judge was away.
+        """
+        if timeout <= 0 or deadline <= 0 or retries < 0 or concurrency < 1:
+            raise ValueError(
+                f"judge: timeout={timeout} and deadline={deadline} must be above 0, "
+                f"retries={retries} at least 0, concurrency={concurrency} at least 1"
+            )
+        self.url = _endpoint(url or os.environ.get("JUDGE_URL", ""))
+        self.model = os.environ.get("JUDGE_MODEL", "") if model is None else model
+        self.prompt = JudgePrompt(prompt)
+        self.timeout, self.retries, self.deadline = timeout, retries, deadline
+        self.concurrency, self.strict = concurrency, strict
+        self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
+        """Verdicts that were asked for, taken from the cache, and never obtained."""
+        self._key = os.environ.get(api_key_env, "").strip()
+        self._cache = _open_cache(cache) if cache else None
+        self._places = threading.BoundedSemaphore(concurrency)
+        self._pace = RateLimit(rate)
+        self._agreement = Agreement()
+        self._counting = threading.Lock()
+        self._warned: set[str] = set()
+
+    def __call__(self, task: Task, trajectory: Trajectory) -> float:
+        return float(
+            self.is_correct(
+                question_of(task), accepted_answers(task.answer), prediction_of(trajectory)
+            )
+        )
+
+    def is_correct(self, question: str, golds: Sequence[str], prediction: str) -> bool:
+        """True if the prediction is one of the accepted texts, or the judge says it means the same."""
+        item = JudgedItem(question, golds, prediction)
+        is_same = item.is_same_text
+        if is_same or not prediction:
+            with self._counting:
+                self._agreement.not_asked += 1
+            return is_same
+        try:
+            return self._verdict(item)
+        except JudgeError as error:
+            if self.strict:
+                raise
+            self._warn("judge", f"{error}; answers are compared as texts wherever the judge fails")
+            return False  # as texts they differ
+
+    def verdict(self, item: JudgedItem) -> bool | None:
+        """What the judge says, whether the texts are the same or not; None if it says nothing."""
+        try:
+            return self._verdict(item)
+        except JudgeError as error:
+            self._warn("judge", str(error))
+            return None
+
+    def agreement(self) -> Agreement:
+        """How far its verdicts so far agree with the comparison of texts.
+
+        As a reward it is asked only where the texts differ; `agreement_on` asks it about everything.
+        """
+        with self._counting:
+            return deepcopy(self._agreement)
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+
+    def _verdict(self, item: JudgedItem) -> bool:
+        try:
+            said = says_correct(self._reply(self.prompt.fill(*item[:3])))
+        except JudgeError:
+            with self._counting:
+                self.counts["failures"] += 1
+                self._agreement.failures += 1
+            raise
+        with self._counting:
+            self._agreement.add(item, said)
+        return said
+
+    def _reply(self, prompt: str) -> str:
+        who = f"judge:{self.model or self.url}"  # a verdict is the model's, wherever it is served
+        if self._cache is not None:
+            try:
+                kept = self._cache.get(who, prompt, 0)
+            except CacheBroken as error:
+                self._warn("cache", f"the judge's cache cannot be read: {error}")
+                kept = None
+            if isinstance(kept, str):
+                self._count("cached")
+                return kept
+        self._count("calls")
+        reply = self._ask(prompt)
+        if self._cache is not None:
+            try:
+                self._cache.put(who, prompt, 0, reply)
+            except CacheBroken as error:  # the verdict counts all the same
+                self._warn("cache", f"the judge's cache cannot be written: {error}")
+        return reply
+
+    def _ask(self, prompt: str) -> str:
+        """The judge's words, after as many attempts as it takes and as time allows."""
+        content = {"model": self.model} if self.model else {}
+        content |= {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
+        body = json.dumps(content).encode()
+        end = time.monotonic() + self.deadline
+        if not self._places.acquire(timeout=self.deadline):
+            raise JudgeError(f"no free place at judge {self.url} in {self.deadline:g} s")
+        try:
+            for attempt in range(self.retries + 1):
+                if not self._pace.wait(end):
+                    raise JudgeError(
+                        f"no turn to ask judge {self.url} in {self.deadline:g} s: its rate= or the "
+                        "Retry-After that it sent is too slow for the deadline"
+                    )
+                try:
+                    return self._attempt(body, min(end, time.monotonic() + self.timeout))
+                except _Passing as error:
+                    # the dice keep those who failed together from coming back together
+                    pause = min(FIRST_PAUSE * 2**attempt, MAX_PAUSE) * random.uniform(0.5, 1.5)
+                    is_over = time.monotonic() + max(pause, error.wish) >= end
+                    # an hour's wish is not kept for longer than one question can wait
+                    self._pace.hold(min(error.wish, self.deadline))
+                    if attempt == self.retries or is_over:
+                        raise JudgeError(f"judge {self.url} {error}") from error
+                time.sleep(pause)
+        finally:
+            self._places.release()
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempt(self, body: bytes, end: float) -> str:
+        try:
+            return _read_reply(self._post(body, end))
+        except urllib.error.HTTPError as error:
+            wish = read_retry_after(error.headers.get("Retry-After"))
+            what = f"answered {error.code}: {_said(error) or error.reason}"
+            if error.code != 429 and error.code < 500:  # no key, no such model: so it will stay
+                raise JudgeError(f"judge {self.url} {what}") from error
+            raise _Passing(what, wish) from error
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, TimeoutError):
+                raise _Passing("gave no answer in time") from error
+            raise _Passing(f"cannot be reached: {reason or type(reason).__name__}") from error
+        except ValueError as error:
+            raise _Passing(f"sent no usable reply: {error}") from error
+
+    def _post(self, body: bytes, end: float) -> bytes:
+        request = urllib.request.Request(
+            self.url, body, {"Content-Type": "application/json"}, method="POST"
+        )
+        if self._key:  # a server that sends us elsewhere does not get to pass the key on
+            request.add_unredirected_header("Authorization", f"Bearer {self._key}")
+        with urllib.request.urlopen(request, timeout=max(end - time.monotonic(), 0.001)) as reply:
+            read = bytearray()
+            # piece by piece: the socket's own timeout starts anew with every byte of a slow reply
+            while part := reply.read1(65536):
+                read += part
+                if len(read) > MAX_REPLY:
+                    raise ValueError(f"more than {MAX_REPLY} bytes")
+                if time.monotonic() > end:
+                    raise TimeoutError
+        return bytes(read)
+
+    def _count(self, name: str) -> None:
+        with self._counting:
+            self.counts[name] += 1
+
+    def _warn(self, about: str, what: str) -> None:
+        with self._counting:
+            is_first = about not in self._warned
+            self._warned.add(about)
+        if is_first:
+            log.warning("%s (said once; `counts` goes on counting)", what)
+
+
+class _Passing(Exception):
+    """A fault that the next attempt may not meet."""
+
+    def __init__(self, what: str, wish: float = 0.0) -> None:
+        super().__init__(what)
+        self.wish = wish
+        """Seconds that the server asked to be left alone."""
+
+
+def says_correct(reply: str) -> bool:
+    """The verdict: "correct", and nothing that takes it back.
+
+    >>> says_correct("Correct."), says_correct("Incorrect"), says_correct("This is not correct.")
+    (True, False, False)
+    """
+    # a model may weigh both words in its thoughts before it speaks
+    verdict = reply.rpartition("</think>")[2].lower()
+    taken_back = any(word in verdict for word in ("incorrect", "wrong", "not correct"))
+    return "correct" in verdict and not taken_back
+
+
+def prediction_of(trajectory: Trajectory) -> str:
+    r"""The final answer of the policy's last words, out of its box: <answer>It is \boxed{7}</answer>."""
+    answer = last_answer(trajectory.answer_text)
+    box = last_boxed(answer)
+    return in_words(answer if box is None else box)
+
+
+def question_of(task: Task) -> str:
+    """What was asked: the row's own "question" if it has one, else the last message of the user."""
+    if isinstance(asked := task.meta.get("question"), str):
+        return asked
+    said = [message.get("content") for message in task.prompt if message.get("role") == "user"]
+    return _text(said[-1]) if said else ""
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):  # parts, of which only texts can be shown
+        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return str(content or "")
+
+
+def _read_reply(data: bytes) -> str:
+    try:
+        text = json.loads(data)["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError, RecursionError):
+        raise ValueError(f"no choices[0].message.content in {data[:200]!r}") from None
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"the message has no text: {text!r}")
+    return text
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    with error:  # it holds the connection
+        try:
+            return error.read(300).decode("utf-8", "replace").strip()
+        except (OSError, HTTPException):  # the fault has a fault
+            return ""
+
+
+def _endpoint(url: str) -> str:
+    if not url:
+        raise ValueError(
+            "the judge has no server: give url=, such as http://localhost:8001/v1, or set $JUDGE_URL"
+        )
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError(f"judge url {url!r} is not of the form http://host:port/v1")
+    path = parts.path.rstrip("/").removesuffix("/chat/completions")
+    return parts._replace(path=f"{path}/chat/completions").geturl()
+
+
+def _open_cache(path: str | Path) -> SearchCache:
+    try:
+        return SearchCache(path)
+    except ValueError as error:
+        raise ValueError(
+            f"cannot keep the judge's replies in {str(path)!r}: {error.__cause__ or error}; name a "
+            "file that does not exist yet, on a local disk"
+        ) from error

@@ -1,0 +1,286 @@
+"""Processes that work out what must not be worked out here, and that may die doing it.
+
+Symbolic algebra on a text that a policy wrote can take for ever or fill the memory, and a thread
+cannot be stopped. So such calls go to a process that can:
+
+    this process ── control ──> template ──fork──> worker, worker, ...
+         └────────── one socket to each worker ────────┘
+
+The template is a fresh interpreter (this process is never forked: it may hold threads and a GPU)
+that has imported the slow libraries once, so a killed worker is replaced in milliseconds. A worker
+sets an alarm before each call; past its limit the kernel ends it, whatever it is doing and whether
+or not anybody still waits. When this process dies the sockets close, and everything behind them
+goes: idle workers at once, busy ones at their alarm.
+
+Requests and replies are JSON: nothing that a worker sends is executed here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from graft.registry import load
+
+START_LIMIT = 120.0  # seconds to import the libraries, on a machine that is busy with other things
+GRACE = 0.5  # seconds past the alarm until this side gives up on a worker
+MAX_MEMORY = 4 << 30  # bytes of address space of a worker
+_LENGTH = struct.Struct(">I")
+
+
+class WorkerError(RuntimeError):
+    """A call failed in its worker; the text says how."""
+
+
+class WorkerTimeout(WorkerError):
+    """A call took longer than its limit, and its worker was ended."""
+
+
+class NoWorkers(WorkerError):
+    """The processes cannot be started here."""
+
+
+class WorkerPool:
+    """A pool of at most `size` workers, started when they are first needed; safe for threads.
+
+    >>> pool = Workers("graft.rewards.maths.symbolic:warm")
+    >>> pool.call("graft.rewards.maths.symbolic:math_equal", "1/2", "0.5", timeout=1.0)
+    True
+
+    `warm` is called once, in the template: it imports what the calls need.
+    """
+
+    def __init__(self, warm: str, size: int | None = None) -> None:
+        self.warm = warm
+        self.size = size or min(8, len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1)
+        self._begin()
+        atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._slots = threading.Semaphore(self.size)
+        self._idle: list[_Worker] = []
+        self._template: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def call(self, function: str, *args: Any, timeout: float) -> Any:
+        """What `function` ("module:name") returns for these arguments, all of it JSON.
+
+        The limit is for the call alone; a wait for a free worker or for the first start is extra.
+        """
+        request = json.dumps([function, args, timeout]).encode()
+        with self._slots:
+            for is_last in (False, True):
+                worker = self._take()
+                started = time.monotonic()
+                try:
+                    reply = worker.ask(request, timeout + GRACE)
+                except (OSError, EOFError) as error:
+                    worker.kill()
+                    if time.monotonic() - started >= 0.9 * timeout:
+                        raise WorkerTimeout(f"{function} took more than {timeout} s") from None
+                    if is_last:  # somebody ends every worker, or this call is what kills them
+                        raise WorkerError(f"{function}: its worker died ({error!r})") from None
+                    continue
+                with self._lock:
+                    self._idle.append(worker)
+                value, failure = json.loads(reply)
+                if failure is not None:
+                    raise WorkerError(f"{function}: {failure}")
+                return value
+
+    def close(self) -> None:
+        """End all processes; the next call starts new ones."""
+        with self._lock:
+            workers, self._idle = self._idle, []
+            self._drop_template()
+        for worker in workers:
+            worker.channel.close()
+
+    def _forget(self) -> None:
+        """In a forked process: the workers are the parent's, and must not wait for us to end too."""
+        for worker in self._idle:
+            worker.channel.close()
+        if self._control is not None:
+            self._control.close()
+        if self._template is not None:
+            self._template.returncode = 0  # not a child of this process: nothing to wait for
+        self._begin()
+
+    def pids(self) -> list[int]:
+        """The idle workers, for those who want to see (or end) them."""
+        with self._lock:
+            return [worker.pid for worker in self._idle]
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            for is_last in (False, True):  # a template that was killed is found out here
+                try:
+                    return self._fork()
+                except (OSError, EOFError) as error:
+                    self._drop_template()
+                    if is_last:
+                        raise NoWorkers(f"cannot start worker processes: {error!r}") from error
+        raise AssertionError("unreachable")
+
+    def _fork(self) -> _Worker:
+        if self._control is None:
+            self._start_template()
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+            pid = json.loads(receive(ours, time.monotonic() + START_LIMIT))
+        except BaseException:
+            ours.close()
+            raise
+        return _Worker(ours, pid)
+
+    def _start_template(self) -> None:
+        self._control, theirs = socket.socketpair()  # closed by `_drop_template` if this fails
+        code = (
+            f"from graft.rewards.worker_pool import serve; serve({theirs.fileno()}, {self.warm!r})"
+        )
+        with theirs:
+            self._template = subprocess.Popen(
+                [sys.executable, "-P", "-c", code],  # -P: no other modules than this process has
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+                    "PYTHONHASHSEED": "0",  # the order of a set must not change what is generated
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
+                start_new_session=True,  # Ctrl-C is for this process, which then closes the sockets
+            )
+        failure = json.loads(receive(self._control, time.monotonic() + START_LIMIT))
+        if failure is not None:
+            self._drop_template()
+            raise NoWorkers(f"cannot start worker processes: {failure}")
+
+    def _drop_template(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._template is not None:
+            self._template.kill()
+            self._template.wait()
+            self._template = None
+
+
+class _Worker:
+    def __init__(self, channel: socket.socket, pid: int) -> None:
+        self.channel = channel
+        self.pid = pid
+
+    def ask(self, request: bytes, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        self.channel.settimeout(timeout)
+        send(self.channel, request)
+        return receive(self.channel, deadline)
+
+    def kill(self) -> None:
+        self.channel.close()
+        with contextlib.suppress(ProcessLookupError):  # its alarm was first
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def send(channel: socket.socket, message: bytes) -> None:
+    channel.sendall(_LENGTH.pack(len(message)) + message)
+
+
+def receive(channel: socket.socket, deadline: float | None = None) -> bytes:
+    """One message; EOFError if the other side is gone, TimeoutError past the deadline."""
+    (length,) = _LENGTH.unpack(_read(channel, _LENGTH.size, deadline))
+    return _read(channel, length, deadline)
+
+
+def _read(channel: socket.socket, count: int, deadline: float | None) -> bytes:
+    parts: list[bytes] = []
+    while count:
+        if deadline is not None:
+            channel.settimeout(max(deadline - time.monotonic(), 0.001))
+        part = channel.recv(min(count, 1 << 20))
+        if not part:
+            raise EOFError("the other process is gone")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+# what follows runs in the template and in the workers
+
+
+def serve(control_fd: int, warm: str) -> None:
+    """The template: import, then fork a worker for each socket that arrives."""
+    control = socket.socket(fileno=control_fd)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that end are nobody's business
+    _limit_memory()
+    failure = None
+    try:
+        load(warm, "warm-up")()
+    except Exception as error:  # whatever it is, the parent can tell the user
+        failure = f"{type(error).__name__}: {error}"
+    send(control, json.dumps(failure).encode())
+    while failure is None:
+        message, fds, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            break
+        if os.fork() == 0:
+            control.close()
+            work(socket.socket(fileno=fds[0]))
+            break
+        os.close(fds[0])
+    os._exit(0)  # no clean-up of libraries: there is nothing to save
+
+
+def work(channel: socket.socket) -> None:
+    """A worker: answer calls until the socket closes."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, in the middle of anything
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    send(channel, json.dumps(os.getpid()).encode())
+    while True:
+        try:
+            function, args, timeout = json.loads(receive(channel))
+        except (EOFError, OSError):
+            return
+        signal.setitimer(signal.ITIMER_REAL, timeout)
+        try:
+            reply = [load(function, "function")(*args), None]
+            message = json.dumps(reply).encode()
+        except Exception as error:  # the caller decides what a failure means
+            message = json.dumps([None, f"{type(error).__name__}: {str(error)[:500]}"]).encode()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            send(channel, message)
+        except OSError:
+            return
+
+
+def _limit_memory() -> None:
+    import resource  # not on every system
+
+    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+
+
+_LINUX = sys.platform == "linux"

@@ -1,0 +1,133 @@
+"""ARPO's and AEPO's branch as their programs have it, faults included, to compare with.
+
+    round 1   roots sample a segment, tools answer, everybody waits for the slowest
+              entropy of the segment: a SUM over its first tokens, so that short ones look sure
+              its change since the first segment that was ever seen in this slot, of whatever prompt
+              forks in the order of slots: ARPO  if U - weight * change <= branch_probability
+                                           AEPO  if (U + weight * change) * (1 - penalty * rounds in a
+                                                 row with a new attempt) >= branch_probability
+    round 2   the same with the forks; a prompt with nobody left gets ONE new root per round
+
+The entropy is that of the segment BEFORE the observation where the fork is made. A slot is a place in
+the step's list of attempts; the table of first entropies is never emptied. In AEPO a larger
+`branch_probability` makes fewer forks, and the attempt that decides the number of roots is thrown away.
+
+What differs from the programs: entropies are those of the whole distribution rather than of its ten
+likeliest tokens; at the call limit the tool's refusal is read and the attempt goes on, where they force an
+end token and train it; a turn that is cut for its length ends the attempt; root entropy is taken from the
+attempt that is thrown away instead of one more; rounds in a row end with any round that creates nothing,
+whatever other prompts do in it; prompts do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graft.rollout.branches.uncertainty import first_decisions, sigmoid
+from graft.rollout.episode_builder import EpisodeBuilder
+from graft.rollout.failure import RolloutFailure
+from graft.rollout.live_trajectory import LiveTrajectory
+from graft.types import Author, Episode
+
+Slot = tuple[int, int]
+"""The task's place in the step, and the attempt's number at that task."""
+
+
+@dataclass(slots=True)
+class FaithfulBranching:
+    """Learns one thing from step to step that it should not: the entropies of slots."""
+
+    samples: int
+    initial_rollouts: int
+    beam_size: int
+    branch_probability: float
+    entropy_weight: float
+    tokens: int
+    is_aepo: bool
+    dynamic: bool
+    sensitivity: float
+    penalty: float
+    first_entropies: dict[Slot, float] = field(default_factory=dict[Slot, float])
+    """Slot -> entropy of the first segment ever seen there."""
+
+    async def __call__(self, growth: EpisodeBuilder) -> None:
+        roots = self.initial_rollouts
+        if self.dynamic:
+            roots = await self._try_out(growth)
+        live = [await growth.root() for _ in range(min(roots, self.samples))]
+        in_a_row = 0
+        while live:
+            await asyncio.gather(*(path.turn() for path in live if path.is_live))
+            changes = {path: self._change(path, growth) for path in live if path.spoken is not None}
+            began = len(growth.paths)
+            live = [path for path in live if path.is_live]
+            for path in [path for path in live if path.has_room]:
+                live += await self._fork_from(path, changes[path], growth, in_a_row)
+            if not live and len(growth.paths) < self.samples:
+                live.append(await growth.root())
+            in_a_row = in_a_row + 1 if len(growth.paths) > began else 0
+
+    def _change(self, path: LiveTrajectory, growth: EpisodeBuilder) -> float:
+        """Of the entropy of a segment since the first one in this slot."""
+        assert path.spoken is not None
+        entropy = self._entropy(first_decisions(path.turn_spans, self.tokens), growth)
+        return entropy - self.first_entropies.setdefault((growth.place, path.number), entropy)
+
+    async def _fork_from(
+        self, path: LiveTrajectory, change: float, growth: EpisodeBuilder, in_a_row: int
+    ) -> list[LiveTrajectory]:
+        """Forks of a path that has just had its turn."""
+        assert path.spoken is not None
+        draws = random.Random(growth.key(path.number, f"/fork/{int(path.metrics['turns'])}"))
+        most = min(self.beam_size - 1, self.samples - len(growth.paths))
+        wanted = sum(self._is_due(draws.random(), change, in_a_row) for _ in range(most))
+        forks: list[LiveTrajectory] = []
+        for _ in range(wanted):
+            try:
+                forks.append(await path.fork())
+            except RolloutFailure as failure:
+                growth.episode.spans[path.tip].info["error"] = str(failure)
+        path.spoken.info.update(entropy_change=change, forks=len(forks))
+        return forks
+
+    def _is_due(self, uniform: float, change: float, in_a_row: int) -> bool:
+        """Whether one attempt at branching comes off."""
+        if not self.is_aepo:
+            drawn = min(max(uniform - self.entropy_weight * change, 0.0), 1.0)
+            return drawn <= self.branch_probability
+        scale = max(0.0, 1.0 - self.penalty * in_a_row)
+        drawn = min(max((uniform + self.entropy_weight * change) * scale, 0.0), 1.0)
+        return drawn >= self.branch_probability
+
+    def _entropy(self, entropies: Sequence[float], growth: EpisodeBuilder) -> float:
+        return sum(entropies) / math.log(max(growth.setting.engine.vocab_size, 2))
+
+    async def _try_out(self, growth: EpisodeBuilder) -> int:
+        """AEPO's number of roots, from an attempt that nobody trains on or counts."""
+        path = await growth.root("/thrown away")
+        await path.finish()
+        growth.paths.remove(path)
+        said = [span for span in path.spans if span.author is Author.POLICY]
+        segments = [self._entropy(first_decisions([span], self.tokens), growth) for span in said]
+        gap = segments[0] - sum(segments) / len(segments) if segments else 0.0
+        return min(int(self.samples * sigmoid(self.sensitivity * gap)) + 1, self.samples)
+
+    def begin(self, step: int) -> None:
+        """Slots are the same in every step, and what is known of them is not forgotten."""
+
+    def settle(self, episodes: Sequence[Episode]) -> None:
+        """Nothing to learn from rewards."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"first_entropies": [[*slot, h] for slot, h in self.first_entropies.items()]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.first_entropies = {
+            (int(place), int(number)): float(h) for place, number, h in state["first_entropies"]
+        }

@@ -1,0 +1,299 @@
+"""ARPO's and AEPO's branch: attempts fork where the policy is unsure what to make of an observation.
+
+    samples 4, initial_rollouts 2
+
+    prompt ── "I search" ── result ┬─ "Hm, then"  ... answer      root 0; unsure here, so it forks:
+           │                       └─ "So it is"  ... answer      the same tools were called, once
+           └─ "2 + 3"    ── result ── "That is 5" ... answer      root 1; sure, nobody forks
+           └─ ...                                                 the budget is not used up: root 2
+
+After each observation the first `tokens` of the next turn are sampled and their entropy is held
+against that of the attempt's first tokens (`uncertainty`). A fork goes on right behind the observation,
+so that the two differ in the very tokens that were uncertain; the source keeps those it has said.
+
+Whatever happens there are exactly `samples` leaves: what forks leave over is begun at the prompt, all at
+once, when nobody is left who could fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graft.rollout.branches.arpo_faithful import FaithfulBranching
+from graft.rollout.branches.branch import Branch
+from graft.rollout.branches.uncertainty import (
+    first_decisions,
+    mean_entropy,
+    probability,
+    root_budget,
+    turn_entropies,
+)
+from graft.rollout.episode_builder import EpisodeBuilder
+from graft.rollout.failure import RolloutFailure
+from graft.rollout.live_trajectory import LiveTrajectory
+
+RULES = ("stochastic", "threshold")
+ORDERS = ("entropy", "index", "arrival")
+COUNTED_OVER = ("path", "prompt")
+NUMBERS = ("branch_probability", "entropy_weight", "threshold", "sensitivity", "penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Branching:
+    """When and how often to fork."""
+
+    samples: int
+    initial_rollouts: int
+    """Attempts that begin at the prompt, where `dynamic` does not decide; the others are forks, as far
+    as there is cause to."""
+    beam_size: int
+    """Ways on from one observation: the source and up to beam_size - 1 forks."""
+    branch_probability: float
+    """Of one more way, where the policy is as unsure as it was at the start."""
+    entropy_weight: float
+    """How much a change of entropy adds to it."""
+    tokens: int
+    """Over how many tokens entropy is measured."""
+    rule: str
+    """"stochastic": a draw with that probability; "threshold": always, if it is above `threshold`."""
+    threshold: float
+    order: str
+    """Who forks first while there is budget: "entropy" (the largest change) or "index" (the oldest path)
+    among all of the prompt's attempts, which wait for each other; "arrival": who comes first."""
+    dynamic: bool = False
+    """The first attempt tells how many begin at the prompt, see `root_budget`."""
+    sensitivity: float = 0.5
+    penalty: float = 0.0
+    """Taken off for each time in a row that a path has branched."""
+    penalty_over: str = "path"
+    """"prompt" counts rounds in a row in which any path of the prompt has."""
+
+    def __post_init__(self) -> None:
+        def refuse(what: str) -> None:
+            raise ValueError(what)
+
+        for name in NUMBERS:
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value):
+                refuse(f"{name}={value!r}: must be a finite number")
+        for name in ("samples", "initial_rollouts", "beam_size", "tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                refuse(f"{name}={value!r}: must be a whole number, 1 or more")
+        if not isinstance(self.dynamic, bool):
+            refuse(f"dynamic={self.dynamic!r}: must be true or false")
+        if self.initial_rollouts > self.samples:
+            refuse(
+                f"initial_rollouts={self.initial_rollouts} is more than the {self.samples} attempts "
+                "of a task; lower it, or raise rollout.samples"
+            )
+        if not 0 <= self.branch_probability <= 1:
+            refuse(f"branch_probability={self.branch_probability}: must lie in [0, 1]")
+        if self.penalty < 0:
+            refuse(f"penalty={self.penalty}: must be 0 or more")
+        for name, known in (("rule", RULES), ("order", ORDERS), ("penalty_over", COUNTED_OVER)):
+            if getattr(self, name) not in known:
+                refuse(f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}")
+
+    async def __call__(self, growth: EpisodeBuilder) -> None:
+        await _Tree(self, growth).grow()
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What a path carries along, and its forks inherit."""
+
+    baseline: float
+    in_a_row: int = 0
+
+
+class _Tree:
+    """One task's attempts while they fork."""
+
+    def __init__(self, how: Branching, growth: EpisodeBuilder) -> None:
+        self.how, self.growth = how, growth
+        self.vocab_size = growth.setting.engine.vocab_size
+        self.standing: dict[LiveTrajectory, _Standing] = {}
+        self.in_a_row = 0
+        self.forking = 0
+        """Forks that are being made: an environment may take a while to copy."""
+
+    @property
+    def left(self) -> int:
+        """Attempts that may still begin."""
+        return self.how.samples - len(self.growth.paths) - self.forking
+
+    async def grow(self) -> None:
+        roots = self.how.initial_rollouts
+        if self.how.dynamic:
+            roots = await self._try_out()
+        live = await self._begin(roots - len(self.growth.paths))
+        if self.how.order == "arrival":
+            await asyncio.gather(*(self._grow_apart(path) for path in live))
+        else:
+            await self._grow_in_rounds(live)
+        rest = await self._begin(self.left)
+        await asyncio.gather(*(path.finish() for path in rest))
+
+    async def _begin(self, many: int) -> list[LiveTrajectory]:
+        begun = [await self.growth.root() for _ in range(many)]
+        return [path for path in begun if path.is_live]
+
+    async def _try_out(self) -> int:
+        """One whole attempt, which counts; how many begin at the prompt, this one included."""
+        path = await self.growth.root()
+        await path.finish()
+        first, *later = turn_entropies(path.spans, self.how.tokens, self.vocab_size) or [0.0]
+        after_results = sum(later) / len(later) if later else 0.0
+        return root_budget(self.how.samples, self.how.sensitivity, first, after_results)
+
+    async def _grow_in_rounds(self, live: list[LiveTrajectory]) -> None:
+        """A turn of everybody, then forks; when the budget is used up, nobody waits any more."""
+        while live and self.left:
+            await asyncio.gather(*(self._advance(path) for path in live))
+            live = [path for path in live if path.is_live]
+            live += await self._fork_from(live)
+        await asyncio.gather(*(path.finish() for path in live))
+
+    async def _grow_apart(self, path: LiveTrajectory) -> None:
+        """The path to its end, and its forks to theirs."""
+        apart: list[asyncio.Future[None]] = []
+        while path.is_live and self.left:
+            await self._advance(path)
+            forks = await self._fork_from([path] if path.is_live else [])
+            apart += [asyncio.ensure_future(self._grow_apart(fork)) for fork in forks]
+        await asyncio.gather(path.finish(), *apart)
+
+    async def _advance(self, path: LiveTrajectory) -> None:
+        """Up to the first tokens after the next observation, or to its end."""
+        begins = path not in self.standing
+        await path.turn()
+        if begins and path.spoken is not None:
+            self.standing[path] = _Standing(self._entropy_of(path))
+        if path.is_live:
+            await path.begin(self.how.tokens)
+
+    def _entropy_of(self, path: LiveTrajectory) -> float:
+        """Of what it has begun to say, or has just said."""
+        return mean_entropy(first_decisions(path.turn_spans, self.how.tokens), self.vocab_size)
+
+    async def _fork_from(self, paths: Sequence[LiveTrajectory]) -> list[LiveTrajectory]:
+        """Forks of those that are unsure, as many as there is budget for."""
+        changes = {
+            path: self._entropy_of(path) - self.standing[path].baseline
+            for path in paths
+            if path.begun is not None
+        }
+        order = list(changes)
+        if self.how.order == "entropy":
+            order.sort(key=lambda path: -changes[path])
+        forks: list[LiveTrajectory] = []
+        for path in order:
+            made = await self._fork(path, self._wanted(path, changes[path]))
+            own = self.standing[path]
+            own.in_a_row = own.in_a_row + 1 if made else 0
+            self.standing |= {fork: replace(own) for fork in made}
+            assert path.begun is not None
+            path.begun.info.update(entropy_change=changes[path], forks=len(made))
+            forks += made
+        self.in_a_row = self.in_a_row + 1 if forks else 0
+        return forks
+
+    async def _fork(self, path: LiveTrajectory, many: int) -> list[LiveTrajectory]:
+        """So many forks, or fewer where the environment cannot be copied."""
+        made: list[LiveTrajectory] = []
+        self.forking += many
+        for _ in range(many):
+            try:
+                made.append(await path.fork())
+            except RolloutFailure as failure:
+                self.growth.episode.spans[path.tip].info["error"] = str(failure)
+            finally:
+                self.forking -= 1  # it is among the paths now, or will never be
+        return made
+
+    def _wanted(self, path: LiveTrajectory, change: float) -> int:
+        """How many forks of this path there should be."""
+        how = self.how
+        most = min(how.beam_size - 1, self.left)
+        in_a_row = self.standing[path].in_a_row if how.penalty_over == "path" else self.in_a_row
+        chance = probability(
+            how.branch_probability, how.entropy_weight, change, how.penalty, in_a_row
+        )
+        if how.rule == "threshold":
+            return most if chance > how.threshold else 0
+        turn = int(path.metrics["turns"])
+        draws = random.Random(self.growth.key(path.number, f"/fork/{turn}"))
+        return sum(draws.random() < chance for _ in range(most))
+
+
+def arpo(
+    samples: int,
+    initial_rollouts: int | None = None,
+    beam_size: int = 2,
+    branch_probability: float = 0.5,
+    entropy_weight: float = 0.2,
+    tokens: int = 20,
+    rule: str = "stochastic",
+    threshold: float = 0.5,
+    order: str = "entropy",
+    faithful: bool = False,
+) -> Branch:
+    """Half of the attempts begin at the prompt, the others where one of those is unsure.
+
+    `faithful` is the published program instead, faults included (see `published`); it knows no
+    `rule`, `threshold` or `order`.
+    """
+    return _make(is_aepo=False, **locals())
+
+
+def aepo(
+    samples: int,
+    initial_rollouts: int | None = None,
+    beam_size: int = 2,
+    branch_probability: float = 0.5,
+    entropy_weight: float = 0.2,
+    tokens: int = 20,
+    rule: str = "stochastic",
+    threshold: float = 0.5,
+    order: str = "entropy",
+    dynamic: bool = True,
+    sensitivity: float = 0.5,
+    penalty: float = 0.05,
+    penalty_over: str = "path",
+    faithful: bool = False,
+) -> Branch:
+    """`arpo` with a number of roots that the first attempt decides (`dynamic`), and a price on branching
+    again and again."""
+    return _make(is_aepo=True, **locals())
+
+
+def _make(
+    is_aepo: bool, faithful: bool, samples: int, initial_rollouts: int | None, **how: Any
+) -> Branch:
+    if not isinstance(faithful, bool):
+        raise ValueError(f"faithful={faithful!r}: must be true or false")
+    roots = max(samples // 2, 1) if initial_rollouts is None else initial_rollouts
+    checked = Branching(samples=samples, initial_rollouts=roots, **how)
+    return _published(checked, is_aepo) if faithful else checked
+
+
+def _published(how: Branching, is_aepo: bool) -> FaithfulBranching:
+    return FaithfulBranching(
+        samples=how.samples,
+        initial_rollouts=how.initial_rollouts,
+        beam_size=how.beam_size,
+        branch_probability=how.branch_probability,
+        entropy_weight=how.entropy_weight,
+        tokens=how.tokens,
+        is_aepo=is_aepo,
+        dynamic=how.dynamic,
+        sensitivity=how.sensitivity,
+        penalty=how.penalty,
+    )

@@ -1,0 +1,195 @@
+"""What a teacher would have done as an episode, in the very tokens of a rollout.
+
+prompt "2+3="     policy "[2+3]"   env "5;"   policy "5"
+trained           [ 2 + 3 ]                   5 <eos>
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from graft.actions.actions import Actions, Decisions
+from graft.protocols import Env
+from graft.text.chat import TEMPLATE, Chat, Tools
+from graft.text.transcript import Transcript
+from graft.tools.options import check_options
+from graft.types import NO_ACTION, Author, Called, Episode, Leaf, Message, Span, Task
+from graft.user_code import Giver, UserCodeError, as_posed, as_trace
+
+INLINE = "inline"
+
+
+class DemonstratedTurn(NamedTuple):
+    """One entry of an attempt, after its prompt."""
+
+    author: Author
+    text: str
+    """A `Called` is a call, to be spelled with the run's actions."""
+    role: str = INLINE
+    """Of what the environment says: inside the policy's own turn, or a message of this role."""
+    ends: bool = True
+    """Of what the policy says: the end of its turn follows, and is trained like any word."""
+    call: Decisions | None = None
+    """The text as decisions, where they are known already."""
+
+
+def decided(parent: int, decisions: Decisions, text: str = "") -> Span:
+    """A policy span of a teacher's decisions: trained, without a sampler's log-probs.
+
+    Tokens that merely continue a decision are not trained.
+    """
+    zeros = [0.0] * len(decisions.tokens)
+    return Span(
+        parent,
+        Author.POLICY,
+        decisions.tokens,
+        decisions.actions,
+        zeros,
+        zeros,
+        decisions.modes,
+        mask=[action != NO_ACTION for action in decisions.actions],
+        text=text,
+    )
+
+
+def demonstration(
+    task: Task,
+    env: Env,
+    chat: Chat,
+    seed: int,
+    actions: Actions | None = None,
+    prefill: str = "",
+    **args: Any,
+) -> Episode:
+    """The episode of `env.demonstrate`: policy spans end exactly where sampling would have ended.
+
+    A turn that ends in a stop string (a tool call inside the policy's own turn) ends there, and with
+    `actions` one that ends in a call; every other turn ends with the template's end token, which is
+    trained like any word. Policy entries in a row are one turn:
+
+        policy "I compare."   policy Called("compare", A, B)   env "A < B"        policy "Done."
+        I compare.            compare A and B                  : A < B            Done.<eos>
+    """
+    posed: Any = as_posed(env.reset(task.seed), Giver(env, "env", "reset"))
+    observation, info = posed
+    messages = (
+        [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+    )
+    if env.observe_as in ("prompt", "raw"):
+        raise ValueError(
+            f"{task.env} has a wrapper that rewrites the history, so its teacher's turns are no "
+            "single conversation; warm up without such a wrapper, or from recorded chats (sft.data)"
+        )
+    who = Giver(env, "env", "demonstrate")
+    teach: Any = getattr(env, "demonstrate", None)
+    if teach is None:
+        raise UserCodeError(
+            f"{who} is not written: a warm-up needs it, or recorded chats in sft.data"
+        )
+    try:
+        taught: Any = teach(random.Random(seed), **args)
+    except TypeError:
+        given = list(inspect.signature(teach).parameters)[:1]  # the generator
+        check_options(teach, args, f"{who}, called with sft.demo_args,", given=given)
+        raise
+    except NotImplementedError as error:
+        raise UserCodeError(f"{error}, or give recorded chats in sft.data") from error
+    trace = as_trace(taught, who)
+    env.close()
+    entries: list[DemonstratedTurn] = []
+    for number, (author, text) in enumerate(trace):
+        goes_on = any(following is Author.POLICY for following, _ in trace[number + 1 : number + 2])
+        is_call = env.observe_as == INLINE and text.endswith(env.stop) and actions is None
+        entries.append(
+            DemonstratedTurn(author, text, env.observe_as, ends=not (is_call or goes_on))
+        )
+    task = replace(task, answer=info.get("answer", task.answer))
+    return attempt(task, list(messages), entries, chat, actions, prefill, info.get("tools"))
+
+
+def attempt(
+    task: Task,
+    messages: Sequence[Message],
+    entries: Sequence[DemonstratedTurn],
+    chat: Chat,
+    actions: Actions | None = None,
+    prefill: str = "",
+    tools: Tools | None = None,
+) -> Episode:
+    """The episode of a prompt and of what was said after it, in the contexts of a rollout."""
+    encode, decode = chat.tokenizer.encode_after, chat.tokenizer.decode_after
+    tokens = chat.prefilled(chat.prompt(messages, tools=tools), prefill)
+    episode = Episode(replace(task, prompt=tuple(messages)))
+    tip = episode.append(Span(None, Author.TASK, tokens))
+    transcript = None
+    if chat.history == TEMPLATE:
+        transcript = Transcript.of(chat, messages, tools, tokens, prefill)
+    past: list[int] = []  # the tips of contexts that the template has rewritten
+    last: int | None = None  # the token that the next text stands behind
+    tool: str | None = None  # whom the policy has just called
+    is_closed = False
+    for number, said in enumerate(entries):
+        text, last = said.text, next(reversed(episode.spans[tip].tokens), last)
+        if said.author is Author.POLICY and actions is not None and isinstance(text, Called):
+            call, tool, is_closed = actions.spell(text.tool, text.arguments), text.tool, False
+            tip = episode.append(decided(tip, call, decode(call.tokens, last)))
+        elif said.author is Author.POLICY and said.call is not None:
+            tool, is_closed = None, False  # its answer stands as it was written
+            tip = episode.append(decided(tip, said.call, text))
+        elif said.author is Author.POLICY:
+            ids, tool, is_closed = encode(text, last), None, said.ends
+            if said.ends:
+                ids += encode(chat.end_text, ids[-1] if ids else last)
+            tip = episode.append(decided(tip, spoken(ids, actions), str(text)))
+        elif said.role == INLINE:
+            if actions is not None and tool is not None:
+                text = actions.render(tool, text)
+            ids = chat.tokenizer.encode_plain(text, last)
+            tip = episode.append(Span(tip, Author.ENV, ids, text=text))
+        elif not (number and _is_message(entries[number - 1])):  # else it was said with that one
+            group = [*takewhile(_is_message, entries[number:])]
+            answers: list[Message] = [{"role": one.role, "content": one.text} for one in group]
+            text, is_new = "\n".join(one.text for one in group), False
+            if transcript is None:
+                closed = is_closed and bool(chat.end_text)
+                ids = chat.extend(answers, closed=closed, last=last, tool=tool or "tool")
+            else:
+                written = [token for i in episode.walk(tip) for token in episode.spans[i].tokens]
+                transcript, ids, is_new = transcript.answered(chat, written, answers)
+            if is_new:
+                past.append(tip)
+                tip = episode.append(Span(None, Author.TASK, ids, text=text))
+            else:
+                tip = episode.append(Span(tip, Author.ENV, ids, text=text))
+    episode.leaves.append(Leaf((*past, tip), reward=1.0))
+    return episode
+
+
+def _is_message(said: DemonstratedTurn) -> bool:
+    return said.author is Author.ENV and said.role != INLINE
+
+
+def spoken(tokens: list[int], actions: Actions | None = None) -> Decisions:
+    """Plain words as decisions: each token is one, in the mode that the grammar has reached.
+
+    With tags the mode may move on in the middle of a text, at what looks like a tag; a whole call
+    is not plain words, for sampling would have ended behind it.
+    """
+    if actions is None:
+        return Decisions(tokens, tokens, [0] * len(tokens), 0)
+    grammar, mode = actions.grammar, actions.grammar.start
+    for i, token in enumerate(tokens):
+        is_plain = actions.space.allows(mode, token) and not grammar.is_exit(mode, token)
+        if not is_plain or [*grammar.written(mode, token)] != [token]:
+            raise ValueError(
+                f"a teacher's words contain a call, or part of one: token {token}, number {i} of "
+                f"{tokens}, in mode {mode} of the grammar. Let `demonstrate` give the call as "
+                "a Called of its own, or train without actions"
+            )
+        mode = grammar.step(mode, token)
+    return Decisions(tokens, tokens, grammar.walk(tokens), mode)

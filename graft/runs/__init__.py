@@ -1,0 +1,38 @@
+"""The folder of a run, read while it grows: what was asked, how far it is, how it stands.
+
+    record = find_run("quickstart")
+    record.status             Status.RUNNING
+    record.last               {"phase": "rl", "step": 12, "reward": 0.5, ...}
+    record.refresh()          12 steps are new
+    record.curves["rl"]["reward"]        array('d', [0.01, ..., 0.5])
+
+Nothing here writes or locks anything, so a look never disturbs a run, and no torch is loaded. Files
+may be in the middle of being written. `refresh` reads only what was added since the last time; a run
+that is resumed cuts its metrics back, and then all is read anew.
+"""
+
+from graft.runs.curves import Curves, is_step, numbers
+from graft.runs.find import find_run, find_runs
+from graft.runs.json_lines import GrowingJsonl, parse_object, read_object
+from graft.runs.lock import is_held
+from graft.runs.record import RecordedAlarm, RunRecord, RunStatus, SavedCheckpoint
+from graft.train.monitor.labels import PHASE_WORDS
+from graft.train.run_dir.names import is_run
+
+__all__ = [
+    "PHASE_WORDS",
+    "Curves",
+    "GrowingJsonl",
+    "RecordedAlarm",
+    "RunRecord",
+    "RunStatus",
+    "SavedCheckpoint",
+    "find_run",
+    "find_runs",
+    "is_held",
+    "is_run",
+    "is_step",
+    "numbers",
+    "parse_object",
+    "read_object",
+]

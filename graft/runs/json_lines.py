@@ -1,0 +1,113 @@
+"""JSON objects in files that somebody else is writing: a line counts when its end is there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic_core import from_json
+
+CHUNK = 1 << 20
+"""Bytes read at a time."""
+MARK = 64
+"""Bytes before the place that was read up to; other ones there mean that the file was rewritten."""
+
+
+class GrowingJsonl:
+    """The JSON objects of a file that grows, each handed out once.
+
+    a file `{"step": 1}⏎{"st`   new() -> {"step": 1}      the half line waits for its end
+    then    `ep": 2}⏎` comes    new() -> {"step": 2}
+    the file is cut to line 1   new() -> {"step": 1}      and `rewritten` was 1 higher before it
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rewritten = 0
+        self._at = 0
+        self._mark = b""
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """What came since the last call, to be read to its end; lines without an object are left out.
+
+        Whether the file was rewritten is known before the first line comes.
+        """
+        try:
+            file = self.path.open("rb")
+        except OSError:  # not there yet, or no longer
+            if self._at:
+                self._start_over()
+            return iter(())
+        if self._at and not self._is_as_before(file):
+            self._start_over()
+        return self._read(file)
+
+    def _read(self, file: IO[bytes]) -> Iterator[dict[str, Any]]:
+        with file:
+            file.seek(self._at)
+            rest: list[bytes] = []
+            while chunk := file.read(CHUNK):
+                whole, newline, tail = chunk.rpartition(b"\n")
+                if not newline:  # a line longer than the chunk: its end is further on
+                    rest.append(chunk)
+                    continue
+                lines = b"".join((*rest, whole, newline))
+                rest = [tail]
+                self._at += len(lines)
+                self._mark = lines[-MARK:]
+                for line in lines.split(b"\n"):
+                    if line and (row := parse_object(line)) is not None:
+                        yield row
+
+    def _is_as_before(self, file: IO[bytes]) -> bool:
+        file.seek(self._at - len(self._mark))
+        return file.read(len(self._mark)) == self._mark
+
+    def _start_over(self) -> None:
+        self._at, self._mark = 0, b""
+        self.rewritten += 1
+
+
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = from_json(line)  # four times as fast as json, and a long run has many lines
+    except ValueError:
+        try:
+            row = json.loads(line)  # takes half a surrogate pair, which the other does not
+        except (ValueError, RecursionError):
+            return None
+    return row if isinstance(row, dict) else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none."""
+    try:
+        return parse_object(path.read_bytes()) or {}
+    except OSError:
+        return {}
+
+
+def lines_from_the_end(path: Path) -> Iterator[bytes]:
+    """Whole lines of a file, the last first; of a line without an end nothing."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        start = file.seek(0, os.SEEK_END)
+        head = b""  # of a line whose beginning was not read yet
+        is_whole = False
+        while start:
+            length = min(1 << 16, start)
+            start -= length
+            file.seek(start)
+            head, *lines = (file.read(length) + head).split(b"\n")
+            for line in reversed(lines):
+                if is_whole and line:
+                    yield line
+                is_whole = True
+        if is_whole and head:
+            yield head

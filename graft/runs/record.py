@@ -1,0 +1,271 @@
+"""One run, as its folder tells it: what was asked, how far it is, how it stands."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from graft.runs.curves import Curves, is_step, numbers, order
+from graft.runs.json_lines import GrowingJsonl, lines_from_the_end, parse_object, read_object
+from graft.runs.lock import is_held
+from graft.train.run_dir.trackers import PHASES, Phase
+from graft.types import Episode
+
+
+class RunStatus(StrEnum):
+    RUNNING = "running"
+    """A process holds the folder."""
+    DONE = "done"
+    """It came to its end and wrote its summary."""
+    FAILED = "failed"
+    """It stopped by itself: `RunRecord.reason` says why."""
+    STOPPED = "stopped"
+    """It was interrupted or killed; the same command goes on from the newest checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAlarm:
+    """What a run said about itself when a number looked sick."""
+
+    phase: str
+    step: int
+    metric: str
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A complete checkpoint of the run."""
+
+    path: Path
+    phase: Phase
+    step: int
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the loop wrote down beside the weights: scores before, seconds per phase."""
+        return read_object(self.path / "state.json")
+
+
+class RunRecord:
+    """One run, as its folder tells it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.curves = _no_curves()
+        self._lines = GrowingJsonl(path / "metrics.jsonl")
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def refresh(self) -> int:
+        """Read the metrics that came since the last time into `curves`; how many steps came."""
+        count, rewritten = 0, self._lines.rewritten
+        rows = self._lines.new()
+        if self._lines.rewritten != rewritten:  # the run went back: so do we
+            self.curves = _no_curves()
+        for row in rows:
+            if is_step(row):
+                self.curves[row["phase"]].add(row)
+                count += 1
+        return count
+
+    @property
+    def config(self) -> dict[str, dict[str, Any]]:
+        """The recipe with all its defaults, by section; empty where it cannot be read."""
+        import yaml
+
+        loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        try:
+            text = (self.path / "config.yaml").read_text(encoding="utf-8")
+            values: Any = yaml.load(text, Loader=loader)
+        except (OSError, ValueError, yaml.YAMLError):
+            return {}
+        if not isinstance(values, dict):
+            return {}
+        sections: dict[Any, Any] = values
+        return {str(name): keys for name, keys in sections.items() if isinstance(keys, dict)}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What a run writes when it ends; empty until then."""
+        return read_object(self.path / "summary.json")
+
+    @property
+    def reason(self) -> str:
+        """Why it ended by itself, in its own words; "" where it did not, or nobody wrote it down."""
+        return str(read_object(self.path / "stopped.json").get("reason", ""))
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The newest whole line of the metrics, found from the end of the file."""
+        for line in lines_from_the_end(self.path / "metrics.jsonl"):
+            row = parse_object(line)
+            if row is not None and is_step(row):
+                return row
+        return None
+
+    @property
+    def checkpoint(self) -> SavedCheckpoint | None:
+        """The newest complete one: where a stopped run goes on."""
+        found: list[SavedCheckpoint] = []
+        for state in (self.path / "checkpoints").glob("*-*/state.json"):
+            phase, _, step = state.parent.name.partition("-")
+            if phase in PHASES and step.isdigit():
+                found.append(SavedCheckpoint(state.parent, phase, int(step)))
+        return max(found, key=lambda one: order(one.phase, one.step)) if found else None
+
+    @property
+    def status(self) -> RunStatus:
+        if is_held(self.path / ".lock"):
+            return RunStatus.RUNNING
+        last = self.last
+        if self._has_ended(last):
+            return RunStatus.DONE
+        return RunStatus.FAILED if self.reason or self._has_failed(last) else RunStatus.STOPPED
+
+    def _has_ended(self, last: Mapping[str, Any] | None) -> bool:
+        """Whether the summary is of the last step: an older one is of a run that went on since."""
+        summary = self.summary
+        if not summary:
+            return False
+        phase, _, step = Path(str(summary.get("checkpoint", ""))).name.partition("-")
+        if not step.isdigit() or phase not in PHASES:  # it does not say: then time must tell
+            return last is None or _changed(self.path / "summary.json") >= _changed(
+                self.path / "metrics.jsonl"
+            )
+        if last is not None and order(last["phase"], last["step"]) > order(phase, int(step)):
+            return False
+        asked = _count(self.config.get("train", {}).get("steps"))  # perhaps more, afterwards
+        return (int(step) if phase == "rl" else 0) >= asked
+
+    def _has_failed(self, last: Mapping[str, Any] | None) -> bool:
+        """Whether the step after the last one is among the batches that could not be learned from."""
+        then = 0 if last is None else int(last["step"])
+        awaited = {then + 1} | ({1} if last is not None and last["phase"] == "sft" else set())
+        failed = {_step_of(path) for path in (self.path / "failed").glob("step_*.jsonl")}
+        return bool(failed & awaited)
+
+    def total_steps(self, phase: Phase, row: Mapping[str, Any] | None = None) -> int | None:
+        """How many a phase has; None where nobody knows.
+
+        Passes over a file are counted in epochs, so there a line of metrics has to tell: 2 epochs, and
+        step 30 ended 0.25 of one, make 240 steps.
+        """
+        section = self.config.get("train" if phase == "rl" else "sft", {})
+        if steps := _count(section.get("steps")):
+            return steps
+        done = numbers(row or {}).get("epoch", 0.0)
+        epochs = section.get("epochs") if phase == "sft" else None
+        if row is None or not done > 0 or not isinstance(epochs, int | float):
+            return None
+        return max(int(row["step"]), math.ceil(epochs / done * int(row["step"]) - 1e-6))
+
+    @property
+    def scores(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Held-out scores before and after; what is not known yet is empty."""
+        summary = self.summary
+        before = summary.get("before")
+        if not before and self.checkpoint is not None:
+            before = self.checkpoint.state.get("before")
+        return _scores(before), _scores(summary.get("after"))
+
+    @property
+    def last_activity(self) -> float:
+        """When the run last wrote anything, in seconds since the epoch; 0.0 if it never did."""
+        names = ("metrics.jsonl", "summary.json", "alarms.jsonl", "config.yaml", ".lock")
+        folders = ("episodes", "checkpoints", "failed", "learned")
+        return max(_changed(self.path / name) for name in (*names, *folders))
+
+    def silent_for(self, now: float | None = None) -> float:
+        """Seconds without a word where the next one is overdue, else 0.0.
+
+        Overdue is what takes five times as long as the last step took, and more than a minute.
+        """
+        waited = (time.time() if now is None else now) - self.last_activity
+        took = numbers(self.last or {}).get("step_time", 0.0)
+        return waited if waited > max(60.0, 5 * took) else 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes that the folder takes on the disk."""
+        total = 0
+        for folder, _, files in os.walk(self.path):
+            for name in files:
+                try:
+                    total += (Path(folder) / name).lstat().st_blocks * 512
+                except OSError:  # a checkpoint that is just being replaced
+                    continue
+        return total
+
+    @property
+    def alarms(self) -> list[RecordedAlarm]:
+        rows = GrowingJsonl(self.path / "alarms.jsonl").new()
+        return [
+            RecordedAlarm(
+                str(row.get("phase", "")),
+                row["step"] if isinstance(row.get("step"), int) else 0,
+                str(row.get("metric", "")),
+                str(row.get("level", "")),
+                str(row.get("text", "")),
+            )
+            for row in rows
+        ]
+
+    @property
+    def episode_steps(self) -> list[int]:
+        """Steps whose episodes were written down, in order."""
+        steps = (_step_of(path) for path in (self.path / "episodes").glob("step_*.jsonl"))
+        return sorted(step for step in steps if step is not None)
+
+    def episodes(self, step: int, most_bytes: int) -> Iterator[Episode]:
+        """Those of one step, one in memory at a time, up to `most_bytes` of their file.
+
+        What is no episode is left out, as is one that the limit would cut.
+        """
+        path = self.path / "episodes" / f"step_{step:06d}.jsonl"
+        try:
+            file = path.open("rb")
+        except OSError:
+            return
+        with file:
+            while (left := most_bytes - file.tell()) > 0:
+                line = file.readline(left)
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    yield Episode.loads(line.decode("utf-8", "replace"))
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    continue
+
+
+def _no_curves() -> dict[Phase, Curves]:
+    return {phase: Curves() for phase in PHASES}
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _scores(given: Any) -> dict[str, float]:
+    return numbers(given) if isinstance(given, dict) else {}
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _step_of(path: Path) -> int | None:
+    number = path.stem.removeprefix("step_")
+    return int(number) if number.isdecimal() and len(number) < 18 else None

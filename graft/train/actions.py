@@ -1,0 +1,97 @@
+"""The actions of a run: spelled with its tokenizer, given head rows, held against what surrounds them.
+
+An action file, an environment and a checkpoint each know something of the calls; what does not belong
+together is refused here, before anything is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graft.actions.actions import Actions, load_actions
+from graft.config import Config, ConfigError
+from graft.models.decoder import Decoder
+from graft.models.extra_actions import extend, load_rows
+from graft.protocols import Env
+from graft.rollout.live_trajectory import close_env
+from graft.text.tokenizer import FastTokenizer
+from graft.train.run_dir.checkpoint import action_names
+from graft.types import Task
+
+
+def actions_of(config: Config, tokenizer: FastTokenizer, vocab_size: int) -> Actions | None:
+    """The recipe's actions, spelled with this tokenizer."""
+    section = config.actions
+    if not section.file:
+        return None
+    return load_actions(section.file, tokenizer, section.tools, vocab_size=vocab_size)
+
+
+def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], Env]) -> None:
+    """Refuse actions and an environment that would never hear of each other's calls."""
+    if not config.task.env:
+        return
+    probe = env(Task("probe", config.task.env))
+    missing = object()
+    takes: Any = getattr(probe, "action_tools", missing)
+    close_env(probe)
+    if takes is missing:  # an environment of the user's own
+        return
+    if takes and (actions is None or not actions.space.extra):
+        raise ConfigError(
+            f"{config.task.env} takes its calls from actions (task.args.dress=actions), and "
+            f"actions.file={config.actions.file!r} has none beyond the vocabulary; give a file such "
+            "as calculator, or another dress"
+        )
+    if actions is None:
+        return
+    if actions.space.extra and takes is None:
+        raise ConfigError(
+            f"actions.file={config.actions.file} makes calls by actions, and {config.task.env} looks "
+            "for them in the text; set task.args.dress=actions, or take the file that ends in -tags"
+        )
+    if takes and not set(takes) & set(actions.tools):
+        raise ConfigError(
+            f"actions.file={config.actions.file} has {', '.join(actions.tools)}, and "
+            f"{config.task.env} answers only {', '.join(takes)}; give the file of its tools"
+        )
+
+
+def with_actions(
+    policy: Decoder, actions: Actions, source: Path | None, init_from_base: bool
+) -> Decoder:
+    """The policy with head rows for its actions: those of its checkpoint, or new ones."""
+    if not actions.space.extra:
+        return policy
+    trained = None if source is None else load_rows(policy, source)
+    if trained is not None:
+        if trained.shape.extra != actions.space.extra:
+            raise ConfigError(
+                f"'{source}' was trained with {trained.shape.extra} actions beyond the vocabulary, "
+                f"and actions.file has {actions.space.extra}; give the file it was trained with"
+            )
+        known = action_names(source)
+        if known and known != list(actions.names):
+            other = next(
+                (a, b) for a, b in zip(known, actions.names, strict=True) if a != b
+            )  # the first
+            raise ConfigError(
+                f"'{source}' was trained with the action {other[0]!r} where actions.file has "
+                f"{other[1]!r}; give the file it was trained with"
+            )
+        return trained
+    nothing = [None] * len(actions.init_tokens)
+    return extend(policy, actions.init_tokens if init_from_base else nothing)
+
+
+def allowed_table(actions: Actions | None, policy: Decoder) -> torch.Tensor | None:
+    """[modes, head rows] of the policy's device: what the learner masks with."""
+    if actions is None or actions.space.allowed is None:
+        return None
+    table = torch.zeros(actions.space.num_modes, policy.shape.head_rows, dtype=torch.bool)
+    table[:, : actions.space.num_actions] = torch.from_numpy(actions.space.allowed.copy())
+    return table.to(policy.device)

@@ -1,0 +1,173 @@
+"""Bytes of each thing a run holds, from the model's shape alone.
+
+N parameters, b bytes of a weight, T tokens of a micro-batch, L layers, D width, F of the MLP,
+q and kv sizes of all query heads and of all key/value heads, V rows of the head
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from graft.models.logprobs import CHUNK_ELEMENTS
+from graft.models.lora.training import num_trained, target_sizes
+from graft.models.shape import ModelShape
+from graft.train.memory.device_memory import DeviceMemory
+from graft.train.memory.workload import Workload
+
+PREFILL_CHUNK = {False: 2048, True: 8192}
+"""Tokens of prompts that the engine computes in one step, without kernels and with them."""
+FUSED_CHUNK_BYTES, FUSED_KEPT_SHARE = 650_000_000, 0.08
+"""Logits that `kernels.head` holds at a time, and the share of memory in which it keeps all of them
+(its CHUNK_BYTES and KEPT_SHARE, which only Triton can import)."""
+
+
+def sums_in_place(dtype: torch.dtype, fused: bool) -> bool:
+    """Whether products add weight gradients up in fp32 themselves: sums that are never given back."""
+    return fused and dtype.itemsize < 4
+
+
+def gradient_bytes(params: int, dtype: torch.dtype, fused: bool) -> int:
+    """Gradients in the weights' own size and, of a bf16 model, their fp32 sums; or sums alone."""
+    if sums_in_place(dtype, fused):
+        return 4 * params
+    return params * (dtype.itemsize + (4 if dtype.itemsize < 4 else 0))
+
+
+def optimizer_state_bytes(params: int, dtype: torch.dtype) -> int:
+    """AdamW's two moments and, of a bf16 model, the fp32 masters."""
+    return params * (8 + (4 if dtype.itemsize < 4 else 0))
+
+
+def adapter_gradient_bytes(
+    shape: ModelShape, dtype: torch.dtype, rank: int, targets: Sequence[str]
+) -> int:
+    """Sums of the adapters' gradients, and those of one whole weight on its way into them."""
+    fused = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
+    whole = {
+        "qkv": (shape.q_size + 2 * shape.kv_size) * shape.width,
+        "gate_up": 2 * shape.ff * shape.width,
+        "o_proj": shape.q_size * shape.width,
+        "down_proj": shape.ff * shape.width,
+        "lm_head": shape.head_rows * shape.width,
+    }
+    asked = {next((w for w, parts in fused.items() if name in parts), name) for name in targets}
+    if shape.extra:
+        asked.add(
+            "lm_head"
+        )  # rows beyond the vocabulary are trained, and a weight has one gradient
+    largest = max(whole[name] for name in asked)
+    rows = max(out * into for out, into in target_sizes(shape, targets))
+    # the rows of one target are widened to fp32
+    wide = rows * 4 if dtype.itemsize < 4 else 0
+    return 4 * num_trained(shape, rank, targets) + largest * dtype.itemsize + wide
+
+
+def num_parameters(shape: ModelShape) -> int:
+    """Every weight, norms and biases too."""
+    width, ff, q, kv = shape.width, shape.ff, shape.q_size, shape.kv_size
+    block = width * (2 * q + 2 * kv + 3 * ff) + 2 * width
+    block += 2 * shape.head_dim * shape.qk_norm
+    block += (q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
+    block += (2 * ff + width) * shape.mlp_bias
+    ends = shape.head_rows + (0 if shape.tied else shape.vocab_size)
+    return shape.layers * block + width + ends * width
+
+
+def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
+    """Keys and values of one token, all layers."""
+    return shape.layers * 2 * shape.kv_size * dtype.itemsize
+
+
+def activation_bytes(
+    shape: ModelShape,
+    dtype: torch.dtype,
+    tokens: int,
+    work: Workload,
+    fused: bool,
+    recompute: bool = False,
+) -> int:
+    """What `tokens` tokens keep for the backward pass, and the working space of one block there.
+
+    A block keeps, per token: its two inputs (2D), q|k|v, gate|up (2F), and what attention keeps:
+    the fused one q, k, v and its output. The plain one also keeps norms (2D) and the gated product
+    (F), gathers each run's keys and values (a prompt again for each of its samples), adds a mask of
+    them, and copies its output.
+    """
+    size, q, kv = dtype.itemsize, shape.q_size, shape.kv_size
+    stream = 2 * shape.width * 4 // size if fused else 2 * shape.width  # kernels keep it in fp32
+    block = stream + (2 * shape.ff if fused else 2 * shape.width + 3 * shape.ff)
+    block += (q + 2 * kv) * shape.qk_norm  # before their norms and rotation
+    if fused:
+        block += 2 * q + 2 * kv
+        # gradients of the gated product and of gate|up beside that product, or those of attention
+        space = max(4 * shape.ff, 3 * q + 4 * kv) + 2 * shape.width
+    else:
+        group = work.prompt + work.samples * work.written
+        gathered = (work.prompt + work.samples * work.context) / group
+        seen = (work.prompt**2 + work.samples * work.written * work.context) / group
+        block += 3 * q + math.ceil(2 * kv * gathered + shape.heads // shape.kv_heads * seen)
+        space = max(5 * shape.ff * size, 16 * (q + kv), 16 * shape.width) // size
+    # root-mean-squares (4 bytes per norm), log-sum-exps of attention (per head)
+    small = 4 * (2 + (shape.heads + shape.kv_heads) * shape.qk_norm + shape.heads)
+    per_block = block * size + small
+    ends = (3 * shape.width + shape.head_dim) * size  # the last norm, the head's rows, angles
+    if recompute:
+        stream = 2 * shape.width if fused else shape.width  # and what is still to be added to it
+        per_token = shape.layers * stream * size + per_block
+    else:
+        per_token = shape.layers * per_block
+    return tokens * (per_token + ends + space * size)
+
+
+def head_bytes(shape: ModelShape, dtype: torch.dtype, tokens: int, room: DeviceMemory) -> int:
+    """Logits of `tokens` trained tokens on their way back, and the fp32 gradient of the head."""
+    size, weight = dtype.itemsize, shape.head_rows * shape.width
+    if room.fused:  # gradients are written over the logits, all of them kept where there is room
+        logits = tokens * shape.head_rows * size
+        if tokens > _kept_logits(shape, dtype, room):
+            logits = min(logits, FUSED_CHUNK_BYTES)
+        return logits + (0 if sums_in_place(dtype, room.fused) else weight * (4 + size))
+    budget = CHUNK_ELEMENTS * (1 if room.device.type == "cpu" else 64)
+    elements = min(tokens, max(budget // shape.head_rows, 1)) * shape.head_rows
+    half = size if size < 4 else 0
+    # log-probs, probabilities and two products of them; the weight's gradient and what it grows by
+    return elements * (16 + half) + weight * (8 + half)
+
+
+def most_head_bytes(shape: ModelShape, dtype: torch.dtype, tokens: int, room: DeviceMemory) -> int:
+    """The same at its worst: how many of a micro-batch's tokens are trained is not known before."""
+    kept = min(tokens, _kept_logits(shape, dtype, room)) if room.fused else tokens
+    return max(head_bytes(shape, dtype, tokens, room), head_bytes(shape, dtype, kept, room))
+
+
+def _kept_logits(shape: ModelShape, dtype: torch.dtype, room: DeviceMemory) -> int:
+    """Tokens whose logits the kernel keeps until the backward pass; of more it keeps none."""
+    share = FUSED_KEPT_SHARE * (room.total or room.available)
+    return int(share / (shape.head_rows * dtype.itemsize))
+
+
+def decode_bytes(
+    shape: ModelShape, dtype: torch.dtype, batch: int, kv_tokens: int, room: DeviceMemory
+) -> int:
+    """Logits of a decoding step, a chunk of prompts in one block, and gathered keys and values."""
+    size = dtype.itemsize
+    chunk = PREFILL_CHUNK[room.fused] * (
+        shape.q_size + 2 * shape.kv_size + 3 * shape.ff + 2 * shape.width
+    )
+    if room.fused:
+        return batch * shape.head_rows * (size + 4) + chunk * size
+    limit = 1 << 24 if room.device.type == "cpu" else 1 << 28
+    gathered = 2 * min(limit, kv_tokens * shape.kv_size)
+    lanes = min(1 << 26, kv_tokens * shape.layers * 2 * shape.kv_size) if size == 4 else 0
+    return batch * shape.head_rows * (16 + size) + (chunk + gathered + lanes) * size
+
+
+def gigabytes(number: float) -> str:
+    """
+    >>> gigabytes(1_192_099_840), gigabytes(3_000_000)
+    ('1.19 GB', '3 MB')
+    """
+    return f"{number / 1e9:,.2f} GB" if number >= 1e8 else f"{number / 1e6:,.0f} MB"

@@ -1,0 +1,359 @@
+"""What a recipe needs of a device's memory, and the sizes a recipe leaves open.
+
+    N parameters, b bytes of a weight, T tokens of a micro-batch
+
+Everything is counted from the model's shape and the recipe, before anything is allocated:
+
+    always    weights N b, fp32 masters 4N (of a bf16 model), AdamW's moments 8N, the KV pool
+    learning  gradients N b (and 4N of their fp32 sum), what T tokens keep for the backward pass,
+              their logits or a chunk of them
+    sampling  the logits of one step
+
+Where kernels run, a bf16 model has no gradients of its own size: products add straight to the fp32
+sums, 4N that are always there.
+
+Where processes split the model (`DeviceMemory.ways`), each holds its part of masters, moments and
+gradients, and for a moment two whole layers and the ends; the native engine samples from a copy of
+its own, as it does where sampling runs ahead of learning.
+
+With adapters (`lora.rank`) masters, moments and sums are those of A and B alone, and no gradient
+outlives the product that made it. A GPU leaves the base to the host; a CPU holds it beside the weights.
+
+Learning and sampling take turns, so what counts is `always` and the larger of the two. Sizes the
+recipe leaves open are chosen here: the trainer comes first, the KV pool takes what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from graft.algos.presets import resolve_preset
+from graft.config import Config, ConfigError
+from graft.engine.native.kv.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE
+from graft.models.lora.training import num_trained, target_sizes
+from graft.models.shape import ModelShape
+from graft.train.memory.device_memory import DeviceMemory
+from graft.train.memory.footprint import (
+    activation_bytes,
+    adapter_gradient_bytes,
+    decode_bytes,
+    gigabytes,
+    gradient_bytes,
+    kv_bytes,
+    most_head_bytes,
+    num_parameters,
+    optimizer_state_bytes,
+    sums_in_place,
+)
+from graft.train.memory.workload import (
+    largest_micro,
+    page_size,
+    running,
+    smallest_pool,
+    wanted_pool,
+    workload_of,
+)
+
+RUNTIME = {"cuda": 1 << 30, "cpu": 1 << 28}
+"""The CUDA context, cuBLAS's workspace and compiled kernels; on a CPU, threads and libraries."""
+
+CPU_MICRO = 2048
+"""On a CPU a micro-batch should stay in the caches; a GPU wants large matrices."""
+GPU_MICROS = (32768, 16384, 8192, 4096, 2048)
+
+COMFORT = 0.2
+"""Share of the memory that the KV pool gets before a smaller micro-batch is thought of."""
+
+
+When = Literal["always", "learning", "sampling"]
+
+
+class MemoryItem(NamedTuple):
+    """One thing in memory, and the key of the recipe that changes it."""
+
+    name: str
+    bytes: int
+    when: When
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The whole account, for one choice of sizes."""
+
+    items: list[MemoryItem]
+    available: int
+    usable: int
+    kv_tokens: int
+    tokens_per_micro: int
+    recompute: bool
+
+    @property
+    def total(self) -> int:
+        return self.during("always") + max(self.during("learning"), self.during("sampling"))
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.usable
+
+    def during(self, when: str) -> int:
+        return sum(item.bytes for item in self.items if item.when == when)
+
+
+class MicroBatchSize(NamedTuple):
+    """How the learner cuts a batch, and whether it computes blocks twice."""
+
+    tokens: int
+    recompute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunSizes:
+    """What is counted again and again while sizes are chosen: a recipe on a device."""
+
+    config: Config
+    shape: ModelShape
+    dtype: torch.dtype
+    room: DeviceMemory
+
+    def account(self, kv_tokens: int, micro: MicroBatchSize) -> MemoryPlan:
+        config, shape, dtype = self.config, self.shape, self.dtype
+        room, work = self.room, workload_of(config)
+        params = num_parameters(shape)
+        preset = resolve_preset(config.algo.name)
+        tokens = largest_micro(config, micro.tokens)
+        when: When = "always" if sums_in_place(dtype, room.fused) else "learning"
+        items = [
+            *(self._split(params) if room.ways > 1 else self._whole(params, when)),
+            MemoryItem("engine's weights", self._copied(params), "always", self._copied_by),
+            MemoryItem("KV pool", kv_tokens * kv_bytes(shape, dtype), "always", "engine.kv_tokens"),
+            MemoryItem("runtime", RUNTIME.get(room.device.type, RUNTIME["cuda"]), "always", ""),
+        ]
+        copies = 1
+        if has_reference(config) and not config.lora.rank:
+            # a part of a split one is fp32, like the policy's
+            held = params * dtype.itemsize if room.ways == 1 else 4 * params // room.ways
+            items.append(MemoryItem("reference", held, "always", "algo.kl_coef"))
+        if preset.needs_critic and config.train.steps:
+            copies = 2  # one backward pass over both graphs
+            body = params - (0 if shape.tied else shape.head_rows * shape.width)
+            state = body * dtype.itemsize + optimizer_state_bytes(body, dtype)
+            grads = gradient_bytes(body, dtype, room.fused)
+            if room.ways > 1:
+                state, grads = 12 * body // room.ways, 4 * body // room.ways
+            items.append(MemoryItem("critic", state, "always", "algo.name"))
+            items.append(MemoryItem("critic's gradients", grads, when, "algo.name"))
+        kept = activation_bytes(shape, dtype, tokens, work, room.fused, micro.recompute)
+        head = most_head_bytes(shape, dtype, tokens, room)
+        trains_head = bool(shape.extra) or "lm_head" in config.lora.targets
+        if config.lora.rank and trains_head and sums_in_place(dtype, room.fused):
+            # a head without a sum of its own gets its gradient in fp32, then as the weights are
+            head += shape.head_rows * shape.width * (4 + dtype.itemsize)
+        key = "train.tokens_per_micro"
+        items += [
+            MemoryItem("activations", copies * kept, "learning", key),
+            MemoryItem("logits", head, "learning", key),
+            MemoryItem(
+                "a decoding step",
+                decode_bytes(shape, dtype, running(config), kv_tokens, room),
+                "sampling",
+                "rollout.samples",
+            ),
+        ]
+        counted = [item for item in items if item.bytes]
+        return MemoryPlan(counted, room.available, room.usable, kv_tokens, *micro)
+
+    def _whole(self, params: int, when: When) -> Iterator[MemoryItem]:
+        yield MemoryItem("weights", params * self.dtype.itemsize, "always", "model")
+        yield from self._trained(params, when)
+
+    def _split(self, params: int) -> Iterator[MemoryItem]:
+        """One process's part, and what is brought together while a layer is computed."""
+        shape, itemsize = self.shape, self.dtype.itemsize
+        held = 0 if self.config.parallel.offload else 1
+        ends = shape.head_rows * shape.width * (1 if shape.tied else 2)
+        layer = (params - ends) // shape.layers
+        yield MemoryItem(
+            "weights, a part", held * 4 * params // self.room.ways, "always", "parallel"
+        )
+        yield MemoryItem("AdamW moments", held * 8 * params // self.room.ways, "always", "parallel")
+        yield MemoryItem("gradients, a part", 4 * params // self.room.ways, "learning", "parallel")
+        yield MemoryItem(
+            "layers brought together", (2 * layer + ends) * itemsize, "learning", "model"
+        )
+
+    @property
+    def _copied_by(self) -> str:
+        return "parallel.shard" if self.room.ways > 1 else "rollout.staleness"
+
+    def _copied(self, params: int) -> int:
+        """Bytes of the weights that an engine of ours has beside the learner's."""
+        is_apart = self.room.ways > 1 or self.config.rollout.staleness > 0
+        is_ours = self.config.engine.name == "native" and not self.config.cluster.address
+        return params * self.dtype.itemsize if is_apart and is_ours else 0
+
+    def _trained(self, params: int, when: When) -> Iterator[MemoryItem]:
+        """What the optimizer holds, and the gradients it is given."""
+        shape, dtype, lora = self.shape, self.dtype, self.config.lora
+        if not lora.rank:
+            masters = 4 * params if dtype.itemsize < 4 else 0
+            yield MemoryItem("fp32 masters", masters, "always", "model")
+            yield MemoryItem("AdamW moments", 8 * params, "always", "model")
+            grads = gradient_bytes(params, dtype, self.room.fused)
+            yield MemoryItem("gradients", grads, when, "model")
+            return
+        trained = num_trained(shape, lora.rank, lora.targets)
+        yield MemoryItem("adapters", 4 * trained, "always", "lora.rank")
+        yield MemoryItem("AdamW moments", 8 * trained, "always", "lora.rank")
+        if self.room.device.type == "cpu":
+            base = sum(out * into for out, into in target_sizes(shape, lora.targets))
+            yield MemoryItem("base", base * dtype.itemsize, "always", "lora.targets")
+        grads = adapter_gradient_bytes(shape, dtype, lora.rank, lora.targets)
+        yield MemoryItem("gradients", grads, "learning", "lora.rank")
+
+    def fits(self, kv_tokens: int, micro: MicroBatchSize) -> bool:
+        return self.account(kv_tokens, micro).fits
+
+    def choose_micro(self) -> MicroBatchSize:
+        train, cpu = self.config.train, self.room.device.type == "cpu"
+        sizes = (CPU_MICRO,) if cpu else GPU_MICROS
+        if train.tokens_per_micro:
+            sizes = (train.tokens_per_micro,)
+        asked, page = self.config.engine.kv_tokens, page_size(self.config, self.room)
+        least = asked or smallest_pool(self.config, page)
+        recompute = train.recompute
+        if recompute is None:  # blocks are computed twice only where the longest row asks for it
+            recompute = not self.fits(least, MicroBatchSize(sizes[-1], False))
+        comfort = int(self.room.available * COMFORT) // kv_bytes(self.shape, self.dtype)
+        ample = asked or max(min(wanted_pool(self.config, page), comfort), least)
+        choices = [MicroBatchSize(tokens, recompute) for tokens in sizes]
+        for micro in choices:
+            if self.fits(ample, micro):
+                return micro
+        # the pool needs every byte: the smallest, or one that holds no more than the longest row
+        floor = largest_micro(self.config, sizes[-1])
+        return next(m for m in choices if largest_micro(self.config, m.tokens) == floor)
+
+    def choose_pool(self, micro: MicroBatchSize) -> int:
+        if self.config.engine.kv_tokens:
+            return self.config.engine.kv_tokens
+        page, per_token = page_size(self.config, self.room), kv_bytes(self.shape, self.dtype)
+        if self.room.device.type == "cpu":  # a page that nobody writes to is never made there
+            most = min(CPU_TOKENS, CPU_BYTES // per_token)
+        else:
+            share = int(self.room.available * GPU_SHARE) // per_token
+            most = min(share, wanted_pool(self.config, page))
+        left = (self.room.usable - self.account(0, micro).total) // per_token
+        return max(smallest_pool(self.config, page), min(most, left))
+
+
+def plan_memory(
+    config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory
+) -> MemoryPlan:
+    """The account with the sizes that a run would choose."""
+    sizes = RunSizes(config, shape, dtype, room)
+    micro = sizes.choose_micro()
+    return sizes.account(sizes.choose_pool(micro), micro)
+
+
+def choose_micro(
+    config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory
+) -> MicroBatchSize:
+    """Tokens per micro-batch and whether to recompute, where the recipe does not say.
+
+    On a GPU the largest size that leaves the KV pool a fifth of the memory, else the smallest;
+    recomputation only if the longest row does not fit without it.
+    """
+    return RunSizes(config, shape, dtype, room).choose_micro()
+
+
+def kv_tokens_for(config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory) -> int:
+    """Tokens of the KV pool: the recipe's, or what the trainer leaves; never less than one context.
+
+    On a GPU at most what a step can use and 0.4 of the memory, on a CPU 65,536 tokens or 2 GiB.
+    """
+    sizes = RunSizes(config, shape, dtype, room)
+    return sizes.choose_pool(sizes.choose_micro())
+
+
+def check_fits(config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory) -> None:
+    """Refuse a recipe that cannot fit, with the numbers and the key to change."""
+    memory = plan_memory(config, shape, dtype, room)
+    if memory.fits:
+        return
+    largest = sorted(memory.items, key=lambda item: -item.bytes)[:3]
+    named = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in largest)
+    raise ConfigError(
+        f"this recipe needs {gigabytes(memory.total)} and {room.name or room.device.type} has "
+        f"{gigabytes(memory.usable)} to use (mostly {named}). "
+        f"{remedy(config, shape, dtype, room)}. `graft plan` shows the whole account"
+    )
+
+
+def remedy(config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory) -> str:
+    """The first single change that makes it fit, else the changes that do so together."""
+
+    def does_fit(changed: Config) -> bool:
+        return plan_memory(changed, shape, dtype, room).fits
+
+    changes = list(_remedies(config))
+    for name, keys in changes:
+        if does_fit(_changed(config, keys)):
+            return f"Change {name}"
+    together: dict[str, object] = {}
+    named: dict[str, str] = {}  # a later change of the same key replaces the earlier
+    for name, keys in changes:
+        together |= keys
+        named |= dict.fromkeys(keys, name)
+        if does_fit(_changed(config, together)):
+            return "Change " + ", ".join(named.values())
+    return "No key of the recipe makes it fit: take a smaller model, or a larger device"
+
+
+def _remedies(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
+    """Changes in the order of what they cost: nothing, time, and then what can be learned."""
+    train, rollout = config.train, config.rollout
+    if config.engine.kv_tokens:
+        yield f"engine.kv_tokens={config.engine.kv_tokens} to 0", {"engine.kv_tokens": 0}
+    if train.tokens_per_micro:
+        name = f"train.tokens_per_micro={train.tokens_per_micro} to 0"
+        yield name, {"train.tokens_per_micro": 0}
+    if train.recompute is False:
+        yield "train.recompute=false to true", {"train.recompute": True}
+    context = rollout.max_context // 2
+    while context > rollout.max_tokens:
+        name = f"rollout.max_context={rollout.max_context} to {context}"
+        yield name, {"rollout.max_context": context}
+        context //= 2
+    if has_reference(config) and not config.lora.rank:
+        name = f"algo.kl_coef={_kl_coef(config)} to 0 (no reference model)"
+        yield name, {"algo.kl_coef": 0.0}
+
+
+def _changed(config: Config, keys: dict[str, object]) -> Config:
+    sections: dict[str, dict[str, object]] = {}
+    for key, value in keys.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return config.model_copy(
+        update={
+            section: getattr(config, section).model_copy(update=values)
+            for section, values in sections.items()
+        }
+    )
+
+
+def has_reference(config: Config) -> bool:
+    """Whether a KL term, in the loss or in the rewards, holds the policy to where RL began."""
+    shaping = resolve_preset(config.algo.name).shaping
+    is_priced = any(part[0] == "kl_in_reward" for part in shaping)
+    return bool(config.train.steps and (_kl_coef(config) or is_priced))
+
+
+def _kl_coef(config: Config) -> float:
+    given = config.algo.kl_coef
+    return resolve_preset(config.algo.name).kl_coef if given is None else given

@@ -1,0 +1,116 @@
+"""What a recipe asks of a device per step: how many sequences, how long, at their longest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from graft.config import Config
+from graft.train.memory.device_memory import DeviceMemory
+
+MAX_RUNNING = 1024
+"""Sequences that the engine decodes together."""
+SFT_CHECK_EVERY = 25
+"""Steps between looks at held-out tasks, where a warm-up may stop early."""
+SFT_CHECK_TASKS = 128
+
+
+class SequenceLengths(NamedTuple):
+    """Tokens of one attempt on average."""
+
+    prompt: int
+    sampled: int
+    observed: int
+    """What the environment answers in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleLengths:
+    """What a warm-up learns from, and what attempts look like that follow it."""
+
+    example: SequenceLengths
+    attempt: SequenceLengths
+    """Of those examples in which the environment answers (calls of a tool), if there are any."""
+    rows: int | None
+    """In the warm-up's file; None: a teacher has as many as are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A step's attempts at their longest: each fills `rollout.max_context`.
+
+    What is not sampled counts as the prompt, which the samples of a task share. Recipes of many turns
+    can sample their whole context; a quarter is then taken to be the prompt.
+    """
+
+    groups: int
+    samples: int
+    prompt: int
+    sampled: int
+    observed: int = 0
+    """Tokens that the environment answers in each attempt, where they are known."""
+
+    @property
+    def rows(self) -> int:
+        return self.groups * self.samples
+
+    @property
+    def context(self) -> int:
+        return self.prompt + self.written
+
+    @property
+    def written(self) -> int:
+        """Of one attempt, after its prompt."""
+        return self.sampled + self.observed
+
+    @property
+    def unique(self) -> int:
+        """Tokens the learner computes: every shared one once."""
+        return self.groups * (self.prompt + self.samples * self.written)
+
+
+def workload_of(config: Config) -> Workload:
+    rollout = config.rollout
+    most = rollout.max_context - max(rollout.max_context // 4, 1)
+    sampled = min(rollout.max_tokens * rollout.max_turns, most)
+    return Workload(rollout.tasks, rollout.samples, rollout.max_context - sampled, sampled)
+
+
+def running(config: Config) -> int:
+    """Sequences that are sampled at a time: of a training step, or of an evaluation."""
+    rollout = config.rollout
+    train = min(rollout.tasks, rollout.concurrency) * rollout.samples
+    return min(max(train, min(config.run.eval_tasks, rollout.concurrency), 1), MAX_RUNNING)
+
+
+def page_size(config: Config, room: DeviceMemory) -> int:
+    """Tokens per KV page: the recipe's, or the engine's own choice."""
+    return config.engine.page_size or (64 if room.fused else 16)
+
+
+def smallest_pool(config: Config, page: int) -> int:
+    """One longest context in whole pages: with less the engine cannot finish an attempt."""
+    return _in_pages(config.rollout.max_context, page) + page
+
+
+def wanted_pool(config: Config, page: int) -> int:
+    """Every context of a step at its longest, prompts shared; more would never be used."""
+    work, rollout = workload_of(config), config.rollout
+    groups = min(rollout.tasks, rollout.concurrency)
+    prompt, row = _in_pages(work.prompt, page), _in_pages(work.sampled, page)
+    train = groups * (prompt + rollout.samples * (row + page))
+    held_out = min(config.run.eval_tasks, rollout.concurrency) * _in_pages(work.context, page)
+    return max(train, held_out, smallest_pool(config, page))
+
+
+def _in_pages(tokens: int, page: int) -> int:
+    return math.ceil(tokens / page) * page
+
+
+def largest_micro(config: Config, tokens_per_micro: int) -> int:
+    """Tokens of the largest micro-batch: a single row may be longer, a whole step be shorter."""
+    rows = config.rollout.tasks * config.rollout.samples if config.train.steps else 0
+    rows = max(rows, config.sft.batch if config.sft.is_on else 0)
+    context = config.rollout.max_context
+    return max(min(tokens_per_micro, rows * context), context)

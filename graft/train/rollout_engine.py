@@ -1,0 +1,236 @@
+"""Who samples for a run: its engine, and the crew that attempts tasks with it.
+
+engine            whose weights it has
+native            the learner's own tensors, where the two take turns in one process; else a copy
+vllm, sglang      their own, sent to them after every step
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graft.actions.actions import Actions
+from graft.config import Config, ConfigError
+from graft.engine import ENGINES
+from graft.engine.errors import EngineError
+from graft.engine.remote.top_entropy import TOP_K, known_tokens
+from graft.models.decoder import Decoder
+from graft.models.io.save import ids_of
+from graft.models.policy import save_policy
+from graft.protocols import Engine, Stateful
+from graft.registry import resolve
+from graft.rollout.collectors.collector import (
+    AsyncCollector,
+    Collector,
+    CollectorConfig,
+    SyncCollector,
+)
+from graft.text.tokenizer import FastTokenizer
+from graft.train.distributed.collector import DistributedCollector
+from graft.train.distributed.process_group import ALONE, ProcessGroup
+from graft.train.memory.device_memory import room_on
+from graft.train.memory.plan import kv_tokens_for
+
+if TYPE_CHECKING:
+    from graft.train.build import RunComponents
+
+EXTERNAL = ("vllm", "sglang")
+"""Engines with weights of their own."""
+
+
+def is_external(config: Config) -> bool:
+    return config.engine.name in EXTERNAL
+
+
+def shares_weights(config: Config, processes: ProcessGroup) -> bool:
+    """Whether the engine samples from the learner's own tensors."""
+    is_split = ways(config, processes) > 1
+    takes_turns = not config.rollout.staleness and not config.cluster.address
+    return takes_turns and not is_split and not is_external(config)
+
+
+def ways(config: Config, processes: ProcessGroup) -> int:
+    """Processes that hold the trained weights together."""
+    return processes.world if config.parallel.shard else config.parallel.tp
+
+
+def make_engine(
+    config: Config,
+    decoder: Decoder,
+    tokenizer: FastTokenizer,
+    actions: Actions | None = None,
+    processes: ProcessGroup = ALONE,
+) -> Engine:
+    """The engine of this process, over a decoder."""
+    section, room = config.engine, room_on(decoder.device, ways(config, processes))
+    return resolve(section.name, ENGINES, "engine")(
+        decoder,
+        tokenizer=tokenizer,
+        eos_ids=tokenizer.eos_ids,
+        kv_tokens=section.kv_tokens or kv_tokens_for(config, decoder.shape, decoder.dtype, room),
+        page_size=section.page_size or None,
+        seed=config.run.seed,
+        space=None if actions is None else actions.space,
+    )
+
+
+def refuse_external(config: Config, branch: str, processes: ProcessGroup, samples: bool) -> None:
+    """What engines of others cannot do, before anything is loaded or started."""
+    section = config.engine
+    if not is_external(config):
+        given = {"engine.url": section.url, "engine.args": section.args}
+        for key, value in given.items():
+            if value:
+                raise ConfigError(
+                    f"{key}={value} is for vLLM and SGLang, and engine.name={section.name} samples in "
+                    "this process; add engine.name=vllm, or leave it out"
+                )
+        return
+    if branch == "counterfactual":
+        raise ConfigError(
+            f"the branch 'counterfactual' (algo.name={config.algo.name}) forces actions, and "
+            f"engine.name={section.name} can have none; use engine.name=native, or another branch"
+        )
+    if config.actions.file:
+        raise ConfigError(
+            f"engine.name={section.name} knows the model's own vocabulary and no grammar, so it can "
+            f"have no actions (actions.file={config.actions.file}); use engine.name=native"
+        )
+    if section.name == "sglang" and not section.url:
+        raise ConfigError(
+            "engine.name=sglang asks a server: start one (python -m sglang.launch_server "
+            "--model-path MODEL --port 30000) and give its address, engine.url=[http://host:30000]"
+        )
+    if not section.url and processes.world > 1 and samples:
+        raise ConfigError(
+            "engine.name=vllm in the processes of torchrun would start one vLLM in each of them; "
+            "start a server instead (vllm serve MODEL) and give engine.url=[http://host:8000]"
+        )
+    if section.url and section.args:
+        raise ConfigError(
+            f"engine.args={section.args} are arguments of an engine that is started here, and "
+            f"engine.url names servers that run already; give them to the servers"
+        )
+    if not section.url and section.sync == "file":
+        raise ConfigError(
+            "engine.sync=file is for servers (engine.url); vLLM in this process takes weights through "
+            "memory, so leave it out"
+        )
+
+
+def make_external(
+    config: Config,
+    policy: Any,
+    tokenizer: FastTokenizer,
+    source: Path | None,
+    processes: ProcessGroup = ALONE,
+) -> Engine:
+    """vLLM in this process, or servers that are in order."""
+    section = config.engine
+    exchange = Path(section.exchange or Path(config.run.dir) / config.run.name / "exchange")
+    folder = _folder_for(policy, tokenizer, source, exchange, processes)
+    common: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "eos_ids": tokenizer.eos_ids,
+        "seed": config.run.seed,
+        "deadline": config.rollout.deadline,
+    }
+    if section.url:
+        kind = resolve(f"{section.name}_server", ENGINES, "engine")
+        engine = kind(section.url, folder, exchange=exchange, sync=section.sync, **common)
+        engine.health()
+        return engine
+    return resolve(section.name, ENGINES, "engine")(
+        folder,
+        max_context=config.rollout.max_context,
+        args=section.args,
+        dtype=str(policy.dtype).removeprefix("torch."),
+        **common,
+    )
+
+
+def _folder_for(
+    policy: Any,
+    tokenizer: FastTokenizer,
+    source: Path | None,
+    exchange: Path,
+    processes: ProcessGroup,
+) -> Path:
+    """A Hugging Face folder of the model: its own, or one that is written for the engine."""
+    if source is not None and source.is_dir():
+        return source
+    folder = exchange / "start"
+    if processes.is_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(folder)
+    special = ids_of(tokenizer)
+    save_policy(policy, folder if processes.is_first else None, special=special, source=None)
+    processes.barrier("the model that the engine starts from")
+    return folder
+
+
+def known_elsewhere(config: Config, vocab_size: int) -> int:
+    """Likeliest tokens that the entropies of engines on other machines know of; 0: all."""
+    asked = config.engine.args.get("max_logprobs", TOP_K)
+    return known_tokens(vocab_size, asked) if is_external(config) and asked > 0 else 0
+
+
+def make_collector(parts: RunComponents, processes: ProcessGroup = ALONE) -> Collector:
+    """Whoever attempts this run's tasks."""
+    config = parts.config
+    limits = config.rollout
+    ground = CollectorConfig(
+        parts.setting, parts.held_out, parts.branch, limits.concurrency, limits.samples
+    )
+    collector: Collector = SyncCollector(ground)
+    if config.rollout.staleness:
+        collector = AsyncCollector(ground, discards=config.rollout.unfinished == "discard")
+    return (
+        collector
+        if processes.world == 1
+        else DistributedCollector(collector, processes, parts.engine)
+    )
+
+
+def refuse_working_ahead(config: Config, branch: Any, is_dynamic: bool) -> None:
+    """What needs a step to be over before the next begins cannot be sampled ahead or elsewhere."""
+    where = {
+        f"rollout.staleness={config.rollout.staleness}": bool(config.rollout.staleness),
+        f"cluster.address={config.cluster.address}": bool(config.cluster.address),
+    }
+    asked = next((key for key, is_asked in where.items() if is_asked), None)
+    if asked is None:
+        return
+    if isinstance(branch, Stateful):
+        raise ConfigError(
+            f"{asked}: this run's branch ({type(branch).__name__}) learns from each step where to fork "
+            "in the next, in this process; take rollout.staleness=0 without a cluster, or another branch"
+        )
+    if is_dynamic and config.rollout.staleness:
+        raise ConfigError(
+            f"{asked}: which tasks a step draws again (rollout.dynamic_rounds, or the preset's) is known "
+            "when it is over; take rollout.dynamic_rounds=1, or rollout.staleness=0"
+        )
+
+
+class NoEngine:
+    """Where somebody else attempts the tasks."""
+
+    def __init__(self, vocab_size: int, entropy_top_k: int = 0) -> None:
+        """`entropy_top_k` of the engines of those who do."""
+        self.version, self.vocab_size, self.entropy_top_k = 0, vocab_size, entropy_top_k
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise EngineError("there is no engine in this process: workers of the cluster sample")
+
+    score = open = _refuse
+
+    def load(self, weights: Any, version: int) -> None:
+        self.version = version
+
+    def pause(self) -> None:
+        """Nothing is sampled here."""
+
+    def close(self) -> None:
+        """Nothing to give back."""

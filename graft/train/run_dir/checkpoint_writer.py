@@ -1,0 +1,216 @@
+"""Writing checkpoints: aside, by everybody, and renamed when it is whole (see `train.run_dir.checkpoint`)."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from graft.deadlines import waiting
+from graft.models.io.save import ids_of, sync_folder, write_json, write_whole
+from graft.models.policy import host_copy, save_policy
+from graft.train.distributed.process_group import ALONE, ProcessGroup
+from graft.train.learner import Learner
+from graft.train.run_dir.checkpoint import ACTION_NAMES, ADAPTER_FOLDER, TRAINER_FOLDER, checkpoints
+from graft.train.run_dir.folder import out_of_disk
+from graft.train.run_dir.optimizer_state import copied, save_tensors, tensors_of
+
+
+class CheckpointWriter:
+    """Writes `folder/phase-step`, then forgets what is neither recent nor best.
+
+    In the background (`later`) memory is copied at once and files are written while training goes
+    on; a checkpoint has its name only when it is whole, and the next one waits for it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Any,
+        *,
+        keep_last: int,
+        processes: ProcessGroup = ALONE,
+        later: bool = False,
+        source: str = "",
+        names: Sequence[str] = (),
+        turn_ends: Iterable[int] = (),
+    ) -> None:
+        """`names` are those of the actions beyond the vocabulary, in the order of their head rows;
+        `turn_ends` tokens that end a turn in the run's chat template: others should stop there too."""
+        self.folder, self.tokenizer, self.keep_last = folder, tokenizer, keep_last
+        self.processes, self.later = processes, later
+        self.source, self.names, self.turn_ends = source, names, tuple(turn_ends)
+        self._writing: tuple[Path, Future[Any]] | None = None
+        self._newest: Path | None = None
+        self._group = self._own_group() if later and processes.world > 1 else None
+
+    def _own_group(self) -> Any:
+        """The thread that writes talks to those of the other processes; training must not hear it."""
+        import torch.distributed as dist
+
+        deadline = timedelta(seconds=self.processes.deadline)
+        with self.processes.together("a group of its own for checkpoints"):
+            return dist.new_group(backend="gloo", timeout=deadline)
+
+    def save(self, phase: str, step: int, learner: Learner, state: Mapping[str, Any]) -> None:
+        """All processes call it together."""
+        self.finish()
+        target = self.folder / f"{phase}-{step:06d}"
+        if target == self._newest:  # it was being written, and now it is there
+            return
+        aside = self.folder / f".{target.name}.partial"
+        with out_of_disk(self.folder.parent):
+            if self.processes.is_first:
+                shutil.rmtree(aside, ignore_errors=True)
+                aside.mkdir(parents=True)
+            self.processes.barrier("the folder of the checkpoint")
+            try:
+                told = {"phase": phase, "step": step, **state}
+                if self.later:
+                    self._writing = target, self._write_later(aside, learner, told)
+                else:
+                    self._write(aside, learner, told)
+                    self._name(target)
+            finally:
+                if self._writing is None and self.processes.is_first:
+                    shutil.rmtree(aside, ignore_errors=True)
+
+    def finish(self) -> None:
+        """Wait until what is being written is there."""
+        if self._writing is None:
+            return
+        (target, future), self._writing = self._writing, None
+        try:
+            with (
+                out_of_disk(self.folder.parent),
+                waiting(f"{target.name} to be on the disk", 3600.0),
+            ):
+                future.result(3600.0)
+                self._name(target)
+        finally:
+            if self.processes.is_first:
+                shutil.rmtree(self.folder / f".{target.name}.partial", ignore_errors=True)
+
+    def _name(self, target: Path) -> None:
+        """Everybody is done: from now on it counts."""
+        self.processes.barrier("everybody's part of the checkpoint")
+        if self.processes.is_first:
+            shutil.rmtree(target, ignore_errors=True)
+            (self.folder / f".{target.name}.partial").rename(target)
+            sync_folder(self.folder)
+            _forget(self.folder, self.keep_last)
+        self.processes.barrier("the checkpoint to have its name")
+        self._newest = target
+
+    def _write(self, aside: Path, learner: Learner, told: Mapping[str, Any]) -> None:
+        with self.processes.together("the weights, brought together for the checkpoint"):
+            self._write_model(aside, learner.policy)
+        with self.processes.together("everybody's part of the optimizer's state"):
+            save_tensors(
+                tensors_of(learner), aside / TRAINER_FOLDER, alone=self.processes.world == 1
+            )
+        if self.processes.is_first:
+            self._write_rest(aside, _small(learner), told, learner)
+
+    def _write_later(self, aside: Path, learner: Learner, told: Mapping[str, Any]) -> Future[Any]:
+        """Copy what may change, then write it on a thread."""
+        small = _small(learner)
+        tensors = copied(tensors_of(learner))
+        with self.processes.together("the weights, brought together for the checkpoint"):
+            policy = host_copy(learner.policy, keep=self.processes.is_first)
+        told = json.loads(json.dumps(told))
+        if learner.lora is not None and self.processes.is_first:
+            learner.lora.save(aside / ADAPTER_FOLDER)  # small
+
+        def write() -> None:
+            if policy is not None:
+                self._write_model(aside, policy)
+                self._write_rest(aside, small, told, None)
+            save_tensors(
+                tensors,
+                aside / TRAINER_FOLDER,
+                alone=self.processes.world == 1,
+                group=self._group,
+            )
+
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(write())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="graft-checkpoint").start()
+        return future
+
+    def _write_model(self, aside: Path, policy: Any) -> None:
+        """The Hugging Face folder; of a policy that is split all processes must come along."""
+        save_policy(
+            policy,
+            aside if self.processes.is_first else None,
+            special=ids_of(self.tokenizer, self.turn_ends),
+            source=self.source or None,
+        )
+
+    def _write_rest(
+        self,
+        aside: Path,
+        small: Mapping[str, Any],
+        told: Mapping[str, Any],
+        learner: Learner | None,
+    ) -> None:
+        self.tokenizer.save(aside)
+        if self.names:
+            write_json(aside / ACTION_NAMES, {"actions": list(self.names)})
+        if learner is not None and learner.lora is not None:
+            learner.lora.save(aside / ADAPTER_FOLDER)
+        write_whole(aside / "trainer.pt", lambda to: _save(dict(small), to))
+        write_json(aside / "state.json", dict(told))
+
+
+def _small(learner: Learner) -> dict[str, Any]:
+    """What is no tensor of the model's size."""
+    small: dict[str, Any] = {"steps": learner.optimizer.steps, "random": get_random_states()}
+    if learner.critic_optimizer is not None:
+        small["critic_steps"] = learner.critic_optimizer.steps
+    if learner.anchor is not None:
+        small["anchor"] = {name: value.cpu() for name, value in learner.anchor.items()}
+    return small
+
+
+def _forget(folder: Path, keep_last: int) -> None:
+    """Keep the last few, the best by held-out score, and nothing else."""
+    everything = checkpoints(folder)
+    scored = [(c.state().get("score"), c) for c in everything]
+    known = [(score, c.step, c) for score, c in scored if score is not None]
+    best = max(known, key=lambda item: item[:2])[2] if known else None
+    for old in everything[:-keep_last]:
+        if best is None or old.path != best.path:
+            shutil.rmtree(old.path, ignore_errors=True)
+
+
+def _save(values: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(values, path)
+    except RuntimeError as error:  # how torch's own writer reports a disk that takes no more
+        raise OSError(f"torch could not write {path.name}: {error}") from error
+
+
+def get_random_states() -> dict[str, Any]:
+    """Graft's own draws are keyed and need none of these; a user's env or reward may."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }

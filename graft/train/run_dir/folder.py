@@ -1,0 +1,183 @@
+"""The folder of a run: one owner at a time, nothing half-written, nothing overwritten by mistake."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from graft.config import Config, dump_config
+from graft.models.io.save import write_json, write_whole
+
+
+class RunStopped(RuntimeError):
+    """The run cannot go on; the text says why and what to do. What was saved is intact."""
+
+
+MAY_CHANGE = {
+    "run.resume", "run.dir", "run.save_every", "run.keep_last", "run.eval_every", "run.eval_tasks",
+    "run.log_episodes", "run.trackers", "rollout.concurrency", "rollout.deadline", "train.steps",
+    "train.tokens_per_micro", "train.recompute", "model.device", "engine.kv_tokens",
+    "run.save_later", "engine.url", "engine.sync", "engine.exchange", "engine.args",
+    "parallel.tp", "parallel.shard", "parallel.offload", "parallel.deadline",
+    "cluster.address", "cluster.learners", "cluster.workers", "cluster.sync", "cluster.cpus",
+    "cluster.gpus", "cluster.restarts",
+    "train.lr", "train.schedule", "train.warmup", "train.min_lr", "algo.critic_lr",
+}  # fmt: skip
+"""Keys that may differ between a run and its resumption; any other would make it another run."""
+
+WARM_UP_MAY_CHANGE = {
+    "sft.steps", "sft.epochs", "sft.lr", "sft.warmup", "sft.eval_every", "sft.stop_at",
+}  # fmt: skip
+"""These too, until the first RL step: behind it nothing reads them."""
+
+NOT_SAID = {"run.dir", "run.resume"}
+"""Keys whose changes concern nobody: where the folder is, how it is opened."""
+
+CHANGES = "changes.jsonl"
+"""Settings that changed when the run was resumed: {"time": ..., "phase": "rl", "step": 40, "changed":
+{"train.lr": [1e-06, 5e-07]}}, a line each time."""
+
+
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
+"""What the system answers where more room would not help."""
+
+STOPPED = "stopped.json"
+"""Why a run ended by itself: {"reason": ..., "time": seconds since 1970}."""
+
+
+@contextmanager
+def out_of_disk(folder: Path) -> Iterator[None]:
+    """Turn failed writes into a stop that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0.0
+        way_out = f"{free:,.0f} MB are free there: make room"
+        if error.errno in NOT_WRITABLE:
+            way_out = "set run.dir to a folder that exists and that you may write to"
+        raise RunStopped(
+            f"cannot write to {folder} ({error}); {way_out}, and run the same command again. The last "
+            "good checkpoint is intact"
+        ) from error
+
+
+class RunFolder:
+    """`config.yaml`, `metrics.jsonl`, `episodes/`, `checkpoints/`, `tensorboard/`, `summary.json`."""
+
+    def __init__(self, config: Config) -> None:
+        self.path = Path(config.run.dir) / config.run.name
+        self.config = config
+        self.changed: dict[str, tuple[Any, Any]] = {}
+        """Settings that the run goes on with and did not have before: key -> old value, new value."""
+        self._lock: Any = None
+        self._has_claimed = False
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process runs it, rather than having found another there."""
+        return self._has_claimed
+
+    def claim(self) -> None:
+        """Make the folder ours, or say why it cannot be."""
+        with out_of_disk(Path(self.config.run.dir)):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            before = self.path / "config.yaml"
+            if before.exists():
+                self._same_run(before)
+            self._has_claimed = True
+
+    def begin(self) -> None:
+        """Write down what the run goes on with; one that is done keeps the settings it was trained with."""
+        with out_of_disk(self.path):
+            (self.path / STOPPED).unlink(missing_ok=True)
+            resolved = dump_config(self.config)
+            config = self.path / "config.yaml"
+            write_whole(config, lambda to: to.write_text(resolved, encoding="utf-8"))
+
+    def _take_lock(self) -> None:
+        # an flock ends with its process, however that ends: no stale lock after kill -9
+        import fcntl
+
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunStopped(
+                f"another process is running in {self.path}; wait for it, or give this run "
+                "another run.name"
+            ) from error
+
+    def _same_run(self, before: Path) -> None:
+        from omegaconf import OmegaConf
+
+        old: Any = OmegaConf.to_container(OmegaConf.load(before))
+        differing = differences(old, self.config)
+        has_checkpoint = any(self.checkpoints.glob("*/state.json"))
+        has_rl = any(self.checkpoints.glob("rl-*/state.json"))
+        allowed = MAY_CHANGE if has_rl else MAY_CHANGE | WARM_UP_MAY_CHANGE
+        refused = [
+            f"{key}: {was!r} -> {now!r}"
+            + (", and the warm-up is over" * (key in WARM_UP_MAY_CHANGE))
+            for key, (was, now) in differing.items()
+            if key not in allowed
+        ]
+        if has_checkpoint and refused:
+            raise RunStopped(
+                f"{self.path} holds a run with other settings ({'; '.join(refused)}). Give this run "
+                f"another run.name, with model.path={self.path} model.shape={{}} if it is to start from "
+                "these weights, or remove the folder to start over. Learning rate, steps and what is "
+                "logged, saved or evaluated may change"
+            )
+        if has_checkpoint:
+            self.changed = {key: both for key, both in differing.items() if key not in NOT_SAID}
+        if has_checkpoint and not self.config.run.resume:
+            raise RunStopped(
+                f"{self.path} holds checkpoints and run.resume is false. Give this run another "
+                "run.name, or remove the folder to start over"
+            )
+
+    def note_changes(self, phase: str, step: int) -> list[str]:
+        """Write down what changed behind this step; a line for each, to be shown."""
+        if not self.changed:
+            return []
+        entry = {"time": time.time(), "phase": phase, "step": step, "changed": self.changed}
+        with out_of_disk(self.path), (self.path / CHANGES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        where = f"from {phase} step {step + 1} on"
+        return [f"{key}: {was!r} -> {now!r} {where}" for key, (was, now) in self.changed.items()]
+
+    def stopped(self, reason: str) -> None:
+        """Why the run ended before it was done; forgotten when it goes on."""
+        with suppress(OSError):  # the disk may be the reason
+            write_json(self.path / STOPPED, {"reason": reason, "time": time.time()})
+
+    def summary(self, values: dict[str, Any]) -> None:
+        with out_of_disk(self.path):
+            write_json(self.path / "summary.json", values)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+def differences(old: dict[str, Any], new: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys whose values differ; one that an older version did not know had its default."""
+    found: dict[str, tuple[Any, Any]] = {}
+    defaults = {name: info.default for name, info in Config.model_fields.items()}
+    for section, values in new.model_dump(mode="json").items():
+        before = defaults[section].model_dump(mode="json") | (old.get(section) or {})
+        for key, value in values.items():
+            if before[key] != value:
+                found[f"{section}.{key}"] = before[key], value
+    return found

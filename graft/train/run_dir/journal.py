@@ -1,0 +1,144 @@
+"""What a run writes down as it goes: numbers, alarms, episodes, and the batch that broke it.
+
+Of several processes the first one writes; the others come along.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from graft.config import Config
+from graft.train.algorithm import preset_of
+from graft.train.monitor.alarms import Alarm, Alarms
+from graft.train.monitor.display import Display
+from graft.train.monitor.settings_check import compares_attempts
+from graft.train.optimizer import NonFinite
+from graft.train.rl import StepResult
+from graft.train.run_dir.checkpoint import Checkpoint
+from graft.train.run_dir.fingerprint import StepRecord
+from graft.train.run_dir.folder import RunFolder, RunStopped, out_of_disk
+from graft.train.run_dir.metrics_log import MetricsLog
+from graft.train.run_dir.token_log import write_learned
+from graft.types import Episode
+
+ERRORS = "errors.log"
+"""Of a run's folder: what environments and tools raised, with the traceback."""
+
+
+class Journal:
+    """The records of one run, while it is entered."""
+
+    def __init__(self, folder: RunFolder, config: Config, display: Display, is_first: bool) -> None:
+        self.folder, self.config, self.display, self.is_first = folder, config, display, is_first
+        self.alarms = Alarms()
+        self._track: MetricsLog | None = None
+        self._traces: set[str] = set()
+
+    def __enter__(self) -> Journal:
+        if self.is_first:
+            with out_of_disk(self.folder.path):
+                settings = self.config.model_dump(mode="json")
+                self._track = MetricsLog(self.folder.path, self.config.run.trackers, settings)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._track is not None:
+            self._track.close()
+
+    def go_on(self, newest: Checkpoint | None, alarms: Mapping[str, Any], dtype: str) -> None:
+        """Forget what came after the checkpoint that the run goes on from; None: everything."""
+        phase, step = ("sft", -1) if newest is None else (newest.phase, newest.step)
+        if self._track is not None:
+            with out_of_disk(self.folder.path):
+                self._track.truncate_after(phase, step)
+        self.alarms = Alarms.from_json(
+            alarms,
+            dtype=dtype,
+            staleness=self.config.rollout.staleness,
+            max_grad_norm=self.config.train.max_grad_norm,
+            is_grouped=bool(compares_attempts(preset_of(self.config))),
+        )
+
+    def warn(self, text: str, is_new: bool) -> None:
+        """A doubt about the run's settings; written down when the run is new, shown at every start."""
+        if self._track is None:
+            return
+        if is_new:
+            with out_of_disk(self.folder.path):
+                told = Alarm(0, "settings", "warn", text).to_json()
+                self._track.alarm(told | {"phase": "sft" if self.config.sft.is_on else "rl"})
+        self.display.alarm(text, "warn")
+
+    def log(self, step: int, metrics: dict[str, float], phase: str, failure: str = "") -> None:
+        """A step's numbers, and what is sick about them; `failure` is why most attempts failed."""
+        if self._track is None:
+            return
+        with out_of_disk(self.folder.path):
+            self._track.log(step, metrics, phase)
+        self.display.update(step, metrics)
+        for alarm in self.alarms.look(step, metrics, failure) if phase == "rl" else []:
+            with out_of_disk(self.folder.path):
+                self._track.alarm(alarm.to_json() | {"phase": phase})
+            self.display.alarm(alarm.text, alarm.level, step)
+
+    def failures(self, when: str, episodes: Sequence[Episode]) -> None:
+        """Tracebacks of environments and tools, each once, into `errors.log`."""
+        if not self.is_first:
+            return
+        for episode in episodes:
+            for span in episode.spans:
+                trace = span.info.get("traceback")
+                if not trace or trace in self._traces:
+                    continue
+                self._traces.add(trace)
+                with (
+                    out_of_disk(self.folder.path),
+                    (self.folder.path / ERRORS).open("a", encoding="utf-8") as file,
+                ):
+                    file.write(f"{when}, task {episode.task.id}: {span.info['error']}\n{trace}\n")
+
+    def keeps_episodes(self, step: int) -> bool:
+        every = self.config.run.log_episodes
+        return bool(every) and step % every == 0
+
+    def keep(
+        self, step: int, episodes: list[Episode], learned: StepResult, record: StepRecord | None
+    ) -> None:
+        """What was learned from, what was made of it, and by which weights: see `replay.replay`."""
+        if self._track is None or record is None:
+            return
+        batch = learned.batch
+        assert learned.logprobs is not None and batch.advantages is not None
+        with out_of_disk(self.folder.path):
+            self._track.episodes(step, episodes)
+            write_learned(
+                self.folder.path,
+                step,
+                episodes,
+                learned.rows,
+                batch.advantages,
+                learned.logprobs,
+                batch.mask,
+            )
+            record.write(self.folder.path)
+
+    @contextmanager
+    def evidence(self, step: int, episodes: list[Episode]) -> Iterator[None]:
+        """Numbers that are not finite stop the run and leave the batch behind."""
+        try:
+            yield
+        except NonFinite as error:
+            where = self.folder.path / "failed" / f"step_{step:06d}.jsonl"
+            if self.is_first:
+                with out_of_disk(self.folder.path):
+                    where.parent.mkdir(exist_ok=True)
+                    # not Episode.dumps: what went wrong may be a NaN, and it must be seen
+                    lines = [json.dumps(episode.to_json()) + "\n" for episode in episodes]
+                    where.write_text("".join(lines), encoding="utf-8")
+            raise RunStopped(
+                f"step {step}: {error}. The batch is in {where}; the last good checkpoint is intact. "
+                "Lower train.lr or train.max_grad_norm, or look at the batch for extreme log-probs"
+            ) from error

@@ -1,0 +1,215 @@
+"""Where numbers go: one JSON line per step, always, and to whichever trackers the run names.
+
+`metrics.jsonl` is the record of a run and `episodes/` its rollouts; TensorBoard and the others are
+mirrors. A mirror that breaks is dropped with one warning, and training goes on. The record itself
+must not fail: a disk that is full stops the run with the name of the file.
+
+    track.log(12, {"reward": 0.5, "loss": nan, "tools/failure_frequency": 0.0})
+    {"phase": "rl", "step": 12, "loss": null, "reward": 0.5, "tools/failure_frequency": 0.0,
+     "nonfinite": ["loss"]}
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from graft.registry import resolve
+from graft.train.run_dir.trackers import PHASES, TRACKERS, Phase, Tracker
+from graft.types import Episode
+from graft.user_code import Giver, refusal
+
+METHODS = ("log", "truncate_after", "close")
+"""Of a tracker."""
+RESERVED = ("phase", "step", "nonfinite")
+
+
+class MetricsLog:
+    """The record of one run and its mirrors. Opens for appending: a resumed run goes on writing."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        trackers: Iterable[str] = ("tensorboard",),
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        factories = {name: resolve(name, TRACKERS, "tracker") for name in trackers}
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / "metrics.jsonl"
+        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
+            # killed in the middle of a line: the next one must not be glued to it
+            _replace(self.path, map(_line, read_metrics(self.path)))
+        self._file = self.path.open("ab")
+        self._trackers: dict[str, Tracker] = {}
+        for name, factory in factories.items():
+            try:
+                self._trackers[name] = factory(self.folder, config or {})
+            except ImportError as error:  # asked for and not there: say so before the first step
+                self.close()
+                package = "graft-rl[wandb]" if name == "wandb" else error.name
+                raise ImportError(
+                    f"tracker {name!r} cannot import {error.name}: pip install {package}, "
+                    "or leave it out of the trackers"
+                ) from error
+            except Exception as error:  # not logged in, no network, ...: the run matters more
+                self._drop(name, error)
+            else:
+                made = self._trackers[name]
+                missing = [one for one in METHODS if not callable(getattr(made, one, None))]
+                if missing:
+                    self._trackers.clear()
+                    self.close()
+                    wanted = f"a tracker with {', '.join(METHODS)}; it lacks {', '.join(missing)}"
+                    raise refusal(Giver(factory, "tracker"), made, wanted)
+
+    def log(self, step: int, metrics: Mapping[str, float], phase: str = "rl") -> None:
+        """Append one line to `metrics.jsonl` and tell the trackers; phase is "sft" or "rl"."""
+        named = _phase(phase)
+        values = {name: _number(value) for name, value in metrics.items()}
+        line = _line(record(step, values, named)).encode()
+        try:
+            self._file.write(line)
+            self._file.flush()  # to the system, so that a killed process loses nothing
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._tell(lambda tracker: tracker.log(step, values, named))
+
+    def episodes(self, step: int, episodes: Iterable[Episode]) -> Path:
+        """Write `episodes/step_000012.jsonl`, one line per task. It appears whole or not at all."""
+        path = self.folder / "episodes" / f"step_{step:06d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        _replace(path, map(_episode_line, episodes))
+        return path
+
+    def alarm(self, alarm: Mapping[str, Any]) -> None:
+        """Append one line to `alarms.jsonl`."""
+        with (self.folder / "alarms.jsonl").open("a", encoding="utf-8") as file:
+            file.write(_line(alarm))
+
+    def truncate_after(self, phase: str, step: int) -> None:
+        """Forget what came after `step` of `phase`: a run resumes there and will do it again.
+
+        After ("rl", 20) sft lines stay, and rl lines up to 20; after ("sft", 20) no rl line stays.
+        """
+        named = _phase(phase)
+        last = _order(named, step)
+        kept = [r for r in read_metrics(self.path) if _order(r["phase"], r["step"]) <= last]
+        self._file.close()
+        _replace(self.path, map(_line, kept))
+        self._file = self.path.open("ab")
+        for path in (*self.folder.glob("episodes/step_*"), *self.folder.glob("learned/step_*")):
+            done = path.name.removeprefix("step_").partition(".")[0]
+            if path.suffix == ".tmp" or _order("rl", int(done)) > last:
+                path.unlink()
+        alarms = self.folder / "alarms.jsonl"
+        if alarms.exists():
+            told = [r for r in read_metrics(alarms) if _order(r["phase"], r["step"]) <= last]
+            _replace(alarms, map(_line, told))
+        self._tell(lambda tracker: tracker.truncate_after(named, step))
+
+    def close(self) -> None:
+        self._file.close()
+        self._tell(lambda tracker: tracker.close())
+        self._trackers.clear()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _tell(self, what: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            try:
+                what(tracker)
+            except (
+                Exception
+            ) as error:  # any library, any fault: a mirror must not end a training run
+                self._drop(name, error)
+
+    def _drop(self, name: str, error: Exception) -> None:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise error  # checkpoints would be the next to fail
+        self._trackers.pop(name, None)
+        warnings.warn(
+            f"tracker {name!r} failed and is off for the rest of this run; metrics.jsonl goes on. "
+            f"{type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def record(step: int, metrics: Mapping[str, float], phase: Phase) -> dict[str, Any]:
+    """The JSON object of one line: plain names first, then `area/name` by area.
+
+    JSON has no NaN: such a value becomes null and its name is listed under "nonfinite".
+    """
+    if clash := sorted(set(RESERVED) & set(metrics)):
+        raise ValueError(
+            f"metrics may not be called {', '.join(clash)}: every line has these itself"
+        )
+    nonfinite = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+    names = sorted(metrics, key=lambda name: ("/" in name, name))
+    values = {name: None if name in nonfinite else metrics[name] for name in names}
+    line = {"phase": phase, "step": step, **values}
+    return {**line, "nonfinite": nonfinite} if nonfinite else line
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`, without any that a killed run left half written."""
+    records: list[dict[str, Any]] = []
+    for line in Path(path).read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict) and row.get("phase") in PHASES and "step" in row:
+            records.append(row)
+    return records
+
+
+def _phase(name: str) -> Phase:
+    for phase in PHASES:
+        if phase == name:
+            return phase
+    raise ValueError(f"phase {name!r} is none of {', '.join(PHASES)}")
+
+
+def _order(phase: Phase, step: int) -> tuple[int, int]:
+    return PHASES.index(phase), step
+
+
+def _number(value: Any) -> float:
+    """A plain int or float: numpy and one-element tensors are turned into one."""
+    return value if type(value) in (int, float) else float(value)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _episode_line(episode: Episode) -> str:
+    try:
+        return episode.dumps() + "\n"
+    except ValueError as error:
+        raise ValueError(
+            f"the episode of task {episode.task.id!r} cannot be written as JSON ({error}); look "
+            "for NaN or inf among its log-probs, entropies, rewards and metrics"
+        ) from error
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
+    """Write a file aside and rename it into place, so that no reader ever sees a part of it."""
+    aside = path.with_name(path.name + ".tmp")
+    with aside.open("w", encoding="utf-8") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)

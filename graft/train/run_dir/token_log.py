@@ -1,0 +1,82 @@
+"""What the learner made of a step's episodes, token by token: `learned/step_000012.npz`.
+
+    rows        [R, 3]   line of the episode in `episodes/step_000012.jsonl`, its leaf, the leaf's context
+    lengths     [R]      tokens behind the prompt of that walk
+    advantages  [sum]    one number for each of these tokens, row behind row
+    logprobs    [sum]    the learner's own before its first update; NaN where nothing was trained
+
+The ratio of a token is exp(logprobs - what its span says the engine's was).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from graft.models.tree.packing import response
+from graft.types import Episode, Trajectory
+
+
+class TokenRow(NamedTuple):
+    """One walk's numbers, one for each token behind its prompt."""
+
+    advantages: np.ndarray
+    logprobs: np.ndarray
+
+
+def learned_path(folder: Path, step: int) -> Path:
+    return folder / "learned" / f"step_{step:06d}.npz"
+
+
+def write_learned(
+    folder: Path,
+    step: int,
+    episodes: Sequence[Episode],
+    rows: Sequence[Trajectory],
+    advantages_NT: Tensor,
+    logprobs_NT: Tensor,
+    mask_NT: Tensor,
+) -> None:
+    """Beside the episodes of the step; it appears whole or not at all."""
+    lines = {id(episode): number for number, episode in enumerate(episodes)}
+    lengths = [sum(map(len, response(row))) for row in rows]
+    places = [[lines[id(row.episode)], row.leaf_index, row.context] for row in rows]
+    known = logprobs_NT.masked_fill(~mask_NT, float("nan"))
+    target = learned_path(folder, step)
+    target.parent.mkdir(exist_ok=True)
+    aside = target.with_name(target.name + ".tmp")
+    with aside.open("wb") as file:
+        np.savez_compressed(
+            file,
+            rows=np.array(places, np.int32).reshape(-1, 3),
+            lengths=np.array(lengths, np.int32),
+            advantages=_joined(advantages_NT, lengths),
+            logprobs=_joined(known, lengths),
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(target)
+
+
+def _joined(grid_NT: Tensor, lengths: Sequence[int]) -> np.ndarray:
+    grid = grid_NT.float().cpu().numpy()
+    parts = [row[:length] for row, length in zip(grid, lengths, strict=True)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def read_learned(path: Path) -> dict[tuple[int, int, int], TokenRow]:
+    """By (line of the episode, leaf, context)."""
+    stored: Any = np.load(path)
+    ends = np.cumsum(stored["lengths"])
+    advantages, logprobs = stored["advantages"], stored["logprobs"]
+    found: dict[tuple[int, int, int], TokenRow] = {}
+    for place, end, length in zip(stored["rows"], ends, stored["lengths"], strict=True):
+        part = slice(end - length, end)
+        line, leaf, context = place.tolist()
+        found[line, leaf, context] = TokenRow(advantages[part], logprobs[part])
+    return found

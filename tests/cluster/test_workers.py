@@ -1,0 +1,555 @@
+"""Who has which task, and whose answer counts: the crew of a cluster, with a Ray that is made up."""
+
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from graft.cluster import collector as module
+from graft.cluster.collector import RayCollector
+from graft.cluster.learners import LearnerResult, refuse_what_has_no_room
+from graft.cluster.ray_import import cause_of, ray_module
+from graft.cluster.rollout_worker import Attempted
+from graft.config import Config, ConfigError, check
+from graft.rollout.collectors.collector import RolloutRequest
+from graft.train.run_dir.folder import RunStopped
+from graft.types import Episode, Task
+
+
+class Died(Exception):
+    """As Ray's RayError."""
+
+
+class Reference:
+    """An answer that is to come."""
+
+    def __init__(self, value: Any = None, is_there: bool = False) -> None:
+        self.value, self.is_there = value, is_there
+
+    def answer(self, value: Any) -> None:
+        if not self.is_there:
+            self.value, self.is_there = value, True
+
+
+class Method:
+    def __init__(self, actor: "Actor", name: str) -> None:
+        self.actor, self.name = actor, name
+
+    def remote(self, *values: Any) -> Reference:
+        return self.actor.asked(self.name, values)
+
+
+class Actor:
+    """A worker's process. It answers at once, except to tasks: somebody says `finish`."""
+
+    def __init__(self, ray: "FakeRay", number: int) -> None:
+        self.ray, self.number = ray, number
+        self.open: list[Reference] = []
+        self.attempts: dict[str, Reference] = {}
+        self.loaded: list[int] = []
+        self.is_dead = self.is_frozen = False
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(self, name)
+
+    def asked(self, name: str, values: tuple[Any, ...]) -> Reference:
+        reference = Reference()
+        self.open.append(reference)
+        if self.is_dead:
+            reference.answer(Died("The actor is dead because its worker process has died."))
+        elif name == "attempt":
+            self.attempts[values[0].id] = reference
+        elif not self.is_frozen:
+            reference.answer(self.ray.answers.get(name, self.plain)(self, name, values))
+        return reference
+
+    def plain(self, actor: "Actor", name: str, values: tuple[Any, ...]) -> Any:
+        if name == "load":
+            self.loaded.append(values[1])
+        return f"pid {self.number}" if name == "who" else ""
+
+    def finish(self, *ids: str) -> None:
+        for name in ids:
+            self.attempts.pop(name).answer(Attempted(episode(name)))
+
+    def die(self) -> None:
+        self.is_dead = True
+        for reference in self.open:
+            reference.answer(Died("The actor is dead because its worker process has died."))
+
+
+class FakeRay:
+    """As much of Ray as the crew uses."""
+
+    exceptions = SimpleNamespace(RayError=Died)
+    util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+
+    def __init__(self) -> None:
+        self.actors: list[Actor] = []
+        self.answers: dict[str, Callable[[Actor, str, tuple[Any, ...]], Any]] = {}
+        self.on_get: Callable[[Reference], None] | None = None
+        self.stalls = False
+        """Whether the process that asks stands still in its next question, longer than any deadline."""
+
+    def remote(self, made: type) -> Any:
+        def make(number: int, folder: str) -> Actor:
+            self.actors.append(Actor(self, number))
+            return self.actors[-1]
+
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=make))
+
+    def put(self, value: Any) -> Reference:
+        return Reference(value, is_there=True)
+
+    def wait(self, references: list[Reference], num_returns: int, timeout: float) -> Any:
+        if self.stalls and timeout:
+            time.sleep(1.0)
+            self.stalls = False
+            return [], references
+        end = time.monotonic() + timeout
+        while True:
+            done = [one for one in references if one.is_there]
+            if len(done) >= num_returns or time.monotonic() >= end:
+                return done, [one for one in references if one not in done]
+            time.sleep(0.001)
+
+    def get(self, reference: Reference, timeout: float) -> Any:
+        if self.on_get is not None:
+            self.on_get(reference)
+        assert reference.is_there
+        if isinstance(reference.value, Exception):
+            raise reference.value
+        return reference.value
+
+    def kill(self, actor: Actor) -> None:
+        actor.die()
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 1.0}
+
+
+def episode(name: str) -> Episode:
+    return Episode(Task(name, "env"), [], [])
+
+
+def recipe(**sections: dict[str, Any]) -> Config:
+    shape = {"width": 8, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "ff": 8}
+    base: dict[str, Any] = {"model": {"shape": shape}, "task": {"env": "calculator"}}
+    return check({**base, "cluster": {"address": "here", "workers": 2}, **sections})
+
+
+class Kit:
+    """A crew on the made-up Ray."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self.ray, self.said = FakeRay(), list[str]()
+        self.folder, self.config = folder, config
+        self.crews: list[RayCollector] = []
+
+    def collector(self, **sections: dict[str, Any]) -> RayCollector:
+        collector = RayCollector(
+            recipe(**sections) if sections else self.config, self.folder, self.said.append
+        )
+        self.crews.append(collector)
+        return collector
+
+    def until(self, holds: Callable[[], Any]) -> Any:
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            if found := holds():
+                return found
+            time.sleep(0.002)
+        raise AssertionError(f"did not come to it; said: {self.said}")
+
+    def having(self, *ids: str) -> Actor:
+        """The living worker that has just these tasks."""
+        return self.until(
+            lambda: next(
+                (a for a in self.ray.actors if not a.is_dead and set(a.attempts) == set(ids)), None
+            )
+        )
+
+    def ready(self, count: int) -> None:
+        self.until(lambda: sum("is ready" in line for line in self.said) >= count)
+
+
+@pytest.fixture
+def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kit]:
+    kit = Kit(tmp_path, recipe())
+    monkeypatch.setattr(module, "ray_module", lambda: kit.ray)
+    monkeypatch.setattr(module, "LOOK", 0.01)
+    yield kit
+    for collector in kit.crews:
+        collector.close()
+
+
+def job(*ids: str) -> RolloutRequest:
+    return RolloutRequest([Task(name, "env") for name in ids], "some episodes")
+
+
+def names(episodes: list[Episode]) -> list[str]:
+    return [one.task.id for one in episodes]
+
+
+def test_what_a_dead_worker_had_is_done_again_once_and_in_its_place(kit: Kit) -> None:
+    collector = kit.collector()
+    kit.ready(2)
+    pending = collector.submit(job("a", "b", "c", "d"))
+    first, second = kit.having("a", "c"), kit.having("b", "d")
+    second.finish("b")
+    kit.until(lambda: len(collector.workers[1].running) == 1)
+    second.die()
+    survivor = kit.having("a", "c", "d")
+    assert survivor is first
+    survivor.finish("d", "c", "a")
+    assert names(pending.result()) == ["a", "b", "c", "d"]
+    assert any(
+        "worker 1 (pid 1) is lost" in line and "its episode is done" in line for line in kit.said
+    )
+    kit.ready(3)
+    counts = collector.counts()
+    assert counts["rollout/redone"] == 1.0
+    assert counts["rollout/workers"] == 2.0
+    assert collector.counts()["rollout/redone"] == 0.0
+
+
+def test_lost_tasks_go_before_those_that_wait(kit: Kit) -> None:
+    collector = kit.collector(rollout={"concurrency": 1}, cluster={"address": "here", "workers": 1})
+    kit.ready(1)
+    pending = collector.submit(job("a", "b"))
+    kit.having("a").die()
+    kit.having("a").finish("a")
+    kit.having("b").finish("b")
+    assert names(pending.result()) == ["a", "b"]
+
+
+def test_an_episode_that_arrives_while_its_worker_is_buried_counts_once(kit: Kit) -> None:
+    """Whoever sends weights may bury a worker at any moment, on a thread of its own."""
+    collector = kit.collector()
+    kit.ready(2)
+    pending = collector.submit(job("a", "b"))
+    first = kit.having("a")
+    kit.having("b").finish("b")
+    reference = first.attempts["a"]
+
+    def bury(one: Reference) -> None:
+        if one is reference:
+            kit.ray.on_get = None
+            collector._bury(next(w for w in collector.workers if w.actor is first), "of a test")
+
+    kit.ray.on_get = bury
+    first.finish("a")
+    again = kit.having("a")
+    assert again is not first
+    assert not pending.is_done()
+    again.finish("a")
+    assert names(pending.result()) == ["a", "b"]
+    assert collector.counts()["rollout/redone"] == 1.0
+
+
+def test_one_that_does_not_answer_is_replaced_and_one_that_does_is_not(kit: Kit) -> None:
+    collector = kit.collector(parallel={"deadline": 0.3})
+    kit.ready(2)
+    pending = collector.submit(job("a", "b"))
+    first, second = kit.having("a"), kit.having("b")
+    first.is_frozen = True
+    kit.until(lambda: any("has not answered for 0.3 s" in line for line in kit.said))
+    kit.until(lambda: first.is_dead)
+    assert not second.is_dead
+    kit.until(lambda: any("a" in a.attempts and not a.is_dead for a in kit.ray.actors))
+    for actor in [a for a in kit.ray.actors if not a.is_dead]:
+        actor.finish(*actor.attempts)
+    assert names(pending.result()) == ["a", "b"]
+
+
+def test_a_learner_that_stood_still_does_not_blame_its_workers(kit: Kit) -> None:
+    kit.collector(parallel={"deadline": 0.4})
+    kit.ready(2)
+    kit.ray.stalls = True
+    kit.until(lambda: not kit.ray.stalls)
+    time.sleep(0.2)
+    assert not any("is lost" in line for line in kit.said)
+
+
+def test_weights_that_come_while_a_worker_starts_are_there_before_its_first_task(kit: Kit) -> None:
+    may_start = threading.Event()
+    waits: list[Reference] = []
+    collector = kit.collector(cluster={"address": "here", "workers": 1})
+    kit.ready(1)
+    collector.load({"w": torch.zeros(2)}, 1)
+    old = kit.ray.actors[0]
+    assert old.loaded == [1]
+    plain = Actor.asked
+
+    def slow_start(actor: Actor, name: str, values: tuple[Any, ...]) -> Reference:
+        if name == "start" and not may_start.is_set():
+            waits.append(Reference())
+            return waits[-1]
+        return plain(actor, name, values)
+
+    Actor.asked = slow_start  # type: ignore[method-assign]
+    try:
+        old.die()
+        kit.until(lambda: waits)
+        collector.load({"w": torch.ones(2)}, 2)
+        pending = collector.submit(job("a"))
+        new = kit.ray.actors[1]
+        assert not new.attempts
+        may_start.set()
+        waits[0].answer("")
+        kit.having("a").finish("a")
+    finally:
+        Actor.asked = plain  # type: ignore[method-assign]
+    assert new.loaded == [2]
+    assert names(pending.result()) == ["a"]
+
+
+def test_weights_that_no_worker_can_take_end_the_run(kit: Kit) -> None:
+    collector = kit.collector()
+    kit.ready(2)
+    kit.ray.answers["load"] = lambda *_: "these weights are not the model's"
+    with pytest.raises(RunStopped, match="cannot take the weights: these weights are not"):
+        collector.load({"w": torch.zeros(2)}, 1)
+    with pytest.raises(RunStopped, match="not the model's"):
+        collector.submit(job("a"))
+
+
+def test_workers_that_die_of_new_weights_end_the_run_and_not_in_a_loop(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_DELAY", 0.0)
+    collector = kit.collector()
+    kit.ready(2)
+    pending = collector.submit(job("a", "b"))
+
+    def die(actor: Actor, name: str, values: tuple[Any, ...]) -> Any:
+        actor.die()
+        return Died("The actor is dead because its worker process has died.")
+
+    kit.ray.answers["load"] = die
+    with suppress(RunStopped):  # it may have come to that before load is over
+        collector.load({"w": torch.zeros(2)}, 1)
+    with pytest.raises(RunStopped, match="died one after the other without a single episode"):
+        pending.result()
+    assert len(kit.ray.actors) <= 2 + module.FAILED_STARTS + 2 * 2
+
+
+def test_a_task_that_ends_every_worker_is_named(kit: Kit) -> None:
+    collector = kit.collector(cluster={"address": "here", "workers": 1})
+    kit.ready(1)
+    pending = collector.submit(job("fine", "deadly"))
+    kit.having("fine", "deadly").finish("fine")
+    for _ in range(module.MOST_DEATHS):
+        actor = kit.having("deadly")
+        collector._failed_starts = 0  # others work
+        collector._hire_at = 0.0
+        actor.die()
+        collector._hire_at = 0.0
+        kit.until(lambda actor=actor: not any(w.actor is actor for w in collector.workers))
+        collector._hire_at = 0.0
+    with pytest.raises(RunStopped, match="5 workers died while task deadly was attempted"):
+        pending.result()
+
+
+def test_what_breaks_in_a_worker_reaches_whoever_waits(kit: Kit) -> None:
+    collector = kit.collector()
+    kit.ready(2)
+    pending = collector.submit(job("a", "b"))
+    kit.having("b").attempts["b"].answer(Attempted(None, wrong="the judge is out"))
+    with pytest.raises(RunStopped, match=r"worker 1 \(pid 1\) failed at task b: the judge is out"):
+        pending.result()
+    with pytest.raises(RunStopped, match="the judge is out"):
+        collector.load({"w": torch.zeros(2)}, 1)
+
+
+def test_no_room_for_anybody_ends_with_what_was_asked_for(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TO_PLACE", 0.0)
+    monkeypatch.setattr(Actor, "asked", lambda *_: Reference())
+    collector = kit.collector(parallel={"deadline": 0.1})
+    with pytest.raises(
+        RunStopped, match=r"no room for a worker .*cluster.cpus=1 .*free on all: 1 CPUs"
+    ):
+        collector.wait()
+    assert any("waits for room" in line for line in kit.said)
+
+
+def test_the_number_changes_with_the_file_and_nobody_is_cut_short(kit: Kit) -> None:
+    collector = kit.collector()
+    kit.ready(2)
+    pending = collector.submit(job("a", "b"))
+    kit.having("a")
+    second = kit.having("b")
+    scale = kit.folder / module.SCALE
+    scale.write_text('{"workers": 1}')
+    kit.until(lambda: any("gets no more tasks: 1 are wanted" in line for line in kit.said))
+    later = collector.submit(job("c"))
+    first = kit.having("a", "c")
+    assert not second.is_dead
+    second.finish("b")
+    kit.until(lambda: second.is_dead)
+    first.finish("a", "c")
+    assert names(pending.result()) == ["a", "b"]
+    assert names(later.result()) == ["c"]
+    assert collector.counts()["rollout/redone"] == 0.0
+    scale.write_text("{nonsense")
+    kit.until(lambda: any("does not say how many" in line for line in kit.said))
+    time.sleep(0.1)
+    assert sum("does not say how many" in line for line in kit.said) == 1
+    scale.write_text('{"workers": 3}')
+    kit.ready(4)
+    assert collector.counts()["rollout/workers"] == 3.0
+
+
+def test_whoever_waits_for_long_is_told_what_each_worker_does(kit: Kit) -> None:
+    collector = kit.collector()
+    kit.ready(2)
+    collector.submit(job("a", "b", "c"))
+    kit.having("a", "c")
+    assert collector.table() == {
+        "worker 0 (pid 0)": "has 2 episodes under way",
+        "worker 1 (pid 1)": "has 1 episode under way",
+    }
+
+
+def test_learners_that_wait_for_long_episodes_hear_from_the_first() -> None:
+    """Every quarter of the deadline: the episodes come after four of them, and nobody has given up."""
+    asked: list[bool] = []
+
+    class Others:
+        deadline = 0.1
+        is_first = True
+
+        def any(self, flag: bool, what: str) -> bool:
+            asked.append(flag)
+            return flag
+
+        def share(self, value: Any, what: str) -> Any:
+            return value
+
+    late = SimpleNamespace(is_done=lambda: time.monotonic() > began + 0.1, result=lambda: ["e"])
+    began = time.monotonic()
+    collector: Any = SimpleNamespace(submit=lambda job: late)
+    others: Any = Others()
+    assert LearnerResult(collector, others).submit(job("a")).result() == ["e"]
+    assert asked[0] is True
+    assert asked[-1] is False
+    assert len(asked) >= 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "machines", "is_enough"),
+    [
+        ({"workers": 3, "cpus": 1.0}, [{"CPU": 4.0}], True),
+        ({"workers": 4, "cpus": 1.0}, [{"CPU": 4.0}], False),
+        ({"workers": 1, "cpus": 3.0}, [{"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 2.0}], False),
+        ({"workers": 2, "cpus": 0.3}, [{"CPU": 0.9}], True),  # 0.9 // 0.3 is 2 in floating point
+        ({"workers": 1, "cpus": 0.0, "gpus": 1.0}, [{"CPU": 8.0, "GPU": 1.0}, {"GPU": 1.0}], True),
+        ({"workers": 2, "cpus": 0.0, "gpus": 1.0}, [{"CPU": 8.0, "GPU": 2.0}], False),
+        ({"workers": 9, "cpus": 0.0}, [{"CPU": 1.0}], True),
+    ],
+)
+def test_room_is_counted_machine_by_machine(
+    asked: dict[str, Any], machines: list[dict[str, float]], is_enough: bool
+) -> None:
+    config = recipe(cluster={"address": "here", **asked})
+    nodes = [{"Alive": True, "Resources": one} for one in machines]
+    gone = [{"Alive": False, "Resources": {"CPU": 99.0, "GPU": 99.0}}]
+    if is_enough:
+        refuse_what_has_no_room(config, nodes + gone)
+    else:
+        with pytest.raises(RunStopped, match="ask for less, or add machines"):
+            refuse_what_has_no_room(config, nodes + gone)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (
+            "The actor died because of an error raised in its creation task, ray::A()\n  File x\n"
+            "ModuleNotFoundError: No module named 'graft'",
+            "ModuleNotFoundError: No module named 'graft'",
+        ),
+        (
+            "The actor died unexpectedly before finishing this task.\n\tpid: 3\nThe actor is dead "
+            "because its worker process has died. Worker exit type: SYSTEM_ERROR",
+            "its process ended without a word, as after kill -9 or when a machine has no memory left",
+        ),
+        (
+            "The actor died.\nThe actor died because its node has died. Node Id: 7",
+            "its machine is gone",
+        ),
+        ("something new\nand more", "something new"),
+    ],
+)
+def test_of_rays_page_about_a_death_one_line_is_left(said: str, meant: str) -> None:
+    assert cause_of(Died(said)) == meant
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r'pip install "graft-rl\[ray\]" on every machine'):
+        ray_module()
+
+
+class TestScale:
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        (tmp_path / "config.yaml").write_text("run: {name: r}\n")
+        return tmp_path
+
+    def invoke(self, *given: str) -> Any:
+        import typer
+
+        from graft.commands.scale import scale
+
+        app = typer.Typer()
+        app.command()(scale)
+        return CliRunner().invoke(app, list(given))
+
+    def test_it_writes_the_number_that_the_crew_reads(self, run: Path) -> None:
+        done = self.invoke(str(run), "4", "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout.splitlines()[-1])["workers"] == 4
+        assert json.loads((run / module.SCALE).read_text()) == {"workers": 4}
+        assert [file.name for file in run.iterdir() if "part" in file.name] == []
+
+    def test_it_says_that_nobody_runs_the_folder(self, run: Path) -> None:
+        done = self.invoke(str(run), "1")
+        assert "shall have 1 worker\n" in done.output
+        assert "no process of this machine runs it now" in done.output
+
+    def test_it_refuses_what_is_no_run_and_no_number(self, run: Path, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        for given, said in (
+            ((str(tmp_path / "empty"), "2"), "is no run"),
+            ((str(tmp_path / "none"), "2"), "no run"),
+            ((str(run), "0"), "at least one worker"),
+        ):
+            done = self.invoke(*given)
+            assert isinstance(done.exception, ConfigError)
+            assert said in str(done.exception)
+        assert not (run / module.SCALE).exists()
+        assert self.invoke(str(run), "many").exit_code == 2
+
+
+def test_silence_counts_from_the_question_or_the_last_word() -> None:
+    worker = module.ClusterWorker(0, None, None)
+    assert module._silence(worker, 100.0) == 0.0  # nothing was asked
+    worker.asked = 90.0
+    assert module._silence(worker, 100.0) == 10.0
+    worker.heard = 97.0
+    assert module._silence(worker, 100.0) == 3.0
+    worker.asked = math.inf
+    assert module._silence(worker, 100.0) == 0.0
