@@ -25,7 +25,7 @@ from torch import Tensor
 from graft.transfer import transfer
 
 _PER_ROW = ("reward", "group", "leaf", "truncated", "twin_reward")
-_BOOLEAN = ("mask", "truncated", "words")
+_BOOLEAN = ("mask", "truncated", "is_vocab_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class Batch:
     """[N, T] of the learner before its first update on this batch; None: it makes only one."""
     ref_logprobs: Tensor | None = None
     """[N, T] of the frozen reference."""
-    words: Tensor | None = None
+    is_vocab_token: Tensor | None = None
     """[N, T] bool: what was chosen is a token, not an action beyond the vocabulary; None: all are."""
-    word_logprobs: Tensor | None = None
+    vocab_logprobs: Tensor | None = None
     """[N, T] of the learner: log-prob that any token was chosen rather than an action beyond the
     vocabulary, with gradient; None: 0 everywhere."""
 

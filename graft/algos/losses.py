@@ -164,9 +164,9 @@ def with_kl(loss: Loss, coef: float, kind: str = "k3") -> Loss:
     def held(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         ref_NT = batch.need("ref_logprobs", "a KL term compares with a reference: compute them")
         loss_NT, metrics = loss(logp_NT, entropy_NT, batch)
-        held_NT = batch.mask if batch.words is None else batch.mask & batch.words
-        if batch.word_logprobs is not None:
-            logp_NT = keep(logp_NT, held_NT) - keep(batch.word_logprobs, held_NT)
+        held_NT = batch.mask if batch.is_vocab_token is None else batch.mask & batch.is_vocab_token
+        if batch.vocab_logprobs is not None:
+            logp_NT = keep(logp_NT, held_NT) - keep(batch.vocab_logprobs, held_NT)
         kl_NT = kl(keep(logp_NT, held_NT), keep(ref_NT, held_NT), kind)
         return loss_NT + coef * kl_NT, metrics | {"kl": kl_NT.detach()}
 

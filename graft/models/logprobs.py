@@ -123,7 +123,7 @@ def action_logprobs(
     return logp, entropy
 
 
-def word_logprobs(
+def vocab_logprobs(
     hidden: Tensor,
     weight: Tensor,
     actions: Tensor,

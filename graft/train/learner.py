@@ -115,9 +115,11 @@ class Learner:
         """
         extras: dict[str, Tensor] = {}
         if self.policy.shape.extra:
-            extras["words"] = batch.actions < self.policy.shape.vocab_size
+            extras["is_vocab_token"] = batch.actions < self.policy.shape.vocab_size
         if self.has_reference:
-            compared = batch.mask & extras["words"] if "words" in extras else batch.mask
+            compared = (
+                batch.mask & extras["is_vocab_token"] if "is_vocab_token" in extras else batch.mask
+            )
             with self._reference() as (reference, tokens):
                 extras["ref_logprobs"] = self._over_micros(
                     rows,
@@ -299,8 +301,8 @@ class Learner:
         """
         how = self.policy, self.temperature, self.allowed
         if self.policy.shape.extra and self.has_reference:
-            logp, entropy, any_word = forest.word_logprobs(*how)
-            micro = micro.replace(word_logprobs=any_word)
+            logp, entropy, any_token = forest.vocab_logprobs(*how)
+            micro = micro.replace(vocab_logprobs=any_token)
         else:
             logp, entropy = forest.logprobs(*how)
         loss_NT, metrics = check_loss(self.loss(logp, entropy, micro), logp, self.loss)

@@ -270,7 +270,7 @@ def test_the_kl_compares_tokens_alone_and_only_where_one_was_chosen(toy_batch):
         advantages=[[0.0, 0.0, 0.0]],
         ref_logprobs=[[LN(0.5), NAN, NAN]],
         mask=[[1, 1, 0]],
-    ).replace(words=torch.tensor([[True, False, True]]), word_logprobs=any_word)
+    ).replace(is_vocab_token=torch.tensor([[True, False, True]]), vocab_logprobs=any_word)
     logp = [[LN(0.6), LN(0.2), -INF]]
     loss, metrics, grad, _ = run(with_kl(reinforce(), 0.1), batch, logp)
     check(metrics["kl"], [[2 / 3 + LN(1.5) - 1, 0, 0]])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graft.models import logprobs
-from graft.models.logprobs import action_logprobs, word_logprobs
+from graft.models.logprobs import action_logprobs, vocab_logprobs
 
 pytest.importorskip("triton")
 from graft.models.kernels import head
@@ -103,7 +103,7 @@ def test_any_word_and_its_gradients_are_the_twins(kernel_device, num_words, with
     got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4, num_words=num_words)
 
     def words_twin(hidden, weight, actions, modes, allowed, temperature):
-        return word_logprobs(
+        return vocab_logprobs(
             hidden,
             weight,
             actions,

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from graft.models import logprobs as module
-from graft.models.logprobs import action_logprobs, word_logprobs
+from graft.models.logprobs import action_logprobs, vocab_logprobs
 
 
 def plain(hidden, weight, actions, modes, allowed, temperature):
@@ -77,7 +77,7 @@ def test_any_token_against_two_actions_by_hand():
     hidden = torch.ones(3, 1)
     actions, modes = torch.tensor([0, 3, 4]), torch.tensor([0, 0, 1])
     allowed = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0]], dtype=torch.bool)
-    logp, entropy, any_word = word_logprobs(
+    logp, entropy, any_word = vocab_logprobs(
         hidden, weight, actions, 3, modes=modes, allowed=allowed
     )
     torch.testing.assert_close(logp.exp(), torch.tensor([6 / 12, 3 / 12, 4 / 7]))
@@ -97,7 +97,7 @@ def test_any_token_against_two_actions_by_hand():
 def test_any_token_is_what_autograd_makes_of_it(case, monkeypatch, elements):
     hidden, weight, actions, modes, allowed = case
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", elements)
-    got = word_logprobs(hidden, weight, actions, 13, modes=modes, allowed=allowed, temperature=0.7)
+    got = vocab_logprobs(hidden, weight, actions, 13, modes=modes, allowed=allowed, temperature=0.7)
     logits = (hidden @ weight.T / 0.7).masked_fill(~allowed[modes], -1e30)
     exact = logits[:, :13].logsumexp(-1) - logits.logsumexp(-1)
     want = (
@@ -118,7 +118,7 @@ def test_any_token_is_what_autograd_makes_of_it(case, monkeypatch, elements):
 def test_any_token_stays_finite_where_actions_have_all_the_mass():
     """The action leads by 200: fp32 sees no share of the only token, yet it was drawn."""
     weight = torch.tensor([[0.0], [200.0]], requires_grad=True)
-    logp, _, any_word = word_logprobs(torch.ones(1, 1), weight, torch.tensor([0]), 1)
+    logp, _, any_word = vocab_logprobs(torch.ones(1, 1), weight, torch.tensor([0]), 1)
     assert logp.tolist() == any_word.tolist() == [-200.0]
     (logp - any_word).sum().backward()
     assert weight.grad.tolist() == [[0.0], [0.0]]

@@ -125,7 +125,7 @@ def loss_of(model: Decoder, rows: list[Trajectory], numbers: range, allowed: Ten
     """Any loss that looks at everything; a row weighs the same wherever it is computed."""
     forest = forest_of(rows)
     if model.shape.extra:
-        found = forest.word_logprobs(model, 0.7, allowed)
+        found = forest.vocab_logprobs(model, 0.7, allowed)
     else:
         found = forest.logprobs(model, 0.7, allowed)
     weights = torch.tensor([[1.0 + i % 3, 0.5 - i % 2, 0.3] for i in numbers]).view(-1, 3).T / 100

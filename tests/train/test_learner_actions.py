@@ -148,7 +148,7 @@ def test_the_reference_speaks_where_a_token_was_chosen_and_of_tokens_alone():
     reference = Decoder(SHAPE).initialise(9)
     learner = learner_of(new_policy(), sft(), reference=reference)
     annotated = learner.annotate(rows, batch)
-    assert (annotated.words & batch.mask).tolist() == [[1, 0, 0, 0, 0, 0, 1]] * 2
+    assert (annotated.is_vocab_token & batch.mask).tolist() == [[1, 0, 0, 0, 0, 0, 1]] * 2
     with torch.no_grad():
         log_p = plain_logits(reference)[:, :29].log_softmax(-1)  # without the forbidden token
     want = torch.tensor([float(log_p[0, 4]), 0, 0, 0, 0, 0, float(log_p[6, 10])])
@@ -213,7 +213,7 @@ def test_masks_over_the_vocabulary_alone_need_no_extra_rows():
         policy, with_kl(sft(), 0.1), allowed=allowed, reference=reference, epochs=2
     )
     batch = learner.annotate(rows, to_batch(rows))
-    assert batch.words is None
+    assert batch.is_vocab_token is None
     with torch.no_grad():
         for model, got in ((policy, batch.old_logprobs), (reference, batch.ref_logprobs)):
             logits = plain_logits(model).masked_fill(~allowed[torch.tensor(MODES)], -torch.inf)

@@ -380,7 +380,7 @@ def head_logprobs(
 ) -> tuple[Tensor, ...]:
     """`logprobs.action_logprobs` where there are kernels; `chunk` rows at a time.
 
-    With `num_words` it is `logprobs.word_logprobs`.
+    With `num_words` it is `logprobs.vocab_logprobs`.
     """
     is_kept = torch.is_grad_enabled() and fits_whole(len(actions), len(weight), hidden)
     if chunk is None:

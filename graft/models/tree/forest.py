@@ -81,7 +81,7 @@ class Forest:
         logp, entropy = model.choices(self, temperature, allowed)
         return self._grid(logp), self._grid(entropy)
 
-    def word_logprobs(
+    def vocab_logprobs(
         self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same and, where a token was chosen, the log-prob of choosing any token, all [N, T]."""

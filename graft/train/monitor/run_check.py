@@ -317,7 +317,7 @@ def micro(learner: Learner, rows: Sequence[Trajectory], loss: Loss) -> Check:
     row_N = torch.linspace(-1.0, 1.0, batch.num_rows) + 0.1  # so that the loss itself is not 0
     batch = batch.replace(advantages=row_N[:, None].expand_as(batch.logprobs).contiguous())
     if learner.policy.shape.extra:
-        batch = batch.replace(words=batch.actions < learner.policy.shape.vocab_size)
+        batch = batch.replace(is_vocab_token=batch.actions < learner.policy.shape.vocab_size)
     rehearsal: Any = TrialRollout(learner.optimizer)
 
     def measure(budget: int) -> dict[str, float]:
