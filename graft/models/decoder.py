@@ -224,7 +224,7 @@ class Decoder(nn.Module):
     def _embed(self, tokens: Tensor) -> Tensor:
         return embed(tokens, self.embed.weight)
 
-    def choices(
+    def action_logprobs(
         self,
         forest: Forest,
         temperature: float = 1.0,
@@ -250,7 +250,7 @@ class Decoder(nn.Module):
         )
 
     @torch.no_grad()
-    def followed(self, forest: Forest, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def greedy_match(self, forest: Forest, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-prob [U] of each trained action, and whether it is the likeliest one."""
         return self(
             forest.tokens,

@@ -46,7 +46,7 @@ def held_out_scores(learner: Learner, batches: Iterable[Sequence[Episode]]) -> d
         mask = to_batch(rows).mask
         for part in split_rows(rows, learner.tokens_per_micro):
             forest = Forest([rows[i] for i in part], mask[torch.tensor(part)], policy.device)
-            logp, is_best = forest.followed(policy, learner.allowed)
+            logp, is_best = forest.greedy_match(policy, learner.allowed)
             totals[0] -= logp.sum(dtype=torch.float64)
             totals[1] += is_best.sum()
             totals[2] += len(logp)

@@ -236,10 +236,12 @@ def test_llama_is_what_our_own_decoder_computes(tmp_path: Path) -> None:
     case, folder = Case(), store(tmp_path, "llama")
     model, decoder = open_(folder), load_model(folder)
     how = (case.forest, 0.7, case.allowed, V - 10)
-    for ours, others in zip(model.choices(*how), decoder.choices(*how), strict=True):
+    for ours, others in zip(
+        model.action_logprobs(*how), decoder.action_logprobs(*how), strict=True
+    ):
         same(ours, others)
-    logp, is_best = model.followed(case.forest, case.allowed)
-    want_logp, want_best = decoder.followed(case.forest, case.allowed)
+    logp, is_best = model.greedy_match(case.forest, case.allowed)
+    want_logp, want_best = decoder.greedy_match(case.forest, case.allowed)
     same(logp, want_logp)
     assert is_best.equal(want_best) and not logp.requires_grad
     shared = ("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "ff", "tied")
@@ -300,7 +302,7 @@ def test_a_head_in_chunks_gives_the_same_and_holds_few_logits(
         monkeypatch.setattr("graft.models.transformers.model.CHUNK_ELEMENTS", elements)
         sizes.clear()
         model.zero_grad()
-        numbers = model.choices(case.forest, 0.7, case.allowed)
+        numbers = model.action_logprobs(case.forest, 0.7, case.allowed)
         torch.stack(numbers).sum().backward()
         found.append((numbers, gradients(model)))
     count = len(case.forest.actions)
@@ -315,12 +317,12 @@ def test_a_forest_with_nothing_to_train_still_reaches_every_weight(
     model = open_(store(tmp_path, family))
     rows = list(group([1, 2], [[11, 12], [14]], [1.0, 0.0]).trajectories())
     nothing = Forest(rows, torch.zeros(2, 2, dtype=torch.bool), torch.device("cpu"))
-    logp, entropy = model.choices(nothing, 1.0, torch.ones(1, V, dtype=torch.bool))
+    logp, entropy = model.action_logprobs(nothing, 1.0, torch.ones(1, V, dtype=torch.bool))
     assert logp.shape == entropy.shape == (0,)
     (logp.sum() + entropy.sum()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and not parameter.grad.any(), name
-    assert model.followed(nothing)[1].dtype == torch.bool
+    assert model.greedy_match(nothing)[1].dtype == torch.bool
 
 
 def test_a_window_counts_along_the_path() -> None:

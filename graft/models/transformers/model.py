@@ -2,7 +2,7 @@
 
 Our decoder computes three families; Gemma, Mistral, Phi, mixtures of experts and the rest are computed
 by transformers' modules, unchanged, and sampled by an engine that knows them. The learner asks both
-for the same: the log-prob of each trained token of a forest (`choices`, `followed`).
+for the same: the log-prob of each trained token of a forest (`action_logprobs`, `greedy_match`).
 
     forest of K tokens -> module without its head: [K, D] -> before each trained token: [U, D]
                        -> the module's own head, chunk by chunk: logits [u, V] -> log-probs [U]
@@ -136,7 +136,7 @@ class TransformersModel(nn.Module):
                 module.training = True
         return self
 
-    def choices(
+    def action_logprobs(
         self,
         forest: Forest,
         temperature: float = 1.0,
@@ -152,7 +152,7 @@ class TransformersModel(nn.Module):
         )
 
     @torch.no_grad()
-    def followed(self, forest: Forest, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def greedy_match(self, forest: Forest, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-prob [U] of each trained action, and whether it is the likeliest one."""
         return self(forest, find_likeliest, allowed)
 

@@ -165,7 +165,7 @@ def _log_p(model: TransformersModel, tokens: Tensor) -> Tensor:
 def _gap(model: TransformersModel, forest: Forest, truth: Tensor) -> tuple[float, str]:
     """How far the model's answers are from the truth on average; what stopped it if it gave none."""
     try:
-        gap = (model.choices(forest)[0] - truth).abs().mean()
+        gap = (model.action_logprobs(forest)[0] - truth).abs().mean()
     except Exception as error:  # not our code: a mask it does not expect may break it anywhere
         return float("inf"), f"it stops with {_told(error)}"
     return (float(gap), "") if gap.isfinite() else (float("inf"), "it gives no finite numbers")

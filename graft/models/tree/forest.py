@@ -78,19 +78,21 @@ class Forest:
         self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-prob of each chosen action and entropy of its distribution, both [N, T]."""
-        logp, entropy = model.choices(self, temperature, allowed)
+        logp, entropy = model.action_logprobs(self, temperature, allowed)
         return self._grid(logp), self._grid(entropy)
 
     def vocab_logprobs(
         self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same and, where a token was chosen, the log-prob of choosing any token, all [N, T]."""
-        logp, entropy, any_word = model.choices(self, temperature, allowed, model.shape.vocab_size)
+        logp, entropy, any_word = model.action_logprobs(
+            self, temperature, allowed, model.shape.vocab_size
+        )
         return self._grid(logp), self._grid(entropy), self._grid(any_word)
 
-    def followed(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def greedy_match(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-prob of each trained action, and whether it is the likeliest one, both [U]."""
-        return model.followed(self, allowed)
+        return model.greedy_match(self, allowed)
 
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state each decision was taken in, [N, T]."""
