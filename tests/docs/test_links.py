@@ -1,0 +1,64 @@
+"""Every relative link leads to a file, and every anchor to a heading, on GitHub and on the site."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT, inline, prose
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings' anchors that GitHub and mkdocs both make.
+
+    "## Loops, `graft eval` and more" -> loops-graft-eval-and-more
+    """
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(page), re.M):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\s-]", "", text).strip()
+        found |= {re.sub(r"[-\s]+", "-", slug)} & {slug.replace(" ", "-")}
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_links_lead_somewhere(page: Path):
+    wrong = []
+    for link in LINK.findall(prose(page)):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+        # mkdocs knows only what lies below docs/
+        if page.parent == ROOT / "docs" and (ROOT / "docs") not in target.resolve().parents:
+            wrong.append(f"{link} leaves docs/: write the path in backticks")
+    assert wrong == []
+
+
+def test_every_page_is_in_the_menu_of_the_site_and_in_the_index():
+    names = {page.name for page in PAGES if page.parent == ROOT / "docs"}
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"([\w-]+\.md)$", menu, re.M)) - {"README.md"} == names
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert {name for name in LINK.findall(index) if name in names} == names - {"index.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path):
+    """`graft/types.py`, `train/rl.py` and `tests/algos/test_kl.py`, whatever folder they are named from."""
+    names = [
+        span
+        for span in inline(page)
+        if re.fullmatch(r"(?:graft|tests|benchmarks|scripts|recipes|docs)/[\w./-]+", span)
+        or re.fullmatch(r"[a-z_]+(?:/\w+)+\.py", span)
+    ]
+    roots = [ROOT, ROOT / "graft", ROOT / "tests"]
+    assert [name for name in names if not any((root / name).exists() for root in roots)] == []

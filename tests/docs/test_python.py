@@ -1,0 +1,79 @@
+"""The Python of the pages runs, page by page, and prints what the page shows."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from graft.envs import ENVS
+from graft.evaluate.benchmarks import BENCHMARKS
+from tests.docs.pages import BLOCKS, ROOT, Block, write_files
+
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+def pages(blocks: list[Block]) -> list[Path]:
+    return list(dict.fromkeys(block.page for block in blocks))
+
+
+def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, with_slow: bool) -> None:
+    """Run the blocks of a page one after the other in one namespace, as a script would."""
+    write_files(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    before, tables = set(sys.modules), [(table, dict(table)) for table in (BENCHMARKS, ENVS)]
+    try:
+        for block in (block for block in PYTHON if block.page == page):
+            if block.mark in ("needs", "fragment", "file") or (block.mark == "slow" and not with_slow):
+                continue
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(block.text, block.place, "exec"), main.__dict__)
+            if block.output is not None:
+                assert printed.getvalue().strip() == block.output.strip(), block.place
+    finally:
+        for table, content in tables:  # a page may add a line to one
+            table.clear()
+            table.update(content)
+        for name in set(sys.modules) - before:  # the page's own files: another page has others
+            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", pages(PYTHON), ids=lambda page: page.stem)
+def test_python_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
+    run_page(page, tmp_path, monkeypatch, with_slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", pages([block for block in PYTHON if block.mark == "slow"]), ids=lambda page: page.stem
+)
+def test_slow_python_runs_too(page, tmp_path, monkeypatch):
+    run_page(page, tmp_path, monkeypatch, with_slow=True)
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.place)
+def test_names_of_graft_in_python_exist(block: Block):
+    """Also in blocks that are not run."""
+    if block.mark == "fragment":
+        return
+    for node in ast.walk(ast.parse(block.text, block.place)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("graft"):
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name) or importlib.import_module(
+                    f"{node.module}.{name.name}"
+                )
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == "graft":
+                assert hasattr(importlib.import_module("graft"), node.attr), node.attr

@@ -1,0 +1,41 @@
+"""Tables of the pages that repeat what the code has."""
+
+from __future__ import annotations
+
+import runpy
+from typing import Any
+
+from graft.evaluate.benchmarks import BENCHMARKS
+from tests.docs.pages import ROOT
+from tests.docs.test_commands import TREE
+
+
+def test_the_table_of_keys_is_the_config():
+    """Repair it with `python scripts/recipe_keys.py`."""
+    script = runpy.run_path(str(ROOT / "scripts" / "recipe_keys.py"))
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert script["BEGIN"] in page and script["END"] in page
+    assert script["updated"](page) == page
+
+
+def test_the_index_has_every_command():
+    def names(command: Any, path: str) -> list[str]:
+        if not hasattr(command, "commands"):
+            return [path]
+        return [name for key in command.commands for name in names(command.commands[key], f"{path} {key}")]
+
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert [name for name in names(TREE, "graft") if f"| `{name}" not in page] == []
+
+
+def test_the_page_has_every_benchmark_with_its_dataset_columns_scorer_and_rows():
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    for one in BENCHMARKS.values():
+        [line] = [line for line in page.splitlines() if line.startswith(f"| `{one.name}` |")]
+        for part in (one.hub, one.split, *one.tools, one.scorer or "own"):
+            assert part in line, (one.name, part)
+        for part in (*one.question_key.split("|"), *one.answer_key.split("|")):
+            assert f"`{part}`" in line, (one.name, part)
+        for number in (one.rows, one.hub_rows):
+            assert number is None or f"{number:,}" in line, (one.name, number)
+        assert ("unconfirmed" in line) == bool(one.unconfirmed), one.name
