@@ -56,7 +56,7 @@ format: $(TEST)  ## let ruff format and repair what it can
 	@.venv/bin/ruff check --fix .
 
 docs: $(DOCS)  ## build the documentation site into build/site; a broken link fails
-	@.venv/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 release:  ## build the wheel into dist/, install it into an empty environment and run the first steps there
 	@scripts/release.sh "$(PYTHON)"

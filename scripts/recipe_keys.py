@@ -1,6 +1,6 @@
 """Writes the table of keys into docs/recipes.md, from the fields of graft/config.py and their docstrings.
 
-    python scripts/recipe_keys.py          # tests/docs/test_tables.py fails when the page is not up to date
+python scripts/recipe_keys.py          # tests/docs/test_tables.py fails when the page is not up to date
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def commands(text: str, programs: tuple[str, ...]) -> list[list[str]]:
     lines = (line.strip().removeprefix("$ ") for line in joined.splitlines())
     starts = tuple(f"{program} " for program in programs)
     return [
-        shlex.split(part, comments=True)
+        [word for word in shlex.split(part, comments=True) if not re.match(r"\d?>", word)]
         for line in lines
         if f"{line} ".startswith(starts)
         for part in line.split(" && ")

@@ -19,7 +19,7 @@ from tests.docs.pages import BLOCKS, MARKS, PAGES, ROOT, Block, commands, inline
 
 TREE = typer.main.get_command(app)
 GRAFT = [block for block in BLOCKS if commands(block.text, ("graft", "torchrun"))]
-PLACEHOLDER = "{model: {path: MODEL}, task: {env: calculator}}"
+PLACEHOLDER = "{model: {path: MODEL}, task: {env: calculator}, sft: {steps: 1}}"
 """Stands for RECIPE where a page says so."""
 
 
@@ -78,8 +78,7 @@ def check_key(override: str) -> None:
 def is_other(span: str) -> bool:
     """Looks like a key and is a file, or a name that a page's Python or another framework has."""
     files = (".py", ".md", ".yaml", ".json", ".jsonl", ".safetensors")
-    others = ("rollout.initial_rollouts", "engine.stats")
-    return span.endswith(files) or span.startswith(others)
+    return span.endswith(files) or span == "engine.stats"
 
 
 def graft_words(block: Block) -> list[list[str]]:
@@ -114,7 +113,7 @@ def test_commands_keys_and_extras_in_the_prose_exist(page: Path):
     extras = extras["project"]["optional-dependencies"]
     for span in inline(page):
         if span.startswith("graft ") and "|" not in span:  # may be short: `graft eval --on`
-            name, command, rest = find(re.sub(r"\[|\]|\.\.\.", " ", span).split()[1:])
+            _, command, rest = find(re.sub(r"\[|\]|\.\.\.", " ", span).split()[1:])
             known = {option for param in command.params for option in (*param.opts, "--help")}
             assert {word for word in rest if word.startswith("-")} <= known, span
         elif re.fullmatch(rf"(?:{sections})\.[a-z_]+(?:[.=].*)?", span) and not is_other(span):

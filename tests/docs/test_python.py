@@ -9,12 +9,13 @@ import io
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from graft.envs import ENVS
 from graft.evaluate.benchmarks import BENCHMARKS
-from tests.docs.pages import BLOCKS, ROOT, Block, write_files
+from tests.docs.pages import BLOCKS, Block, write_files
 
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 
@@ -30,10 +31,13 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, with_
     monkeypatch.syspath_prepend(str(folder))
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    before, tables = set(sys.modules), [(table, dict(table)) for table in (BENCHMARKS, ENVS)]
+    before = set(sys.modules)
+    tables: list[Any] = [(table, dict(table)) for table in (BENCHMARKS, ENVS)]
     try:
         for block in (block for block in PYTHON if block.page == page):
-            if block.mark in ("needs", "fragment", "file") or (block.mark == "slow" and not with_slow):
+            if block.mark in ("needs", "fragment", "file") or (
+                block.mark == "slow" and not with_slow
+            ):
                 continue
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
@@ -74,6 +78,5 @@ def test_names_of_graft_in_python_exist(block: Block):
                 assert hasattr(module, name.name) or importlib.import_module(
                     f"{node.module}.{name.name}"
                 )
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id == "graft":
-                assert hasattr(importlib.import_module("graft"), node.attr), node.attr
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "graft":
+            assert hasattr(importlib.import_module("graft"), node.attr), node.attr

@@ -22,7 +22,11 @@ def test_the_index_has_every_command():
     def names(command: Any, path: str) -> list[str]:
         if not hasattr(command, "commands"):
             return [path]
-        return [name for key in command.commands for name in names(command.commands[key], f"{path} {key}")]
+        return [
+            name
+            for key in command.commands
+            for name in names(command.commands[key], f"{path} {key}")
+        ]
 
     page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert [name for name in names(TREE, "graft") if f"| `{name}" not in page] == []

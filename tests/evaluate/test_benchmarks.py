@@ -619,19 +619,6 @@ def test_a_definition_is_complete(one):
         assert tasks.args["hub"] == one.hub and tasks.args["hub_split"] == one.split
 
 
-def test_the_page_has_every_benchmark_with_its_dataset_columns_scorer_and_rows():
-    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    for one in BENCHMARKS.values():
-        [line] = [line for line in page.splitlines() if line.startswith(f"| `{one.name}` |")]
-        for part in (one.hub, one.split, *one.tools, one.scorer or "own"):
-            assert part in line, (one.name, part)
-        for part in (*one.question_key.split("|"), *one.answer_key.split("|")):
-            assert f"`{part}`" in line, (one.name, part)
-        for number in (one.rows, one.hub_rows):
-            assert number is None or f"{number:,}" in line, (one.name, number)
-        assert ("unconfirmed" in line) == bool(one.unconfirmed), one.name
-
-
 def test_a_copy_of_the_whole_dataset_will_do(tmp_path, monkeypatch):
     """Of gsm8k the folder main is meant, and its test split; the other folder has the same files."""
     for folder, answer in (("main", "#### 7"), ("socratic", "#### 8")):
