@@ -1,4 +1,4 @@
-"""`graft explain WORD`: what a number or a word beside it means, when it is healthy, what to try."""
+"""`graft explain WORD`: what a metric or label means, when it is healthy, what to try."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ def explain(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a metric or a printed word means, when it is healthy, and what to try when it is not."""
-    from graft.train.monitor.metric_docs import ALIASES, AREAS, METRICS, WORDS
+    """Print what a metric or label means, when it is healthy, and what to try when it is not."""
+    from graft.train.monitor.metric_docs import METRICS, PAGE
     from graft.train.monitor.metric_docs import explain as explain_word
 
     if not word:
         if as_json:
-            listed = {"metrics": METRICS, "words": WORDS}
-            told = {key: [entry.to_json() for entry in of.values()] for key, of in listed.items()}
-            typer.echo(json.dumps({**told, "aliases": ALIASES}))
+            tables = {"metrics": METRICS, "words": PAGE.words}
+            listed = {
+                key: [doc.to_json() for doc in table.values()] for key, table in tables.items()
+            }
+            typer.echo(json.dumps({**listed, "aliases": PAGE.aliases}))
             return
         width = max(map(len, METRICS))
-        for heading, entries in {**AREAS, "Words that are no metric": WORDS.values()}.items():
+        for heading, docs in {**PAGE.areas, "Other words": PAGE.words.values()}.items():
             typer.echo(heading)
-            for entry in entries:
-                typer.echo(f"  {entry.name:<{width}}  {_begin(entry.what, WIDTH - width)}")
-        typer.echo(
-            _block("Short for a metric: ", ", ".join(f"{a} ({m})" for a, m in ALIASES.items()))
-        )
-        typer.echo("`graft explain WORD` says the rest")
+            for doc in docs:
+                typer.echo(f"  {doc.name:<{width}}  {_first_sentence(doc.what, WIDTH - width)}")
+        short = ", ".join(f"{name} ({metric})" for name, metric in PAGE.aliases.items())
+        typer.echo(_block("Short names: ", short))
+        typer.echo("`graft explain WORD` prints the whole text of one")
         return
     typed = " ".join(word)
     found = explain_word(typed)
@@ -56,7 +57,7 @@ def explain(
         typer.echo(_block("if not:  ", found.remedy))
 
 
-def _begin(text: str, width: int) -> str:
+def _first_sentence(text: str, width: int) -> str:
     short = textwrap.shorten(text, width, placeholder=" ...", break_on_hyphens=False)
     return short.partition(". ")[0]
 

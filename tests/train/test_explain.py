@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,22 +23,22 @@ from graft.registry import UnknownName
 from graft.runs import RunStatus as RunStatus
 from graft.train.monitor.alarms import CONDITIONS, WATCHED
 from graft.train.monitor.display import Display
-from graft.train.monitor.labels import PHASE_WORDS, RUN_COLUMNS, SCORES
+from graft.train.monitor.labels import PHASE_WORDS, RUN_COLUMNS
 from graft.train.monitor.labels import WATCHED as SHOWN
 from graft.train.monitor.metric_docs import (
-    ALIASES,
-    AREAS,
+    CHECKOUT,
+    INSTALLED,
     METRICS,
-    WORDS,
+    PAGE,
+    MetricDocsError,
     explain,
-    markdown,
     nearest_metrics,
+    parse,
 )
 from graft.train.run_dir.metrics_log import RESERVED, read_metrics
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "metrics.md"
 TINY = (
     "model.shape={family: qwen3, width: 16, layers: 1, heads: 2, kv_heads: 2, head_dim: 8, ff: 16, "
     "tied: false, rope_theta: 100.0, max_positions: 128}",
@@ -52,6 +53,8 @@ TINY = (
     "run.log_episodes=0",
     "run.trackers=[]",
 )
+SCORES = {"sampled": "eval/sampled", "greedy": "eval/greedy", "tool_rate": "eval/tool_rate"}
+"""Rows of the table of scores -> the metric of the same evaluation."""
 PPO = ("algo.name=ppo", "algo.kl_coef=0.01", "algo.importance_cap=2", "train.epochs=2")
 
 _app = typer.Typer()
@@ -137,15 +140,53 @@ def test_every_metric_that_alarms_watch_has_a_text():
     assert watched <= set(METRICS)
 
 
-def test_the_page_is_the_table():
-    """A text was changed: `python -m graft.train.monitor.metric_docs > docs/metrics.md`."""
-    text = PAGE.read_text()
-    assert re.findall(r"^### `(.+)`$", text, re.M) == list(METRICS)
-    assert text == markdown() + "\n"
+def test_the_page_is_shipped_in_the_wheel():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert ROOT / included["docs/metrics.md"] == INSTALLED and CHECKOUT == ROOT / "docs/metrics.md"
 
 
-def test_a_name_stands_in_one_place_only():
-    assert sum(map(len, AREAS.values())) == len(METRICS)
+def test_short_names_of_the_display_and_of_alarms_are_on_the_page():
+    shown = {row.word: row.metric for row in SHOWN if row.word != row.metric}
+    alarms = {name: metric for name, (metric, _) in CONDITIONS.items()}
+    assert {**shown, **SCORES, **alarms} == PAGE.aliases
+
+
+METRIC = "## Area\n### `a`\n\nWhat.\n\n**Healthy:** 0.\n"
+
+
+def test_the_page_becomes_metrics_short_names_and_words():
+    page = parse(
+        f"# Metrics\n\nSome text.\n\n{METRIC}\n**If not:** Lower it.\n\n**Range:** from 1\n"
+        "## Short\n\nText.\n\n| name | metric |\n|---|---|\n| b | `a` |\n"
+        "## Words\n\n| word | meaning |\n|---|---|\n| c d | Another. |\n"
+    )
+    (doc,) = page.areas["Area"]
+    assert doc.to_json() == {
+        "name": "a",
+        "what": "What.",
+        "healthy": "0.",
+        "remedy": "Lower it.",
+        "range": (1.0, None),
+    }
+    assert page.aliases == {"b": "a"} and page.words["c d"].what == "Another."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("## Area\n### reward\n", r"line 2: '### reward' is no metric; write ### `name`"),
+        ("## Area\n### `a`\n\nWhat.\n", "line 2: metric `a` has no text for: healthy"),
+        (f"{METRIC}\nAnd more.\n", "line 8: metric `a` has a second paragraph for: what"),
+        (f"{METRIC}**Range:** low\n", "line 7: range 'low' is neither '0 to 0.6' nor 'from 1'"),
+        (f"{METRIC}### `a`\n", "line 7: 'a' is on line 2 already"),
+        (f"{METRIC}## S\n| b | `c` |\n", "line 8: 'b' is short for `c`, which is no metric above"),
+        (f"{METRIC}## S\n| a | A word. |\n", "line 8: 'a' is on line 2 already"),
+    ],
+)
+def test_a_page_of_another_form_is_refused_with_the_line(text, message):
+    with pytest.raises(MetricDocsError, match=re.escape(f"page.md, {message}")):
+        parse(text, "page.md")
 
 
 def test_keys_of_the_recipe_that_texts_name_exist():
@@ -229,12 +270,12 @@ def test_the_command_prints_the_text_and_json_the_same():
 
 def test_the_command_without_a_name_lists_them_all():
     lines = called().stdout.splitlines()
-    listed = [line[2:].split("  ")[0] for line in lines if re.match(r"  [^ ]", line)]
-    assert listed[:-1] == [*METRICS, *WORDS]  # behind them the short words, in one block
-    told = json.loads(called("--json").stdout)
-    assert [entry["name"] for entry in told["metrics"]] == list(METRICS)
-    assert [entry["name"] for entry in told["words"]] == list(WORDS)
-    assert told["aliases"] == ALIASES
+    names = [line[2:].split("  ")[0] for line in lines if re.match(r"  [^ ]", line)]
+    assert names[:-1] == [*METRICS, *PAGE.words]  # behind them the short words, in one block
+    listed = json.loads(called("--json").stdout)
+    assert [entry["name"] for entry in listed["metrics"]] == list(METRICS)
+    assert [entry["name"] for entry in listed["words"]] == list(PAGE.words)
+    assert listed["aliases"] == PAGE.aliases
 
 
 def test_an_unknown_name_is_wrong_usage():
@@ -290,7 +331,8 @@ def test_every_word_that_the_display_prints_can_be_explained(out, monkeypatch):
     text = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", printed(out()))
     assert all(row.word in text for row in SHOWN)
     known = [
-        re.sub(r"\\{\w+\\}", r"\\d+", re.escape(word)) for word in {*METRICS, *WORDS, *ALIASES}
+        re.sub(r"\\{\w+\\}", r"\\d+", re.escape(word))
+        for word in {*METRICS, *PAGE.words, *PAGE.aliases}
     ]
     for word in sorted(known, key=len, reverse=True):
         text = re.sub(rf"(?<![\w/]){word}(?![\w/])", "", text)
@@ -326,11 +368,6 @@ def test_a_short_word_leads_to_its_metric():
     assert explain("last 10").what.startswith("Mean over the latest 10 steps")
     assert called("spread").stdout.startswith("spread: reward_std\n")
     assert called("held", "out").stdout.startswith("held out\n") and not explain("held out").healthy
-
-
-def test_no_word_has_two_meanings():
-    assert not set(METRICS) & {*WORDS, *ALIASES} and not set(WORDS) & set(ALIASES)
-    assert set(ALIASES.values()) <= set(METRICS)
 
 
 @pytest.mark.parametrize(
