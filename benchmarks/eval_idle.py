@@ -111,16 +111,16 @@ def measure(
 ) -> dict[str, Any]:
     """One evaluation, watched."""
     config = load_config("quickstart", [f"model.device={device}", *overrides])
-    parts = build_run(config)
+    components = build_run(config)
     watch = Watch()
-    computing = _watch_steps(parts.engine)
-    engine: Any = WatchedEngine(parts.engine, watch)
+    computing = _watch_steps(components.engine)
+    engine: Any = WatchedEngine(components.engine, watch)
 
     def env(task: Task) -> Any:
         made = make("calculator", split="test")
         return Slow(made, tool_seconds) if tool_seconds else made
 
-    setting = replace(parts.held_out, engine=engine, make_env=env)
+    setup = replace(components.held_out, engine=engine, make_env=env)
     left = tasks * samples
     ended = 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -134,18 +134,18 @@ def measure(
 
         todo = [(task, range(samples)) for task in held_out_tasks("calculator", tasks)]
         watch.started = watch.last = time.perf_counter()
-        make_attempts(todo, setting, keep, at_a_time=concurrency * samples)
+        make_attempts(todo, setup, keep, at_a_time=concurrency * samples)
         watch.change(0)
         file.close()
     wall = ended - watch.started
-    parts.engine.close()
+    components.engine.close()
     assert not left, f"{left} attempts are missing"
     return {
         "tasks": tasks,
         "samples": samples,
         "concurrency": concurrency,
         "tool_seconds": tool_seconds,
-        "device": str(parts.policy.device),
+        "device": str(components.policy.device),
         "seconds": round(wall, 2),
         "attempts_per_second": round(tasks * samples / wall, 1),
         "requests": watch.requests,

@@ -103,16 +103,16 @@ def recipe(args: argparse.Namespace, folder: str) -> Any:
     )
 
 
-def split_alone(parts: Any, processes: Any) -> Any:
+def split_alone(components: Any, processes: Any) -> Any:
     """FSDP2 over one process: the trained model is split, and the engine keeps the plain one."""
     from dataclasses import replace
 
     from graft.models.parallel.decoder import shard
     from graft.models.policy import weights_of
 
-    plain = parts.policy
+    plain = components.policy
     policy = shard(plain.shape, processes.mesh(1), weights_of(plain).get, dtype=plain.dtype)
-    return replace(parts, policy=policy, shares_weights=False)
+    return replace(components, policy=policy, shares_weights=False)
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, float]]:
@@ -130,20 +130,20 @@ def measure(args: argparse.Namespace) -> list[dict[str, float]]:
         processes.guarded(),
     ):
         config = recipe(args, folder)
-        parts = build_run(config, None, processes)
+        components = build_run(config, None, processes)
         if args.layout == "fsdp 1":
-            parts = split_alone(parts, processes)
-        collector = make_collector(parts, processes)
-        learner = make_learner(parts, None)
-        collector.load(parts.published(), 0)
-        source = RolloutSource(parts, collector, TaskStream(config.task.env, config.run.seed))
+            components = split_alone(components, processes)
+        collector = make_collector(components, processes)
+        learner = make_learner(components, None)
+        collector.load(components.published(), 0)
+        source = RolloutSource(components, collector, TaskStream(config.task.env, config.run.seed))
         for step in range(1, args.steps + 2):
             processes.barrier(f"the start of step {step}")
             started = time.perf_counter()
             rollouts = source.take(step)
-            metrics = learn(parts, learner, rollouts, step).metrics
+            metrics = learn(components, learner, rollouts, step).metrics
             learned = time.perf_counter()
-            collector.load(parts.published(), step)
+            collector.load(components.published(), step)
             ended = time.perf_counter()
             found.append(
                 {

@@ -114,12 +114,12 @@ def main(arguments: list[str]) -> None:
     save_model(Decoder(shape).initialise(0), folder / "model")
     tokenizer.save(folder / "model")
     write_rows(folder / "rows.jsonl", asked.rows, asked.words)
-    parts = build_run(recipe(folder, asked))
+    components = build_run(recipe(folder, asked))
     started = time.perf_counter()
-    course = make_course(parts)
+    course = make_course(components)
     looked = asked.rows / (time.perf_counter() - started)
-    learner = sft_learner(parts, course.steps)
-    device = parts.policy.device
+    learner = sft_learner(components, course.steps)
+    device = components.policy.device
 
     def wait() -> None:
         if device.type == "cuda":
@@ -164,7 +164,7 @@ def main(arguments: list[str]) -> None:
     report = {
         "device": str(device),
         "threads": torch.get_num_threads(),
-        "parameters": sum(p.numel() for p in parts.policy.parameters()),
+        "parameters": sum(p.numel() for p in components.policy.parameters()),
         "tokens_per_step": round(tokens / asked.steps),
         "trained_share": round(trained / tokens, 2),
         **{f"{name}_tokens_per_second": round(statistics.median(v)) for name, v in rates.items()},

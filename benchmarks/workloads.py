@@ -91,7 +91,7 @@ class GraftTrainer:
         sampling = Sampling(
             max_tokens=work.max_tokens, min_tokens=work.max_tokens if work.is_forced else 0
         )
-        setting = RolloutSetup(
+        setup = RolloutSetup(
             engine=self.engine,
             chat=self.chat,
             make_env=lambda task: Digits(work.prompt_length),
@@ -102,7 +102,7 @@ class GraftTrainer:
             Task(f"{self.step}:{i}", "digits", seed=self.step * 1000 + i)
             for i in range(work.prompts)
         ]
-        return collect(tasks, setting, independent(work.samples))
+        return collect(tasks, setup, independent(work.samples))
 
     def batch(self, episodes: list[Episode]):
         """Rows and batch with advantages, as the loop makes them."""

@@ -37,7 +37,7 @@ def rollouts(dtype: torch.dtype, pauses: int = 0):
     )
     policy = Decoder(shape).initialise(0).to("cuda", dtype)
     engine = NativeEngine(policy, tokenizer=tokenizer, eos_ids=(tokenizer.eos_id,), kv_tokens=65536)
-    setting = RolloutSetup(
+    setup = RolloutSetup(
         engine=engine,
         chat=Chat(tokenizer),
         make_env=lambda task: make("calculator"),
@@ -46,12 +46,12 @@ def rollouts(dtype: torch.dtype, pauses: int = 0):
     )
     tasks = [Task(str(i), "calculator", seed=i) for i in range(16)]
     if not pauses:
-        return policy, trajectories_of(collect(tasks, setting, independent(8)))
+        return policy, trajectories_of(collect(tasks, setup, independent(8)))
 
-    async def pausing(growth):
-        if growth.episode.task.id == "0":  # one for all: it pauses the engine, not an episode
+    async def pausing(builder):
+        if builder.episode.task.id == "0":  # one for all: it pauses the engine, not an episode
             cutting.append(asyncio.create_task(cut()))
-        await independent(8)(growth)
+        await independent(8)(builder)
 
     async def cut():
         for version in range(1, pauses + 1):
@@ -60,7 +60,7 @@ def rollouts(dtype: torch.dtype, pauses: int = 0):
             engine.load(None, version)
 
     cutting = []
-    return policy, trajectories_of(collect(tasks, setting, pausing))
+    return policy, trajectories_of(collect(tasks, setup, pausing))
 
 
 # bfloat16: what its rounding leaves after four random layers; 5.0e-3 was measured

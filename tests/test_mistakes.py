@@ -293,17 +293,17 @@ PARTS = [
     part("reduction", "scalar", DIRECT.format("batch", "torch.tensor(1.0)"), "reduction mine", "shape []"),
     part("reduction", "zero", DIRECT.format("batch", "batch.zeros()"), "reduction mine", "with 0"),
     part("reduction", "NaN", DIRECT.format("batch", "batch.zeros() / 0"), "reduction mine", "NaN"),
-    part("branch", "unfinished", "async def mine(growth):\n    await growth.root()\n    await growth.root()",
+    part("branch", "unfinished", "async def mine(b):\n    await b.root()\n    await b.root()",
          "branch mine (FILE.py:", "2 of its 2 attempts were not over", "path.finish()"),
-    part("branch", "one turn", "async def mine(growth):\n    for _ in range(2):\n"
-         "        await (await growth.root()).turn()", "branch mine", "not over", "path.finish()"),
-    part("branch", "fewer", "async def mine(growth):\n    await (await growth.root()).finish()",
+    part("branch", "one turn", "async def mine(builder):\n    for _ in range(2):\n"
+         "        await (await builder.root()).turn()", "branch mine", "not over", "path.finish()"),
+    part("branch", "fewer", "async def mine(builder):\n    await (await builder.root()).finish()",
          "branch mine (FILE.py:", "grew 1 attempts", "rollout.samples=2"),
-    part("branch", "more", "async def mine(growth):\n    for _ in range(3):\n"
-         "        await (await growth.root()).finish()", "grew 3 attempts", "rollout.samples=2"),
-    part("branch", "none", "async def mine(growth):\n    pass", "grew 0 attempts", "rollout.samples=2"),
-    part("branch", "not async", "def mine(growth):\n    pass", "branch mine", "None", "async def"),
-    part("branch", "raises", "async def mine(growth):\n    growth.nothing", "branch mine", "AttributeError",
+    part("branch", "more", "async def mine(builder):\n    for _ in range(3):\n"
+         "        await (await builder.root()).finish()", "grew 3 attempts", "rollout.samples=2"),
+    part("branch", "none", "async def mine(builder):\n    pass", "grew 0 attempts", "rollout.samples=2"),
+    part("branch", "not async", "def mine(builder):\n    pass", "branch mine", "None", "async def"),
+    part("branch", "raises", "async def mine(builder):\n    builder.nothing", "branch mine", "AttributeError",
          "FILE.py:"),
 ]  # fmt: skip
 

@@ -57,8 +57,10 @@ def told(*arguments: str):
 
 def test_an_attempt_is_the_one_that_the_evaluation_makes(folder: Path):
     config = load_config(str(folder / "runs/a/config.yaml"), [])
-    parts = build_run(config, weights=folder / "runs/a/checkpoints/rl-000001")
-    wanted = evaluate(held_out_tasks("calculator", 3), parts.held_out, temperature=1.0).episodes[2]
+    components = build_run(config, weights=folder / "runs/a/checkpoints/rl-000001")
+    wanted = evaluate(
+        held_out_tasks("calculator", 3), components.held_out, temperature=1.0
+    ).episodes[2]
     found = told("a", "--seed", "2")
     [attempt] = found["attempts"]
     walk = [wanted.spans[i] for i in wanted.walk(wanted.leaves[0].tips[-1])]

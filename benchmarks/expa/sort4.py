@@ -25,7 +25,7 @@ from graft.types import Task
 
 def main(folder: str) -> None:
     config = load_config(str(Path(folder) / "config.yaml"), ["run.name=sort4"])
-    parts = build_run(config, latest_model(folder))
+    components = build_run(config, latest_model(folder))
     given = {"dress": config.task.args.get("dress", "tags"), "held_out": False}
     instances = {
         f"sort4:{way}:{''.join(map(str, items))}": (items, way == "down")
@@ -38,9 +38,9 @@ def main(folder: str) -> None:
         items, reverse = instances[task.id]
         return make("earl:sort-4", items=items, reverse=reverse, **given)
 
-    greedy = replace(parts.setting.sampling, temperature=0.0)
-    setting = replace(parts.held_out, sampling=greedy, make_env=make_env)
-    episodes = collect(tasks, setting, independent(1))
+    greedy = replace(components.setup.sampling, temperature=0.0)
+    setup = replace(components.held_out, sampling=greedy, make_env=make_env)
+    episodes = collect(tasks, setup, independent(1))
     print("| direction | sorted | compares, mean (most) | swaps, mean (most) | reward |")
     print("|---|---|---|---|---|")
     for way, name in (("up", "ascending"), ("down", "descending")):

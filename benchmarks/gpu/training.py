@@ -116,7 +116,7 @@ class Trainer:
 
     def rollout(self) -> list[Episode]:
         work, vocab_size = self.work, self.shape.vocab_size
-        setting = RolloutSetup(
+        setup = RolloutSetup(
             engine=self.engine,
             chat=Chat(words(vocab_size)),
             make_env=lambda task: RandomWords(work.prompt, vocab_size),
@@ -127,7 +127,7 @@ class Trainer:
         )
         first = self.version * work.prompts
         tasks = [Task(f"words:{first + i}", "words", seed=first + i) for i in range(work.prompts)]
-        episodes = collect(tasks, setting, independent(work.samples))
+        episodes = collect(tasks, setup, independent(work.samples))
         bad = {leaf.status for e in episodes for leaf in e.leaves if not leaf.status.is_trainable}
         sampled = sum(len(s) for e in episodes for s in e.spans if s.author is Author.POLICY)
         if bad or sampled != work.sampled:

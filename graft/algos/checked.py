@@ -151,4 +151,4 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
 CHECKED = {"loss": _loss, "credit": _credit, "shaping": _shaping, "reduction": _reduction}
 
 ARGUMENTS = {"loss": 3, "credit": 2, "shaping": 1, "reduction": 1, "branch": 1}
-"""How many each takes: (logp, entropy, batch), (advantages, batch), (batch), (batch), (growth)."""
+"""How many each takes: (logp, entropy, batch), (advantages, batch), (batch), (batch), (builder)."""

@@ -1,4 +1,4 @@
-"""The crew of a cluster: N workers of Ray's attempt tasks, and any of them may die.
+"""The collector of a cluster: N workers of Ray's attempt tasks, and any of them may die.
 
 Tasks wait in one queue. A worker gets as many as it may have under way; what it had when it dies goes
 back to the front of the queue, and another worker takes its place.
@@ -58,10 +58,10 @@ MOST_DELAY = 60.0
 
 @dataclass(slots=True, eq=False)
 class WorkerAttempt:
-    """One task of a job, from the queue to its episode."""
+    """One task of a request, from the queue to its episode."""
 
     task: Task
-    job: RolloutRequest
+    request: RolloutRequest
     """Without its tasks: it travels with every one of them."""
     place: int
     done: Callable[[Episode], None]
@@ -114,7 +114,7 @@ class ClusterWorker:
 
 
 class RayCollector:
-    """A crew. One thread talks to the workers; whoever asks for episodes waits for it."""
+    """A collector. One thread talks to the workers; whoever asks for episodes waits for it."""
 
     def __init__(
         self, config: Config, folder: Path, say: Callable[[str], None], cwd: str = "."
@@ -152,11 +152,11 @@ class RayCollector:
             self._first_came.wait()
         self._check()
 
-    def submit(self, job: RolloutRequest) -> PendingRollouts:
+    def submit(self, request: RolloutRequest) -> PendingRollouts:
         future: Future[list[Episode]] = Future()
-        episodes: list[Episode | None] = [None] * len(job.tasks)
-        left = len(job.tasks)
-        small = replace(job, tasks=(), places=None)
+        episodes: list[Episode | None] = [None] * len(request.tasks)
+        left = len(request.tasks)
+        small = replace(request, tasks=(), places=None)
 
         def keep(number: int, episode: Episode) -> None:
             nonlocal left
@@ -169,16 +169,16 @@ class RayCollector:
             if not future.done():
                 future.set_exception(error)
 
-        places = range(len(job.tasks)) if job.places is None else job.places
+        places = range(len(request.tasks)) if request.places is None else request.places
         with self._lock:
             self._check()
-            if not job.tasks:
+            if not request.tasks:
                 future.set_result([])
-            for number, (task, place) in enumerate(zip(job.tasks, places, strict=True)):
+            for number, (task, place) in enumerate(zip(request.tasks, places, strict=True)):
                 done = _bound(keep, number)
                 self.queue.append(WorkerAttempt(task, small, place, done, fail))
         self._something.set()
-        return FutureRollouts(future, f"{job.name} from {self.wanted} workers")
+        return FutureRollouts(future, f"{request.name} from {self.wanted} workers")
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Send the weights to all workers and wait until they have them, or are gone."""
@@ -401,7 +401,9 @@ class RayCollector:
                     return
                 worker = min(ready, key=lambda w: len(w.running))
                 attempt = self.queue.popleft()
-                reference = worker.actor.attempt.remote(attempt.task, attempt.job, attempt.place)
+                reference = worker.actor.attempt.remote(
+                    attempt.task, attempt.request, attempt.place
+                )
                 worker.running[reference] = attempt
 
     def _take_in(self) -> None:

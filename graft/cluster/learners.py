@@ -59,14 +59,14 @@ class Finished:
 
 
 class LearnerResult:
-    """The crew of several learners: the first one has the workers, the others hear from it."""
+    """The collector of several learners: the first one has the workers, the others hear from it."""
 
     def __init__(self, workers: Collector | None, processes: ProcessGroup) -> None:
         self.workers, self.processes = workers, processes
 
-    def submit(self, job: RolloutRequest) -> PendingRollouts:
-        own = None if self.workers is None else self.workers.submit(job)
-        return _Heard(own, job.name, self.processes)
+    def submit(self, request: RolloutRequest) -> PendingRollouts:
+        own = None if self.workers is None else self.workers.submit(request)
+        return _Heard(own, request.name, self.processes)
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         if self.workers is not None:
@@ -204,7 +204,7 @@ class LearnerActor:
         display: Any = self.relay
         if not processes.is_first:
             display = Display(self.config.train.steps, quiet=True)
-        session = Session(self.config, display, processes, self._crew, waits=True)
+        session = Session(self.config, display, processes, self._make_collector, waits=True)
         self.session = session
         if self.shall_stop:
             session.interrupt.ask()
@@ -244,20 +244,20 @@ class LearnerActor:
             peers=lambda: self.workers.table() if self.workers else {},
         )
 
-    def _crew(self, parts: Any) -> Collector:
-        if parts.processes.is_first:
+    def _make_collector(self, components: Any) -> Collector:
+        if components.processes.is_first:
             folder = Path(self.config.run.dir) / self.config.run.name
-            self.workers = RayCollector(parts.config, folder, self.relay.note, self.cwd)
+            self.workers = RayCollector(components.config, folder, self.relay.note, self.cwd)
             try:
                 self.workers.wait()
             except BaseException:
                 self.workers.close()
                 raise
-        parts.processes.barrier("the first worker to be ready")
+        components.processes.barrier("the first worker to be ready")
         self.is_under_way = True
         if self.workers and self.world == 1:
             return self.workers
-        return LearnerResult(self.workers, parts.processes)
+        return LearnerResult(self.workers, components.processes)
 
 
 def train_on_cluster(config: Config, display: Display) -> Finished:

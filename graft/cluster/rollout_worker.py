@@ -50,15 +50,19 @@ class RolloutWorker:
 
         try:
             recipe = self._recipe(config)
-            parts = build_run(recipe)
+            components = build_run(recipe)
         except Exception as error:
             return describe(error)
         limits = recipe.rollout
         ground = CollectorConfig(
-            parts.setting, parts.held_out, parts.branch, limits.concurrency, limits.samples
+            components.setup,
+            components.held_out,
+            components.branch,
+            limits.concurrency,
+            limits.samples,
         )
-        self.engine = parts.engine
-        self.grower = AttemptRunner(ground, discards=recipe.rollout.unfinished == "discard")
+        self.engine = components.engine
+        self.runner = AttemptRunner(ground, discards=recipe.rollout.unfinished == "discard")
         return ""
 
     def _recipe(self, config: dict[str, Any]) -> Any:
@@ -80,16 +84,16 @@ class RolloutWorker:
     async def ping(self) -> None:
         """Whether anybody is there."""
 
-    async def attempt(self, task: Task, job: Any, place: int) -> Attempted:
+    async def attempt(self, task: Task, request: Any, place: int) -> Attempted:
         """One episode."""
         from graft.train.distributed.process_group import describe
 
         try:
-            episode = await self.grower.attempt(task, job, place)
+            episode = await self.runner.attempt(task, request, place)
         except Exception as error:
             return Attempted(None, wrong=describe(error))
         # whoever ends next tells of all that were discarded since: each once
-        discarded, self.grower.discarded = self.grower.discarded, 0
+        discarded, self.runner.discarded = self.runner.discarded, 0
         return Attempted(episode, discarded)
 
     async def load(self, packed: dict[str, Any], version: int) -> str:
@@ -114,7 +118,7 @@ class RolloutWorker:
         from graft.train.distributed.process_group import describe
 
         try:
-            self.grower.renew(weights, version)
+            self.runner.renew(weights, version)
         except Exception as error:
             return describe(error)
         return ""

@@ -36,7 +36,7 @@ from graft.evaluate.evaluator import (
     chat_with,
     is_servers_fault,
     refuse_broken_in,
-    setting_behind,
+    setup_behind,
     temperature_of,
 )
 from graft.evaluate.run import read_endpoint
@@ -159,18 +159,18 @@ def sample_rows(
             say(f"{tasks - len(todo):,} of {tasks:,} tasks are in {journal} already")
         if todo:
             if server is None:
-                setting = build_run(config, weights=weights).setting
+                setup = build_run(config, weights=weights).setup
             else:
                 env_of = env_factory(config, config.task.args, chat.tokenizer)
-                setting = setting_behind(server, config, chat, env_of)
+                setup = setup_behind(server, config, chat, env_of)
             try:
-                work = SampleWork(config, setting, log, tools, tasks, say, server)
+                work = SampleWork(config, setup, log, tools, tasks, say, server)
                 work.sample(todo, samples, temperature, seed)
             except KeyboardInterrupt:
                 say(f"interrupted; what was finished is in {journal}, --resume does the rest")
                 raise
             finally:
-                setting.engine.close()
+                setup.engine.close()
         return gather(log, condition, RejectionSampling(out, str(journal), tasks), keep)
     finally:
         log.close()
@@ -269,36 +269,36 @@ class SampleWork:
     def __init__(
         self,
         config: Config,
-        setting: RolloutSetup,
+        setup: RolloutSetup,
         log: AttemptLog,
         tools: Any,
         tasks: int,
         say: Callable[[str], None],
         server: EndpointSpec | None = None,
     ) -> None:
-        self.config, self.setting, self.server = config, setting, server
+        self.config, self.setup, self.server = config, setup, server
         self.log, self.tools, self.tasks, self.say = log, tools, tasks, say
         self.lost_in_a_row = 0
         self.statuses, self.errors = Counter[str](), Counter[str]()
         self.news = time.monotonic() + SECONDS_BETWEEN_NEWS
 
     def sample(self, todo: Sequence[int], samples: int, temperature: float, seed: int) -> None:
-        setting, env = self.setting, self.config.task.env
-        sampling = replace(setting.sampling, temperature=temperature)
+        setup, env = self.setup, self.config.task.env
+        sampling = replace(setup.sampling, temperature=temperature)
         salt = seed * TRAIN_SEEDS  # of step 0, which no run has: draws of its own
         asyncio.run(
-            self._everyone(todo, replace(setting, sampling=sampling, salt=salt), samples, env, seed)
+            self._everyone(todo, replace(setup, sampling=sampling, salt=salt), samples, env, seed)
         )
 
     async def _everyone(
-        self, todo: Sequence[int], setting: RolloutSetup, samples: int, env: str, seed: int
+        self, todo: Sequence[int], setup: RolloutSetup, samples: int, env: str, seed: int
     ) -> None:
         branch, waiting = independent(samples), iter(todo)  # whoever is free takes the next
 
         async def worker(waiting: Iterable[int]) -> None:
             for number in waiting:
                 task = next(TaskStream(env, seed, cursor=number))
-                self.note(number, await grow(task, setting, branch))
+                self.note(number, await grow(task, setup, branch))
 
         async with together() as group:
             for _ in range(min(self._at_a_time(samples), len(todo))):
@@ -359,7 +359,7 @@ class SampleWork:
         return found
 
     def _context(self, row: Trajectory) -> Row:
-        chat, actions = self.setting.chat, self.setting.actions
+        chat, actions = self.setup.chat, self.setup.actions
         if self.server is not None and self.server.api == "chat":
             return {"messages": conversation_of(row, chat)}
         own_prompt = {"messages": prompt_of_context(row)} if row.context else {}

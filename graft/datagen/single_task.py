@@ -98,25 +98,25 @@ def attempt(
     temperature = temperature_of(config, temperature, samples, "--n 1")
     weights = latest_model(source)
     check_readable(weights)
-    parts = build_run(by_itself(config, weights), weights=weights)
-    setting = parts.held_out
+    components = build_run(by_itself(config, weights), weights=weights)
+    setup = components.held_out
     number = HELD_OUT_SEEDS + seed
     task = Task(f"{config.task.env}:test:{number}", config.task.env, seed=number)
     if text:
-        make_env = setting.make_env
+        make_env = setup.make_env
 
         def asked(task: Task) -> Env:
             return own_task(make_env(task), text)
 
         asked(task).close()  # refuses what takes no text, before an engine works
         task = replace(task, id=f"{config.task.env}:own:{text}")
-        setting = replace(setting, make_env=asked, reward=None)
-    sampling = replace(setting.sampling, temperature=temperature)
+        setup = replace(setup, make_env=asked, reward=None)
+    sampling = replace(setup.sampling, temperature=temperature)
     try:
-        [episode] = collect([task], replace(setting, sampling=sampling), independent(samples))
+        [episode] = collect([task], replace(setup, sampling=sampling), independent(samples))
     finally:
-        setting.engine.close()
-    return SingleRollout(episode, weights, config.task.env, temperature, not text, parts.notes)
+        setup.engine.close()
+    return SingleRollout(episode, weights, config.task.env, temperature, not text, components.notes)
 
 
 def _config(path: Path, env: str, recipe: str, overrides: Sequence[str]) -> Config:

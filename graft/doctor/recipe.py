@@ -85,7 +85,7 @@ class Examination:
         self.config = alone(config, folder)
         self.chat: Chat | None = None
         self.has_env = False
-        self.parts: RunComponents | None = None
+        self.components: RunComponents | None = None
         self.learner: Learner | None = None
         self.episodes: list[Episode] = []
         self._fits = True
@@ -125,15 +125,15 @@ class Examination:
         return "" if self._fits else "it would not fit"
 
     def close(self) -> None:
-        if self.parts is not None:
-            self.parts.engine.close()
+        if self.components is not None:
+            self.components.engine.close()
 
     def _with_chat(self, name: str, look: Look, deadline: float) -> list[Check]:
         """Without a tokenizer nothing can be said, and that has been said."""
         return [] if self.chat is None else made(name, look, deadline)
 
     def _with_parts(self, name: str, look: Look, deadline: float) -> list[Check]:
-        return [] if self.parts is None else made(name, look, deadline)
+        return [] if self.components is None else made(name, look, deadline)
 
     def _processes(self) -> Iterator[Check]:
         asked = {
@@ -302,37 +302,39 @@ class Examination:
         return isolation_check(self._env(self.config.task.args), task)
 
     def _model(self) -> Check:
-        parts = self.parts = build_run(self.config)
-        policy = parts.policy
+        components = self.components = build_run(self.config)
+        policy = components.policy
         size = sum(weight.numel() for weight in policy.parameters())
         dtype = str(policy.dtype).removeprefix("torch.")
         seen = f"{policy.shape.family}, {size:,} parameters in {dtype} on {policy.device}"
-        return Check("model", PASS, "; ".join([seen, *parts.notes]))
+        return Check("model", PASS, "; ".join([seen, *components.notes]))
 
     def _engine(self) -> Check:
         """Healthy, and it takes the weights that the learner has."""
-        parts = self.parts
-        assert parts is not None
-        engine: Any = parts.engine
+        components = self.components
+        assert components is not None
+        engine: Any = components.engine
         if hasattr(engine, "health"):
             engine.health()
-        engine.load(parts.published(), 0)
-        shares = "the learner's own tensors" if parts.shares_weights else "a copy, which it took"
+        engine.load(components.published(), 0)
+        shares = (
+            "the learner's own tensors" if components.shares_weights else "a copy, which it took"
+        )
         return Check("engine", PASS, f"{self.config.engine.name}, with {shares}")
 
     def _learner(self) -> Iterator[Check]:
         """Building a learner with adapters compares them in engine and learner."""
-        assert self.parts is not None
-        self.learner = make_learner(self.parts, None)
+        assert self.components is not None
+        self.learner = make_learner(self.components, None)
         if self.config.lora.rank:
             seen = f"of rank {self.config.lora.rank}: with loud ones, engine and learner agree"
             yield Check("adapters", PASS, seen)
 
     def _attempts(self) -> Check:
-        parts, rollout = self.parts, self.config.rollout
-        assert parts is not None
-        setting = replace(
-            parts.setting,
+        components, rollout = self.components, self.config.rollout
+        assert components is not None
+        setup = replace(
+            components.setup,
             sampling=Sampling(
                 temperature=rollout.temperature, max_tokens=min(rollout.max_tokens, MOST_TOKENS)
             ),
@@ -342,7 +344,7 @@ class Examination:
         )
         stream = TaskStream(self.config.task.env, self.config.run.seed)
         tasks = [next(stream) for _ in range(TASKS)]
-        self.episodes = collect(tasks, setting, independent(SAMPLES))
+        self.episodes = collect(tasks, setup, independent(SAMPLES))
         leaves = [leaf for episode in self.episodes for leaf in episode.leaves]
         failed = sum(not leaf.status.is_trainable for leaf in leaves)
         said = self._spoken()
@@ -364,31 +366,33 @@ class Examination:
         return [row for row in trajectories_of(self.episodes) if any(turns_of(row))]
 
     def _conversation(self) -> Check:
-        parts = self.parts
-        assert parts is not None
+        components = self.components
+        assert components is not None
         found = self._example()
         if found is None:
             return Check("loss mask", WARN, "no conversation to show: no teacher, and no attempt")
         episode, origin = found
-        return conversation_check(episode, parts.tokenizer, origin)
+        return conversation_check(episode, components.tokenizer, origin)
 
     def _example(self) -> tuple[Episode, str] | None:
         """A row of the warm-up, a teacher's attempt, or one that was sampled."""
-        parts, config = self.parts, self.config
-        assert parts is not None
+        components, config = self.components, self.config
+        assert components is not None
         sft = config.sft
         if sft.is_on and sft.data:
             chats, marks = open_chats(sft.data, sft.skip_bad, sft.layout), sft.mask_results
             speller = (
-                ActionSpeller(parts.actions, parts.tokenizer, marks) if parts.actions else None
+                ActionSpeller(components.actions, components.tokenizer, marks)
+                if components.actions
+                else None
             )
             row = example(
-                Task("row:1", ""), chats[0], parts.chat, marks, speller, config.task.prefill
+                Task("row:1", ""), chats[0], components.chat, marks, speller, config.task.prefill
             )
             return row, f"the first row of {sft.data}"
         task = next(TaskStream(config.task.env, config.run.seed))
         try:
-            return self._taught(parts, task), "a teacher's attempt"
+            return self._taught(components, task), "a teacher's attempt"
         except (NotImplementedError, ValueError, AttributeError):
             rows = trajectories_of(self.episodes)
             if not rows:
@@ -397,17 +401,17 @@ class Examination:
             only = replace(longest.episode, leaves=[longest.leaf])
             return only, "an attempt that was sampled"
 
-    def _taught(self, parts: RunComponents, task: Task) -> Episode:
+    def _taught(self, components: RunComponents, task: Task) -> Episode:
         """A teacher may do it this way or that: an attempt of more than one turn, if it has any."""
         config = self.config
 
         def taught(seed: int) -> Episode:
             return demonstration(
                 task,
-                parts.setting.make_env(task),
-                parts.chat,
+                components.setup.make_env(task),
+                components.chat,
                 seed=seed,
-                actions=parts.actions,
+                actions=components.actions,
                 prefill=config.task.prefill,
                 **config.sft.demo_args,
             )
@@ -416,17 +420,17 @@ class Examination:
         return next(several, None) or taught(0)
 
     def _of_attempts(self) -> Iterator[Check]:
-        parts, learner = self.parts, self.learner
-        assert parts is not None and learner is not None
+        components, learner = self.components, self.learner
+        assert components is not None and learner is not None
         rows = self._spoken()
         some = few(rows, learner.tokens_per_micro)
         temperature = self.config.rollout.temperature
         # a KL term would want a reference, which adds to each token and mixes no rows
-        loss = build(replace(parts.preset, kl_coef=0.0))[2]
+        loss = build(replace(components.preset, kl_coef=0.0))[2]
         yield from made("mask", lambda: mask(rows), QUICK)
-        yield from made("eos", lambda: eos(rows, parts.chat), QUICK)
+        yield from made("eos", lambda: eos(rows, components.chat), QUICK)
         longest = self.config.rollout.max_tokens
-        yield from made("answers", lambda: answers(self.episodes, parts.chat, longest), QUICK)
+        yield from made("answers", lambda: answers(self.episodes, components.chat, longest), QUICK)
         yield from made("log-probs", lambda: agreement(learner, some, temperature), ASKING)
         yield from made("micro", lambda: micro(learner, some, loss), ASKING)
 

@@ -93,24 +93,24 @@ class Attempts(EpisodeBuilder):
 async def attempt(
     task: Task,
     numbers: Sequence[int],
-    setting: RolloutSetup,
+    setup: RolloutSetup,
     on_sample: Callable[[StoredSample], None],
 ) -> None:
     """The attempts at one task; `on_sample` hears of each when it ends."""
-    growth = Attempts(task, setting)
-    async with growth:
+    builder = Attempts(task, setup)
+    async with builder:
         try:
-            await growth.open()
+            await builder.open()
         except RolloutFailure as failure:
             for number in numbers:
-                on_sample(growth.failed(number, failure))
+                on_sample(builder.failed(number, failure))
             return
 
         async def one(number: int) -> None:
             try:
-                sample = await growth.sample(number)
+                sample = await builder.sample(number)
             except RolloutFailure as failure:  # its environment could not be copied
-                sample = growth.failed(number, failure)
+                sample = builder.failed(number, failure)
             on_sample(sample)
 
         async with asyncio.TaskGroup() as group:
@@ -120,7 +120,7 @@ async def attempt(
 
 def make_attempts(
     todo: Iterable[Todo],
-    setting: RolloutSetup,
+    setup: RolloutSetup,
     on_sample: Callable[[StoredSample], None],
     *,
     at_a_time: int = 256,
@@ -140,7 +140,7 @@ def make_attempts(
                     free.release()
                 on_sample(sample)
 
-            await attempt(task, numbers, setting, told)
+            await attempt(task, numbers, setup, told)
 
         async with together() as group:
             for task, numbers in todo:

@@ -35,7 +35,7 @@ from graft.rollout.episode_builder import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import with_actions
-from graft.train.build import RunComponents, build_run, make_setting
+from graft.train.build import RunComponents, build_run, make_setup
 from graft.train.model import load_policy, load_reference, load_tokenizer, make_chat
 from graft.train.rl import held_out_tasks
 from graft.train.run_dir.folder import RunStopped, out_of_disk
@@ -119,7 +119,7 @@ def refuse_broken_in(what: str, env: Env, turns: int, otherwise: str) -> None:
         )
 
 
-def setting_behind(
+def setup_behind(
     endpoint: EndpointSpec, config: Config, chat: Chat, env: Callable[[Task], Env]
 ) -> RolloutSetup:
     """Where a server's model makes its attempts; the server is asked once what it serves."""
@@ -131,11 +131,11 @@ def setting_behind(
         deadline=config.rollout.deadline,
     )
     asyncio.run(engine.look())
-    setting = make_setting(config, engine, chat, env)
+    setup = make_setup(config, engine, chat, env)
     return replace(
-        setting,
-        max_context=WITHOUT_LIMIT if endpoint.api == "chat" else setting.max_context,
-        deadline=setting.deadline * 1.1 + 1,  # the engine's own comes first, and says more
+        setup,
+        max_context=WITHOUT_LIMIT if endpoint.api == "chat" else setup.max_context,
+        deadline=setup.deadline * 1.1 + 1,  # the engine's own comes first, and says more
     )
 
 
@@ -161,7 +161,7 @@ class Evaluator:
 
     def __init__(self, asked: EvalSpec) -> None:
         self.asked = asked
-        self.parts: RunComponents | None = None
+        self.components: RunComponents | None = None
         self.mounted = 0
         self._rewards: dict[str, Any] = {}
 
@@ -169,33 +169,33 @@ class Evaluator:
         """Make this the model that is measured; False if it is no longer there."""
         config = self.asked.config
         try:
-            if self.parts is None:
-                self.parts = build_run(config, weights=model.path)
+            if self.components is None:
+                self.components = build_run(config, weights=model.path)
                 return True
-            parts = self.parts
-            if isinstance(parts.policy, Decoder):
-                policy = load_policy(config, model.path, parts.tokenizer)
+            components = self.components
+            if isinstance(components.policy, Decoder):
+                policy = load_policy(config, model.path, components.tokenizer)
             else:
-                policy = load_reference(model.path, parts.policy)
-            if parts.actions is not None:
+                policy = load_reference(model.path, components.policy)
+            if components.actions is not None:
                 policy = with_actions(
-                    policy, parts.actions, model.path, config.actions.init_from_base
+                    policy, components.actions, model.path, config.actions.init_from_base
                 )
         except (ModelFileError, OSError):
             if is_gone(model.path):
                 return False
             raise
         with torch.no_grad():
-            parts.policy.load_state_dict(policy.state_dict())
+            components.policy.load_state_dict(policy.state_dict())
         self.mounted += 1
-        parts.engine.load(parts.published(), version=self.mounted)
+        components.engine.load(components.published(), version=self.mounted)
         return True
 
     @property
-    def setting(self) -> RolloutSetup:
+    def setup(self) -> RolloutSetup:
         """Where attempts take place, apart from the set."""
-        assert self.parts is not None, "mount() comes first"
-        return self.parts.held_out
+        assert self.components is not None, "mount() comes first"
+        return self.components.held_out
 
     def at_a_time(self) -> int:
         """Attempts under way; those at one task share its prompt, so tasks are what is counted."""
@@ -259,14 +259,14 @@ class Evaluator:
     def _sample(
         self, todo: list[Todo], tasks: TaskSet, file: SampleFile, say: Callable[[str], None]
     ) -> None:
-        asked, setting = self.asked, self.setting
+        asked, setup = self.asked, self.setup
         if tasks.reward and tasks.label not in self._rewards:
             self._rewards[tasks.label] = make_reward(tasks.reward)
-        setting = replace(
-            setting,
-            make_env=tasks.factory(setting.chat.tokenizer),
+        setup = replace(
+            setup,
+            make_env=tasks.factory(setup.chat.tokenizer),
             reward=self._rewards.get(tasks.label),
-            sampling=replace(setting.sampling, temperature=asked.temperature, top_p=asked.top_p),
+            sampling=replace(setup.sampling, temperature=asked.temperature, top_p=asked.top_p),
         )
         lost_in_a_row = 0
 
@@ -279,7 +279,7 @@ class Evaluator:
 
         try:
             with out_of_disk(file.path.parent):
-                make_attempts(todo, setting, keep, at_a_time=self.at_a_time())
+                make_attempts(todo, setup, keep, at_a_time=self.at_a_time())
         except ServerDown:
             say(f"{DOWN_AFTER} attempts in a row were lost; no more are made")
 
@@ -296,8 +296,8 @@ class Evaluator:
     def close(self) -> None:
         for reward in self._rewards.values():
             getattr(reward, "close", lambda: None)()
-        if self.parts is not None:
-            self.parts.engine.close()
+        if self.components is not None:
+            self.components.engine.close()
 
 
 class EndpointEvaluator(Evaluator):
@@ -311,11 +311,11 @@ class EndpointEvaluator(Evaluator):
         asked, endpoint = self.asked, self.asked.endpoint
         assert endpoint is not None
         chat = chat_of(asked, model)
-        self._setting = replace(setting_behind(endpoint, asked.config, chat, _no_env), reward=None)
+        self._setting = replace(setup_behind(endpoint, asked.config, chat, _no_env), reward=None)
         return True
 
     @property
-    def setting(self) -> RolloutSetup:
+    def setup(self) -> RolloutSetup:
         assert self._setting is not None, "mount() comes first"
         return self._setting
 

@@ -39,18 +39,18 @@ def _examples(config: Config) -> tuple[list[Episode], int | None]:
     actions = actions_of(config, tokenizer, recipe_shape(config).vocab_size)
     chat = make_chat(config, tokenizer)
     # a whole run would load the model; examples need no more than this of it
-    parts = cast(
+    components = cast(
         "Any", SimpleNamespace(config=config, tokenizer=tokenizer, chat=chat, actions=actions)
     )
     if config.sft.data:
-        chats, build = row_builder(parts, config.sft.data)
+        chats, build = row_builder(components, config.sft.data)
         apart = max(len(chats) // LOOKED_AT, 1)
         places = range(0, len(chats), apart)[:LOOKED_AT]
         limit = config.rollout.max_context
         return [shortened(build(place, chats[place]), limit) for place in places], len(chats)
     env = env_factory(config, config.task.args, tokenizer)
-    parts.setting = SimpleNamespace(make_env=env)
-    examples = demonstrations(parts)
+    components.setup = SimpleNamespace(make_env=env)
+    examples = demonstrations(components)
     steps = range(1, 1 + math.ceil(LOOKED_AT / config.sft.batch))
     return [one for step in steps for one in examples(step)], None
 

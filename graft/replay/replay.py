@@ -158,11 +158,13 @@ def replay(
     before = get_random_states(), torch.get_num_threads()
     try:
         with _kept(checkpoint, config):
-            parts = _assemble(config, checkpoint)
-            learner = _learner(parts, run)
+            components = _assemble(config, checkpoint)
+            learner = _learner(components, run)
             checkpoint.restore(learner)
-            if isinstance(parts.branch, Stateful) and "branch" in (state := checkpoint.state()):
-                parts.branch.restore(state["branch"])
+            if isinstance(components.branch, Stateful) and "branch" in (
+                state := checkpoint.state()
+            ):
+                components.branch.restore(state["branch"])
         inexact = _why_inexact([each.record for each in chain], learner)
         kind = str(learner.policy.dtype).removeprefix("torch.")
         tolerance = TOLERANCE.get(kind, TOLERANCE["float32"]) if inexact else 0.0
@@ -174,7 +176,7 @@ def replay(
             say(f"learning step {each.number} again")
             if each.record is not None:
                 set_rates(learner, _with_rates(config, each.record))
-            made = _learn(parts, learner, each)
+            made = _learn(components, learner, each)
             compared = compare_step(each, made, learner, found.tolerance, bool(found.inexact))
             found.findings += [f for f in compared if f.verdict == DIFFERS]
         if len(chain) > 1:
@@ -183,13 +185,13 @@ def replay(
         set_rates(learner, config)
         moment = _Moment(learner) if overrides else None
         with _first_gradient(learner, bool(overrides)) as gradient:
-            made = _learn(parts, learner, last)
+            made = _learn(components, learner, last)
         found.metrics = made.metrics
         found.findings += compare_step(last, made, learner, found.tolerance, bool(found.inexact))
         if moment is not None:
             say(f"and with {' '.join(overrides)}")
             other = _prepared(asked_settings, last.record, device, overrides)
-            found.asked = _ask(other, overrides, parts, learner, moment, last, gradient)
+            found.asked = _ask(other, overrides, components, learner, moment, last, gradient)
         return found
     finally:
         set_random_states(before[0])
@@ -296,26 +298,28 @@ def _kept(checkpoint: Checkpoint, config: Config) -> Iterator[None]:
 
 
 def _assemble(config: Config, checkpoint: Checkpoint) -> RunComponents:
-    parts = build_run(config, checkpoint.path, samples=False)
+    components = build_run(config, checkpoint.path, samples=False)
     if config.lora.rank:
         # new adapters are tried on an engine before they are trained: ours, for a moment
         native = EngineSection(name="native", kv_tokens=PROBE_TOKENS)
         own = config.model_copy(update={"engine": native})
-        parts.engine = make_engine(own, parts.policy, parts.tokenizer, parts.actions)
-    return parts
+        components.engine = make_engine(
+            own, components.policy, components.tokenizer, components.actions
+        )
+    return components
 
 
-def _learner(parts: RunComponents, run: Path) -> Learner:
+def _learner(components: RunComponents, run: Path) -> Learner:
     reference = None
-    if has_reference(parts.config) and not parts.config.lora.rank:
+    if has_reference(components.config) and not components.config.lora.rank:
         path = run / "reference"
         if not path.is_dir():
             raise CannotReplay(
                 f"{path} is not there: the model that the KL term holds the policy to, which a run "
                 "writes before its first step"
             )
-        reference = load_reference(path, parts.policy)
-    return make_learner(parts, reference)
+        reference = load_reference(path, components.policy)
+    return make_learner(components, reference)
 
 
 def _why_inexact(records: Sequence[StepRecord | None], learner: Learner) -> str:
@@ -338,7 +342,7 @@ def _why_inexact(records: Sequence[StepRecord | None], learner: Learner) -> str:
 
 
 def _learn(
-    parts: RunComponents, learner: Learner, step: RecordedStep, cut_anew: bool = False
+    components: RunComponents, learner: Learner, step: RecordedStep, cut_anew: bool = False
 ) -> StepResult:
     """`cut_anew`: into micro-batches of the learner's own size, not of the run's."""
     record = step.record
@@ -349,7 +353,7 @@ def _learn(
     learner.keeps_logprobs = True
     set_aside = step.metrics.get("rollout/set_aside", 0.0)
     rollouts = StepRollouts(step.episodes, int(set_aside), seconds=1.0, cursor=0)
-    return learn(parts, learner, rollouts, step.number)
+    return learn(components, learner, rollouts, step.number)
 
 
 # comparing
@@ -407,7 +411,7 @@ class _Moment:
 def _ask(
     config: Config,
     overrides: Sequence[str],
-    parts: RunComponents,
+    components: RunComponents,
     learner: Learner,
     moment: _Moment,
     step: RecordedStep,
@@ -429,7 +433,7 @@ def _ask(
     shape, credit, _, _ = build(preset)
     returns = None if preset.returns is None else make(preset.returns, CREDITS, "credit")
     changed = replace(
-        parts, config=config, preset=preset, shape=shape, credit=credit, returns=returns
+        components, config=config, preset=preset, shape=shape, credit=credit, returns=returns
     )
     moment.rewind(learner)
     other = make_learner(changed, learner.reference if has_reference(config) else None)

@@ -16,23 +16,23 @@ from graft.types import Episode, Status, Task
 from graft.user_code import Giver, UserCodeError, naming, refusal, source_of
 
 
-async def grow(task: Task, setting: RolloutSetup, branch: Branch, place: int = 0) -> Episode:
+async def grow(task: Task, setup: RolloutSetup, branch: Branch, place: int = 0) -> Episode:
     """One episode, from its prompt to its last leaf; `place` is the task's among its neighbours."""
-    async with EpisodeBuilder(task, setting, place) as growth:
+    async with EpisodeBuilder(task, setup, place) as builder:
         try:
-            await growth.open()
-            await _grown(growth, branch)
-            check_grown(growth, branch)
+            await builder.open()
+            await _grown(builder, branch)
+            check_grown(builder, branch)
         except RolloutFailure as failure:
-            growth.settle()
-            growth.fail(failure)
+            builder.settle()
+            builder.fail(failure)
         else:
-            growth.settle()
-        return growth.episode
+            builder.settle()
+        return builder.episode
 
 
-async def _grown(growth: EpisodeBuilder, branch: Branch) -> None:
-    growing = branch(growth)
+async def _grown(builder: EpisodeBuilder, branch: Branch) -> None:
+    growing = branch(builder)
     if not isawaitable(growing):
         raise refusal(Giver(branch, "branch"), growing, "an awaitable: write `async def`")
     is_ours = getattr(source_of(branch), "__module__", "").startswith("graft.")
@@ -40,16 +40,16 @@ async def _grown(growth: EpisodeBuilder, branch: Branch) -> None:
         await growing
 
 
-def check_grown(growth: EpisodeBuilder, branch: Branch) -> None:
+def check_grown(builder: EpisodeBuilder, branch: Branch) -> None:
     """Refuse a branch that leaves attempts unfinished, or grows another number than was asked for."""
-    live = [path for path in growth.paths if path.is_live]
+    live = [path for path in builder.paths if path.is_live]
     if live:
         raise UserCodeError(
-            f"{Giver(branch, 'branch')} returned while {len(live)} of its {len(growth.paths)} attempts were "
+            f"{Giver(branch, 'branch')} returned while {len(live)} of its {len(builder.paths)} attempts were "
             "not over; `await path.finish()` for each, or asyncio.gather them"
         )
-    own = sum(path.twin_of is None for path in growth.paths)
-    wanted = growth.setting.samples
+    own = sum(path.twin_of is None for path in builder.paths)
+    wanted = builder.setup.samples
     if wanted is not None and own != wanted and not getattr(branch, "any_number", False):
         raise UserCodeError(
             f"{Giver(branch, 'branch')} grew {own} attempts, and rollout.samples={wanted}; take `samples` as "
@@ -60,7 +60,7 @@ def check_grown(growth: EpisodeBuilder, branch: Branch) -> None:
 
 def collect(
     tasks: Sequence[Task],
-    setting: RolloutSetup,
+    setup: RolloutSetup,
     branch: Branch,
     *,
     concurrency: int = 256,
@@ -75,7 +75,7 @@ def collect(
 
     async def one(place: int, task: Task, gate: asyncio.Semaphore) -> Episode:
         async with gate:
-            episode = await grow(task, setting, branch, place)
+            episode = await grow(task, setup, branch, place)
         if on_episode is not None:
             on_episode(episode)
         return episode
@@ -83,11 +83,11 @@ def collect(
     async def everyone() -> list[Episode]:
         gate = asyncio.Semaphore(concurrency)
         async with together() as group:
-            jobs = [
+            requests = [
                 group.create_task(one(place, task, gate))
                 for place, task in zip(places, tasks, strict=True)
             ]
-        return [job.result() for job in jobs]
+        return [request.result() for request in requests]
 
     try:
         asyncio.get_running_loop()

@@ -65,8 +65,8 @@ class EpisodeBuilder:
     `place` is the task's among those that are attempted together.
     """
 
-    def __init__(self, task: Task, setting: RolloutSetup, place: int = 0) -> None:
-        self.setting, self.place = setting, place
+    def __init__(self, task: Task, setup: RolloutSetup, place: int = 0) -> None:
+        self.setup, self.place = setup, place
         self.episode = Episode(task)
         self.paths: list[LiveTrajectory] = []
         self.tools: Any = None
@@ -93,9 +93,9 @@ class EpisodeBuilder:
 
     async def open(self) -> None:
         """Pose the task and write its prompt, the root of the tree."""
-        setting, task = self.setting, self.episode.task
-        async with boundary(f"env {task.env} reset", setting.deadline):
-            self._env = setting.make_env(task)
+        setup, task = self.setup, self.episode.task
+        async with boundary(f"env {task.env} reset", setup.deadline):
+            self._env = setup.make_env(task)
             who = Giver(self._env, "env", "reset")
             observation, info = as_posed(await call(self._env, self._env.reset, task.seed), who)
             for key in ("answer", "meta", "data_source"):
@@ -126,7 +126,7 @@ class EpisodeBuilder:
             raise UserCodeError(f"the prompt of {who} is empty; there is nothing to continue")
         text = "".join(str(message.get("content") or "") for message in messages)
         self.episode.append(Span(None, Author.TASK, tokens, text=text))
-        self._prompt = setting.engine.open(tokens)
+        self._prompt = setup.engine.open(tokens)
 
     def begin(
         self, prompt: str | list[Message], tools: Any = None
@@ -135,7 +135,7 @@ class EpisodeBuilder:
 
         `tools` are those of a prompt that brings its own; an empty list is none.
         """
-        chat, prefill = self.setting.chat, self.setting.prefill
+        chat, prefill = self.setup.chat, self.setup.prefill
         if isinstance(prompt, str):
             return chat.prefilled(chat.tokenizer.encode(prompt), prefill), None
         offered = self.tools if tools is None else tools or None
@@ -164,11 +164,11 @@ class EpisodeBuilder:
     async def fresh_env(self) -> Env:
         """The environment as it posed the task, before any turn."""
         assert self._env is not None, "open() comes first"
-        return await fork_env(self._env, self.setting, self.episode.task, actions=[])
+        return await fork_env(self._env, self.setup, self.episode.task, actions=[])
 
     def key(self, path: int, purpose: str = "") -> int:
         """Names the draws of a path; other draws than its tokens have a purpose of their own."""
-        return draw_key(self.setting.salt, self.episode.task.id + purpose, path)
+        return draw_key(self.setup.salt, self.episode.task.id + purpose, path)
 
     def add(self, context: Context, env: Env, tip: int) -> LiveTrajectory:
         """One more path; it goes on behind span `tip`."""
@@ -202,7 +202,7 @@ class EpisodeBuilder:
 
     def _split(self, index: int, at: int) -> None:
         """`Episode.split`, and every path still knows where it stands: later spans move up by one."""
-        span, decode = self.episode.spans[index], self.setting.chat.tokenizer.decode_after
+        span, decode = self.episode.spans[index], self.setup.chat.tokenizer.decode_after
         before = [] if span.parent is None else self.episode.spans[span.parent].tokens
         head = decode(span.tokens[:at], before[-1] if before else None)
         fits = span.text.startswith(head)  # not where the cut goes through a character

@@ -57,19 +57,19 @@ class LiveTrajectory:
     """An engine context, an environment, and the last span written."""
 
     def __init__(
-        self, growth: EpisodeBuilder, number: int, context: Context, env: Env, tip: int
+        self, builder: EpisodeBuilder, number: int, context: Context, env: Env, tip: int
     ) -> None:
-        self.growth, self.number = growth, number
+        self.builder, self.number = builder, number
         self.context, self.env, self.tip = context, env, tip
         self.past: list[int] = []  # the tips of contexts that an observation has replaced
         self.transcripts: list[Transcript] = (
-            [] if growth.transcript is None else [growth.transcript]
+            [] if builder.transcript is None else [builder.transcript]
         )
         """What the context showed before each turn, where the template is followed to the letter."""
         self.actions: list[str] = []  # what the environment heard, turn by turn
         self.metrics: dict[str, float] = {"turns": 0.0, "tool_calls": 0.0, "tool_failures": 0.0}
         self.reward = 0.0
-        self.info: Mapping[str, Any] = growth.info
+        self.info: Mapping[str, Any] = builder.info
         """Of the environment's last answer."""
         self.leaf: Leaf | None = None
         self.twin_of: LiveTrajectory | None = None
@@ -91,7 +91,7 @@ class LiveTrajectory:
     @property
     def spans(self) -> list[Span]:
         """All it went through, context after context."""
-        episode = self.growth.episode
+        episode = self.builder.episode
         return [episode.spans[i] for tip in (*self.past, self.tip) for i in episode.walk(tip)]
 
     @property
@@ -116,14 +116,14 @@ class LiveTrajectory:
         try:
             await steps
         except RolloutFailure as failure:
-            failure.write(self.growth.episode.spans[self.tip].info)
+            failure.write(self.builder.episode.spans[self.tip].info)
             if self._is_acting and getattr(self.env, "tools", None):  # no turn tells of this call
                 self.metrics["tools/broken"] = self.metrics.get("tools/broken", 0.0) + 1
-                self.growth.episode.spans[self.tip].info["tool_calls"] = 1
+                self.builder.episode.spans[self.tip].info["tool_calls"] = 1
             await self.end(failure.status)
 
     async def _turn(self) -> None:
-        setting = self.growth.setting
+        setup = self.builder.setup
         if self._finish is None:
             await self._speak()
         if self.leaf is not None or self.begun is None:
@@ -133,10 +133,10 @@ class LiveTrajectory:
         if finish in (Finish.LENGTH, Finish.ABORT):
             return await self.end(Status.TRUNCATED if finish is Finish.LENGTH else Status.ABORTED)
 
-        is_closed = setting.chat.is_closed(self._turn_tokens())
+        is_closed = setup.chat.is_closed(self._turn_tokens())
         said = self._said(is_call=finish is Finish.EXIT)
         self._is_acting = True
-        async with boundary(f"env {self.growth.episode.task.env} step", setting.deadline):
+        async with boundary(f"env {self.builder.episode.task.env} step", setup.deadline):
             turn = as_turn(
                 await call(self.env, self.env.step, said), Giver(self.env, "env", "step")
             )
@@ -151,9 +151,9 @@ class LiveTrajectory:
             span.info["tool_calls"] = turn.info.get("tool_calls", 1) - refused
         if turn.is_over:
             return await self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
-        if self.metrics["turns"] >= setting.max_turns:
+        if self.metrics["turns"] >= setup.max_turns:
             return await self.end(Status.TRUNCATED)
-        async with boundary(f"env {self.growth.episode.task.env} answer", setting.deadline):
+        async with boundary(f"env {self.builder.episode.task.env} answer", setup.deadline):
             self._observe(turn, said, is_closed)
 
     async def _speak(self, most: int | None = None) -> None:
@@ -161,7 +161,7 @@ class LiveTrajectory:
 
         Where new weights come in the middle, it goes on with them in a span of its own.
         """
-        setting = self.growth.setting
+        setup = self.builder.setup
         finish, is_part = Finish.PAUSE, False
         while finish is Finish.PAUSE:
             sampling = self._sampling(most)
@@ -169,8 +169,8 @@ class LiveTrajectory:
                 return await self.end(Status.TRUNCATED)
             if self.begun is None:
                 self._mode = self.context.mode
-            async with boundary(f"completion of {self.growth.episode.task.id}", setting.deadline):
-                grammar = None if setting.actions is None else setting.actions.grammar
+            async with boundary(f"completion of {self.builder.episode.task.id}", setup.deadline):
+                grammar = None if setup.actions is None else setup.actions.grammar
                 completion = await self.context.sample(sampling, grammar)
             finish, said = completion.finish, len(completion.tokens)
             if said or finish is not Finish.PAUSE:
@@ -198,7 +198,7 @@ class LiveTrajectory:
             if span is not None:
                 span.text = ""
             self.begun = Span.sampled(self.tip, completion, text)
-            self.tip = self.growth.episode.append(self.begun)
+            self.tip = self.builder.episode.append(self.begun)
             self.turn_spans.append(self.begun)
         self.spoken = self.begun
 
@@ -206,31 +206,31 @@ class LiveTrajectory:
         return [token for span in self.turn_spans for token in span.tokens]
 
     def _sampling(self, most: int | None) -> Sampling | None:
-        """The setting's sampling, cut to the room that is left and stopped where a turn ends.
+        """The setup's sampling, cut to the room that is left and stopped where a turn ends.
 
         None where there is no room. With actions a call ends by itself, not by a stop string.
         `most` tokens are asked for only where more could follow.
         """
-        setting = self.growth.setting
-        asked, chat = setting.sampling, setting.chat
+        setup = self.builder.setup
+        asked, chat = setup.sampling, setup.chat
         begun = sum(map(len, self._open_spans()))
-        limit = min(asked.max_tokens - begun, setting.max_context - len(self.context.tokens))
+        limit = min(asked.max_tokens - begun, setup.max_context - len(self.context.tokens))
         if limit <= 0:
             return None
         limit = limit if most is None or most >= limit else most
         end = () if chat.end_ids or not chat.end_text else (chat.end_text,)
-        stop = self.env.stop if setting.actions is None else ()
+        stop = self.env.stop if setup.actions is None else ()
         return _within(asked, limit, (*stop, *end), tuple(chat.end_ids), begun)
 
     def _open_spans(self) -> list[Span]:
         """The policy's spans since somebody else spoke: one, or more where it was split or forced."""
-        spans = [self.growth.episode.spans[i] for i in self.growth.episode.walk(self.tip)]
+        spans = [self.builder.episode.spans[i] for i in self.builder.episode.walk(self.tip)]
         others = [i for i, span in enumerate(spans) if span.author is not Author.POLICY]
         return spans[others[-1] + 1 :]
 
     def _said(self, is_call: bool) -> str:
         """What the environment hears: the text of the turn, which may be a call."""
-        spans, actions = self._open_spans(), self.growth.setting.actions
+        spans, actions = self._open_spans(), self.builder.setup.actions
         text = spans[0].text
         if len(spans) > 1:  # decoded as one: a character may lie across the seam
             text = self._words([token for span in spans for token in span.tokens])
@@ -244,7 +244,7 @@ class LiveTrajectory:
         """The text of the context's last tokens, without the end of the turn."""
         written = self.context.tokens
         last = written[-len(tokens) - 1] if len(written) > len(tokens) else None
-        return self.growth.setting.chat.words(tokens, last)
+        return self.builder.setup.chat.words(tokens, last)
 
     def _observe(self, turn: Turn, said: str, is_closed: bool) -> None:
         """Append the environment's words: inside the policy's own turn, or as a chat message.
@@ -253,17 +253,17 @@ class LiveTrajectory:
         wrapper that rewrites the history gives the whole next prompt, and a new context begins; so
         it does where the chat template rewrites and is followed to the letter.
         """
-        growth, observation, last = self.growth, turn.observation, self.context.tokens[-1]
-        chat, actions = growth.setting.chat, growth.setting.actions
+        builder, observation, last = self.builder, turn.observation, self.context.tokens[-1]
+        chat, actions = builder.setup.chat, builder.setup.actions
         role = turn.info.get("observe_as", self.env.observe_as)
         if role == "prompt":
             message = {"role": "user", "content": observation}
-            return self._begin_anew(*growth.begin([message]), observation)
+            return self._begin_anew(*builder.begin([message]), observation)
         if role == "raw":
-            return self._begin_anew(*growth.begin(observation), observation)
+            return self._begin_anew(*builder.begin(observation), observation)
         if role == "messages":  # a request of its own: a sub-agent's, or a rewritten history
             asked, tools = turn.info["messages"], turn.info.get("tools")
-            return self._begin_anew(*growth.begin(asked, tools), observation)
+            return self._begin_anew(*builder.begin(asked, tools), observation)
         if role == "inline":
             if actions is not None and isinstance(said, Called):
                 observation = actions.render(said.tool, observation)
@@ -281,22 +281,22 @@ class LiveTrajectory:
             else:
                 tool = str(turn.info.get("tool") or "tool")
                 tokens = chat.extend(messages, closed=is_closed, last=last, tool=tool)
-        self.tip = growth.episode.append(Span(self.tip, Author.ENV, tokens, text=observation))
+        self.tip = builder.episode.append(Span(self.tip, Author.ENV, tokens, text=observation))
         self.context.append(tokens)
 
     def _begin_anew(self, tokens: list[int], transcript: Transcript | None, text: str) -> None:
         """Go on from a new root; the leaf will have one walk per context."""
-        growth = self.growth
+        builder = self.builder
         self.past.append(self.tip)
         root = Span(None, Author.TASK, tokens, text=text)
         self.transcripts = []
         if transcript is not None:
             self.transcripts = [transcript]
-            root.info["messages"] = transcript.spoken(growth.setting.chat)
-        self.tip = growth.episode.append(root)
+            root.info["messages"] = transcript.spoken(builder.setup.chat)
+        self.tip = builder.episode.append(root)
         self.context.close()
-        key = growth.key(self.number, f"/{len(self.past)}")  # its draws are its own
-        self.context = growth.setting.engine.open(tokens, key=key)
+        key = builder.key(self.number, f"/{len(self.past)}")  # its draws are its own
+        self.context = builder.setup.engine.open(tokens, key=key)
 
     def count(self, info: dict[str, Any]) -> None:
         """Add up what a turn says of tools."""
@@ -314,9 +314,9 @@ class LiveTrajectory:
 
         Of a turn that is begun it has nothing: it goes on behind the last observation.
         """
-        growth = self.growth
-        env = await fork_env(self.env, growth.setting, growth.episode.task, self.actions)
-        key, tip = growth.key(len(growth.paths)), self.tip
+        builder = self.builder
+        env = await fork_env(self.env, builder.setup, builder.episode.task, self.actions)
+        key, tip = builder.key(len(builder.paths)), self.tip
         if self.begun is None:
             context = self.context.fork(key)
         else:
@@ -324,7 +324,7 @@ class LiveTrajectory:
             assert first.parent is not None
             context = self.context.fork(key, at=len(self.context.tokens) - said)
             context.mode, tip = self._mode, first.parent
-        twin = growth.add(context, env, tip)
+        twin = builder.add(context, env, tip)
         twin.past, twin.transcripts = [*self.past], [*self.transcripts]
         twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward
         twin.info = self.info
@@ -336,20 +336,20 @@ class LiveTrajectory:
         self.leaf = Leaf(tips, self.reward, status, metrics=self.metrics, info=info)
         if self.metrics["turns"] and status.is_trainable:
             await self._judge(self.leaf)
-        if self.growth.keep_open:
+        if self.builder.keep_open:
             close_env(self.env)
         else:
             self.close()
 
     async def _judge(self, leaf: Leaf) -> None:
-        """Let the setting's reward, if it has one, take the place of the environment's."""
-        episode, setting = self.growth.episode, self.growth.setting
-        reward = setting.reward
+        """Let the setup's reward, if it has one, take the place of the environment's."""
+        episode, setup = self.builder.episode, self.builder.setup
+        reward = setup.reward
         if reward is None:
             return
         spans = [episode.spans[i] for i in episode.walk(self.tip)]
         row = Trajectory(_as_only_leaf(episode, leaf), 0, len(self.past), spans)
-        async with boundary(f"the reward of {episode.task.id}", setting.deadline):
+        async with boundary(f"the reward of {episode.task.id}", setup.deadline):
             earned = await ask(reward, episode.task, row)
         leaf.reward = earned
         if self.spoken is not None:  # not a span of the path that it is a fork of
@@ -409,30 +409,30 @@ def close_env(env: Env) -> None:
         env.close()
 
 
-async def fork_env(env: Env, setting: RolloutSetup, task: Task, actions: Sequence[str]) -> Env:
+async def fork_env(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[str]) -> Env:
     """A copy; of an env that cannot be copied, a new one that lives through the same turns."""
     if env.forkable:
-        async with boundary(f"env {task.env} fork", setting.deadline):
+        async with boundary(f"env {task.env} fork", setup.deadline):
             twin = env.fork()
             check_fork(twin, env)
             return twin
-    async with boundary(f"env {task.env} replay", setting.deadline):
-        copy = setting.make_env(task)
+    async with boundary(f"env {task.env} replay", setup.deadline):
+        copy = setup.make_env(task)
     try:
-        async with boundary(f"env {task.env} replay", setting.deadline):
+        async with boundary(f"env {task.env} replay", setup.deadline):
             as_posed(await call(copy, copy.reset, task.seed), Giver(copy, "env", "reset"))
     except BaseException:
         copy.close()
         raise
-    await replay(copy, setting, task, actions)
+    await replay(copy, setup, task, actions)
     return copy
 
 
-async def replay(env: Env, setting: RolloutSetup, task: Task, actions: Sequence[str]) -> list[Turn]:
+async def replay(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[str]) -> list[Turn]:
     """Live through turns that another env has lived through; if that fails, the env is closed."""
     turns: list[Turn] = []
     try:
-        async with boundary(f"env {task.env} replay", setting.deadline):
+        async with boundary(f"env {task.env} replay", setup.deadline):
             for action in actions:
                 turn = await call(env, env.step, action)
                 turns.append(as_turn(turn, Giver(env, "env", "step")))

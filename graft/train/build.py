@@ -78,7 +78,7 @@ class RunComponents:
     shape: Shaping
     credit: Credit
     returns: Credit | None
-    setting: RolloutSetup
+    setup: RolloutSetup
     held_out: RolloutSetup
     notes: list[str]
     weights: Path | None = None
@@ -147,7 +147,7 @@ def build_run(
     else:
         engine = make_engine(config, sampled, tokenizer, actions, processes)
     shape, credit, _, _ = build(preset)
-    setting = make_setting(config, engine, chat, env, actions)
+    setup = make_setup(config, engine, chat, env, actions)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [entropy_note(config, engine), history]
     return RunComponents(
@@ -162,8 +162,8 @@ def build_run(
         shape=shape,
         credit=credit,
         returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
-        setting=setting,
-        held_out=replace(setting, make_env=held_out),
+        setup=setup,
+        held_out=replace(setup, make_env=held_out),
         notes=[text for text in notes if text] + lora_notes(config, policy.shape),
         weights=weights,
         shares_weights=is_shared,
@@ -226,15 +226,15 @@ def lora_notes(config: Config, shape: ModelShape) -> list[str]:
     ]
 
 
-def make_lora(parts: RunComponents) -> Lora | None:
+def make_lora(components: RunComponents) -> Lora | None:
     """The run's adapters, the same in both phases: new ones, or those of its checkpoint."""
-    config, policy, section = parts.config, parts.policy, parts.config.lora
-    if not section.rank or parts.lora is not None:
-        return parts.lora
-    folder = None if parts.weights is None else parts.weights / ADAPTER_FOLDER
+    config, policy, section = components.config, components.policy, components.config.lora
+    if not section.rank or components.lora is not None:
+        return components.lora
+    folder = None if components.weights is None else components.weights / ADAPTER_FOLDER
     origin = _origin(config) if folder is None else base_of(folder)
     base = None if folder is None else load_base(folder, origin, policy)
-    parts.lora = Lora(
+    components.lora = Lora(
         policy,
         rank=section.rank,
         alpha=section.alpha,
@@ -244,8 +244,8 @@ def make_lora(parts: RunComponents) -> Lora | None:
         base=base,
     )
     if folder is not None:
-        parts.lora.load(folder)
-    return parts.lora
+        components.lora.load(folder)
+    return components.lora
 
 
 def _origin(config: Config) -> str:
@@ -301,12 +301,12 @@ def env_factory(
     return lambda task: make_env(env_id, wrappers=wrappers, tokenizer=tokenizer, **args)
 
 
-def make_learner(parts: RunComponents, reference: Decoder | None) -> Learner:
+def make_learner(components: RunComponents, reference: Decoder | None) -> Learner:
     """The learner of the RL phase. A critic starts from the policy as it is now.
 
     With adapters there is no reference model: the adapters of this moment stand for it.
     """
-    config, preset, policy = parts.config, parts.preset, parts.policy
+    config, preset, policy = components.config, components.preset, components.policy
     train = config.train
     _, _, loss, reduction = build(preset)
     plan = rate_plan(config)
@@ -319,19 +319,19 @@ def make_learner(parts: RunComponents, reference: Decoder | None) -> Learner:
             weight_decay=train.weight_decay,
             betas=train.betas,
             max_grad_norm=train.max_grad_norm,
-            processes=parts.processes,
+            processes=components.processes,
         )
 
-    lora = make_lora(parts)
+    lora = make_lora(components)
     critic = make_critic(policy) if preset.needs_critic else None
     learner = Learner(
         policy=policy,
         optimizer=optimizer(lora or policy, train.lr),
         loss=loss,
         reduction=reduction,
-        tokens_per_micro=micro_budget(config, policy, parts.processes),
+        tokens_per_micro=micro_budget(config, policy, components.processes),
         temperature=config.rollout.temperature,
-        allowed=allowed_table(parts.actions, policy),
+        allowed=allowed_table(components.actions, policy),
         critic=critic,
         critic_optimizer=optimizer(critic, config.algo.critic_lr or train.lr) if critic else None,
         value_clip=preset.value_clip,
@@ -341,9 +341,9 @@ def make_learner(parts: RunComponents, reference: Decoder | None) -> Learner:
         epochs=train.epochs,
         minibatches=train.minibatches,
         seed=config.run.seed,
-        processes=parts.processes,
+        processes=components.processes,
     )
-    check_engine(parts, learner)
+    check_engine(components, learner)
     return learner
 
 
@@ -374,21 +374,21 @@ def set_rates(learner: Learner, config: Config) -> None:
         critic.schedule = learner.optimizer.schedule
 
 
-def check_engine(parts: RunComponents, learner: Learner) -> None:
+def check_engine(components: RunComponents, learner: Learner) -> None:
     """Once in a run, where it is not plain that the engine serves what is trained."""
-    config, engine = parts.config, parts.engine
+    config, engine = components.config, components.engine
     is_plain = learner.lora is None and not is_external(config)
-    if is_plain or parts.is_checked or isinstance(engine, NoEngine):
+    if is_plain or components.is_checked or isinstance(engine, NoEngine):
         return
 
     def publish() -> None:
-        hand_out(parts.published(), engine.version, engine, parts.processes, engine.load)
+        hand_out(components.published(), engine.version, engine, components.processes, engine.load)
 
     gap = check_served(learner, engine, publish, min(CHECKED, config.rollout.max_context - 1))
-    parts.is_checked = True
+    components.is_checked = True
     if is_external(config):
         what = "log-probs" if learner.lora is None else "log-probs with adapters"
-        parts.notes.append(
+        components.notes.append(
             f"{config.engine.name}: {what} agree with the learner's, {gap:.1g} apart on average"
         )
 
@@ -406,10 +406,10 @@ def make_critic(policy: Any) -> Any:
     return sharded_critic(policy)  # type: ignore[arg-type]
 
 
-def sft_learner(parts: RunComponents, steps: int) -> Learner:
+def sft_learner(components: RunComponents, steps: int) -> Learner:
     """The same learner with cross-entropy, and an optimizer of its own for so many steps."""
-    config, policy, sft = parts.config, parts.policy, parts.config.sft
-    lora = make_lora(parts)
+    config, policy, sft = components.config, components.policy, components.config.sft
+    lora = make_lora(components)
     plan = schedule("linear", sft.warmup, steps, 0.1)
     optimizer = Optimizer(
         [lora or policy],
@@ -418,7 +418,7 @@ def sft_learner(parts: RunComponents, steps: int) -> Learner:
         weight_decay=config.train.weight_decay,
         betas=config.train.betas,
         max_grad_norm=config.train.max_grad_norm,
-        processes=parts.processes,
+        processes=components.processes,
     )
     loss, reduction = make("sft", LOSSES, "loss"), make("token", REDUCTIONS, "reduction")
     learner = Learner(
@@ -426,12 +426,12 @@ def sft_learner(parts: RunComponents, steps: int) -> Learner:
         optimizer,
         loss,
         reduction,
-        micro_budget(config, policy, parts.processes),
-        allowed=allowed_table(parts.actions, policy),
+        micro_budget(config, policy, components.processes),
+        allowed=allowed_table(components.actions, policy),
         lora=lora,
-        processes=parts.processes,
+        processes=components.processes,
     )
-    check_engine(parts, learner)
+    check_engine(components, learner)
     return learner
 
 
@@ -443,7 +443,7 @@ def micro_budget(config: Config, policy: Any, processes: ProcessGroup = ALONE) -
     return choose_micro(config, policy.shape, policy.dtype, room).tokens
 
 
-def make_setting(
+def make_setup(
     config: Config,
     engine: Engine,
     chat: Chat,

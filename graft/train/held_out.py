@@ -33,15 +33,15 @@ class HeldOutScore:
 
 def evaluate(
     tasks: Sequence[Task],
-    setting: RolloutSetup,
+    setup: RolloutSetup,
     *,
     temperature: float,
     samples: int = 1,
     concurrency: int = 256,
 ) -> HeldOutScore:
     """Attempt each task `samples` times; temperature 0 is greedy."""
-    setting = replace(setting, sampling=replace(setting.sampling, temperature=temperature))
-    return score_of(collect(tasks, setting, independent(samples), concurrency=concurrency))
+    setup = replace(setup, sampling=replace(setup.sampling, temperature=temperature))
+    return score_of(collect(tasks, setup, independent(samples), concurrency=concurrency))
 
 
 def score_of(episodes: list[Episode]) -> HeldOutScore:

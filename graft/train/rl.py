@@ -60,7 +60,7 @@ class StepRollouts:
     cursor: int
     """Of the task stream behind them."""
     numbers: dict[str, float] = field(default_factory=dict[str, float])
-    """What the crew has to tell."""
+    """What the collector has to tell."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,9 @@ class StepResult:
     """The learner's own before its first update, [N, T]; None where nobody asked it to keep them."""
 
 
-def learn(parts: RunComponents, learner: Learner, rollouts: StepRollouts, step: int) -> StepResult:
+def learn(
+    components: RunComponents, learner: Learner, rollouts: StepRollouts, step: int
+) -> StepResult:
     """Batch, credit, update."""
     started = time.perf_counter()
     episodes = rollouts.episodes
@@ -85,24 +87,24 @@ def learn(parts: RunComponents, learner: Learner, rollouts: StepRollouts, step: 
         longest = max(len(episode.spans[0]) for episode in episodes)
         raise RunStopped(
             f"no attempt sampled a single token: prompts of up to {longest} tokens fill "
-            f"rollout.max_context={parts.config.rollout.max_context}; raise it"
+            f"rollout.max_context={components.config.rollout.max_context}; raise it"
         )
-    batch = parts.shape(learner.annotate(rows, to_batch(rows)))
-    advantages = parts.credit(batch.zeros(), batch)
-    returns = None if parts.returns is None else parts.returns(batch.zeros(), batch)
+    batch = components.shape(learner.annotate(rows, to_batch(rows)))
+    advantages = components.credit(batch.zeros(), batch)
+    returns = None if components.returns is None else components.returns(batch.zeros(), batch)
     batch = batch.replace(advantages=advantages, returns=returns)
     updated = learner.update(rows, batch)
-    if isinstance(parts.branch, Stateful):
-        parts.branch.settle(episodes)
+    if isinstance(components.branch, Stateful):
+        components.branch.settle(episodes)
     seconds = time.perf_counter() - started
     sampled = sum(len(s) for e in episodes for s in e.spans if s.author is Author.POLICY)
     learnt = {id(span): span for row in rows for span in row.spans}.values()  # shared ones once
     age = (step - 1 - batch.versions[batch.mask]).float()
     metrics = {
         **describe(episodes),
-        "rollout/missing": missing(episodes, parts.config.rollout.samples),
+        "rollout/missing": missing(episodes, components.config.rollout.samples),
         **rollouts.numbers,
-        "sampling/entropy_top_k": float(parts.entropy_top_k),
+        "sampling/entropy_top_k": float(components.entropy_top_k),
         "advantages/std": float(advantages[batch.mask].std(correction=0))
         if batch.num_tokens
         else 0.0,
@@ -113,7 +115,8 @@ def learn(parts: RunComponents, learner: Learner, rollouts: StepRollouts, step: 
         "num_tokens": float(sampled),
         "num_trained_tokens": float(sum(sum(span.mask) for span in learnt)),
         "num_forward_tokens": float(sum(map(len, learnt))),
-        "tokens_per_second": sampled / (rollouts.seconds + (seconds if parts.is_ahead else 0.0)),
+        "tokens_per_second": sampled
+        / (rollouts.seconds + (seconds if components.is_ahead else 0.0)),
         "step_time": rollouts.seconds + seconds,
         "time/rollout": rollouts.seconds,
         "time/learn": seconds,
@@ -124,17 +127,17 @@ def learn(parts: RunComponents, learner: Learner, rollouts: StepRollouts, step: 
 
 
 class RolloutSource:
-    """Where the loop's episodes come from: a stream of tasks, and a crew that attempts them.
+    """Where the loop's episodes come from: a stream of tasks, and a collector that attempts them.
 
-    With `rollout.staleness` the crew works ahead of the learner, and stops when it is so many steps
+    With `rollout.staleness` the collector works ahead of the learner, and stops when it is so many steps
     ahead; the learner waits where there is nothing to learn from. So neither side can run away.
     """
 
-    def __init__(self, parts: RunComponents, collector: Collector, tasks: TaskStream) -> None:
-        self.parts, self.collector, self.tasks = parts, collector, tasks
-        config = parts.config
+    def __init__(self, components: RunComponents, collector: Collector, tasks: TaskStream) -> None:
+        self.components, self.collector, self.tasks = components, collector, tasks
+        config = components.config
         rounds = config.rollout.dynamic_rounds
-        self.rounds = rounds or (DYNAMIC_ROUNDS if parts.preset.dynamic_sampling else 1)
+        self.rounds = rounds or (DYNAMIC_ROUNDS if components.preset.dynamic_sampling else 1)
         self.ahead = config.rollout.staleness
         self.window = StalenessWindow(collector, self._job, self.ahead, config.train.steps)
         self._cursors: dict[int, int] = {}
@@ -147,7 +150,7 @@ class RolloutSource:
             episodes, flat = self.window.take(step), []
             cursor = self._cursors.pop(step)
         else:
-            wanted = self.parts.config.rollout.tasks
+            wanted = self.components.config.rollout.tasks
             episodes, flat = collect_informative(
                 self.tasks,
                 wanted,
@@ -162,10 +165,10 @@ class RolloutSource:
         return StepRollouts(episodes, len(flat), seconds, cursor, numbers)
 
     def _job(self, step: int) -> RolloutRequest:
-        some = [next(self.tasks) for _ in range(self.parts.config.rollout.tasks)]
+        some = [next(self.tasks) for _ in range(self.components.config.rollout.tasks)]
         self._cursors[step] = self.tasks.cursor
         return self._of(step, some)
 
     def _of(self, step: int, tasks: Sequence[Task]) -> RolloutRequest:
-        salt = self.parts.config.run.seed * TRAIN_SEEDS + step
+        salt = self.components.config.run.seed * TRAIN_SEEDS + step
         return RolloutRequest(tasks, f"the episodes of step {step}", step=step, salt=salt)

@@ -1,4 +1,4 @@
-"""Who samples for a run: its engine, and the crew that attempts tasks with it.
+"""Who samples for a run: its engine, and the collector that attempts tasks with it.
 
 engine            whose weights it has
 native            the learner's own tensors, where the two take turns in one process; else a copy
@@ -176,12 +176,12 @@ def known_elsewhere(config: Config, vocab_size: int) -> int:
     return known_tokens(vocab_size, asked) if is_external(config) and asked > 0 else 0
 
 
-def make_collector(parts: RunComponents, processes: ProcessGroup = ALONE) -> Collector:
+def make_collector(components: RunComponents, processes: ProcessGroup = ALONE) -> Collector:
     """Whoever attempts this run's tasks."""
-    config = parts.config
+    config = components.config
     limits = config.rollout
     ground = CollectorConfig(
-        parts.setting, parts.held_out, parts.branch, limits.concurrency, limits.samples
+        components.setup, components.held_out, components.branch, limits.concurrency, limits.samples
     )
     collector: Collector = SyncCollector(ground)
     if config.rollout.staleness:
@@ -189,7 +189,7 @@ def make_collector(parts: RunComponents, processes: ProcessGroup = ALONE) -> Col
     return (
         collector
         if processes.world == 1
-        else DistributedCollector(collector, processes, parts.engine)
+        else DistributedCollector(collector, processes, components.engine)
     )
 
 

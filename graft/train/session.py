@@ -70,7 +70,7 @@ class Session:
         make_collector: Callable[[RunComponents], Collector] | None = None,
         waits: bool = False,
     ) -> None:
-        """`make_crew` says who attempts the tasks; None: this process, or all that there are. With
+        """`make_collector` says who attempts the tasks; None: this process, or all that there are. With
         `waits` it is stopped by `interrupt.ask` alone, at the end of a step."""
         self.config, self.display, self.processes = config, display, processes
         self.make_collector = make_collector
@@ -154,7 +154,7 @@ class Session:
     def stop_strings(self) -> tuple[str, ...]:
         """Texts that end a turn in this run's environment."""
         task = self.config.task
-        return self.parts.held_out.make_env(Task("probe", task.env)).stop if task.env else ()
+        return self.components.held_out.make_env(Task("probe", task.env)).stop if task.env else ()
 
     def _open(self) -> Checkpoint | None:
         """Load the newest checkpoint, or start anew; either way drop what lies behind it."""
@@ -167,19 +167,19 @@ class Session:
         weights = None if newest is None else newest.path
         if self.processes.world == 1:
             refuse_what_cannot_fit(self.config, weights)
-        self.parts: RunComponents = build_run(
+        self.components: RunComponents = build_run(
             self.config, weights, self.processes, samples=self.make_collector is None
         )
-        self.collector = (self.make_collector or self._crew_here)(self.parts)
+        self.collector = (self.make_collector or self._local_collector)(self.components)
         self.saver = CheckpointWriter(
             self.folder.checkpoints,
-            self.parts.tokenizer,
+            self.components.tokenizer,
             keep_last=self.config.run.keep_last,
             processes=self.processes,
             later=self.config.run.save_later,
             source=self.config.model.path and str(latest_model(self.config.model.path)),
-            names=() if self.parts.actions is None else self.parts.actions.names,
-            turn_ends=self.parts.chat.end_ids,
+            names=() if self.components.actions is None else self.components.actions.names,
+            turn_ends=self.components.chat.end_ids,
         )
         self._tell_notes()
         if newest is not None:
@@ -188,10 +188,10 @@ class Session:
                 f"resuming {self.folder.path} after {newest.phase} step {newest.step}"
             )
             self._tell_changes(newest)
-        self.journal.go_on(newest, self.state.get("alarms", {}), str(self.parts.policy.dtype))
-        checks = [positions_check(self.config, self.parts.policy.shape)]
+        self.journal.go_on(newest, self.state.get("alarms", {}), str(self.components.policy.dtype))
+        checks = [positions_check(self.config, self.components.policy.shape)]
         if self.config.task.env:
-            probe = self.parts.setting.make_env(Task("probe", self.config.task.env))
+            probe = self.components.setup.make_env(Task("probe", self.config.task.env))
             checks.append(graded_check(self.config, probe))
         doubtful += refuse([check for check in checks if check is not None])
         for text in doubtful:
@@ -211,17 +211,17 @@ class Session:
                 self.display.note(change)
 
     def _tell_notes(self) -> None:
-        """What is worth knowing of the run's parts, once."""
-        for note in self.parts.notes:
+        """What is worth knowing of the run's components, once."""
+        for note in self.components.notes:
             self.display.note(note)
-        self.parts.notes.clear()
+        self.components.notes.clear()
 
-    def _crew_here(self, parts: RunComponents) -> Collector:
-        return make_collector(parts, self.processes)
+    def _local_collector(self, components: RunComponents) -> Collector:
+        return make_collector(components, self.processes)
 
     def _publish(self, version: int) -> None:
         """Whoever samples has the learner's weights from now on."""
-        self.collector.load(self.parts.published(), version)
+        self.collector.load(self.components.published(), version)
 
     def _stop_together(self) -> None:
         """Processes that work together end at the same step."""
@@ -235,7 +235,7 @@ class Session:
         if not sft.is_on or self._is_warm(self.state):
             return
         self.state["sft_planned"] = [sft.steps, sft.epochs]
-        course = make_course(self.parts)
+        course = make_course(self.components)
         for note in course.notes:
             self.display.note(note)
         before = self.state.setdefault("sft_rows", course.fingerprint)
@@ -244,7 +244,7 @@ class Session:
                 f"the rows of {sft.data} are not those that this run began with, so it cannot go on "
                 "with them; put the file back, or give this run another run.name"
             )
-        learner = sft_learner(self.parts, course.steps)
+        learner = sft_learner(self.components, course.steps)
         self._tell_notes()
         start = 0
         if resumed is not None:
@@ -314,8 +314,8 @@ class Session:
     def _attempt(self, tasks: Sequence[Task], temperature: float) -> HeldOutScore:
         """Held-out tasks, once each."""
         name = f"{len(tasks)} held-out episodes"
-        job = RolloutRequest(tasks, name, held_out=True, temperature=temperature)
-        score = score_of(self.collector.submit(job).result())
+        request = RolloutRequest(tasks, name, held_out=True, temperature=temperature)
+        score = score_of(self.collector.submit(request).result())
         self.journal.failures(name, score.episodes)
         leaves = [leaf for episode in score.episodes for leaf in episode.leaves]
         if all(leaf.status is Status.ENGINE_ERROR for leaf in leaves):  # no score of anything
@@ -330,7 +330,7 @@ class Session:
         reference = None
         if has_reference(config) and not config.lora.rank:
             reference = self._reference(is_new=resumed is None)
-        learner = make_learner(self.parts, reference)
+        learner = make_learner(self.components, reference)
         self._tell_notes()
         tasks = TaskStream(config.task.env, config.run.seed, self.state.get("cursor", 0))
         done = 0
@@ -341,12 +341,12 @@ class Session:
         else:
             resumed.restore(learner)
             done = resumed.step
-            if isinstance(self.parts.branch, Stateful) and "branch" in self.state:
-                self.parts.branch.restore(self.state["branch"])
+            if isinstance(self.components.branch, Stateful) and "branch" in self.state:
+                self.components.branch.restore(self.state["branch"])
         if done < config.train.steps:
             self._check_up(learner, done)
         self._publish(done)
-        source = RolloutSource(self.parts, self.collector, tasks)
+        source = RolloutSource(self.components, self.collector, tasks)
         recorder = StepRecorder(learner, config.train.steps, rates_of(config))
         self.display.phase(PHASE_WORDS["rl"], config.train.steps)
         clock = self._clock("rl")
@@ -359,7 +359,7 @@ class Session:
                 with self.interrupt.held(), self.journal.evidence(step, rollouts.episodes):
                     learner.keeps_logprobs = self.journal.keeps_episodes(step)
                     before = recorder.prints() if learner.keeps_logprobs else None
-                    learned = learn(self.parts, learner, rollouts, step)
+                    learned = learn(self.components, learner, rollouts, step)
                     record = None if before is None else recorder.record(step, before)
                     metrics = learned.metrics
                     done = step
@@ -367,8 +367,8 @@ class Session:
                     self._publish(step)
                     metrics["time/sync"] = time.perf_counter() - started
                     self.state["cursor"] = rollouts.cursor
-                    if isinstance(self.parts.branch, Stateful):
-                        self.state["branch"] = self.parts.branch.state
+                    if isinstance(self.components.branch, Stateful):
+                        self.state["branch"] = self.components.branch.state
                     self.state.pop("score", None)  # it belongs to the weights it was measured on
                     if config.run.eval_every and step % config.run.eval_every == 0:
                         scores = self._evaluate(f"step {step}")
@@ -398,7 +398,7 @@ class Session:
             episodes = self.collector.submit(
                 RolloutRequest(tasks, "a first look", held_out=True)
             ).result()
-        chat, temperature = self.parts.chat, self.config.rollout.temperature
+        chat, temperature = self.components.chat, self.config.rollout.temperature
         found = first_look(
             learner,
             episodes,
@@ -429,7 +429,7 @@ class Session:
     def _reference(self, is_new: bool) -> Any:
         """The frozen policy of the KL term: the weights RL starts from, kept for every resumption."""
         path = self.folder.path / "reference"
-        policy, is_first = self.parts.policy, self.processes.is_first
+        policy, is_first = self.components.policy, self.processes.is_first
         with out_of_disk(self.folder.path):
             if is_new:
                 aside = path.with_name(".reference.partial")
@@ -499,12 +499,12 @@ class Session:
             **({"sft": self.state["sft"]} if self.state.get("sft") else {}),
             "seconds": round(time.perf_counter() - self.started, 1),
             "seconds_per_phase": {name: round(value, 1) for name, value in seconds.items()},
-            "parameters": sum(p.numel() for p in self.parts.policy.parameters()),
+            "parameters": sum(p.numel() for p in self.components.policy.parameters()),
             "processes": self.processes.world,
             "checkpoint": str(checkpoints(self.folder.checkpoints)[-1].path),
             **self._hub_model(),
             "versions": versions(),
-            "machine": machine(self.parts.policy.device),
+            "machine": machine(self.components.policy.device),
         }
         if self.processes.is_first:
             self.folder.summary(values)

@@ -58,14 +58,14 @@ class SFTDataset:
     """Of the tokens of all rows; who goes on with others would not see what it would have seen."""
 
 
-def make_course(parts: RunComponents) -> SFTDataset:
-    sft = parts.config.sft
+def make_course(components: RunComponents) -> SFTDataset:
+    sft = components.config.sft
     if not sft.data:
-        held_out = recorded(parts, sft.eval_data) if sft.eval_data else None
-        return SFTDataset(sft.steps, demonstrations(parts), _batches(held_out, sft))
-    rows = recorded(parts, sft.data)
+        held_out = recorded(components, sft.eval_data) if sft.eval_data else None
+        return SFTDataset(sft.steps, demonstrations(components), _batches(held_out, sft))
+    rows = recorded(components, sft.data)
     if sft.eval_data:
-        looked_at, learned = recorded(parts, sft.eval_data), rows
+        looked_at, learned = recorded(components, sft.eval_data), rows
     else:
         looked_at, learned = rows.split(sft.eval_share)
     steps = sft.steps or math.ceil(sft.epochs * len(learned) / sft.batch)
@@ -73,7 +73,7 @@ def make_course(parts: RunComponents) -> SFTDataset:
     last = sft.epochs * len(learned) if sft.epochs else None
     return SFTDataset(
         steps,
-        in_order(learned, sft.batch, parts.config.run.seed, last),
+        in_order(learned, sft.batch, components.config.run.seed, last),
         _batches(looked_at, sft),
         sft.batch / len(learned),
         [*rows.notes, *(looked_at.notes if sft.eval_data else [])],
@@ -82,9 +82,9 @@ def make_course(parts: RunComponents) -> SFTDataset:
     )
 
 
-def demonstrations(parts: RunComponents) -> Examples:
+def demonstrations(components: RunComponents) -> Examples:
     """The environment's own teacher, on training tasks."""
-    config = parts.config
+    config = components.config
     seed, count = config.run.seed, config.sft.batch
 
     def examples(step: int) -> list[Episode]:
@@ -92,10 +92,10 @@ def demonstrations(parts: RunComponents) -> Examples:
         return [
             demonstration(
                 task,
-                parts.setting.make_env(task),
-                parts.chat,
+                components.setup.make_env(task),
+                components.chat,
                 seed=draw_key(seed, task.id, 0),
-                actions=parts.actions,
+                actions=components.actions,
                 prefill=config.task.prefill,
                 **config.sft.demo_args,
             )
@@ -146,26 +146,30 @@ class SFTRows:
         return SFTRows(self.chats, self.build, self.limit, array("q", numbers))
 
 
-def row_builder(parts: RunComponents, path: str) -> tuple[Chats, Callable[[int, ChatRow], Episode]]:
+def row_builder(
+    components: RunComponents, path: str
+) -> tuple[Chats, Callable[[int, ChatRow], Episode]]:
     """The rows of a file, and what makes an example of one; none is looked at yet."""
-    sft = parts.config.sft
+    sft = components.config.sft
     chats = open_chats(path, sft.skip_bad, sft.layout)
     marks = sft.mask_results
     speller = (
-        None if parts.actions is None else ActionSpeller(parts.actions, parts.tokenizer, marks)
+        None
+        if components.actions is None
+        else ActionSpeller(components.actions, components.tokenizer, marks)
     )
 
     def build(number: int, row: ChatRow) -> Episode:
         task = Task(f"row:{chats.numbers[number]}", "", data_source=path)
-        return example(task, row, parts.chat, marks, speller, parts.config.task.prefill)
+        return example(task, row, components.chat, marks, speller, components.config.task.prefill)
 
     return chats, build
 
 
-def recorded(parts: RunComponents, path: str) -> SFTRows:
+def recorded(components: RunComponents, path: str) -> SFTRows:
     """The rows of a file, each looked at once; what cannot be learned from is refused or counted."""
-    sft, limit = parts.config.sft, parts.config.rollout.max_context
-    chats, build = row_builder(parts, path)
+    sft, limit = components.config.sft, components.config.rollout.max_context
+    chats, build = row_builder(components, path)
     numbers, counts = array("q"), {"bad": chats.bad, "cut": 0, "overlong": 0}
     first, seen = "", blake2b(digest_size=8)
     for number in range(len(chats)):

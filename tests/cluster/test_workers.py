@@ -1,4 +1,4 @@
-"""Who has which task, and whose answer counts: the crew of a cluster, with a Ray that is made up."""
+"""Who has which task, and whose answer counts: the collector of a cluster, with a Ray that is made up."""
 
 import json
 import math
@@ -89,7 +89,7 @@ class Actor:
 
 
 class FakeRay:
-    """As much of Ray as the crew uses."""
+    """As much of Ray as the collector uses."""
 
     exceptions = SimpleNamespace(RayError=Died)
     util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
@@ -149,18 +149,18 @@ def recipe(**sections: dict[str, Any]) -> Config:
 
 
 class Kit:
-    """A crew on the made-up Ray."""
+    """A collector on the made-up Ray."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         self.ray, self.said = FakeRay(), list[str]()
         self.folder, self.config = folder, config
-        self.crews: list[RayCollector] = []
+        self.collectors: list[RayCollector] = []
 
     def collector(self, **sections: dict[str, Any]) -> RayCollector:
         collector = RayCollector(
             recipe(**sections) if sections else self.config, self.folder, self.said.append
         )
-        self.crews.append(collector)
+        self.collectors.append(collector)
         return collector
 
     def until(self, holds: Callable[[], Any]) -> Any:
@@ -189,11 +189,11 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kit]:
     monkeypatch.setattr(module, "ray_module", lambda: kit.ray)
     monkeypatch.setattr(module, "LOOK", 0.01)
     yield kit
-    for collector in kit.crews:
+    for collector in kit.collectors:
         collector.close()
 
 
-def job(*ids: str) -> RolloutRequest:
+def request(*ids: str) -> RolloutRequest:
     return RolloutRequest([Task(name, "env") for name in ids], "some episodes")
 
 
@@ -204,7 +204,7 @@ def names(episodes: list[Episode]) -> list[str]:
 def test_what_a_dead_worker_had_is_done_again_once_and_in_its_place(kit: Kit) -> None:
     collector = kit.collector()
     kit.ready(2)
-    pending = collector.submit(job("a", "b", "c", "d"))
+    pending = collector.submit(request("a", "b", "c", "d"))
     first, second = kit.having("a", "c"), kit.having("b", "d")
     second.finish("b")
     kit.until(lambda: len(collector.workers[1].running) == 1)
@@ -226,7 +226,7 @@ def test_what_a_dead_worker_had_is_done_again_once_and_in_its_place(kit: Kit) ->
 def test_lost_tasks_go_before_those_that_wait(kit: Kit) -> None:
     collector = kit.collector(rollout={"concurrency": 1}, cluster={"address": "here", "workers": 1})
     kit.ready(1)
-    pending = collector.submit(job("a", "b"))
+    pending = collector.submit(request("a", "b"))
     kit.having("a").die()
     kit.having("a").finish("a")
     kit.having("b").finish("b")
@@ -237,7 +237,7 @@ def test_an_episode_that_arrives_while_its_worker_is_buried_counts_once(kit: Kit
     """Whoever sends weights may bury a worker at any moment, on a thread of its own."""
     collector = kit.collector()
     kit.ready(2)
-    pending = collector.submit(job("a", "b"))
+    pending = collector.submit(request("a", "b"))
     first = kit.having("a")
     kit.having("b").finish("b")
     reference = first.attempts["a"]
@@ -260,7 +260,7 @@ def test_an_episode_that_arrives_while_its_worker_is_buried_counts_once(kit: Kit
 def test_one_that_does_not_answer_is_replaced_and_one_that_does_is_not(kit: Kit) -> None:
     collector = kit.collector(parallel={"deadline": 0.3})
     kit.ready(2)
-    pending = collector.submit(job("a", "b"))
+    pending = collector.submit(request("a", "b"))
     first, second = kit.having("a"), kit.having("b")
     first.is_frozen = True
     kit.until(lambda: any("has not answered for 0.3 s" in line for line in kit.said))
@@ -302,7 +302,7 @@ def test_weights_that_come_while_a_worker_starts_are_there_before_its_first_task
         old.die()
         kit.until(lambda: waits)
         collector.load({"w": torch.ones(2)}, 2)
-        pending = collector.submit(job("a"))
+        pending = collector.submit(request("a"))
         new = kit.ray.actors[1]
         assert not new.attempts
         may_start.set()
@@ -321,7 +321,7 @@ def test_weights_that_no_worker_can_take_end_the_run(kit: Kit) -> None:
     with pytest.raises(RunStopped, match="cannot take the weights: these weights are not"):
         collector.load({"w": torch.zeros(2)}, 1)
     with pytest.raises(RunStopped, match="not the model's"):
-        collector.submit(job("a"))
+        collector.submit(request("a"))
 
 
 def test_workers_that_die_of_new_weights_end_the_run_and_not_in_a_loop(
@@ -330,7 +330,7 @@ def test_workers_that_die_of_new_weights_end_the_run_and_not_in_a_loop(
     monkeypatch.setattr(module, "MOST_DELAY", 0.0)
     collector = kit.collector()
     kit.ready(2)
-    pending = collector.submit(job("a", "b"))
+    pending = collector.submit(request("a", "b"))
 
     def die(actor: Actor, name: str, values: tuple[Any, ...]) -> Any:
         actor.die()
@@ -347,7 +347,7 @@ def test_workers_that_die_of_new_weights_end_the_run_and_not_in_a_loop(
 def test_a_task_that_ends_every_worker_is_named(kit: Kit) -> None:
     collector = kit.collector(cluster={"address": "here", "workers": 1})
     kit.ready(1)
-    pending = collector.submit(job("fine", "deadly"))
+    pending = collector.submit(request("fine", "deadly"))
     kit.having("fine", "deadly").finish("fine")
     for _ in range(module.MOST_DEATHS):
         actor = kit.having("deadly")
@@ -364,7 +364,7 @@ def test_a_task_that_ends_every_worker_is_named(kit: Kit) -> None:
 def test_what_breaks_in_a_worker_reaches_whoever_waits(kit: Kit) -> None:
     collector = kit.collector()
     kit.ready(2)
-    pending = collector.submit(job("a", "b"))
+    pending = collector.submit(request("a", "b"))
     kit.having("b").attempts["b"].answer(Attempted(None, wrong="the judge is out"))
     with pytest.raises(RunStopped, match=r"worker 1 \(pid 1\) failed at task b: the judge is out"):
         pending.result()
@@ -388,13 +388,13 @@ def test_no_room_for_anybody_ends_with_what_was_asked_for(
 def test_the_number_changes_with_the_file_and_nobody_is_cut_short(kit: Kit) -> None:
     collector = kit.collector()
     kit.ready(2)
-    pending = collector.submit(job("a", "b"))
+    pending = collector.submit(request("a", "b"))
     kit.having("a")
     second = kit.having("b")
     scale = kit.folder / module.SCALE
     scale.write_text('{"workers": 1}')
     kit.until(lambda: any("gets no more tasks: 1 are wanted" in line for line in kit.said))
-    later = collector.submit(job("c"))
+    later = collector.submit(request("c"))
     first = kit.having("a", "c")
     assert not second.is_dead
     second.finish("b")
@@ -415,7 +415,7 @@ def test_the_number_changes_with_the_file_and_nobody_is_cut_short(kit: Kit) -> N
 def test_whoever_waits_for_long_is_told_what_each_worker_does(kit: Kit) -> None:
     collector = kit.collector()
     kit.ready(2)
-    collector.submit(job("a", "b", "c"))
+    collector.submit(request("a", "b", "c"))
     kit.having("a", "c")
     assert collector.table() == {
         "worker 0 (pid 0)": "has 2 episodes under way",
@@ -440,9 +440,9 @@ def test_learners_that_wait_for_long_episodes_hear_from_the_first() -> None:
 
     late = SimpleNamespace(is_done=lambda: time.monotonic() > began + 0.1, result=lambda: ["e"])
     began = time.monotonic()
-    collector: Any = SimpleNamespace(submit=lambda job: late)
+    collector: Any = SimpleNamespace(submit=lambda request: late)
     others: Any = Others()
-    assert LearnerResult(collector, others).submit(job("a")).result() == ["e"]
+    assert LearnerResult(collector, others).submit(request("a")).result() == ["e"]
     assert asked[0] is True
     assert asked[-1] is False
     assert len(asked) >= 3
@@ -518,7 +518,7 @@ class TestScale:
         app.command()(scale)
         return CliRunner().invoke(app, list(given))
 
-    def test_it_writes_the_number_that_the_crew_reads(self, run: Path) -> None:
+    def test_it_writes_the_number_that_the_collector_reads(self, run: Path) -> None:
         done = self.invoke(str(run), "4", "--json")
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout.splitlines()[-1])["workers"] == 4

@@ -219,7 +219,7 @@ def test_tools_around_it_change_nothing_in_the_prompt_and_the_answer_is_the_last
 def test_a_rollout_hands_the_source_and_the_rest_of_the_row_to_its_reward():
     wrappers = [{"tools": TOOLS}]
     tokenizer = FastTokenizer.bytes()
-    setting = RolloutSetup(
+    setup = RolloutSetup(
         engine=ScriptedEngine([]),
         chat=Chat(tokenizer, TEMPLATES["chatml"]),
         make_env=lambda task: make(task.env, rows=[LOUVRE, HALF], wrappers=wrappers),
@@ -227,11 +227,11 @@ def test_a_rollout_hands_the_source_and_the_rest_of_the_row_to_its_reward():
     )
 
     async def opened() -> Task:
-        async with EpisodeBuilder(Task("prompts:train:0", "prompts", seed=0), setting) as growth:
-            await growth.open()
-            text = tokenizer.decode(growth.episode.spans[0].tokens)
+        async with EpisodeBuilder(Task("prompts:train:0", "prompts", seed=0), setup) as builder:
+            await builder.open()
+            text = tokenizer.decode(builder.episode.spans[0].tokens)
             assert text.count("Search where you must.") == text.count("Where is the Louvre?") == 1
-            return growth.episode.task
+            return builder.episode.task
 
     task = asyncio.run(opened())
     assert task.prompt == (SYSTEM, ASKED)

@@ -115,13 +115,13 @@ def test_each_cell_is_what_its_checkpoint_alone_would_score(which, tmp_path, req
     config = load_config(str(run / "config.yaml"), overrides)
     tasks = held_out_tasks("calculator", 3)
     for name in NAMES:  # loaded in place there, assembled from nothing here
-        parts = build_run(config, weights=run / "checkpoints" / name)
-        score = evaluate(tasks, parts.held_out, temperature=1.0, samples=2)
+        components = build_run(config, weights=run / "checkpoints" / name)
+        score = evaluate(tasks, components.held_out, temperature=1.0, samples=2)
         cell = table.rows[name]["calculator"]
         assert cell.tasks == [task.id for task in tasks]
         assert cell.rewards == score.rewards
         assert (cell.reward, cell.tool_calls) == pytest.approx((score.reward, score.tool_calls))
-        parts.engine.close()
+        components.engine.close()
     first, second, last = (table.rows[name] for name in NAMES)
     assert first["calculator"].rewards == second["calculator"].rewards  # RL starts there
     assert last["calculator"].rewards != second["calculator"].rewards
@@ -135,11 +135,11 @@ def test_head_rows_beyond_the_vocabulary_come_with_their_checkpoint(trained_with
     bench = Evaluator(EvalSpec(config, [], 1, 1, 0.0))
     for name in ("rl-000000", "rl-000002"):
         assert bench.mount(Candidate(name, folder / name, ""))
-    assert bench.parts is not None
-    shape = bench.parts.policy.shape
-    held = bench.parts.policy.head_weight[shape.vocab_size : shape.vocab_size + shape.extra]
+    assert bench.components is not None
+    shape = bench.components.policy.shape
+    held = bench.components.policy.head_weight[shape.vocab_size : shape.vocab_size + shape.extra]
     torch.testing.assert_close(held.detach(), rows, atol=0, rtol=0)
-    assert bench.parts.engine.version == 1  # nothing that the first one computed is kept
+    assert bench.components.engine.version == 1  # nothing that the first one computed is kept
     bench.close()
 
 

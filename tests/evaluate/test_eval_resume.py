@@ -220,11 +220,13 @@ def test_no_task_waits_for_another(trained):
     from graft.train.build import build_run
     from graft.train.rl import held_out_tasks
 
-    parts = build_run(load_config(str(trained / "config.yaml")), trained / "checkpoints/sft-000030")
+    components = build_run(
+        load_config(str(trained / "config.yaml")), trained / "checkpoints/sft-000030"
+    )
     tasks = held_out_tasks("calculator", 6)
     ended: list[str] = []
     opened = []
-    real = parts.engine.open
+    real = components.engine.open
 
     def open_slowly(tokens, key=None):
         context = real(tokens, key)
@@ -246,12 +248,12 @@ def test_no_task_waits_for_another(trained):
             context.fork = slow_fork
         return context
 
-    parts.engine.open = open_slowly
+    components.engine.open = open_slowly
     make_attempts(
         [(task, [0]) for task in tasks],
-        parts.held_out,
+        components.held_out,
         lambda sample: ended.append(sample.task),
         at_a_time=2,
     )
     assert ended[-1] == tasks[0].id and set(ended) == {task.id for task in tasks}
-    parts.engine.close()
+    components.engine.close()

@@ -31,9 +31,9 @@ def test_a_cpu_that_computes_bfloat16_in_software_is_given_float32(
 def test_a_run_and_its_forecast_say_that_they_take_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "has_native_bf16", lambda _: False)
     config = load_config("quickstart", ["model.dtype=bfloat16", "model.device=cpu"])
-    parts = build_run(config)
-    assert parts.policy.dtype == torch.float32
-    assert any(note.startswith(IN_SOFTWARE) for note in parts.notes)
+    components = build_run(config)
+    assert components.policy.dtype == torch.float32
+    assert any(note.startswith(IN_SOFTWARE) for note in components.notes)
     found = forecast(config, probing=False, room=DeviceMemory(CPU, 10**11, name="a CPU"))
     assert found.dtype == torch.float32
     assert [note.startswith(IN_SOFTWARE) for note in found.notes] == [True]

@@ -100,10 +100,10 @@ def test_rollouts_stop_at_all_of_them_and_a_checkpoint_keeps_the_file(
     folder: Path, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path / "runs", folder)
-    parts = build_run(config)
+    components = build_run(config)
     ends = generation(folder)["eos_token_id"]
-    assert parts.engine.eos_ids == set(ends)  # type: ignore[attr-defined]
-    parts.engine.close()
+    assert components.engine.eos_ids == set(ends)  # type: ignore[attr-defined]
+    components.engine.close()
     train_recipe(config)
     saved = latest_model(str(tmp_path / "runs" / "run"))
     assert saved != tmp_path / "runs" / "run"

@@ -76,7 +76,7 @@ def decoder(seed: int, letters: FastTokenizer = LETTERS, extra: int = 0) -> Deco
     return model
 
 
-def setting_of(
+def setup_of(
     model: Decoder, make_env=Asking, letters=LETTERS, actions=None, kernels=None, **how
 ) -> RolloutSetup:
     engine = NativeEngine(
@@ -105,15 +105,15 @@ async def decoded(engine: NativeEngine, count: int, growing: asyncio.Task) -> No
         await asyncio.sleep(0)
 
 
-def grown(setting: RolloutSetup, branch=None, at: tuple[int, ...] = (), weights=(None, None, None)):
+def grown(setup: RolloutSetup, branch=None, at: tuple[int, ...] = (), weights=(None, None, None)):
     """An episode that is paused when the engine has decoded `at` tokens; version 1, 2 ... follow."""
 
     async def main():
-        grower = AttemptRunner(CollectorConfig(setting, setting, branch or independent(1)))
-        growing = asyncio.create_task(grower.attempt(TASK, JOB, 0))
+        runner = AttemptRunner(CollectorConfig(setup, setup, branch or independent(1)))
+        growing = asyncio.create_task(runner.attempt(TASK, JOB, 0))
         for version, (count, new) in enumerate(zip(at, weights, strict=False), 1):
-            await decoded(setting.engine, count, growing)
-            grower.renew(new, version)
+            await decoded(setup.engine, count, growing)
+            runner.renew(new, version)
         return await growing
 
     return asyncio.run(main())
@@ -152,13 +152,13 @@ def learners(model: Decoder, rows, allowed=None) -> torch.Tensor:
 
 
 def test_an_attempt_paused_anywhere_is_what_it_would_have_been():
-    whole = grown(setting_of(decoder(0)), independent(3))
+    whole = grown(setup_of(decoder(0)), independent(3))
     rows = list(whole.trajectories())
     count = sum(len(s) for row in rows for s in row.spans if s.author is Author.POLICY)
     assert count > 40 and any(row.leaf.metrics["turns"] > 1 for row in rows)
     split = 0
     for at in range(0, count, 9):
-        paused = grown(setting_of(decoder(0)), independent(3), at=(at, at + 4))
+        paused = grown(setup_of(decoder(0)), independent(3), at=(at, at + 4))
         assert said(paused) == said(whole)
         split += len(paused.spans) > len(whole.spans)
         for row, same in zip(paused.trajectories(), rows, strict=True):
@@ -167,16 +167,16 @@ def test_an_attempt_paused_anywhere_is_what_it_would_have_been():
 
 
 def test_calls_made_of_actions_keep_their_mode_over_a_pause():
-    def setting():
+    def make_setup():
         model = decoder(3, SORTING_LETTERS, extra=SORTING.space.extra)
-        return setting_of(model, Swapping, SORTING_LETTERS, SORTING)
+        return setup_of(model, Swapping, SORTING_LETTERS, SORTING)
 
-    whole = grown(setting(), independent(2))
+    whole = grown(make_setup(), independent(2))
     modes = {mode for span in whole.spans for mode in span.modes}
     assert len(modes) > 1 and any(span.info.get("finish") == Finish.EXIT for span in whole.spans)
     split = 0
     for at in range(1, 40, 4):
-        paused = grown(setting(), independent(2), at=(at,))
+        paused = grown(make_setup(), independent(2), at=(at,))
         assert said(paused) == said(whole)
         split += len(paused.spans) > len(whole.spans)
     assert split > 5  # in most of these places somebody was in the middle of something
@@ -185,11 +185,11 @@ def test_calls_made_of_actions_keep_their_mode_over_a_pause():
 def test_a_tree_that_forks_in_a_turn_that_is_paused_is_the_same_tree():
     """ARPO begins turns, forks behind the observation, and goes on: all of it over seams."""
     branch = arpo(samples=6, initial_rollouts=2, tokens=4, rule="threshold", threshold=0.0)
-    whole = grown(setting_of(decoder(0)), branch)
+    whole = grown(setup_of(decoder(0)), branch)
     assert any(span.info.get("forks") for span in whole.spans)
     split = 0
     for at in range(2, 60, 8):
-        paused = grown(setting_of(decoder(0)), branch, at=(at, at + 3))
+        paused = grown(setup_of(decoder(0)), branch, at=(at, at + 3))
         assert said(paused) == said(whole)
         split += len(paused.spans) > len(whole.spans)
         for span in paused.spans:
@@ -301,20 +301,20 @@ def test_words_and_characters_across_a_seam_are_whole_where_somebody_reads_them(
         heard.append(row.answer_text)
         return 2.0
 
-    setting = fragments(pieces, bytes_, reward=reward)
-    episode = asyncio.run(grow(TASK, setting, independent(1)))
+    setup = fragments(pieces, bytes_, reward=reward)
+    episode = asyncio.run(grow(TASK, setup, independent(1)))
     spans = [s for s in episode.spans if s.author is Author.POLICY]
     assert [(s.version, len(s)) for s in spans] == [(0, 2), (1, 2), (3, 1)]
     assert heard == ["né z"] and [row.text for row in episode.trajectories()] == ["né z"]
     assert [s.reward for s in spans] == [0.0, 0.0, 2.0]  # on the turn's last token
-    asked = [(a.begun, a.max_tokens, a.min_tokens) for a in setting.engine.asked]
+    asked = [(a.begun, a.max_tokens, a.min_tokens) for a in setup.engine.asked]
     assert asked == [(0, 24, 5), (2, 22, 3), (4, 20, 1), (4, 20, 1)]
 
 
 def test_a_split_turn_is_one_turn_of_the_batch():
     said = [(LETTERS.encode("hi"), Finish.PAUSE), (LETTERS.encode("jk"), Finish.PAUSE)]
-    setting = fragments([*said, ([LETTERS.eos_id], Finish.STOP)])
-    episode = asyncio.run(grow(TASK, setting, independent(1)))
+    setup = fragments([*said, ([LETTERS.eos_id], Finish.STOP)])
+    episode = asyncio.run(grow(TASK, setup, independent(1)))
     batch = to_batch(trajectories_of([episode]))
     assert batch.turns.tolist() == [[0] * 5] and batch.versions.tolist() == [[0, 0, 1, 1, 2]]
     assert batch.rewards.tolist() == [[0.0, 0.0, 0.0, 0.0, 4.0]]
@@ -323,8 +323,8 @@ def test_a_split_turn_is_one_turn_of_the_batch():
 
 def test_a_turn_that_is_paused_behind_its_last_token_has_run_out_of_room():
     said = [(LETTERS.encode("hijk"), Finish.PAUSE), (LETTERS.encode("ef"), Finish.PAUSE)]
-    setting = fragments(said, sampling=Sampling(max_tokens=6))
-    [leaf] = asyncio.run(grow(TASK, setting, independent(1))).leaves
+    setup = fragments(said, sampling=Sampling(max_tokens=6))
+    [leaf] = asyncio.run(grow(TASK, setup, independent(1))).leaves
     assert (leaf.status, leaf.metrics["turns"]) == (Status.TRUNCATED, 1)
 
 
@@ -334,12 +334,12 @@ def test_the_first_four_tokens_of_a_turn_are_four_however_they_are_split(seams):
     begins = [(text[a:b], Finish.PAUSE) for a, b in zip((0, *seams), seams, strict=False)]
     if 4 not in seams:  # else the engine paused behind the last token that was asked for
         begins.append((text[seams[-1] if seams else 0 : 4], Finish.LENGTH))
-    setting = fragments([*begins, (text[4:], Finish.STOP)])
+    setup = fragments([*begins, (text[4:], Finish.STOP)])
 
     async def main():
-        async with EpisodeBuilder(TASK, setting) as growth:
-            await growth.open()
-            path = await growth.root()
+        async with EpisodeBuilder(TASK, setup) as builder:
+            await builder.open()
+            path = await builder.root()
             await path.begin(4)
             begun = path._turn_tokens()
             fork = await path.fork()
@@ -362,8 +362,8 @@ def growth_prompt() -> list[int]:
 
 def test_tokens_before_the_seam_are_the_old_policys_and_those_behind_it_the_new_ones():
     old, new = decoder(0), decoder(9)
-    setting = setting_of(decoder(0))
-    episode = grown(setting, independent(4), at=(30,), weights=(weights_of(new),))
+    setup = setup_of(decoder(0))
+    episode = grown(setup, independent(4), at=(30,), weights=(weights_of(new),))
     rows = trajectories_of([episode])
     batch = to_batch(rows)
     assert set(batch.versions[batch.mask].tolist()) == {0, 1}
@@ -382,8 +382,8 @@ def test_tokens_before_the_seam_are_the_old_policys_and_those_behind_it_the_new_
 def test_several_seams_in_one_turn_each_have_their_weights():
     models = [decoder(seed) for seed in (0, 8, 9, 10)]
     new = [weights_of(model) for model in models[1:]]
-    setting = setting_of(decoder(0), sampling=Sampling(max_tokens=60), make_env=Talking)
-    episode = grown(setting, at=(9, 18, 27), weights=new)
+    setup = setup_of(decoder(0), sampling=Sampling(max_tokens=60), make_env=Talking)
+    episode = grown(setup, at=(9, 18, 27), weights=new)
     rows = trajectories_of([episode])
     batch = to_batch(rows)
     assert batch.versions[batch.mask].unique().tolist() == [0, 1, 2, 3]
@@ -397,8 +397,8 @@ def test_several_seams_in_one_turn_each_have_their_weights():
 def test_a_tree_of_forks_has_in_every_token_the_log_prob_of_its_own_version():
     models = [decoder(seed) for seed in (0, 8, 9)]
     branch = arpo(samples=8, initial_rollouts=3, tokens=5, rule="threshold", threshold=0.0)
-    setting = setting_of(decoder(0))
-    episode = grown(setting, branch, at=(20, 70), weights=[weights_of(m) for m in models[1:]])
+    setup = setup_of(decoder(0))
+    episode = grown(setup, branch, at=(20, 70), weights=[weights_of(m) for m in models[1:]])
     rows = trajectories_of([episode])
     assert len(rows) == 8 and any(span.info.get("forks") for span in episode.spans)
     batch = to_batch(rows)
@@ -411,10 +411,10 @@ def test_a_tree_of_forks_has_in_every_token_the_log_prob_of_its_own_version():
 
 def test_actions_too_have_the_log_probs_of_their_version():
     models = [decoder(seed, SORTING_LETTERS, SORTING.space.extra) for seed in (3, 4)]
-    setting = setting_of(
+    setup = setup_of(
         decoder(3, SORTING_LETTERS, SORTING.space.extra), Swapping, SORTING_LETTERS, SORTING
     )
-    episode = grown(setting, independent(3), at=(25,), weights=(weights_of(models[1]),))
+    episode = grown(setup, independent(3), at=(25,), weights=(weights_of(models[1]),))
     rows = trajectories_of([episode])
     batch = to_batch(rows)
     for version, model in enumerate(models):
@@ -425,24 +425,24 @@ def test_actions_too_have_the_log_probs_of_their_version():
 
 
 def test_nothing_is_left_in_the_engine_after_attempts_were_paused_and_discarded():
-    setting = setting_of(decoder(0))
-    grown(setting, independent(4), at=(10, 20, 30))
-    thrown = setting_of(decoder(0))
+    setup = setup_of(decoder(0))
+    grown(setup, independent(4), at=(10, 20, 30))
+    thrown = setup_of(decoder(0))
 
     async def main():
-        grower = AttemptRunner(CollectorConfig(thrown, thrown, independent(4)), discards=True)
-        growing = asyncio.create_task(grower.attempt(TASK, JOB, 0))
+        runner = AttemptRunner(CollectorConfig(thrown, thrown, independent(4)), discards=True)
+        growing = asyncio.create_task(runner.attempt(TASK, JOB, 0))
         for version in (1, 2):
             start = thrown.engine.stats["decode_tokens"]
             await decoded(thrown.engine, start + 15, growing)
             assert not growing.done()
-            grower.renew(None, version)
-        return await growing, grower.discarded
+            runner.renew(None, version)
+        return await growing, runner.discarded
 
     episode, discarded = asyncio.run(main())
     assert discarded == 2
     assert {s.version for s in episode.spans if s.author is Author.POLICY} == {2}
-    for engine in (setting.engine, thrown.engine):
+    for engine in (setup.engine, thrown.engine):
         assert engine.stats["pages_free"] == engine.stats["pages_total"]
         assert engine.stats["running"] == 0 and not engine._tree.sequences
 
@@ -458,9 +458,9 @@ def test_a_burst_that_is_paused_between_two_looks_of_the_host_is_exact_too(
         monkeypatch.setattr(draw, "CHUNK", 16)
     models = [decoder(seed) for seed in (0, 9)]
     short = {"sampling": Sampling(max_tokens=14), "make_env": Talking}
-    setting = setting_of(decoder(0).to(kernel_device), kernels=True, **short)
-    setting.engine._driver.typical = 32.0  # a look every four steps
-    episode = grown(setting, independent(2), at=(6,), weights=(weights_of(models[1]),))
+    setup = setup_of(decoder(0).to(kernel_device), kernels=True, **short)
+    setup.engine._driver.typical = 32.0  # a look every four steps
+    episode = grown(setup, independent(2), at=(6,), weights=(weights_of(models[1]),))
     rows = trajectories_of([episode])
     batch = to_batch(rows)
     for version, model in enumerate(models):
@@ -468,4 +468,4 @@ def test_a_burst_that_is_paused_between_two_looks_of_the_host_is_exact_too(
         assert own.any()
         found = learners(model, rows)[own]
         torch.testing.assert_close(found, batch.logprobs[own], atol=2e-5, rtol=0)
-    assert setting.engine.stats["pages_free"] == setting.engine.stats["pages_total"]
+    assert setup.engine.stats["pages_free"] == setup.engine.stats["pages_total"]

@@ -121,35 +121,35 @@ def test_a_cut_keeps_every_path_where_it_stood():
 
     async def play():
         where = scripted([COMPARE_AND_SWAP, [[*say("no"), EOS]], [call("swap", "A", "B")]])
-        async with EpisodeBuilder(TASK, where) as growth:
-            await growth.open()
-            paths = [await growth.root() for _ in range(3)]
+        async with EpisodeBuilder(TASK, where) as builder:
+            await builder.open()
+            paths = [await builder.root() for _ in range(3)]
             await paths[0].finish()
             await paths[1].finish()
             await paths[2].turn()
-            before = [LETTERS.decode(tokens_of(growth, path)) for path in paths]
-            assert growth.cut(paths[0].tip, 3) == 1  # "S?" and "S" of "So compare A and B"
-            assert growth.episode.spans[1].text == "S"
-            assert growth.episode.spans[2].text == "o compare A and B"
-            assert [LETTERS.decode(tokens_of(growth, path)) for path in paths] == before
+            before = [LETTERS.decode(tokens_of(builder, path)) for path in paths]
+            assert builder.cut(paths[0].tip, 3) == 1  # "S?" and "S" of "So compare A and B"
+            assert builder.episode.spans[1].text == "S"
+            assert builder.episode.spans[2].text == "o compare A and B"
+            assert [LETTERS.decode(tokens_of(builder, path)) for path in paths] == before
             assert [path.leaf.tips for path in paths[:2]] == [(paths[0].tip,), (paths[1].tip,)]
-            assert growth.cut(paths[0].tip, 2) == 0  # exactly behind the prompt: nothing to split
-            assert growth.cut(paths[0].tip, 3) == 1
-            assert len(growth.episode.spans) == 10
+            assert builder.cut(paths[0].tip, 2) == 0  # exactly behind the prompt: nothing to split
+            assert builder.cut(paths[0].tip, 3) == 1
+            assert len(builder.episode.spans) == 10
 
-    def tokens_of(growth, path) -> list[int]:
-        return [t for i in growth.episode.walk(path.tip) for t in growth.episode.spans[i].tokens]
+    def tokens_of(builder, path) -> list[int]:
+        return [t for i in builder.episode.walk(path.tip) for t in builder.episode.spans[i].tokens]
 
     asyncio.run(play())
 
 
 def test_a_cut_behind_an_empty_observation_keeps_it():
     async def play():
-        async with EpisodeBuilder(TASK, scripted([])) as growth:
-            await growth.open()
-            growth.episode.append(Span(0, Author.POLICY, [5]))
-            growth.episode.append(Span(1, Author.ENV, []))
-            tip = growth.episode.append(Span(2, Author.POLICY, [6]))
-            return growth.cut(tip, 3)
+        async with EpisodeBuilder(TASK, scripted([])) as builder:
+            await builder.open()
+            builder.episode.append(Span(0, Author.POLICY, [5]))
+            builder.episode.append(Span(1, Author.ENV, []))
+            tip = builder.episode.append(Span(2, Author.POLICY, [6]))
+            return builder.cut(tip, 3)
 
     assert asyncio.run(play()) == 2

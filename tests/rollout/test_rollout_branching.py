@@ -125,8 +125,8 @@ def scripted(script, pause=lambda: 0, make_env=Asking, **changes) -> RolloutSetu
     )
 
 
-def grow(branch, setting, task=TASK):
-    return collect([task], setting, branch)[0]
+def grow(branch, setup, task=TASK):
+    return collect([task], setup, branch)[0]
 
 
 def texts(episode) -> list[str]:
@@ -211,13 +211,13 @@ def test_turns_are_measured_by_their_first_decisions():
 
 def test_the_unsure_path_forks_right_behind_the_observation():
     how = arpo(3, initial_rollouts=2, rule="threshold", entropy_weight=1.0, tokens=1)
-    setting = scripted(one_call)
-    episode = grow(how, setting)
+    setup = scripted(one_call)
+    episode = grow(how, setup)
     # root 0 says "bz" in an unsure voice, so its fork (path 2) goes on behind the same result
     assert texts(episode) == ["aa]?;bz", "aa]?;cz", "aa]?;dz"]
     first, second, third = (episode.walk(leaf.tips[0]) for leaf in episode.leaves)
     assert first[:3] == third[:3] and second[1] != first[1]
-    assert setting.engine.contexts[2].tokens == LETTERS.encode("qaa]?;dz")
+    assert setup.engine.contexts[2].tokens == LETTERS.encode("qaa]?;dz")
     probed = episode.spans[first[3]].info
     assert probed["forks"] == 1 and probed["entropy_change"] == pytest.approx(0.8)
     assert episode.spans[second[3]].info["forks"] == 0
@@ -331,9 +331,9 @@ def test_aepos_first_attempt_counts_and_decides_the_number_of_roots():
         return ("a]", [UNSURE] * 2) if turn == 0 else ("bz", [0.0] * 2)
 
     how = aepo(8, sensitivity=100.0, branch_probability=0.0)
-    setting = scripted(sure_after_results)
-    episode = grow(how, setting)
-    assert len(episode.leaves) == len(setting.engine.contexts) == 8
+    setup = scripted(sure_after_results)
+    episode = grow(how, setup)
+    assert len(episode.leaves) == len(setup.engine.contexts) == 8
     assert sum(span.parent == 0 for span in episode.spans) == 8  # all of them roots
 
     def unsure_after_results(path, turn):
@@ -383,14 +383,14 @@ def test_there_are_always_exactly_n_leaves(samples, roots, beam, chance, order, 
     branch = {"arpo": arpo, "aepo": aepo}[name](
         samples, min(roots, samples), beam, chance, tokens=3, **options
     )
-    setting = scripted(script, pause=lambda: rng.randrange(4), make_env=Faulty)
-    episode = grow(branch, setting)
+    setup = scripted(script, pause=lambda: rng.randrange(4), make_env=Faulty)
+    episode = grow(branch, setup)
     assert len(episode.leaves) == samples
     tips = [leaf.tips[-1] for leaf in episode.leaves]
     assert len({*tips}) == samples or any(not leaf.status.is_trainable for leaf in episode.leaves)
     # what an engine's context holds is the walk through the tree, token by token
     walks = [row.tokens for row in episode.trajectories()]
-    held = [context.tokens for context in setting.engine.contexts]
+    held = [context.tokens for context in setup.engine.contexts]
     assert all(walk in held for walk in walks)
     for leaf, row in zip(episode.leaves, episode.trajectories(), strict=True):
         if leaf.status is Status.DONE:
@@ -464,8 +464,8 @@ def test_aepos_first_attempt_is_read_over_all_its_contexts():
         return ("bz", [UNSURE] * 2) if path is None else ("a]", [SURE] * 2)
 
     how = aepo(8, sensitivity=1.0, branch_probability=0.0)
-    setting = scripted(script, make_env=Anew)
-    episode = grow(how, setting)
+    setup = scripted(script, make_env=Anew)
+    episode = grow(how, setup)
     # first 0.1, after results 0.9: 8 * sigmoid(-0.8) = 2.5, so 2 roots begin before the others
     spans = [episode.spans[i] for tip in episode.leaves[0].tips for i in episode.walk(tip)]
     assert turn_entropies(spans, 20, 16) == pytest.approx([0.1, 0.9])
@@ -521,9 +521,9 @@ def test_the_published_table_of_first_entropies_outlives_its_step():
 
 def test_the_published_aepo_throws_its_first_attempt_away():
     how = aepo(4, faithful=True, branch_probability=1.0)
-    setting = scripted(one_call)
-    episode = grow(how, setting)
-    assert len(episode.leaves) == 4 and len(setting.engine.contexts) == 5
+    setup = scripted(one_call)
+    episode = grow(how, setup)
+    assert len(episode.leaves) == 4 and len(setup.engine.contexts) == 5
 
 
 @pytest.mark.parametrize(
@@ -550,7 +550,7 @@ def test_options_that_make_no_sense_are_refused(options, words):
 # with a real model
 
 
-def real_setting(**changes):
+def real_setup(**changes):
     shape = ModelShape(
         vocab_size=LETTERS.vocab_size, width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ff=64
     )
@@ -569,8 +569,8 @@ TASKS = [Task(f"t{i}", "asking", seed=i) for i in range(6)]
 
 @pytest.mark.parametrize("kind", [arpo, aepo])
 def test_forked_trees_have_the_log_probs_of_their_rows_recomputed(kind):
-    policy, setting = real_setting()
-    episodes = collect(TASKS, setting, kind(6, initial_rollouts=2, branch_probability=0.9))
+    policy, setup = real_setup()
+    episodes = collect(TASKS, setup, kind(6, initial_rollouts=2, branch_probability=0.9))
     assert sum(s.info.get("forks", 0) for e in episodes for s in e.spans) > 5
     rows = trajectories_of(episodes)
     batch = to_batch(rows)
@@ -586,9 +586,9 @@ def test_forked_trees_have_the_log_probs_of_their_rows_recomputed(kind):
 
 @pytest.mark.parametrize("roots", [1, 3, 6])
 def test_without_branching_the_numbers_are_grpos(roots):
-    _, setting = real_setting()
-    _, same = real_setting()
-    plain = collect(TASKS, setting, independent(6))
+    _, setup = real_setup()
+    _, same = real_setup()
+    plain = collect(TASKS, setup, independent(6))
     how = arpo(6, initial_rollouts=roots, branch_probability=0.0, entropy_weight=0.0, tokens=2)
     branched = collect(TASKS, same, how)
 
@@ -608,12 +608,12 @@ def test_a_stop_string_may_lie_across_what_was_begun_and_the_rest():
     class Words(Asking):
         stop = ("ab",)
 
-    _, setting = real_setting(make_env=lambda task: Words())
-    whole = collect(TASKS, setting, independent(8))
-    _, setting = real_setting(make_env=lambda task: Words())
+    _, setup = real_setup(make_env=lambda task: Words())
+    whole = collect(TASKS, setup, independent(8))
+    _, setup = real_setup(make_env=lambda task: Words())
     for tokens in (1, 2, 3):
         how = arpo(8, initial_rollouts=2, branch_probability=0.0, tokens=tokens)
-        assert [texts(e) for e in collect(TASKS, setting, how)] == [texts(e) for e in whole]
+        assert [texts(e) for e in collect(TASKS, setup, how)] == [texts(e) for e in whole]
 
 
 def test_failed_leaves_leave_no_trace_in_the_gradient():
@@ -625,8 +625,8 @@ def test_failed_leaves_leave_no_trace_in_the_gradient():
                 raise ToolError("the tool is gone")
             return super().respond(action)
 
-    policy, setting = real_setting(make_env=lambda task: Breaks())
-    episodes = collect(TASKS, setting, arpo(6, initial_rollouts=3, branch_probability=0.9))
+    policy, setup = real_setup(make_env=lambda task: Breaks())
+    episodes = collect(TASKS, setup, arpo(6, initial_rollouts=3, branch_probability=0.9))
     statuses = [leaf.status for e in episodes for leaf in e.leaves]
     assert Status.TOOL_ERROR in statuses
 

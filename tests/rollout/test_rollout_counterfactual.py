@@ -413,10 +413,10 @@ def test_a_twin_computes_nothing_again_that_it_shares():
     where = calculating("compact", page_size=4)
 
     async def play() -> None:
-        async with EpisodeBuilder(Task("t", "calculator", seed=1), where) as growth:
-            await growth.open()
-            growth.keep_open = True
-            path = await growth.root()
+        async with EpisodeBuilder(Task("t", "calculator", seed=1), where) as builder:
+            await builder.open()
+            builder.keep_open = True
+            path = await builder.root()
             await path.finish()
             at = len(path.context.tokens) - 2
             before = where.engine.stats["prefill_tokens"]

@@ -100,14 +100,14 @@ class Saying:
 
 
 def attempt(chat: Chat, says: Sequence[str], env: Quiz, spell: Any = None, **more: Any) -> Episode:
-    setting = RolloutSetup(
+    setup = RolloutSetup(
         engine=Speaker(chat.tokenizer, says, spell),  # type: ignore[arg-type]
         chat=chat,
         make_env=lambda task: env.fork(),
         sampling=Sampling(max_tokens=500),
         **more,
     )
-    (episode,) = collect([TASK], setting, independent(1))
+    (episode,) = collect([TASK], setup, independent(1))
     assert episode.leaves[0].status == "done", episode.spans[-1].info
     return episode
 
@@ -298,7 +298,7 @@ def test_forks_have_the_history_of_their_past_and_no_other():
     chat = Chat(qwen3(), history="template")
     says = [SAYS[0], SAYS[1], "<think>\nb\n</think>\n\nB<|im_end|>", "C<|im_end|>", "D<|im_end|>"]
     env = Quiz("and 4?", "and 5?")
-    setting = RolloutSetup(
+    setup = RolloutSetup(
         engine=Speaker(chat.tokenizer, says),  # type: ignore[arg-type]
         chat=chat,
         make_env=lambda task: env.fork(),
@@ -306,16 +306,16 @@ def test_forks_have_the_history_of_their_past_and_no_other():
     )
 
     async def grow() -> Episode:
-        growth = EpisodeBuilder(TASK, setting)
-        async with growth:
-            await growth.open()
-            path = await growth.root()
+        builder = EpisodeBuilder(TASK, setup)
+        async with builder:
+            await builder.open()
+            path = await builder.root()
             await path.turn()  # a second context is open now
             fork = await path.fork()
             for one in (path, fork, path, fork):
                 await one.turn()
-            growth.settle()
-        return growth.episode
+            builder.settle()
+        return builder.episode
 
     episode = asyncio.run(grow())
     rows = [chat.tokenizer.decode(row.tokens) for row in episode.trajectories()]
@@ -335,13 +335,13 @@ def test_engine_and_learner_agree_on_every_context(history):
     engine = NativeEngine(
         Decoder(shape).initialise(3), tokenizer=tokenizer, eos_ids=tokenizer.eos_ids, kv_tokens=8192
     )
-    setting = RolloutSetup(
+    setup = RolloutSetup(
         engine=engine,
         chat=Chat(tokenizer, history=history),
         make_env=lambda task: Quiz("and 4?", ["A", "B"]),
         sampling=Sampling(max_tokens=300),
     )
-    episodes = collect([Task(f"t{i}", "quiz") for i in range(3)], setting, independent(2))
+    episodes = collect([Task(f"t{i}", "quiz") for i in range(3)], setup, independent(2))
     rows: list[Trajectory] = trajectories_of(episodes)
     assert (len(rows) > 6) is (history == "template")
     batch = to_batch(rows)
@@ -402,7 +402,7 @@ def test_a_twin_out_of_the_past_has_the_history_of_that_past():
     chat = Chat(qwen3(), history="template")
     says = [called('{"query": "x"}'), SAYS[0], SAYS[1], SAYS[1]]
     env = Quiz(["A"], "and 4?")
-    setting = RolloutSetup(
+    setup = RolloutSetup(
         engine=Speaker(chat.tokenizer, says),  # type: ignore[arg-type]
         chat=chat,
         make_env=lambda task: env.fork(),
@@ -410,20 +410,20 @@ def test_a_twin_out_of_the_past_has_the_history_of_that_past():
     )
 
     async def grow() -> Episode:
-        growth = EpisodeBuilder(TASK, setting)
-        async with growth:
-            await growth.open()
-            growth.keep_open = True
-            path = await growth.root()
+        builder = EpisodeBuilder(TASK, setup)
+        async with builder:
+            await builder.open()
+            builder.keep_open = True
+            path = await builder.root()
             await path.turn()
-            twin = await branch_off(path, len(growth.episode.spans[0]))  # before anything was said
+            twin = await branch_off(path, len(builder.episode.spans[0]))  # before anything was said
             assert [len(one.transcripts) for one in (path, twin)] == [2, 1]
             await twin.turn()  # says SAYS[0], and Quiz answers it with a tool's result
-            growth.settle()
+            builder.settle()
             assert twin.transcripts[-1].messages[1]["reasoning_content"] == "easy"
             assert "look" not in twin.transcripts[-1].shown
             late = await branch_off(path, len(path.context.tokens))
             assert [t.length for t in late.transcripts] == [t.length for t in path.transcripts]
-        return growth.episode
+        return builder.episode
 
     asyncio.run(grow())

@@ -39,7 +39,7 @@ class Counting(Question):
         return Turn("more", reward=1.0, terminated=self.turn == 2, info=info)
 
 
-def setting(*scripts: list[str], env: type = Counting, **changes: Any) -> RolloutSetup:
+def make_setup(*scripts: list[str], env: type = Counting, **changes: Any) -> RolloutSetup:
     engine: Any = Scripted(scripts)
     changes = {"sampling": Sampling(max_tokens=64), **changes}
     return RolloutSetup(engine=engine, chat=Chat(BYTES), make_env=lambda task: env(), **changes)
@@ -55,7 +55,7 @@ def by_info(task: Task, trajectory: Trajectory) -> float:
 
 
 def test_a_reward_reads_the_environments_last_info_and_the_log_keeps_it():
-    episode = grown(setting(["1", "42"], reward=by_info))
+    episode = grown(make_setup(["1", "42"], reward=by_info))
     (leaf,) = episode.leaves
     assert leaf.reward == 20.5
     assert leaf.info == {"turn": 2, "score": 0.5, "board": [[0.0, 0.0], [0.0, 0.0]]}
@@ -65,7 +65,7 @@ def test_a_reward_reads_the_environments_last_info_and_the_log_keeps_it():
 
 
 def test_before_any_answer_the_last_info_is_that_of_the_reset_without_the_tasks_own():
-    episode = grown(setting(["1" * 70], reward=lambda task, row: row.info["lives"]))
+    episode = grown(make_setup(["1" * 70], reward=lambda task, row: row.info["lives"]))
     assert episode.leaves[0].reward == 3
     assert "answer" not in episode.leaves[0].info
 
@@ -79,11 +79,12 @@ def test_functions_of_verl_and_trl_find_it_too(monkeypatch):
 
     monkeypatch.setattr(f"{__name__}.by_info", verl)
     assert (
-        grown(setting(["1", "42"], reward=make_reward(f"{__name__}:by_info"))).leaves[0].reward == 2
+        grown(make_setup(["1", "42"], reward=make_reward(f"{__name__}:by_info"))).leaves[0].reward
+        == 2
     )
     monkeypatch.setattr(f"{__name__}.by_info", trl)
     assert (
-        grown(setting(["1", "42"], reward=make_reward(f"{__name__}:by_info"))).leaves[0].reward
+        grown(make_setup(["1", "42"], reward=make_reward(f"{__name__}:by_info"))).leaves[0].reward
         == 0.5
     )
 
@@ -120,7 +121,7 @@ def test_rewards_are_added_up_by_weight_and_each_is_a_metric():
         return float(len(trajectory.text))
 
     total = WeightedSum((Component("right", right), Component("length", length, -0.25)))
-    where = setting(["42"], ["7"], env=Question, reward=total)
+    where = make_setup(["42"], ["7"], env=Question, reward=total)
     (episode,) = collect([Task("t", "question")], where, independent(2))
     assert [leaf.reward for leaf in episode.leaves] == [0.5, -0.25]
     parts = [(x.metrics["reward/right"], x.metrics["reward/length"]) for x in episode.leaves]
@@ -152,7 +153,7 @@ def test_of_several_rewards_only_those_that_wait_run_in_threads_and_side_by_side
 
     total = WeightedSum((Component("a", Judge()), Component("g", grader), Component("b", Judge())))
     assert total.blocking
-    (leaf,) = grown(setting(["1", "42"], env=Noting, reward=total)).leaves
+    (leaf,) = grown(make_setup(["1", "42"], env=Noting, reward=total)).leaves
     assert leaf.reward == 3.0
     assert threads["grader"] is threads["env"]
 
@@ -163,11 +164,11 @@ def test_a_component_that_is_no_number_is_named():
 
     total = WeightedSum((Component("fine", lambda *_: 1.0), Component("bad", bad)))
     with pytest.raises(ValueError, match=r"reward .*bad .*returned the text 'much'"):
-        grown(setting(["1", "42"], reward=total))
+        grown(make_setup(["1", "42"], reward=total))
     with pytest.raises(ValueError, match=r"reward .*bad .*returned the text 'much'"):
         total(*one_attempt())
 
 
 def one_attempt() -> tuple[Task, Trajectory]:
-    episode = grown(setting(["1", "42"]))
+    episode = grown(make_setup(["1", "42"]))
     return episode.task, next(episode.trajectories())

@@ -459,8 +459,8 @@ def test_an_attempt_that_is_cut_in_the_middle_keeps_its_numbers():
 
 
 def test_a_fork_goes_on_with_the_counters_of_its_parent():
-    async def fork_after_a_call(growth: EpisodeBuilder) -> None:
-        path = await growth.root()
+    async def fork_after_a_call(builder: EpisodeBuilder) -> None:
+        path = await builder.root()
         await path.turn()
         twin = await path.fork()
         twin.context.left = ["</repeat>", REPEAT, ANSWER]  # pyright: ignore

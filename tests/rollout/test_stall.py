@@ -17,7 +17,7 @@ from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
 from graft.rollout.collectors.collector import AsyncCollector, CollectorConfig, RolloutRequest
 from graft.types import Task
-from tests.rollout.test_rollout_growth import Echo, setting
+from tests.rollout.test_episode_builder import Echo, make_setup
 
 TASKS = [Task("t", "echo", seed=1)]
 
@@ -50,7 +50,7 @@ def quick(monkeypatch: pytest.MonkeyPatch):
 def short(env=Sleeping, **changes):
     from graft.types import Sampling
 
-    return setting(env, sampling=Sampling(max_tokens=64), **changes)
+    return make_setup(env, sampling=Sampling(max_tokens=64), **changes)
 
 
 def test_the_line_that_holds_the_loop_up_is_told(capsys: pytest.CaptureFixture[str]):
@@ -92,7 +92,7 @@ def test_a_signal_ends_code_that_never_gives_the_loop_back(env, number: signal.S
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_a_thread_that_hangs_is_left_behind_when_the_crew_closes():
+def test_a_thread_that_hangs_is_left_behind_when_the_collector_closes():
     hangs = short(lambda: Sleeping(30.0))
     collector = AsyncCollector(CollectorConfig(hangs, hangs, independent(1)))
     collector.submit(RolloutRequest(TASKS, "a step"))

@@ -71,8 +71,8 @@ def test_forcing_calls_wants_calls_that_there_are(tmp_path):
 
 
 def test_recorded_chats_go_with_actions(tmp_path):
-    parts = build_run(recipe(tmp_path, "actions", "compact", sft={"data": "chats.jsonl"}))
-    assert parts.actions is not None
+    components = build_run(recipe(tmp_path, "actions", "compact", sft={"data": "chats.jsonl"}))
+    assert components.actions is not None
 
 
 def test_a_checkpoint_remembers_what_its_rows_stand_for(tmp_path):
@@ -80,8 +80,8 @@ def test_a_checkpoint_remembers_what_its_rows_stand_for(tmp_path):
     checkpoint = Path(train_recipe(config)["checkpoint"])
     names = action_names(checkpoint)
     assert names[0] == "[" and names[-1] == "]" and len(names) == 15
-    parts = build_run(config, checkpoint)
-    assert parts.policy.shape.extra == 15
+    components = build_run(config, checkpoint)
+    assert components.policy.shape.extra == 15
     text = Path("graft/actions/files/compact.yaml").read_text()
     swapped = tmp_path / "swapped.yaml"
     swapped.write_text(text.replace('["+", "-", "*"]', '["-", "+", "*"]'))
@@ -93,7 +93,7 @@ def test_a_checkpoint_remembers_what_its_rows_stand_for(tmp_path):
 def test_another_number_of_actions_than_the_checkpoint_s_is_refused(tmp_path):
     config = recipe(tmp_path, "actions", "compact", algo={"name": "cpo"})
     checkpoint = Path(train_recipe(config)["checkpoint"])
-    parts = build_run(config, checkpoint)
+    components = build_run(config, checkpoint)
     fewer = tmp_path / "fewer.yaml"
     fewer.write_text(
         Path("graft/actions/files/compact.yaml")
@@ -104,4 +104,4 @@ def test_another_number_of_actions_than_the_checkpoint_s_is_refused(tmp_path):
     actions = actions_of(recipe(tmp_path, "actions", str(fewer)), tokenizer, tokenizer.vocab_size)
     assert actions is not None
     with pytest.raises(ConfigError, match=r"was trained with 15 actions .* has 14"):
-        with_actions(parts.policy, actions, checkpoint, init_from_base=True)
+        with_actions(components.policy, actions, checkpoint, init_from_base=True)

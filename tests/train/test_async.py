@@ -106,17 +106,21 @@ def without_times(lines: list[dict]) -> list[dict]:
 
 
 @pytest.mark.parametrize("copies", [False, True], ids=["the learner's weights", "a copy of them"])
-def test_with_nothing_ahead_a_crew_on_a_thread_gives_the_very_numbers_of_the_loop(
+def test_with_nothing_ahead_a_collector_on_a_thread_gives_the_very_numbers_of_the_loop(
     tmp_path, monkeypatch, copies
 ):
     expected = trained(recipe(tmp_path / "here", run={"eval_every": 2}))
     made = []
 
-    def background(parts, processes):
-        made.append(AsyncCollector(CollectorConfig(parts.setting, parts.held_out, parts.branch)))
+    def background(components, processes):
+        made.append(
+            AsyncCollector(
+                CollectorConfig(components.setup, components.held_out, components.branch)
+            )
+        )
         return made[-1]
 
-    monkeypatch.setattr(run, "make_crew", background)
+    monkeypatch.setattr(run, "make_collector", background)
     if copies:
         monkeypatch.setattr(setup, "shares_weights", lambda config, processes: False)
     found = trained(recipe(tmp_path / "apart", run={"eval_every": 2}))
@@ -136,8 +140,8 @@ def watched(monkeypatch) -> list[dict]:
     seen: list[dict] = []
     learn = run.learn
 
-    def looking(parts, learner, rollouts, step):
-        learned = learn(parts, learner, rollouts, step)
+    def looking(components, learner, rollouts, step):
+        learned = learn(components, learner, rollouts, step)
         batch = learned.batch
         seen.append(
             {
@@ -284,11 +288,11 @@ def test_what_needs_a_step_to_be_over_is_refused_with_a_way_out(tmp_path, sectio
 
 
 def test_dapo_without_redrawing_may_work_ahead(tmp_path):
-    parts = build_run(
+    components = build_run(
         recipe(tmp_path, algo={"name": "dapo"}, rollout={"dynamic_rounds": 1, "staleness": 1})
     )
-    assert parts.is_ahead and not parts.shares_weights
-    parts.engine.close()
+    assert components.is_ahead and not components.shares_weights
+    components.engine.close()
 
 
 def test_stale_tokens_are_weighed_by_two_at_most_unless_the_recipe_or_the_preset_says_otherwise(
@@ -307,9 +311,9 @@ def test_stale_tokens_are_weighed_by_two_at_most_unless_the_recipe_or_the_preset
 
 def test_the_run_says_that_tokens_are_weighed(tmp_path):
     def notes(**rollout) -> str:
-        parts = build_run(recipe(tmp_path, rollout=rollout))
-        parts.engine.close()
-        return "\n".join(parts.notes)
+        components = build_run(recipe(tmp_path, rollout=rollout))
+        components.engine.close()
+        return "\n".join(components.notes)
 
     assert "up to 2 versions old" in notes(staleness=2) and "at most 2 times" in notes(staleness=2)
     assert "versions old" not in notes()

@@ -55,12 +55,12 @@ def recipe(folder="runs", **sections):
 
 
 def built(**rollout):
-    """A run's parts, its learner, and attempts at four tasks."""
-    parts = build_run(recipe(rollout=rollout))
-    learner = make_learner(parts, None)
+    """A run's components, its learner, and attempts at four tasks."""
+    components = build_run(recipe(rollout=rollout))
+    learner = make_learner(components, None)
     tasks = TaskStream("calculator", 3)
-    episodes = collect([next(tasks) for _ in range(4)], parts.setting, independent(2))
-    return parts, learner, episodes
+    episodes = collect([next(tasks) for _ in range(4)], components.setup, independent(2))
+    return components, learner, episodes
 
 
 def copied(episodes: list[Episode]) -> list[Episode]:
@@ -77,9 +77,9 @@ def verdicts(checks: list[Check]) -> dict[str, str]:
 
 
 def test_a_healthy_run_passes_in_little_time(healthy):
-    parts, learner, episodes = healthy
+    components, learner, episodes = healthy
     started = time.perf_counter()
-    found = verdicts(first_look(learner, episodes, parts.chat, 1.0, ("]",)))
+    found = verdicts(first_look(learner, episodes, components.chat, 1.0, ("]",)))
     assert time.perf_counter() - started < 2.0
     assert list(found) == ["ends", "mask", "eos", "log-probs", "rewards"]
     assert {name: found[name] for name in ("ends", "mask", "eos", "log-probs")} == {
@@ -88,18 +88,18 @@ def test_a_healthy_run_passes_in_little_time(healthy):
 
 
 def test_nothing_is_said_of_attempts_that_said_nothing(healthy):
-    parts, learner, _ = healthy
-    assert first_look(learner, [Episode(Task("t", "calculator"))], parts.chat, 1.0) == []
+    components, learner, _ = healthy
+    assert first_look(learner, [Episode(Task("t", "calculator"))], components.chat, 1.0) == []
 
 
 def test_a_check_that_breaks_is_told_of_and_the_others_are_made(healthy, monkeypatch):
-    parts, learner, episodes = healthy
+    components, learner, episodes = healthy
 
     def broken(*_):
         raise KeyError("no such thing")
 
     monkeypatch.setattr("graft.train.monitor.run_check.agreement", broken)
-    found = {check.name: check for check in first_look(learner, episodes, parts.chat, 1.0)}
+    found = {check.name: check for check in first_look(learner, episodes, components.chat, 1.0)}
     assert found["log-probs"].verdict == "warn"
     assert "KeyError: 'no such thing'" in found["log-probs"].seen
     assert found["rewards"].name == "rewards"
@@ -107,29 +107,29 @@ def test_a_check_that_breaks_is_told_of_and_the_others_are_made(healthy, monkeyp
 
 def test_right_answers_that_no_turn_can_hold_are_told_of(healthy):
     """Characters are tokens here: "1234" and the token that ends a turn need five."""
-    parts, learner, _ = healthy
+    components, learner, _ = healthy
 
     def posed(*golds):
         return [Episode(Task(f"t{i}", "calculator", answer=gold)) for i, gold in enumerate(golds)]
 
-    fine = answers(posed("1234", 12, ["123456789", "1"], None, {"tests": []}), parts.chat, 5)
+    fine = answers(posed("1234", 12, ["123456789", "1"], None, {"tests": []}), components.chat, 5)
     assert fine.verdict == "pass" and "of 3 tasks have up to 4 tokens" in fine.seen
-    short = answers(posed("1234", "1"), parts.chat, 4)
+    short = answers(posed("1234", "1"), components.chat, 4)
     assert short.verdict == "warn"
     assert short.remedy == "1 of them do not fit into rollout.max_tokens=4; raise it"
-    assert answers(posed(None), parts.chat, 4).verdict == "pass"
+    assert answers(posed(None), components.chat, 4).verdict == "pass"
     tasks = TaskStream("calculator", 3)
-    episodes = collect([next(tasks) for _ in range(4)], parts.setting, independent(2))
-    found = verdicts(first_look(learner, episodes, parts.chat, 1.0, ("]",), max_tokens=1))
+    episodes = collect([next(tasks) for _ in range(4)], components.setup, independent(2))
+    found = verdicts(first_look(learner, episodes, components.chat, 1.0, ("]",), max_tokens=1))
     assert found["answers"] == "warn"
 
 
 def test_an_engine_with_other_weights_is_found_out(healthy):
-    parts, learner, episodes = built()
+    components, learner, episodes = built()
     rows = trajectories_of(episodes)
     assert agreement(learner, rows, 1.0).verdict == "pass"
     with torch.no_grad():
-        for weight in parts.policy.parameters():
+        for weight in components.policy.parameters():
             weight.add_(0.05 * torch.randn_like(weight))  # a step that the engine has not heard of
     sick = agreement(learner, rows, 1.0)
     assert sick.verdict == "fail"
@@ -181,30 +181,30 @@ def test_rows_without_a_trained_token_fail(healthy):
 
 
 def test_an_end_of_turn_that_is_not_trained_fails(healthy):
-    parts, _, episodes = healthy
+    components, _, episodes = healthy
     sick = copied(episodes)
-    assert eos(trajectories_of(sick), parts.chat).verdict == "pass"
+    assert eos(trajectories_of(sick), components.chat).verdict == "pass"
     closed = 0
     for episode in sick:
         for span in episode.spans:
-            if span.mask and span.tokens[-1] == parts.tokenizer.eos_id:
+            if span.mask and span.tokens[-1] == components.tokenizer.eos_id:
                 span.mask[-1] = False
                 closed += 1
     assert closed
-    found = eos(trajectories_of(sick), parts.chat)
+    found = eos(trajectories_of(sick), components.chat)
     assert found.verdict == "fail"
     assert found.seen.startswith(f"{closed} of {closed} turns end with a token that is not trained")
 
 
 def test_attempts_that_are_all_cut_are_worth_a_word(healthy):
-    parts, _, episodes = healthy
+    components, _, episodes = healthy
     sick = copied(episodes)
-    eos_id = parts.tokenizer.eos_id
+    eos_id = components.tokenizer.eos_id
     for episode in sick:
         for span in episode.spans:
             span.tokens = [5 if token == eos_id else token for token in span.tokens]
             span.info["finish"] = "length"
-    found = eos(trajectories_of(sick), parts.chat)
+    found = eos(trajectories_of(sick), components.chat)
     assert found.verdict == "warn"
     assert "none of 8 attempts came to an end by itself" in found.seen
 
@@ -237,13 +237,13 @@ def test_the_end_of_a_turn_must_be_something_to_stop_at():
 
 @pytest.mark.parametrize("algo", ["grpo", "gspo", "dapo"])
 def test_losses_do_not_depend_on_micro_batches(healthy, algo):
-    parts, learner, episodes = healthy
-    before = {name: weight.clone() for name, weight in parts.policy.named_parameters()}
+    components, learner, episodes = healthy
+    before = {name: weight.clone() for name, weight in components.policy.named_parameters()}
     loss = build(replace(resolve_preset(algo), kl_coef=0.0))[2]
     found = micro(learner, trajectories_of(episodes), loss)
     assert found.verdict == "pass"
     assert "8 rows in 1 micro-batch and in 8" in found.seen
-    for name, weight in parts.policy.named_parameters():
+    for name, weight in components.policy.named_parameters():
         assert torch.equal(weight, before[name]) and weight.grad is None
     assert learner.optimizer.steps == 0
 
@@ -261,8 +261,8 @@ def test_a_loss_that_averages_over_its_rows_is_found_out(healthy):
 
 
 def test_one_row_proves_nothing_about_micro_batches(healthy):
-    parts, learner, episodes = healthy
-    loss = build(parts.preset)[2]
+    components, learner, episodes = healthy
+    loss = build(components.preset)[2]
     assert micro(learner, trajectories_of(episodes)[:1], loss).verdict == "warn"
 
 
@@ -292,13 +292,13 @@ def test_a_healthy_run_goes_through_and_hears_only_what_is_worth_a_word(tmp_path
 def test_wrappers_that_render_chats_use_the_template_of_the_recipe(wrapper):
     template = "{% for m in messages %}{{ mark }}{{ m.content }}{{ eos_token }}{% endfor %}"
     model = {"shape": SHAPE, "alphabet": "bytes", "chat_template": template}
-    parts = build_run(
+    components = build_run(
         recipe(
             model={**model, "template_args": {"mark": "#"}},
             task={"env": "game:GuessTheNumber-v0", "wrappers": [wrapper]},
             sft={"steps": 0},
         )
     )
-    env = parts.setting.make_env(Task("t", "game:GuessTheNumber-v0"))
+    env = components.setup.make_env(Task("t", "game:GuessTheNumber-v0"))
     observation, _ = env.reset(seed=1)
     assert str(observation).startswith("#") and str(observation).endswith("<eos>")

@@ -124,41 +124,45 @@ def test_a_checkpoint_is_the_merged_model_and_its_adapter(base, tmp_path):
 
 
 def test_the_optimizer_knows_the_adapters_alone(base, tmp_path):
-    parts = build_run(recipe(base, tmp_path))
-    learner = sft_learner(parts, 3)
-    shape, count = parts.policy.shape, num_trained(parts.policy.shape, 2, TARGETS[:-1])
+    components = build_run(recipe(base, tmp_path))
+    learner = sft_learner(components, 3)
+    shape, count = components.policy.shape, num_trained(components.policy.shape, 2, TARGETS[:-1])
     # q 32x32, k and v 16x32, o 32x32, gate, up and down 32x32; two layers
     assert count == 2 * 2 * (64 + 48 + 48 + 64 + 64 + 64 + 64)
-    place = [p.data_ptr() for p in parts.policy.parameters()]
+    place = [p.data_ptr() for p in components.policy.parameters()]
     rows = trajectories_of([random_tree(seed, vocab=12) for seed in range(3)])
     learner.update(rows, to_batch(rows))
     state = learner.optimizer.adam.state_dict()["state"].values()
     assert sum(s["exp_avg"].numel() + s["exp_avg_sq"].numel() for s in state) == 2 * count
     assert sum(m.numel() for m in learner.optimizer.masters) == count
-    assert all(p.grad is None for p in parts.policy.parameters())
-    assert [p.data_ptr() for p in parts.policy.parameters()] == place
-    assert parts.engine.decoder is parts.policy
+    assert all(p.grad is None for p in components.policy.parameters())
+    assert [p.data_ptr() for p in components.policy.parameters()] == place
+    assert components.engine.decoder is components.policy
     room = DeviceMemory(torch.device("cpu"), 1 << 40)
-    found = {i.name: i.bytes for i in plan_memory(parts.config, shape, torch.float32, room).items}
+    found = {
+        i.name: i.bytes for i in plan_memory(components.config, shape, torch.float32, room).items
+    }
     assert (found["adapters"], found["AdamW moments"]) == (4 * count, 8 * count)
-    assert found["base"] == 4 * sum(t.base.numel() for t in parts.lora.targets)
+    assert found["base"] == 4 * sum(t.base.numel() for t in components.lora.targets)
     assert "reference" not in found and "fp32 masters" not in found
     # both phases train the same adapters; the reference is a snapshot of them, not a model
-    held = parts.config.algo.model_copy(update={"kl_coef": 0.1})
-    parts.config = parts.config.model_copy(update={"algo": held})
-    both = make_learner(parts, None)
+    held = components.config.algo.model_copy(update={"kl_coef": 0.1})
+    components.config = components.config.model_copy(update={"algo": held})
+    both = make_learner(components, None)
     assert both.lora is learner.lora and both.reference is None
     assert sum(value.numel() for value in both.anchor.values()) == count
 
 
 def test_an_engine_that_serves_other_weights_stops_the_run(base, tmp_path):
-    parts = build_run(recipe(base, tmp_path))
-    learner = sft_learner(parts, 3)  # checked inside: the engine holds the learner's own tensors
-    weights = {name: p.detach().clone() for name, p in parts.policy.named_parameters()}
+    components = build_run(recipe(base, tmp_path))
+    learner = sft_learner(
+        components, 3
+    )  # checked inside: the engine holds the learner's own tensors
+    weights = {name: p.detach().clone() for name, p in components.policy.named_parameters()}
     other = NativeEngine(load_model(base), kv_tokens=1024)  # the base: as if nobody told it
     with pytest.raises(RunStopped, match="does not serve the weights that are trained"):
         check_served(learner, other)
-    for name, weight in parts.policy.named_parameters():
+    for name, weight in components.policy.named_parameters():
         assert torch.equal(weight, weights[name])
 
 
@@ -169,9 +173,9 @@ def test_rank_0_is_a_run_without_adapters(base, tmp_path):
     assert metrics(tmp_path / "off" / "run") == metrics(tmp_path / "none" / "run")
     checkpoint = tmp_path / "off" / "run" / "checkpoints" / "rl-000001"
     assert not (checkpoint / ADAPTER_FOLDER).exists()
-    parts = build_run(recipe(base, tmp_path, lora={"rank": 0}))
-    learner = sft_learner(parts, 3)
-    assert learner.lora is None and all(p.requires_grad for p in parts.policy.parameters())
+    components = build_run(recipe(base, tmp_path, lora={"rank": 0}))
+    learner = sft_learner(components, 3)
+    assert learner.lora is None and all(p.requires_grad for p in components.policy.parameters())
 
 
 def test_actions_beyond_the_vocabulary_learn_beside_adapters(base, tmp_path):
@@ -224,6 +228,6 @@ def test_a_base_that_is_gone_or_has_changed_is_named(base, tmp_path):
     with pytest.raises(ConfigError, match="other sizes"):
         sft_learner(build_run(config, checkpoint), 3)
     shutil.rmtree(mine)
-    parts = build_run(config, checkpoint)  # to sample from it nothing else is needed
+    components = build_run(config, checkpoint)  # to sample from it nothing else is needed
     with pytest.raises(ConfigError, match="nothing is there"):
-        sft_learner(parts, 3)
+        sft_learner(components, 3)

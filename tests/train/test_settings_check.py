@@ -162,9 +162,9 @@ class Shaky(Expression):
 def lazy(samples: int) -> Branch:
     """Grows one attempt fewer than it is asked for, and says that it may."""
 
-    async def branch(growth: EpisodeBuilder) -> None:
+    async def branch(builder: EpisodeBuilder) -> None:
         for _ in range(samples - 1):
-            await (await growth.root()).finish()
+            await (await builder.root()).finish()
 
     vars(branch)["any_number"] = True
     return branch

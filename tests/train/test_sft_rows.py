@@ -24,8 +24,8 @@ from tests.train.sft_kit import chat, learned, recipe, say, trained, write
 
 def course_of(tmp_path, rows, **sft):
     data = write(tmp_path / "rows.jsonl", rows)
-    parts = build_run(recipe(tmp_path, {"data": data, **sft}))
-    return make_course(parts), parts
+    components = build_run(recipe(tmp_path, {"data": data, **sft}))
+    return make_course(components), components
 
 
 def ids(course, steps) -> list[list[str]]:
@@ -132,9 +132,9 @@ def test_rows_longer_than_the_context_are_refused_cut_or_left_out(tmp_path):
     # of the third nothing of the assistant's would be left
     with pytest.raises(DataError, match="row 3: what comes before the assistant's words fills all"):
         course_of(tmp_path, rows, epochs=1, overlong="cut")
-    course, parts = course_of(tmp_path, rows, epochs=1, overlong="cut", skip_bad=True)
+    course, components = course_of(tmp_path, rows, epochs=1, overlong="cut", skip_bad=True)
     assert course.counts["cut"] == 1 and course.counts["bad"] == 1
-    said = {trained(e, parts.tokenizer)[0] for e in course.examples(1)}
+    said = {trained(e, components.tokenizer)[0] for e in course.examples(1)}
     assert said == {"a<eos>", "b" * 199}
     assert any("1 cut to rollout.max_context=200" in note for note in course.notes)
 
@@ -149,10 +149,10 @@ def test_chats_in_a_template_that_rewrites_are_learned_and_the_run_says_how(tmp_
         "history": history,
     }
     config = recipe(tmp_path, {"data": data, "epochs": 1}, model=model)
-    parts = build_run(config)
-    (note,) = (note for note in parts.notes if "model.history" in note)
+    components = build_run(config)
+    (note,) = (note for note in components.notes if "model.history" in note)
     assert "rewrites turn 1 (assistant)" in note and f"model.history={history}:" in note
-    (examples,) = (make_course(parts).examples(step) for step in (1,))
+    (examples,) = (make_course(components).examples(step) for step in (1,))
     rows = sorted(len(list(episode.trajectories())) for episode in examples)
     assert rows == ([1, 1] if history == "append" else [1, 2])
     assert sum(any(s.mask) for episode in examples for s in episode.spans) == 3
@@ -165,10 +165,12 @@ def test_tools_of_a_row_stand_in_its_prompt(tmp_path):
     shape = recipe(tmp_path, {"data": data, "steps": 1}).model.shape
     model = {"shape": shape, "alphabet": "bytes", "chat_template": "chatml"}
     rollout = {"max_tokens": 8, "max_context": 2000}
-    parts = build_run(recipe(tmp_path, {"data": data, "epochs": 1}, model=model, rollout=rollout))
-    (episode,) = make_course(parts).examples(1)
-    assert '"name": "find"' in learned(episode, parts.tokenizer)[0][0]
-    assert trained(episode, parts.tokenizer) == ["a<|im_end|>"]
+    components = build_run(
+        recipe(tmp_path, {"data": data, "epochs": 1}, model=model, rollout=rollout)
+    )
+    (episode,) = make_course(components).examples(1)
+    assert '"name": "find"' in learned(episode, components.tokenizer)[0][0]
+    assert trained(episode, components.tokenizer) == ["a<|im_end|>"]
 
 
 @pytest.mark.parametrize(
@@ -196,8 +198,8 @@ def test_epochs_of_demonstrations_are_refused(tmp_path):
 def test_held_out_numbers_are_those_of_plain_logits(tmp_path):
     """Against the model run row by row, nothing packed: mean cross-entropy, and greedy matches."""
     rows = [chat("q", "abc"), chat("rs", "d"), chat("tuv", "efghi", "w", "jk")]
-    course, parts = course_of(tmp_path, rows, steps=2)
-    learner = sft_learner(parts, 2)
+    course, components = course_of(tmp_path, rows, steps=2)
+    learner = sft_learner(components, 2)
     learner.tokens_per_micro = 12  # several micro-batches
     for _ in range(3):  # so that some tokens are the likeliest
         sft_step(learner, course.examples(1))
@@ -209,7 +211,7 @@ def test_held_out_numbers_are_those_of_plain_logits(tmp_path):
         tokens = torch.tensor(row.tokens)
         mask = [flag for span in row.spans for flag in span.mask or [False] * len(span)]
         mask = torch.tensor(mask)[1:]
-        logits = dense_logits(parts.policy, row.tokens)[:-1][mask]
+        logits = dense_logits(components.policy, row.tokens)[:-1][mask]
         labels = tokens[1:][mask]
         logp += logits.log_softmax(-1).gather(1, labels[:, None])[:, 0].tolist()
         hits += (logits.argmax(-1) == labels).tolist()

@@ -55,43 +55,45 @@ class FaithfulBranching:
     first_entropies: dict[Slot, float] = field(default_factory=dict[Slot, float])
     """Slot -> entropy of the first segment ever seen there."""
 
-    async def __call__(self, growth: EpisodeBuilder) -> None:
+    async def __call__(self, builder: EpisodeBuilder) -> None:
         roots = self.initial_rollouts
         if self.dynamic:
-            roots = await self._try_out(growth)
-        live = [await growth.root() for _ in range(min(roots, self.samples))]
+            roots = await self._try_out(builder)
+        live = [await builder.root() for _ in range(min(roots, self.samples))]
         in_a_row = 0
         while live:
             await asyncio.gather(*(path.turn() for path in live if path.is_live))
-            changes = {path: self._change(path, growth) for path in live if path.spoken is not None}
-            began = len(growth.paths)
+            changes = {
+                path: self._change(path, builder) for path in live if path.spoken is not None
+            }
+            began = len(builder.paths)
             live = [path for path in live if path.is_live]
             for path in [path for path in live if path.has_room]:
-                live += await self._fork_from(path, changes[path], growth, in_a_row)
-            if not live and len(growth.paths) < self.samples:
-                live.append(await growth.root())
-            in_a_row = in_a_row + 1 if len(growth.paths) > began else 0
+                live += await self._fork_from(path, changes[path], builder, in_a_row)
+            if not live and len(builder.paths) < self.samples:
+                live.append(await builder.root())
+            in_a_row = in_a_row + 1 if len(builder.paths) > began else 0
 
-    def _change(self, path: LiveTrajectory, growth: EpisodeBuilder) -> float:
+    def _change(self, path: LiveTrajectory, builder: EpisodeBuilder) -> float:
         """Of the entropy of a segment since the first one in this slot."""
         assert path.spoken is not None
-        entropy = self._entropy(first_decisions(path.turn_spans, self.tokens), growth)
-        return entropy - self.first_entropies.setdefault((growth.place, path.number), entropy)
+        entropy = self._entropy(first_decisions(path.turn_spans, self.tokens), builder)
+        return entropy - self.first_entropies.setdefault((builder.place, path.number), entropy)
 
     async def _fork_from(
-        self, path: LiveTrajectory, change: float, growth: EpisodeBuilder, in_a_row: int
+        self, path: LiveTrajectory, change: float, builder: EpisodeBuilder, in_a_row: int
     ) -> list[LiveTrajectory]:
         """Forks of a path that has just had its turn."""
         assert path.spoken is not None
-        draws = random.Random(growth.key(path.number, f"/fork/{int(path.metrics['turns'])}"))
-        most = min(self.beam_size - 1, self.samples - len(growth.paths))
+        draws = random.Random(builder.key(path.number, f"/fork/{int(path.metrics['turns'])}"))
+        most = min(self.beam_size - 1, self.samples - len(builder.paths))
         wanted = sum(self._is_due(draws.random(), change, in_a_row) for _ in range(most))
         forks: list[LiveTrajectory] = []
         for _ in range(wanted):
             try:
                 forks.append(await path.fork())
             except RolloutFailure as failure:
-                growth.episode.spans[path.tip].info["error"] = str(failure)
+                builder.episode.spans[path.tip].info["error"] = str(failure)
         path.spoken.info.update(entropy_change=change, forks=len(forks))
         return forks
 
@@ -104,16 +106,16 @@ class FaithfulBranching:
         drawn = min(max((uniform + self.entropy_weight * change) * scale, 0.0), 1.0)
         return drawn >= self.branch_probability
 
-    def _entropy(self, entropies: Sequence[float], growth: EpisodeBuilder) -> float:
-        return sum(entropies) / math.log(max(growth.setting.engine.vocab_size, 2))
+    def _entropy(self, entropies: Sequence[float], builder: EpisodeBuilder) -> float:
+        return sum(entropies) / math.log(max(builder.setup.engine.vocab_size, 2))
 
-    async def _try_out(self, growth: EpisodeBuilder) -> int:
+    async def _try_out(self, builder: EpisodeBuilder) -> int:
         """AEPO's number of roots, from an attempt that nobody trains on or counts."""
-        path = await growth.root("/thrown away")
+        path = await builder.root("/thrown away")
         await path.finish()
-        growth.paths.remove(path)
+        builder.paths.remove(path)
         said = [span for span in path.spans if span.author is Author.POLICY]
-        segments = [self._entropy(first_decisions([span], self.tokens), growth) for span in said]
+        segments = [self._entropy(first_decisions([span], self.tokens), builder) for span in said]
         gap = segments[0] - sum(segments) / len(segments) if segments else 0.0
         return min(int(self.samples * sigmoid(self.sensitivity * gap)) + 1, self.samples)
 

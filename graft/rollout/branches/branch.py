@@ -13,8 +13,8 @@ Branch = Callable[[EpisodeBuilder], Awaitable[None]]
 def independent(samples: int) -> Branch:
     """`samples` paths from the prompt that know nothing of each other: a plain GRPO group."""
 
-    async def branch(growth: EpisodeBuilder) -> None:
-        paths = [await growth.root() for _ in range(samples)]
+    async def branch(builder: EpisodeBuilder) -> None:
+        paths = [await builder.root() for _ in range(samples)]
         await asyncio.gather(*(path.finish() for path in paths))
 
     return branch

@@ -76,16 +76,16 @@ class Counterfactual:
         self._step = 0
         self._tool: str | None = None
 
-    async def __call__(self, growth: EpisodeBuilder) -> None:
-        actions = growth.setting.actions
+    async def __call__(self, builder: EpisodeBuilder) -> None:
+        actions = builder.setup.actions
         if actions is None:
             raise ValueError(
                 "the branch 'counterfactual' forces calls, and this run has no actions to force; "
                 "set actions.file, or take rollout.branch=independent"
             )
         tool = self.tool_of_step(actions)
-        growth.keep_open = True
-        paths = [await growth.root() for _ in range(self.samples)]
+        builder.keep_open = True
+        paths = [await builder.root() for _ in range(self.samples)]
         await asyncio.gather(*(path.finish() for path in paths))
         twins = await self._rewrite(self._let_through(paths), actions, tool)
         for path in paths:
@@ -173,22 +173,22 @@ class Counterfactual:
         self, paths: list[LiveTrajectory], actions: Actions, tool: str
     ) -> list[tuple[int, list[float]]]:
         """Before which token of each path to insert the entry of `tool`, and its log-probs there."""
-        growth, space, language = paths[0].growth, actions.space, actions.grammar.start
+        builder, space, language = paths[0].builder, actions.space, actions.grammar.start
         entry = [action for action in actions.entry(tool).actions if action != NO_ACTION]
         is_routed = entry[0] >= space.vocab_size
         ways = [actions.words(tool), *([entry] if is_routed else [])]
         texts: list[list[int]] = []
         free: list[list[int]] = []
         for path in paths:
-            spans = [growth.episode.spans[i] for i in growth.episode.walk(path.tip)]
+            spans = [builder.episode.spans[i] for i in builder.episode.walk(path.tip)]
             texts.append([token for span in spans for token in span.tokens])
             places = positions.insertable(spans, language, space.vocab_size)
             free.append(places or [len(spans[0])])  # or right after the prompt
-        score, temperature = growth.setting.engine.score, growth.setting.sampling.temperature
-        async with boundary(f"scores of {growth.episode.task.id}", growth.setting.deadline):
+        score, temperature = builder.setup.engine.score, builder.setup.sampling.temperature
+        async with boundary(f"scores of {builder.episode.task.id}", builder.setup.deadline):
             found = score(texts, free, ways, language)
             chosen = [
-                self._draw(scores, growth.key(path.number, "/place"))
+                self._draw(scores, builder.key(path.number, "/place"))
                 for path, scores in zip(paths, found, strict=True)
             ]
             at = [places[i] for places, i in zip(free, chosen, strict=True)]
@@ -207,7 +207,7 @@ class Counterfactual:
 
 
 def _note(path: LiveTrajectory, failure: RolloutFailure) -> None:
-    path.growth.episode.spans[path.tip].info["error"] = str(failure)
+    path.builder.episode.spans[path.tip].info["error"] = str(failure)
 
 
 def _is_trainable(path: LiveTrajectory) -> bool:

@@ -101,8 +101,8 @@ class Branching:
             if getattr(self, name) not in known:
                 refuse(f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}")
 
-    async def __call__(self, growth: EpisodeBuilder) -> None:
-        await _Tree(self, growth).grow()
+    async def __call__(self, builder: EpisodeBuilder) -> None:
+        await _Tree(self, builder).grow()
 
 
 @dataclass(slots=True)
@@ -116,9 +116,9 @@ class _Standing:
 class _Tree:
     """One task's attempts while they fork."""
 
-    def __init__(self, how: Branching, growth: EpisodeBuilder) -> None:
-        self.how, self.growth = how, growth
-        self.vocab_size = growth.setting.engine.vocab_size
+    def __init__(self, how: Branching, builder: EpisodeBuilder) -> None:
+        self.how, self.builder = how, builder
+        self.vocab_size = builder.setup.engine.vocab_size
         self.standing: dict[LiveTrajectory, _Standing] = {}
         self.in_a_row = 0
         self.forking = 0
@@ -127,13 +127,13 @@ class _Tree:
     @property
     def left(self) -> int:
         """Attempts that may still begin."""
-        return self.how.samples - len(self.growth.paths) - self.forking
+        return self.how.samples - len(self.builder.paths) - self.forking
 
     async def grow(self) -> None:
         roots = self.how.initial_rollouts
         if self.how.dynamic:
             roots = await self._try_out()
-        live = await self._begin(roots - len(self.growth.paths))
+        live = await self._begin(roots - len(self.builder.paths))
         if self.how.order == "arrival":
             await asyncio.gather(*(self._grow_apart(path) for path in live))
         else:
@@ -142,12 +142,12 @@ class _Tree:
         await asyncio.gather(*(path.finish() for path in rest))
 
     async def _begin(self, many: int) -> list[LiveTrajectory]:
-        begun = [await self.growth.root() for _ in range(many)]
+        begun = [await self.builder.root() for _ in range(many)]
         return [path for path in begun if path.is_live]
 
     async def _try_out(self) -> int:
         """One whole attempt, which counts; how many begin at the prompt, this one included."""
-        path = await self.growth.root()
+        path = await self.builder.root()
         await path.finish()
         first, *later = turn_entropies(path.spans, self.how.tokens, self.vocab_size) or [0.0]
         after_results = sum(later) / len(later) if later else 0.0
@@ -213,7 +213,7 @@ class _Tree:
             try:
                 made.append(await path.fork())
             except RolloutFailure as failure:
-                self.growth.episode.spans[path.tip].info["error"] = str(failure)
+                self.builder.episode.spans[path.tip].info["error"] = str(failure)
             finally:
                 self.forking -= 1  # it is among the paths now, or will never be
         return made
@@ -229,7 +229,7 @@ class _Tree:
         if how.rule == "threshold":
             return most if chance > how.threshold else 0
         turn = int(path.metrics["turns"])
-        draws = random.Random(self.growth.key(path.number, f"/fork/{turn}"))
+        draws = random.Random(self.builder.key(path.number, f"/fork/{turn}"))
         return sum(draws.random() < chance for _ in range(most))
 
 

@@ -24,20 +24,20 @@ from graft.types import NO_ACTION, Author, Span
 
 async def branch_off(path: LiveTrajectory, at: int) -> LiveTrajectory:
     """A path with the first `at` tokens of `path`, whose context must still be open."""
-    growth = path.growth
+    builder = path.builder
     if path.past:
         raise ValueError(
-            f"an attempt at {growth.episode.task.env} spreads over {len(path.past) + 1} contexts, "
+            f"an attempt at {builder.episode.task.env} spreads over {len(path.past) + 1} contexts, "
             "because a wrapper or (model.history=template) the chat template rewrites the history; "
             "counterfactual attempts share the beginning of one context. Leave that wrapper out, set "
             "model.history=append, or take rollout.branch=independent"
         )
-    tip = growth.cut(path.tip, at)
-    spans = [growth.episode.spans[i] for i in growth.episode.walk(tip)]
+    tip = builder.cut(path.tip, at)
+    spans = [builder.episode.spans[i] for i in builder.episode.walk(tip)]
     heard = path.actions[: _complete_turns(spans)]
-    env = await growth.fresh_env()
-    turns = await replay(env, growth.setting, growth.episode.task, heard)
-    twin = growth.add(path.context.fork(growth.key(len(growth.paths)), at=at), env, tip)
+    env = await builder.fresh_env()
+    turns = await replay(env, builder.setup, builder.episode.task, heard)
+    twin = builder.add(path.context.fork(builder.key(len(builder.paths)), at=at), env, tip)
     twin.twin_of = path
     twin.transcripts = [one for one in path.transcripts if one.length <= at]
     twin.actions = heard
@@ -52,7 +52,7 @@ async def branch_off(path: LiveTrajectory, at: int) -> LiveTrajectory:
 
 def force(path: LiveTrajectory, decisions: Decisions, logprobs: Sequence[float], tool: str) -> None:
     """Decide in the policy's name; `logprobs` are what it thought of each of these decisions."""
-    setting, episode = path.growth.setting, path.growth.episode
+    setup, episode = path.builder.setup, path.builder.episode
     thought = iter(logprobs)
     is_decision = [action != NO_ACTION for action in decisions.actions]
     span = Span(
@@ -64,8 +64,8 @@ def force(path: LiveTrajectory, decisions: Decisions, logprobs: Sequence[float],
         [0.0] * len(is_decision),
         decisions.modes,
         mask=is_decision,
-        version=setting.engine.version,
-        text=setting.chat.tokenizer.decode_after(decisions.tokens),
+        version=setup.engine.version,
+        text=setup.chat.tokenizer.decode_after(decisions.tokens),
         info={"forced": tool},
     )
     path.tip = episode.append(span)

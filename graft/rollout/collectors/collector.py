@@ -1,4 +1,4 @@
-"""A crew turns tasks into episodes. Where and when it does so is nobody else's business.
+"""A collector turns tasks into episodes. Where and when it does so is nobody else's business.
 
     SyncCollector    in this thread, when the episodes are asked for: sampling and learning take turns
     AsyncCollector   on a thread of its own, so that tools are waited for while something is learned
@@ -6,9 +6,9 @@
 Two more distribute the work: over the processes of torchrun (`train.distributed.collector`) or the
 workers of a Ray cluster (`cluster.collector`). All have the same interface:
 
-    pending = crew.submit(Job(tasks, salt=12))      # may begin at once
+    pending = collector.submit(Job(tasks, salt=12))      # may begin at once
     episodes = pending.result()                     # in the order of the tasks
-    crew.load(weights, version=12)                  # whoever samples from now on has these
+    collector.load(weights, version=12)                  # whoever samples from now on has these
 
 In the background, samples that are under way when weights come are paused between two tokens and go
 on with the new ones: each span says which version wrote it. Whoever wants no mixture discards these
@@ -48,17 +48,17 @@ class RolloutRequest:
     """As messages name it: "the episodes of step 12"."""
     step: int = 0
     salt: int = 0
-    """Makes its draws differ from those of other jobs."""
+    """Makes its draws differ from those of other requests."""
     held_out: bool = False
     """Attempt them where tasks are held out, so many times each and without branching."""
     samples: int = 1
     temperature: float | None = None
     """None: the run's own."""
     places: Sequence[int] | None = None
-    """The number of each task among its neighbours, where this is only a part of a job."""
+    """The number of each task among its neighbours, where this is only a part of a request."""
 
     def part(self, numbers: Sequence[int]) -> RolloutRequest:
-        """The job of some of its tasks."""
+        """The request of some of its tasks."""
         places = range(len(self.tasks)) if self.places is None else self.places
         return replace(
             self,
@@ -69,30 +69,30 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True)
 class CollectorConfig:
-    """Where jobs take place: the run's setting, the held-out one, and where its attempts fork."""
+    """Where requests take place: the run's setup, the held-out one, and where its attempts fork."""
 
-    setting: RolloutSetup
+    setup: RolloutSetup
     held_out: RolloutSetup
     branch: Branch
     concurrency: int = 256
     samples: int | None = None
     """Attempts that the branch has to grow; None: as many as it likes."""
 
-    def of(self, job: RolloutRequest) -> tuple[RolloutSetup, Branch]:
-        setting = replace(
-            self.held_out if job.held_out else self.setting,
-            salt=job.salt,
-            samples=job.samples if job.held_out else self.samples,
+    def of(self, request: RolloutRequest) -> tuple[RolloutSetup, Branch]:
+        setup = replace(
+            self.held_out if request.held_out else self.setup,
+            salt=request.salt,
+            samples=request.samples if request.held_out else self.samples,
         )
-        if job.temperature is not None:
-            sampling = replace(setting.sampling, temperature=job.temperature)
-            setting = replace(setting, sampling=sampling)
-        return setting, independent(job.samples) if job.held_out else self.branch
+        if request.temperature is not None:
+            sampling = replace(setup.sampling, temperature=request.temperature)
+            setup = replace(setup, sampling=sampling)
+        return setup, independent(request.samples) if request.held_out else self.branch
 
-    def begin(self, job: RolloutRequest) -> None:
+    def begin(self, request: RolloutRequest) -> None:
         """A branch that learns from step to step hears which one this is."""
-        if not job.held_out and isinstance(self.branch, Stateful):
-            self.branch.begin(job.step)
+        if not request.held_out and isinstance(self.branch, Stateful):
+            self.branch.begin(request.step)
 
 
 class PendingRollouts(Protocol):
@@ -105,7 +105,7 @@ class PendingRollouts(Protocol):
 class Collector(Protocol):
     """Whoever attempts tasks. `counts` are numbers since they were last read, for the metrics."""
 
-    def submit(self, job: RolloutRequest) -> PendingRollouts: ...
+    def submit(self, request: RolloutRequest) -> PendingRollouts: ...
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None: ...
     def counts(self) -> dict[str, float]: ...
     def close(self) -> None: ...
@@ -117,32 +117,32 @@ class SyncCollector:
     def __init__(self, ground: CollectorConfig) -> None:
         self.ground = ground
 
-    def submit(self, job: RolloutRequest) -> PendingRollouts:
-        return _DeferredRollouts(self.ground, job)
+    def submit(self, request: RolloutRequest) -> PendingRollouts:
+        return _DeferredRollouts(self.ground, request)
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        self.ground.setting.engine.load(weights, version)
+        self.ground.setup.engine.load(weights, version)
 
     def counts(self) -> dict[str, float]:
         return {}
 
     def close(self) -> None:
-        self.ground.setting.engine.close()
+        self.ground.setup.engine.close()
 
 
 class _DeferredRollouts:
-    def __init__(self, ground: CollectorConfig, job: RolloutRequest) -> None:
-        self.ground, self.job = ground, job
+    def __init__(self, ground: CollectorConfig, request: RolloutRequest) -> None:
+        self.ground, self.request = ground, request
 
     def result(self) -> list[Episode]:
-        self.ground.begin(self.job)
-        setting, branch = self.ground.of(self.job)
+        self.ground.begin(self.request)
+        setup, branch = self.ground.of(self.request)
         return collect(
-            self.job.tasks,
-            setting,
+            self.request.tasks,
+            setup,
             branch,
             concurrency=self.ground.concurrency,
-            places=self.job.places,
+            places=self.request.places,
         )
 
     def is_done(self) -> bool:
@@ -163,13 +163,13 @@ class AttemptRunner:
         self._growing: set[asyncio.Task[Episode]] = set()
         self._thrown: set[asyncio.Task[Episode]] = set()
 
-    async def attempt(self, task: Task, job: RolloutRequest, place: int) -> Episode:
+    async def attempt(self, task: Task, request: RolloutRequest, place: int) -> Episode:
         """One episode; one that is discarded on the way begins anew."""
         async with self._gate:
             while True:
-                setting, branch = self.ground.of(job)
-                growing = asyncio.create_task(grow(task, setting, branch, place))
-                if not job.held_out:
+                setup, branch = self.ground.of(request)
+                growing = asyncio.create_task(grow(task, setup, branch, place))
+                if not request.held_out:
                     self._growing.add(growing)
                 try:
                     return await growing
@@ -184,7 +184,7 @@ class AttemptRunner:
 
     def renew(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """New weights, now: samples under way pause and go on with them, or are thrown away."""
-        engine = self.ground.setting.engine
+        engine = self.ground.setup.engine
         if self.discards:
             thrown = {one for one in self._growing if not one.done()} - self._thrown
             self._thrown |= thrown
@@ -204,7 +204,7 @@ class AsyncCollector:
         self, ground: CollectorConfig, *, discards: bool = False, deadline: float = 3600.0
     ) -> None:
         self.ground, self.deadline = ground, deadline
-        self._grower = AttemptRunner(ground, discards=discards)
+        self._runner = AttemptRunner(ground, discards=discards)
         self._told = 0  # of the discarded, in `counts`
         self._asked: set[Future[Any]] = set()
         self._end: BaseException | None = None  # why the thread attempts nothing any more
@@ -220,7 +220,7 @@ class AsyncCollector:
             with self._monitor:
                 self._loop.call_soon(self._monitor.follow, self._loop)
                 self._loop.run_forever()
-            self._end = RuntimeError("the crew is closed and attempts nothing any more")
+            self._end = RuntimeError("the collector is closed and attempts nothing any more")
         except BaseException as error:  # as where an environment calls exit()
             self._end = error
         for future in list(self._asked):
@@ -243,23 +243,23 @@ class AsyncCollector:
         if self._end is not None:
             _fail(future, self._end)
 
-    def submit(self, job: RolloutRequest) -> PendingRollouts:
+    def submit(self, request: RolloutRequest) -> PendingRollouts:
         future: Future[list[Episode]] = Future()
 
         def begin() -> None:
-            working = self._loop.create_task(self._attempt(job))
+            working = self._loop.create_task(self._attempt(request))
             working.add_done_callback(lambda done: _hand_over(done, future))
 
         self._ask(begin, future)
-        return FutureRollouts(future, job.name)
+        return FutureRollouts(future, request.name)
 
-    async def _attempt(self, job: RolloutRequest) -> list[Episode]:
-        self.ground.begin(job)
-        places = range(len(job.tasks)) if job.places is None else job.places
+    async def _attempt(self, request: RolloutRequest) -> list[Episode]:
+        self.ground.begin(request)
+        places = range(len(request.tasks)) if request.places is None else request.places
         async with together() as group:
             growing = [
-                group.create_task(self._grower.attempt(task, job, place))
-                for task, place in zip(job.tasks, places, strict=True)
+                group.create_task(self._runner.attempt(task, request, place))
+                for task, place in zip(request.tasks, places, strict=True)
             ]
         return [one.result() for one in growing]
 
@@ -269,7 +269,7 @@ class AsyncCollector:
 
         def renew() -> None:
             try:
-                self._grower.renew(weights, version)
+                self._runner.renew(weights, version)
             except Exception as error:
                 _fail(renewed, error)
             else:
@@ -287,7 +287,7 @@ class AsyncCollector:
         renewed.result()
 
     def counts(self) -> dict[str, float]:
-        discarded = self._grower.discarded
+        discarded = self._runner.discarded
         new, self._told = discarded - self._told, discarded
         return {"rollout/discarded": float(new)}
 
@@ -305,7 +305,7 @@ class AsyncCollector:
                 self._thread.join(0.2)
                 if self._monitor.seconds > GRACE:
                     break
-        self.ground.setting.engine.close()
+        self.ground.setup.engine.close()
 
 
 def _hand_over(done: asyncio.Task[list[Episode]], future: Future[list[Episode]]) -> None:
@@ -330,7 +330,9 @@ class FutureRollouts:
 
     def result(self) -> list[Episode]:
         with waiting(self._name):
-            return self._future.result()  # its parts have deadlines: every completion, every tool
+            return (
+                self._future.result()
+            )  # its components have deadlines: every completion, every tool
 
     def is_done(self) -> bool:
         return self._future.done()
@@ -339,7 +341,7 @@ class FutureRollouts:
 class StalenessWindow:
     """The steps under way: that which is learned next, and `ahead` more behind it.
 
-    `make` gives the job of a step. Step j is submitted when step j - ahead is asked for, that is,
+    `make` gives the request of a step. Step j is submitted when step j - ahead is asked for, that is,
     with the weights of version j - ahead - 1 or later: no token is older than that when j learns.
     With 0 a step begins when its turn has come, and the two sides take turns.
 

@@ -16,15 +16,15 @@ from graft.types import Episode
 
 
 class DistributedCollector:
-    """A crew of crews: one in each process."""
+    """A collector of collectors: one in each process."""
 
     def __init__(self, collector: Collector, processes: ProcessGroup, engine: Engine) -> None:
         self.collector, self.processes, self.engine = collector, processes, engine
 
-    def submit(self, job: RolloutRequest) -> PendingRollouts:
+    def submit(self, request: RolloutRequest) -> PendingRollouts:
         rank, world = self.processes.rank, self.processes.world
-        own = range(rank, len(job.tasks), world)
-        return _Exchange(self.collector.submit(job.part(own)), job, self.processes)
+        own = range(rank, len(request.tasks), world)
+        return _Exchange(self.collector.submit(request.part(own)), request, self.processes)
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         hand_out(weights, version, self.engine, self.processes, self.collector.load)
@@ -57,13 +57,15 @@ def hand_out(
 
 
 class _Exchange:
-    def __init__(self, own: PendingRollouts, job: RolloutRequest, processes: ProcessGroup) -> None:
-        self.own, self.job, self.processes = own, job, processes
+    def __init__(
+        self, own: PendingRollouts, request: RolloutRequest, processes: ProcessGroup
+    ) -> None:
+        self.own, self.request, self.processes = own, request, processes
 
     def result(self) -> list[Episode]:
-        everyone = self.processes.gather(self.own.result(), self.job.name)
+        everyone = self.processes.gather(self.own.result(), self.request.name)
         shares = [iter(episodes) for episodes in everyone]
-        return [next(shares[i % len(shares)]) for i in range(len(self.job.tasks))]
+        return [next(shares[i % len(shares)]) for i in range(len(self.request.tasks))]
 
     def is_done(self) -> bool:
         return self.own.is_done()

@@ -368,7 +368,7 @@ def missing_attempts(memory: AlarmHistory, setting: AlarmContext) -> AlarmFindin
         "warn",
         f"the branch grew {missing:.0%} fewer attempts than rollout.samples asks for. The step learns "
         "from less than the recipe says, and groups that are too small compare badly. Its any_number = "
-        "True allows that: begin rollout.samples attempts with growth.root() or path.fork(), or lower "
+        "True allows that: begin rollout.samples attempts with builder.root() or path.fork(), or lower "
         "rollout.samples to what it grows",
     )
 

@@ -80,7 +80,7 @@ def merging_tokenizer() -> FastTokenizer:
     return FastTokenizer(backend, {"eos_token": "<eos>"}, {"default": TEMPLATES["plain"]})
 
 
-def setting(make_env, engine=None, tokenizer=None, **changes) -> RolloutSetup:
+def make_setup(make_env, engine=None, tokenizer=None, **changes) -> RolloutSetup:
     tokenizer = tokenizer or FastTokenizer.characters(ALPHABET)
     shape = ModelShape(
         vocab_size=tokenizer.vocab_size, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ff=16
@@ -104,7 +104,7 @@ TASKS = [Task(f"t{i}", "echo", seed=i) for i in range(4)]
 
 
 def test_an_episode_is_one_tree_and_tokens_are_never_re_encoded():
-    where = setting(Echo, sampling=Sampling(max_tokens=64))
+    where = make_setup(Echo, sampling=Sampling(max_tokens=64))
     (episode,) = collect(TASKS[:1], where, independent(6))
     assert len(episode.leaves) == 6
     assert [s.parent for s in episode.spans].count(None) == 1
@@ -122,7 +122,7 @@ def test_an_episode_is_one_tree_and_tokens_are_never_re_encoded():
 
 
 def test_samples_that_encode_would_write_differently_stay_as_they_were_drawn():
-    where = setting(Echo, tokenizer=merging_tokenizer(), sampling=Sampling(max_tokens=20))
+    where = make_setup(Echo, tokenizer=merging_tokenizer(), sampling=Sampling(max_tokens=20))
     rows = trajectories_of(collect(TASKS, where, independent(4)))
     tokenizer = where.chat.tokenizer
     odd = [
@@ -140,7 +140,7 @@ def test_samples_that_encode_would_write_differently_stay_as_they_were_drawn():
 
 
 def test_engine_logprobs_are_the_trainers_logprobs():
-    where = setting(Echo, sampling=Sampling(max_tokens=20, temperature=0.7))
+    where = make_setup(Echo, sampling=Sampling(max_tokens=20, temperature=0.7))
     rows = trajectories_of(collect(TASKS, where, independent(4)))
     batch = to_batch(rows)
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_engine_logprobs_are_the_trainers_logprobs():
 
 def test_what_grows_beside_an_episode_does_not_change_it():
     def texts(concurrency: int, tasks) -> dict[str, list[list[int]]]:
-        episodes = collect(tasks, setting(Echo), independent(3), concurrency=concurrency)
+        episodes = collect(tasks, make_setup(Echo), independent(3), concurrency=concurrency)
         return {
             e.task.id: sorted([t for s in row.spans for t in s.tokens] for row in e.trajectories())
             for e in episodes
@@ -166,7 +166,7 @@ def test_what_grows_beside_an_episode_does_not_change_it():
 
 def test_another_salt_draws_other_samples():
     first, second = (
-        collect(TASKS[:1], setting(Echo, salt=salt), independent(4))[0] for salt in (1, 2)
+        collect(TASKS[:1], make_setup(Echo, salt=salt), independent(4))[0] for salt in (1, 2)
     )
     assert [s.tokens for s in first.spans] != [s.tokens for s in second.spans]
 
@@ -180,7 +180,7 @@ def test_another_salt_draws_other_samples():
     ],
 )
 def test_a_failure_is_a_status_of_its_own_path(make_env, status, word):
-    where = setting(
+    where = make_setup(
         make_env, sampling=Sampling(max_tokens=64), deadline=0.2 if status is Status.TIMEOUT else 60
     )
     (episode,) = collect(TASKS[:1], where, independent(4))
@@ -198,7 +198,7 @@ def test_an_env_that_cannot_be_posed_is_one_failed_leaf():
         def pose(self):
             raise OSError("no data")
 
-    (episode,) = collect(TASKS[:1], setting(Broken), independent(4))
+    (episode,) = collect(TASKS[:1], make_setup(Broken), independent(4))
     assert [leaf.status for leaf in episode.leaves] == [Status.ENV_ERROR]
     assert "no data" in episode.spans[0].info["error"]
 
@@ -222,18 +222,18 @@ def test_a_bug_of_ours_is_not_hidden_in_a_status():
             pass
 
     with pytest.raises(ZeroDivisionError):
-        collect(TASKS[:1], setting(Echo, engine=Broken()), independent(2))
+        collect(TASKS[:1], make_setup(Echo, engine=Broken()), independent(2))
 
 
 def test_budgets_truncate():
-    short = setting(Echo, sampling=Sampling(max_tokens=1, stop_tokens=()))
+    short = make_setup(Echo, sampling=Sampling(max_tokens=1, stop_tokens=()))
     statuses = {leaf.status for e in collect(TASKS, short, independent(4)) for leaf in e.leaves}
     assert Status.TRUNCATED in statuses
-    one_turn = setting(Echo, sampling=Sampling(max_tokens=64), max_turns=1)
+    one_turn = make_setup(Echo, sampling=Sampling(max_tokens=64), max_turns=1)
     for episode in collect(TASKS, one_turn, independent(2)):
         assert all(leaf.metrics["turns"] == 1 for leaf in episode.leaves)
         assert all(leaf.status is Status.TRUNCATED for leaf in episode.leaves)
-    tight = setting(Echo, sampling=Sampling(max_tokens=64), max_context=9)
+    tight = make_setup(Echo, sampling=Sampling(max_tokens=64), max_context=9)
     for episode in collect(TASKS, tight, independent(2)):
         for row in episode.trajectories():
             assert len(row.tokens) <= 9 + 2  # an observation may pass the limit, a sample never
@@ -241,10 +241,10 @@ def test_budgets_truncate():
 
 def test_an_env_that_cannot_fork_is_rebuilt_by_replay():
     async def play():
-        where = setting(Unforkable, sampling=Sampling(max_tokens=64))
-        async with EpisodeBuilder(TASKS[0], where) as growth:
-            await growth.open()
-            path = await growth.root()
+        where = make_setup(Unforkable, sampling=Sampling(max_tokens=64))
+        async with EpisodeBuilder(TASKS[0], where) as builder:
+            await builder.open()
+            path = await builder.root()
             while path.is_live and path.env.count < 2:
                 await path.turn()
             twin = await path.fork()
@@ -257,17 +257,17 @@ def test_an_env_that_cannot_fork_is_rebuilt_by_replay():
 
 def test_a_forked_path_shares_its_past_and_nothing_else():
     async def play():
-        where = setting(Echo, sampling=Sampling(max_tokens=64))
-        async with EpisodeBuilder(TASKS[0], where) as growth:
-            await growth.open()
-            path = await growth.root()
+        where = make_setup(Echo, sampling=Sampling(max_tokens=64))
+        async with EpisodeBuilder(TASKS[0], where) as builder:
+            await builder.open()
+            path = await builder.root()
             await path.turn()
             if not path.is_live:
                 pytest.skip("the first turn was cut")
             twin = await path.fork()
             assert (twin.tip, twin.reward, twin.metrics) == (path.tip, path.reward, path.metrics)
             await asyncio.gather(path.finish(), twin.finish())
-            shared = set(growth.episode.walk(path.tip)) & set(growth.episode.walk(twin.tip))
+            shared = set(builder.episode.walk(path.tip)) & set(builder.episode.walk(twin.tip))
             assert len(shared) == 3  # the prompt, the first turn, its answer
             assert path.env.count == twin.env.count == 3
 
@@ -275,7 +275,7 @@ def test_a_forked_path_shares_its_past_and_nothing_else():
 
 
 def test_an_external_reward_replaces_the_envs_and_turns_still_add_up():
-    where = setting(
+    where = make_setup(
         Echo, sampling=Sampling(max_tokens=64), reward=lambda task, row: float(len(row.spans))
     )
     rows = trajectories_of(collect(TASKS, where, independent(3)))
@@ -286,7 +286,7 @@ def test_an_external_reward_replaces_the_envs_and_turns_still_add_up():
 
 def test_dynamic_sampling_refills_flat_groups_and_never_comes_back_empty():
     async def one(reward: float):
-        where = setting(Echo, reward=lambda task, row: reward)
+        where = make_setup(Echo, reward=lambda task, row: reward)
         return await grow(TASKS[0], where, independent(2))
 
     flat = asyncio.run(one(1.0))
@@ -328,7 +328,7 @@ class Requests(Rewritten):
 
 @pytest.mark.parametrize("make_env", [Rewritten, Raw, Requests])
 def test_a_rewritten_history_is_a_new_context_and_a_row_of_its_own(make_env):
-    where = setting(make_env, sampling=Sampling(max_tokens=64))
+    where = make_setup(make_env, sampling=Sampling(max_tokens=64))
     (episode,) = collect(TASKS[:1], where, independent(6))
     decode = where.chat.tokenizer.decode
     done = [n for n, leaf in enumerate(episode.leaves) if leaf.status is Status.DONE]
@@ -350,18 +350,18 @@ def test_a_rewritten_history_is_a_new_context_and_a_row_of_its_own(make_env):
 @pytest.mark.parametrize(("tools", "shown"), [(["b"], ["b"]), ([], None), (None, ["a"])])
 def test_a_prompt_of_its_own_has_tools_of_its_own(tools, shown, monkeypatch):
     """A sub-agent's request names its tools; without a word the task's own stay."""
-    where, seen = setting(Requests), []
+    where, seen = make_setup(Requests), []
     monkeypatch.setattr(where.chat, "prompt", lambda messages, tools: seen.append(tools) or [1])
-    growth = EpisodeBuilder(TASKS[0], where)
-    growth.tools = ["a"]
-    assert growth.begin([{"role": "user", "content": "?"}], tools) == ([1], None)
+    builder = EpisodeBuilder(TASKS[0], where)
+    builder.tools = ["a"]
+    assert builder.begin([{"role": "user", "content": "?"}], tools) == ([1], None)
     assert seen == [shown]
 
 
 def test_contexts_of_one_path_draw_independently_and_the_same_again():
     texts = []
     for _ in range(2):
-        where = setting(Rewritten, sampling=Sampling(max_tokens=64))
+        where = make_setup(Rewritten, sampling=Sampling(max_tokens=64))
         (episode,) = collect(TASKS[:1], where, independent(6))
         texts.append([s.text for s in episode.spans if s.author is Author.POLICY])
     assert texts[0] == texts[1]
@@ -370,16 +370,16 @@ def test_contexts_of_one_path_draw_independently_and_the_same_again():
 
 def test_a_fork_keeps_the_contexts_before_it():
     async def run():
-        where = setting(Rewritten, sampling=Sampling(max_tokens=64))
-        async with EpisodeBuilder(TASKS[0], where) as growth:
-            await growth.open()
-            path = await growth.root()
+        where = make_setup(Rewritten, sampling=Sampling(max_tokens=64))
+        async with EpisodeBuilder(TASKS[0], where) as builder:
+            await builder.open()
+            path = await builder.root()
             while path.is_live and not path.past:
                 await path.turn()
             twin = await path.fork()
             await asyncio.gather(path.finish(), twin.finish())
-            growth.settle()
-            return growth.episode
+            builder.settle()
+            return builder.episode
 
     episode = asyncio.run(run())
     first, second = episode.leaves
@@ -388,7 +388,7 @@ def test_a_fork_keeps_the_contexts_before_it():
 
 def test_a_history_wrapper_by_name_gives_one_context_per_turn():
     tokenizer = FastTokenizer.bytes()
-    where = setting(
+    where = make_setup(
         lambda: make("calculator", wrappers="concat_with_action"),
         tokenizer=tokenizer,
         sampling=Sampling(max_tokens=400),

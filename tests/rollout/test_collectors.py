@@ -148,15 +148,17 @@ def until(is_so) -> None:
         time.sleep(0.001)
 
 
-def ground(engine=None, make_env=Asking, samples=2, concurrency=256, **changes) -> CollectorConfig:
+def collector_config(
+    engine=None, make_env=Asking, samples=2, concurrency=256, **changes
+) -> CollectorConfig:
     given = {"sampling": Sampling(max_tokens=20), **changes}
-    setting = RolloutSetup(
+    setup = RolloutSetup(
         engine=engine or Slow(), chat=Chat(LETTERS), make_env=lambda task: make_env(), **given
     )
-    return CollectorConfig(setting, setting, independent(samples), concurrency)
+    return CollectorConfig(setup, setup, independent(samples), concurrency)
 
 
-def job(step: int = 1, tasks: int = 2) -> RolloutRequest:
+def request(step: int = 1, tasks: int = 2) -> RolloutRequest:
     first = (step - 1) * tasks
     return RolloutRequest(
         [Task(f"t{n}", "asking", seed=n) for n in range(first, first + tasks)],
@@ -173,48 +175,48 @@ def versions(episodes) -> list[int]:
 @pytest.fixture
 def closing():
     """Crews that are closed whatever happens."""
-    crews: list = []
-    yield lambda collector: crews.append(collector) or collector
-    for collector in crews:
+    collectors: list = []
+    yield lambda collector: collectors.append(collector) or collector
+    for collector in collectors:
         collector.close()
 
 
-# what a crew gives
+# what a collector gives
 
 
-def test_both_crews_give_the_same_episodes_in_the_order_of_the_tasks(closing):
+def test_both_collectors_give_the_same_episodes_in_the_order_of_the_tasks(closing):
     class Quick(Asking):
         blocking = False  # spans are written in the order in which threads come back
 
     here, apart = (
-        SyncCollector(ground(make_env=Quick)),
-        closing(AsyncCollector(ground(make_env=Quick))),
+        SyncCollector(collector_config(make_env=Quick)),
+        closing(AsyncCollector(collector_config(make_env=Quick))),
     )
-    expected = [e.to_json() for e in here.submit(job(3)).result()]
-    assert [e.to_json() for e in apart.submit(job(3)).result()] == expected
+    expected = [e.to_json() for e in here.submit(request(3)).result()]
+    assert [e.to_json() for e in apart.submit(request(3)).result()] == expected
     assert [e["task"]["id"] for e in expected] == ["t4", "t5"]
     assert here.counts() == {} and apart.counts() == {"rollout/discarded": 0.0}
 
 
-def test_a_background_crew_begins_before_anybody_asks_for_the_episodes(closing):
-    collector = closing(AsyncCollector(ground()))
-    pending = collector.submit(job())
+def test_a_background_collector_begins_before_anybody_asks_for_the_episodes(closing):
+    collector = closing(AsyncCollector(collector_config()))
+    pending = collector.submit(request())
     until(pending.is_done)
-    assert not SyncCollector(ground()).submit(job()).is_done()
+    assert not SyncCollector(collector_config()).submit(request()).is_done()
 
 
 def test_a_part_of_a_job_keeps_the_places_of_its_tasks():
-    part = job(tasks=5).part([1, 4]).part([1])
+    part = request(tasks=5).part([1, 4]).part([1])
     assert [task.id for task in part.tasks] == ["t4"] and part.places == [4]
 
 
 def test_held_out_tasks_are_attempted_as_often_as_asked_and_without_the_runs_branch(closing):
-    collector = closing(AsyncCollector(ground(samples=3)))
+    collector = closing(AsyncCollector(collector_config(samples=3)))
     held_out = RolloutRequest(
         [Task("h", "asking")], "held-out", held_out=True, samples=1, temperature=0.5
     )
     assert [len(e.leaves) for e in collector.submit(held_out).result()] == [1]
-    assert [len(e.leaves) for e in collector.submit(job(tasks=1)).result()] == [3]
+    assert [len(e.leaves) for e in collector.submit(request(tasks=1)).result()] == [3]
 
 
 def test_no_more_tasks_grow_at_a_time_than_concurrency_says(closing):
@@ -230,18 +232,18 @@ def test_no_more_tasks_grow_at_a_time_than_concurrency_says(closing):
             now -= 1
 
     collector = closing(
-        AsyncCollector(ground(make_env=lambda: Asking(wait), samples=1, concurrency=2))
+        AsyncCollector(collector_config(make_env=lambda: Asking(wait), samples=1, concurrency=2))
     )
-    several = [collector.submit(job(step, tasks=3)) for step in (1, 2)]
+    several = [collector.submit(request(step, tasks=3)) for step in (1, 2)]
     assert [len(pending.result()) for pending in several] == [3, 3] and most == 2
 
 
 # weights that come in the middle
 
 
-def test_weights_are_changed_on_the_crews_thread_and_are_there_when_load_returns(closing):
+def test_weights_are_changed_on_the_collectors_thread_and_are_there_when_load_returns(closing):
     engine = Slow()
-    collector = closing(AsyncCollector(ground(engine)))
+    collector = closing(AsyncCollector(collector_config(engine)))
     collector.load({"w": 1}, version=4)
     assert (engine.version, engine.weights) == (4, [{"w": 1}])
     assert engine.threads == {"graft-rollouts"}
@@ -249,8 +251,8 @@ def test_weights_are_changed_on_the_crews_thread_and_are_there_when_load_returns
 
 def test_attempts_under_way_go_on_with_new_weights_and_each_span_says_which(closing):
     engine = Slow(holds={0: 4})
-    collector = closing(AsyncCollector(ground(engine, samples=1)))
-    pending = collector.submit(job(tasks=1))
+    collector = closing(AsyncCollector(collector_config(engine, samples=1)))
+    pending = collector.submit(request(tasks=1))
     until(lambda: engine.holding[0])
     collector.load(None, version=1)
     [episode] = pending.result()
@@ -264,8 +266,8 @@ def test_attempts_under_way_go_on_with_new_weights_and_each_span_says_which(clos
 
 def test_thrown_away_attempts_begin_anew_and_every_one_is_counted(closing):
     engine = Slow(holds={0: 4, 1: 2})
-    collector = closing(AsyncCollector(ground(engine, samples=1), discards=True))
-    pending = collector.submit(job(tasks=3))
+    collector = closing(AsyncCollector(collector_config(engine, samples=1), discards=True))
+    pending = collector.submit(request(tasks=3))
     until(lambda: engine.holding[0] == 3)
     collector.load(None, version=1)
     until(lambda: engine.holding[1] == 3)
@@ -291,9 +293,9 @@ def test_a_tool_that_is_waited_for_does_not_keep_a_discarded_attempt(closing):
             let_go.wait(20)
 
     collector = closing(
-        AsyncCollector(ground(engine, lambda: Asking(wait), samples=1), discards=True)
+        AsyncCollector(collector_config(engine, lambda: Asking(wait), samples=1), discards=True)
     )
-    pending = collector.submit(job(tasks=1))
+    pending = collector.submit(request(tasks=1))
     until(lambda: asked)
     collector.load(None, version=1)
     assert set(versions(pending.result())) == {1} and asked == [0, 1, 1]
@@ -309,10 +311,10 @@ def test_finished_episodes_of_a_step_under_way_are_not_thrown_away(closing):
             slow.wait(20)
 
     collector = closing(
-        AsyncCollector(ground(make_env=lambda: Asking(wait), samples=1), discards=True)
+        AsyncCollector(collector_config(make_env=lambda: Asking(wait), samples=1), discards=True)
     )
-    pending = collector.submit(job(tasks=2))
-    until(lambda: waits and len(collector._grower._growing) == 1)  # task 0 is done
+    pending = collector.submit(request(tasks=2))
+    until(lambda: waits and len(collector._runner._growing) == 1)  # task 0 is done
     collector.load(None, version=1)
     slow.set()
     first, second = pending.result()
@@ -322,7 +324,7 @@ def test_finished_episodes_of_a_step_under_way_are_not_thrown_away(closing):
 
 def test_held_out_attempts_are_never_thrown_away(closing):
     engine = Slow(holds={0: 4})
-    collector = closing(AsyncCollector(ground(engine), discards=True))
+    collector = closing(AsyncCollector(collector_config(engine), discards=True))
     pending = collector.submit(RolloutRequest([Task("h", "asking")], "held-out", held_out=True))
     until(lambda: engine.holding[0])
     collector.load(None, version=1)
@@ -341,18 +343,18 @@ def test_an_attempt_that_is_thrown_away_and_given_up_at_once_does_not_begin_anew
             started += 1
 
         engine = Slow(holds={0: 4})
-        grower = AttemptRunner(
-            ground(engine, lambda: Asking(on_reset=count), samples=1), discards=True
+        runner = AttemptRunner(
+            collector_config(engine, lambda: Asking(on_reset=count), samples=1), discards=True
         )
-        attempt = asyncio.create_task(grower.attempt(Task("t", "asking"), job(), 0))
+        attempt = asyncio.create_task(runner.attempt(Task("t", "asking"), request(), 0))
         while not engine.holding[0]:
             await asyncio.sleep(0.001)
         before = started
-        grower.renew(None, 1)
+        runner.renew(None, 1)
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(attempt, 5)
-        return before, started, grower.discarded
+        return before, started, runner.discarded
 
     before, after, discarded = asyncio.run(main())
     assert before == after and discarded == 0
@@ -384,10 +386,10 @@ def test_no_token_is_older_than_the_bound_and_nobody_runs_further_ahead(ahead, s
 
     engine = Slow(pace=lambda: latency(0.002))
     make_env = lambda: Asking(lambda env: time.sleep(latency(0.01)), on_reset)  # noqa: E731
-    collector = AsyncCollector(ground(engine, make_env, samples=2), discards=discards)
+    collector = AsyncCollector(collector_config(engine, make_env, samples=2), discards=discards)
     try:
         collector.load(None, version=0)
-        window = StalenessWindow(collector, lambda step: job(step, tasks), ahead, last=steps)
+        window = StalenessWindow(collector, lambda step: request(step, tasks), ahead, last=steps)
         ages: list[int] = []
         seen: list[str] = []
         for step in range(1, steps + 1):
@@ -409,11 +411,11 @@ def test_no_token_is_older_than_the_bound_and_nobody_runs_further_ahead(ahead, s
     assert seen == [f"t{n}" for n in range(steps * tasks)]  # none lost, none twice
 
 
-def test_a_crew_that_is_quick_stops_when_it_is_as_far_ahead_as_it_may_be(closing):
-    collector = closing(AsyncCollector(ground()))
+def test_a_collector_that_is_quick_stops_when_it_is_as_far_ahead_as_it_may_be(closing):
+    collector = closing(AsyncCollector(collector_config()))
     made: list[int] = []
     window = StalenessWindow(
-        collector, lambda step: made.append(step) or job(step), ahead=2, last=6
+        collector, lambda step: made.append(step) or request(step), ahead=2, last=6
     )
     window.take(1)
     until(lambda: window.num_done == 2)  # the learner takes its time
@@ -426,20 +428,20 @@ def test_a_crew_that_is_quick_stops_when_it_is_as_far_ahead_as_it_may_be(closing
     assert made == [1, 2, 3, 4, 5, 6] and window.num_done == 0  # none beyond the last
 
 
-def test_a_learner_that_is_quick_waits_for_the_crew(closing):
+def test_a_learner_that_is_quick_waits_for_the_collector(closing):
     engine = Slow(pace=lambda: 0.01)
-    collector = closing(AsyncCollector(ground(engine, samples=1)))
-    window = StalenessWindow(collector, job, ahead=1, last=2)
+    collector = closing(AsyncCollector(collector_config(engine, samples=1)))
+    window = StalenessWindow(collector, request, ahead=1, last=2)
     started = time.perf_counter()
     window.take(1)
     assert time.perf_counter() - started > 2 * LENGTH * 0.01
 
 
 def test_with_nothing_ahead_a_step_begins_when_its_turn_has_come(closing):
-    collector = closing(AsyncCollector(ground()))
+    collector = closing(AsyncCollector(collector_config()))
     made: list[int] = []
     window = StalenessWindow(
-        collector, lambda step: made.append(step) or job(step), ahead=0, last=3
+        collector, lambda step: made.append(step) or request(step), ahead=0, last=3
     )
     for step in (1, 2, 3):
         window.take(step)
@@ -447,10 +449,10 @@ def test_with_nothing_ahead_a_step_begins_when_its_turn_has_come(closing):
 
 
 def test_a_window_that_is_resumed_begins_at_the_step_it_is_asked_for(closing):
-    collector = closing(AsyncCollector(ground()))
+    collector = closing(AsyncCollector(collector_config()))
     made: list[int] = []
     window = StalenessWindow(
-        collector, lambda step: made.append(step) or job(step), ahead=2, last=100
+        collector, lambda step: made.append(step) or request(step), ahead=2, last=100
     )
     window.take(41)
     assert made == [41, 42, 43]
@@ -466,15 +468,17 @@ def bad_reward(task, row):
 
 
 def test_the_first_cause_reaches_whoever_asks_for_the_episodes(closing):
-    collector = closing(AsyncCollector(ground(Slow(pace=lambda: 0.001), reward=bad_reward)))
+    collector = closing(
+        AsyncCollector(collector_config(Slow(pace=lambda: 0.001), reward=bad_reward))
+    )
     with pytest.raises(UserCodeError, match="raised ZeroDivisionError: the reward of t1 at"):
-        collector.submit(job()).result()
-    assert len(collector.submit(job(3)).result()) == 2  # others are not concerned
+        collector.submit(request()).result()
+    assert len(collector.submit(request(3)).result()) == 2  # others are not concerned
 
 
 def test_a_fault_in_a_step_ahead_is_raised_when_that_step_is_asked_for(closing):
-    collector = closing(AsyncCollector(ground(reward=bad_reward)))
-    window = StalenessWindow(collector, lambda step: job(step, tasks=1), ahead=1, last=3)
+    collector = closing(AsyncCollector(collector_config(reward=bad_reward)))
+    window = StalenessWindow(collector, lambda step: request(step, tasks=1), ahead=1, last=3)
     assert len(window.take(1)) == 1
     with pytest.raises(UserCodeError, match="raised ZeroDivisionError: the reward of t1 at"):
         window.take(2)
@@ -484,8 +488,8 @@ def test_an_environment_that_raises_is_data_as_everywhere(closing):
     def wait(env):
         raise OSError("no such disk")
 
-    collector = closing(AsyncCollector(ground(make_env=lambda: Asking(wait), samples=1)))
-    [episode] = collector.submit(job(tasks=1)).result()
+    collector = closing(AsyncCollector(collector_config(make_env=lambda: Asking(wait), samples=1)))
+    [episode] = collector.submit(request(tasks=1)).result()
     assert episode.leaves[0].status is Status.ENV_ERROR
     assert "no such disk" in episode.spans[1].info["error"]
 
@@ -495,10 +499,10 @@ def test_weights_that_the_engine_refuses_are_an_error_of_whoever_sends_them(clos
         def load(self, weights, version):
             raise ValueError("these weights are not the model's")
 
-    collector = closing(AsyncCollector(ground(Refusing())))
+    collector = closing(AsyncCollector(collector_config(Refusing())))
     with pytest.raises(ValueError, match="not the model's"):
         collector.load({}, version=1)
-    assert len(collector.submit(job()).result()) == 2
+    assert len(collector.submit(request()).result()) == 2
 
 
 def test_a_thread_that_ends_takes_nobody_with_it_into_silence(closing):
@@ -510,14 +514,14 @@ def test_a_thread_that_ends_takes_nobody_with_it_into_silence(closing):
         def respond(self, action):
             raise KeyboardInterrupt
 
-    collector = closing(AsyncCollector(ground(make_env=Leaving)))
-    pending = collector.submit(job())
+    collector = closing(AsyncCollector(collector_config(make_env=Leaving)))
+    pending = collector.submit(request())
     with pytest.raises(KeyboardInterrupt):
         pending.result()
     with pytest.raises(KeyboardInterrupt):
         collector.load(None, version=1)
     with pytest.raises(KeyboardInterrupt):
-        collector.submit(job(2)).result()
+        collector.submit(request(2)).result()
 
 
 def test_an_environment_that_calls_exit_fails_its_attempt_and_nothing_else(closing):
@@ -527,8 +531,8 @@ def test_an_environment_that_calls_exit_fails_its_attempt_and_nothing_else(closi
         def respond(self, action):
             raise SystemExit(3)
 
-    collector = closing(AsyncCollector(ground(make_env=Leaving, samples=1)))
-    [episode] = collector.submit(job(tasks=1)).result()
+    collector = closing(AsyncCollector(collector_config(make_env=Leaving, samples=1)))
+    [episode] = collector.submit(request(tasks=1)).result()
     assert episode.leaves[0].status is Status.ENV_ERROR
 
 
@@ -543,8 +547,8 @@ def test_an_engine_that_nobody_can_reach_is_named_when_the_deadline_has_passed(c
             let_go.wait(20)
             return super().respond(action)
 
-    collector = closing(AsyncCollector(ground(make_env=Holding, samples=1), deadline=0.2))
-    pending = collector.submit(job(tasks=1))
+    collector = closing(AsyncCollector(collector_config(make_env=Holding, samples=1), deadline=0.2))
+    pending = collector.submit(request(tasks=1))
     until(lambda: held)
     with pytest.raises(
         TimeoutError, match=r"0\.2 s for the engine to take version 1.*blocking = T"
@@ -563,8 +567,8 @@ def test_closing_gives_up_what_is_under_way_at_once(discards):
         forever.wait(30)
 
     engine = Slow(pace=lambda: 0.001)
-    collector = AsyncCollector(ground(engine, lambda: Asking(wait)), discards=discards)
-    pending = [collector.submit(job(step, tasks=8)) for step in (1, 2, 3)]
+    collector = AsyncCollector(collector_config(engine, lambda: Asking(wait)), discards=discards)
+    pending = [collector.submit(request(step, tasks=8)) for step in (1, 2, 3)]
     until(lambda: len(waits) == 48)  # tools of 3 steps of 8 tasks with 2 attempts each
     collector.load(None, version=1)
     started = time.perf_counter()
@@ -575,6 +579,6 @@ def test_closing_gives_up_what_is_under_way_at_once(discards):
         with pytest.raises(RuntimeError, match="closed"):
             one.result()
     with pytest.raises(RuntimeError, match="closed"):
-        collector.submit(job()).result()
+        collector.submit(request()).result()
     collector.close()  # twice is once
     forever.set()
