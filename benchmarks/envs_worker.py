@@ -1,4 +1,4 @@
-"""One side of `benchmarks/envs.py`: measures graft or GEM, whichever it is told, in its own venv.
+"""One side of `benchmarks/envs.py`: measures graft or GEM, as its argument says, in its own venv.
 
 Reads one JSON order per line, {"case": "vector", "id": "game:Sudoku-v0-hard", "steps": 2000}, and
 answers with {"rate": per second}. The workload (ids, actions, seeds, number of steps) is written
@@ -80,7 +80,7 @@ class Graft:
         import graft
 
         self.make, self.register = graft.make, graft.register
-        self.modes = ("serial", "processes")
+        self.modes = ("serial", "threads")
 
     def vector(self, env_id, mode):
         import graft

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
-from graft.envs.catalogue import EnvEntry
+from graft.envs.entry import EnvEntry
 
 
 def missing(entry: EnvEntry) -> str:

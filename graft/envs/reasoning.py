@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from graft.envs.base import BaseEnv, Trace, check_split, split_of
-from graft.envs.catalogue import EnvEntry
+from graft.envs.entry import EnvEntry
 from graft.rewards.answers import in_words
 from graft.rewards.worker_pool import NoWorkers, WorkerError, WorkerPool
 from graft.text.parse import last_boxed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.envs import ENVS, make
-from graft.envs.catalogue import family_of
+from graft.envs.entry import family_of
 from graft.types import Author, Turn
 
 MATH = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from graft.envs import ENVS, make
 from graft.envs.base import BaseEnv
-from graft.envs.catalogue import family_of
+from graft.envs.entry import family_of
 from graft.protocols import Env
 from graft.types import Author, Task, Turn
 from tests.envs.env_kit import build, play, scripted, teacher

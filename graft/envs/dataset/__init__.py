@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from graft.data.hub import locate
-from graft.envs.catalogue import EnvEntry
+from graft.envs.entry import EnvEntry
 
 MATHS = "graft.envs.dataset.maths:MathEnv"
 GEOMETRY = "graft.envs.dataset.geometry:GeometryEnv"

@@ -9,7 +9,7 @@ step by step.\\n", which is for a recipe to add (`task.prefill`).
 
 from __future__ import annotations
 
-from graft.envs.catalogue import EnvEntry
+from graft.envs.entry import EnvEntry
 
 CALC_TURNS = 34  # 32 calls, one refusal, the answer
 SORT_TURNS = 32

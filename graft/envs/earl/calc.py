@@ -25,12 +25,12 @@ from typing import Any, NamedTuple, Self
 from graft.envs.arithmetic import Arithmetic
 from graft.envs.base import SPLITS, BaseEnv, Trace, as_messages, check_split
 from graft.envs.calculator import draw_flat
-from graft.envs.catalogue import NOTHING
 from graft.envs.countdown import draw_solution
 from graft.envs.earl.count import Count
 from graft.envs.earl.countdown import ExpressionCountdown
 from graft.envs.earl.gsm import GsmRewrite
 from graft.envs.earl.syntax import DRESSES, TAGS, CalculatorSyntax
+from graft.envs.entry import NOTHING
 from graft.envs.tool_env import ToolEnv
 from graft.protocols import Observation
 from graft.registry import resolve

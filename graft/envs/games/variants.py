@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graft.envs.catalogue import EnvEntry
+from graft.envs.entry import EnvEntry
 
 
 def variants(

@@ -1,11 +1,11 @@
-"""What every vector of envs offers, whoever carries its steps out.
+"""What every vector of envs offers, serial or threaded.
 
     vec.reset(seed=0)           env i starts with seed 0 + i
     vec.step(["a", "b", "c"])   all of them, five columns back
     vec.step({2: "c", 0: "a"})  these two, in this order
     vec.send({1: "b"})          do not wait; recv() gives results as they come
 
-A subclass says how jobs reach the envs: `_submit` hands them over, `_collect` waits for results.
+A subclass carries requests to the envs: `_submit` starts them, `_collect` waits for results.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from graft.envs.vector.jobs import EnvFailure, SlotJob
+from graft.envs.vector.request import EnvFailure, SlotRequest
 from graft.envs.vector.slot import Autoreset, EnvSpec, checked_seed
 from graft.protocols import Observation
 from graft.types import Turn
 
-PATIENCE = 600.0
+DEFAULT_TIMEOUT = 600.0
 """Seconds that a reset or step may take where the caller sets no timeout."""
 
-SLICE = 0.2
-"""Seconds of one wait; deadlines that others set meanwhile are seen after it."""
+POLL_SECONDS = 0.2
+"""Longest single wait: a request that another thread sends meanwhile has a deadline too."""
 
 Columns = tuple[
     list[Observation],
@@ -40,24 +40,23 @@ Columns = tuple[
 
 
 class VectorEnv:
-    """Many envs behind one reset and step; a fault in one of them is that one's alone.
+    """Many envs behind one reset and step; a fault in one of them does not reach the others.
 
     An env that raises, or takes longer than `timeout`, answers truncated with `info["error"]`, and
-    is built anew for its next episode. Infos of an autoreset in the same step hold
+    is rebuilt for its next episode. Infos of an autoreset in the same step hold
     "final_observation" and "final_info" of the episode that ended.
     """
 
     def __init__(
-        self, recipes: Sequence[EnvSpec], autoreset: Autoreset, timeout: float | None = None
+        self, specs: Sequence[EnvSpec], autoreset: Autoreset, timeout: float | None = None
     ) -> None:
-        self.recipes = list(recipes)
-        self.env_ids = [recipe.env_id for recipe in recipes]
-        self.num_envs = len(recipes)
+        self.env_ids = [spec.env_id for spec in specs]
+        self.num_envs = len(specs)
         self.autoreset: Autoreset = autoreset
-        self.timeout = PATIENCE if timeout is None else timeout
+        self.timeout = DEFAULT_TIMEOUT if timeout is None else timeout
         self.is_started = False  # reset() was called
         self.is_closed = False
-        self.pending: dict[int, str] = {}  # index -> the job it has not answered yet
+        self.pending: dict[int, str] = {}  # index -> method of the unanswered request
 
     def __len__(self) -> int:
         return self.num_envs
@@ -68,12 +67,12 @@ class VectorEnv:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, jobs: Mapping[int, SlotJob]) -> None:
-        """Hand jobs over, at most one per seat at a time; do not wait for them."""
+    def _submit(self, requests: Mapping[int, SlotRequest]) -> None:
+        """Start requests, at most one per slot at a time, without waiting for them."""
         raise NotImplementedError(f"{type(self).__name__} must write _submit()")
 
     def _collect(self, seconds: float) -> list[tuple[int, Any]]:
-        """Results that are there; if none is, wait up to `seconds` for the first."""
+        """Results so far; if there are none, wait up to `seconds` for the first."""
         raise NotImplementedError(f"{type(self).__name__} must write _collect()")
 
     def _shut(self) -> None:
@@ -92,8 +91,8 @@ class VectorEnv:
         """Begin an episode in every env, or in those of `only`, in that order.
 
         A number is the seed of env 0, the next one that of env 1, and so on; a list has one entry
-        per env that is reset. Without seeds the first reset takes the ones `make_vec` was given,
-        a later one goes on to the next episode of each env.
+        per env that is reset. Without seeds the first reset takes the ones of `make_vec`, a later
+        one goes on to the next episode of each env.
         """
         self._check_idle()
         which = range(self.num_envs) if only is None else self._indices(only)
@@ -109,16 +108,16 @@ class VectorEnv:
             self.is_started = True
         elif not self.is_started:
             raise RuntimeError("reset all envs once before resetting some of them")
-        jobs = {index: SlotJob("reset", (one,)) for index, one in zip(which, seeds, strict=True)}
-        results = self._all(jobs)
+        requests = {i: SlotRequest("reset", (one,)) for i, one in zip(which, seeds, strict=True)}
+        results = self._all(requests)
         return [result[0] for result in results], [result[1] for result in results]
 
     def step(self, actions: Sequence[str] | Mapping[int, str]) -> Columns:
-        """Step all envs with a list, or some with {index: action}; wait for every one of them."""
+        """Step all envs with a list, or some with {index: action}; wait for all of them."""
         actions = self._checked(actions)
         chosen = actions if isinstance(actions, Mapping) else dict(enumerate(actions))
         return in_columns(
-            self._all({i: SlotJob("step", (action,)) for i, action in chosen.items()})
+            self._all({i: SlotRequest("step", (action,)) for i, action in chosen.items()})
         )
 
     def send(self, actions: Mapping[int, str]) -> None:
@@ -127,7 +126,7 @@ class VectorEnv:
         for index in self._indices(actions):
             if index in self.pending:
                 raise ValueError(f"env {index} has not answered its last action; recv() first")
-        self._begin({index: SlotJob("step", (action,)) for index, action in actions.items()})
+        self._begin({index: SlotRequest("step", (action,)) for index, action in actions.items()})
 
     def recv(self, timeout: float | None = None) -> list[tuple[int, Turn]]:
         """Results of `send` as they come: at least one, unless none comes in `timeout` seconds."""
@@ -135,7 +134,7 @@ class VectorEnv:
         if not self.pending:
             raise RuntimeError("nothing was sent, so nothing can be received; send() first")
         ends = time.monotonic() + (2 * self.timeout if timeout is None else timeout)
-        while not (done := self._finish(max(0.0, min(SLICE, ends - time.monotonic())))):
+        while not (done := self._finish(max(0.0, min(POLL_SECONDS, ends - time.monotonic())))):
             if time.monotonic() >= ends:
                 break
         return done
@@ -147,7 +146,7 @@ class VectorEnv:
 
         `policy(index, observation, info)` gives the next action of one env, or is a coroutine that
         does. No env waits for another. With autoreset "off" the stream ends when every episode
-        has; otherwise it is for the caller to break off, with what is under way thrown away.
+        has; otherwise the caller breaks out of it, and unfinished steps are dropped.
         """
         observations, infos = await asyncio.to_thread(self.reset)
         thinking: dict[asyncio.Task[str], int] = {}
@@ -165,7 +164,7 @@ class VectorEnv:
         try:
             while thinking or self.pending:
                 if self.pending and receiving is None:
-                    receiving = asyncio.create_task(asyncio.to_thread(self.recv, SLICE))
+                    receiving = asyncio.create_task(asyncio.to_thread(self.recv, POLL_SECONDS))
                 tasks = [*thinking, *([receiving] if receiving else [])]
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 actions = {thinking.pop(task): task.result() for task in done if task in thinking}  # pyright: ignore
@@ -179,7 +178,9 @@ class VectorEnv:
                     if not turn.is_over or self.autoreset == "same_step":
                         ask(index, turn.observation, turn.info)
                     elif self.autoreset == "next_step":
-                        self.send({index: ""})  # unused there: nobody needs to think about it
+                        self.send(
+                            {index: ""}
+                        )  # a restart ignores its action: the policy is not asked
         finally:
             for task in thinking:
                 task.cancel()
@@ -197,29 +198,29 @@ class VectorEnv:
     def call(self, name: str, *arguments: Any) -> list[Any]:
         """A method of each env (`vec.call("sample_random_action")`) or an attribute of each."""
         self._check_idle()
-        return self._all({i: SlotJob("call", (name, arguments)) for i in range(self.num_envs)})
+        return self._all({i: SlotRequest("call", (name, arguments)) for i in range(self.num_envs)})
 
     def get_state(self) -> list[dict[str, Any]]:
         """A snapshot per env, plain data; `set_state` of a vector built alike goes on from it."""
         self._check_idle()
-        return self._all({index: SlotJob("get_state") for index in range(self.num_envs)})
+        return self._all({index: SlotRequest("get_state") for index in range(self.num_envs)})
 
     def set_state(self, states: Sequence[Mapping[str, Any]]) -> None:
         self._check_idle()
         if len(states) != self.num_envs:
             raise ValueError(f"{len(states)} states for {self.num_envs} envs")
-        self._all({i: SlotJob("set_state", (state,)) for i, state in enumerate(states)})
+        self._all({i: SlotRequest("set_state", (state,)) for i, state in enumerate(states)})
         self.is_started = True
 
     def close(self) -> None:
-        """Close every env and end what carried them. A closed vector stays closed."""
+        """Close every env and end its thread. A closed vector stays closed."""
         if not self.is_closed:
             self.is_closed = True
             self._shut()
 
-    def _begin(self, jobs: Mapping[int, SlotJob]) -> None:
-        self.pending.update({index: job.do for index, job in jobs.items()})
-        self._submit(jobs)
+    def _begin(self, requests: Mapping[int, SlotRequest]) -> None:
+        self.pending.update({index: request.method for index, request in requests.items()})
+        self._submit(requests)
 
     def _finish(self, seconds: float) -> list[tuple[int, Any]]:
         done = self._collect(seconds)
@@ -227,17 +228,17 @@ class VectorEnv:
             del self.pending[index]
         return done
 
-    def _all(self, jobs: Mapping[int, SlotJob]) -> list[Any]:
-        """Results of all jobs, in their order. The carriers keep the deadlines of single jobs."""
-        self._begin(jobs)
+    def _all(self, requests: Mapping[int, SlotRequest]) -> list[Any]:
+        """Results of all requests, in their order. `_collect` enforces their deadlines."""
+        self._begin(requests)
         results: dict[int, Any] = {}
-        while len(results) < len(jobs):
-            results.update(self._finish(SLICE))
-        for index in jobs:  # not in the order of arrival: the same mistake, the same message
+        while len(results) < len(requests):
+            results.update(self._finish(POLL_SECONDS))
+        for index in requests:  # not in the order of arrival: the message must not depend on it
             if isinstance(results[index], EnvFailure):
                 error = results[index].error
                 raise RuntimeError(f"env {index} ({self.env_ids[index]!r}): {error}")
-        return [results[index] for index in jobs]
+        return [results[index] for index in requests]
 
     def _checked(
         self, actions: Sequence[str] | Mapping[int, str]
@@ -260,7 +261,7 @@ class VectorEnv:
             if not 0 <= index < self.num_envs:
                 raise ValueError(f"env {index!r}: must be one of 0 to {self.num_envs - 1}")
         if len(set(chosen)) != len(chosen):
-            raise ValueError(f"envs {chosen}: one of them is named twice")
+            raise ValueError(f"envs {chosen}: one of them is given twice")
         return chosen
 
     def _check_open(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graft.envs.vector.base import Columns, VectorEnv, in_columns
-from graft.envs.vector.jobs import SlotJob
+from graft.envs.vector.request import SlotRequest
 from graft.envs.vector.slot import FAULTS, EnvSlot
 from graft.types import Turn
 
@@ -14,49 +14,49 @@ from graft.types import Turn
 class SerialVector(VectorEnv):
     """The cheapest vector where envs compute; nothing can interrupt an env that hangs."""
 
-    def __init__(self, seats: Sequence[EnvSlot]) -> None:
-        super().__init__([seat.recipe for seat in seats], seats[0].autoreset)
-        self.seats = list(seats)
+    def __init__(self, slots: Sequence[EnvSlot]) -> None:
+        super().__init__([slot.spec for slot in slots], slots[0].autoreset)
+        self.slots = list(slots)
         self._done: list[tuple[int, Any]] = []
 
     @property
     def envs(self) -> list[Any]:
-        return [seat.env for seat in self.seats]
+        return [slot.env for slot in self.slots]
 
     def step(self, actions: Sequence[str] | Mapping[int, str]) -> Columns:
-        # the same as in the base class, without its messengers: this loop is all that 64 small
-        # envs have in common, and they feel every call in it
+        # the base class's step without its requests: with 64 small envs every call in this loop
+        # is measurable
         actions = self._checked(actions)
         if not isinstance(actions, list) and isinstance(actions, Mapping):
-            seats, actions = [self.seats[index] for index in actions], list(actions.values())
+            slots, actions = [self.slots[index] for index in actions], list(actions.values())
         else:
-            seats = self.seats
+            slots = self.slots
         turns: list[Turn] = []
         keep = turns.append
-        for seat, action in zip(seats, actions, strict=True):
+        for slot, action in zip(slots, actions, strict=True):
             try:
-                turn = seat.act(action)
+                turn = slot.act(action)
                 if turn[2] or turn[3]:
-                    turn = seat.end(turn)
+                    turn = slot.end(turn)
             except FAULTS as fault:
-                turn = seat.end(seat.fail(fault))
+                turn = slot.end(slot.fail(fault))
             keep(turn)
         return in_columns(turns)
 
     def fork(self) -> SerialVector:
         self._check_idle()
-        twin = SerialVector([seat.fork() for seat in self.seats])
+        twin = SerialVector([slot.fork() for slot in self.slots])
         twin.is_started = self.is_started
         return twin
 
-    def _submit(self, jobs: Mapping[int, SlotJob]) -> None:
-        for index, job in jobs.items():
-            self._done.append((index, job.run(self.seats[index])))
+    def _submit(self, requests: Mapping[int, SlotRequest]) -> None:
+        for index, request in requests.items():
+            self._done.append((index, request.run(self.slots[index])))
 
     def _collect(self, seconds: float) -> list[tuple[int, Any]]:
         done, self._done = self._done, []
         return done
 
     def _shut(self) -> None:
-        for seat in self.seats:
-            seat.close()
+        for slot in self.slots:
+            slot.close()

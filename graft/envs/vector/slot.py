@@ -1,11 +1,11 @@
-"""One place of a vector: the env that plays there, and what follows an end or a fault.
+"""One slot of a vector: its env, and what follows the end of an episode or a fault.
 
     act("a") -> Turn                    the env's own step while an episode runs
-    act("b") -> Turn, terminated        handed to `end`: the next episode, a pause, or nothing
-    act("c") raises KeyError            handed to `fail`: a truncated Turn, the env is thrown away
+    act("b") -> Turn, terminated        goes to `end`: the next episode, a pause, or nothing
+    act("c") raises KeyError            goes to `fail`: a truncated Turn, the env is discarded
 
-What a step does next is kept as a function in `act`, so that a running episode pays nothing for the
-cases it is not in.
+What the next step does is a function in `act`, so that a running episode pays nothing for the other
+cases.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from graft.envs.table import make
+from graft.envs.wrappers import wrap
 from graft.protocols import Observation
 from graft.types import Turn
 
@@ -24,9 +26,9 @@ Autoreset = Literal["same_step", "next_step", "off"]
 AUTORESETS = ("same_step", "next_step", "off")
 
 FAULTS = (Exception, SystemExit)
-"""What an env may throw at us. A KeyboardInterrupt is the person at the terminal, not the env."""
+"""What an env may raise. A KeyboardInterrupt comes from the terminal, not from the env."""
 
-Around = str | Mapping[str, Any] | Callable[[Any], Any]
+WrapperSpec = str | Mapping[str, Any] | Callable[[Any], Any]
 """A wrapper: its name, {name: {argument: value}}, or a function from env to env."""
 
 MAX_FAULT = 500  # characters of an error that are kept
@@ -34,18 +36,16 @@ MAX_FAULT = 500  # characters of an error that are kept
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """How to build one env, as data: a worker process or a rebuild needs nothing else."""
+    """How to build one env, and to build it again after a fault."""
 
     env_id: str
     args: Mapping[str, Any]
-    wrappers: Sequence[Around] = ()
+    wrappers: Sequence[WrapperSpec] = ()
     """Put around it in this order: names that `make` knows, or functions from env to env."""
     seed: int = 0
     """Of the first episode."""
 
     def build(self) -> Any:
-        from graft.envs import make  # that package imports this one
-
         args = dict(self.args)
         tokenizer = args.pop("tokenizer", None)  # what `make` would hand to wrappers of its own
         env = make(self.env_id, **args)
@@ -53,18 +53,15 @@ class EnvSpec:
             if callable(wrapper):
                 env = wrapper(env)
             else:
-                from graft.envs.wrappers import wrap
-
                 env = wrap(env, [wrapper], tokenizer)
         return env
 
 
 class SlotState(NamedTuple):
-    """How a seat stands between two steps, apart from the state of its env."""
+    """The state of a slot between two steps, apart from that of its env."""
 
-    manner: str
+    next_step: str
     """What the next step does: "step", "restart" or "refuse"."""
-    has_env: bool
     seed: int
     next_seed: int | None
     faults: int
@@ -73,21 +70,21 @@ class SlotState(NamedTuple):
 class EnvSlot:
     """Keeps one env playable. None of its methods raises what the env raises."""
 
-    __slots__ = ("act", "autoreset", "env", "faults", "next_seed", "recipe", "seed")
+    __slots__ = ("act", "autoreset", "env", "faults", "next_seed", "seed", "spec")
 
-    def __init__(self, recipe: EnvSpec, autoreset: Autoreset, env: Any = None) -> None:
-        self.recipe = recipe
+    def __init__(self, spec: EnvSpec, autoreset: Autoreset, env: Any = None) -> None:
+        self.spec = spec
         self.autoreset: Autoreset = autoreset
         self.env: Any = env  # None: built by the next reset
-        self.seed = recipe.seed  # the last one that a caller chose
-        self.next_seed: int | None = recipe.seed  # for a reset that names none
+        self.seed = spec.seed  # the last one that a caller chose
+        self.next_seed: int | None = spec.seed  # for a reset without a seed
         self.faults = 0
         self.act: Callable[[str], Turn] = self.restart
 
     def open(self) -> None:
         """Build the env now. The one method that raises: arguments that fit no env are a mistake."""
         if self.env is None:
-            self.env = self.recipe.build()
+            self.env = self.spec.build()
 
     def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
         if seed is not None:
@@ -96,7 +93,7 @@ class EnvSlot:
             seed = self.next_seed
         try:
             if self.env is None:
-                self.env = self.recipe.build()
+                self.env = self.spec.build()
             observation, info = self.env.reset(seed)
             self.act = self.env.step
         except FAULTS as fault:
@@ -116,7 +113,7 @@ class EnvSlot:
             return self.end(self.fail(fault))
 
     def end(self, turn: Turn) -> Turn:
-        """What the caller gets for the last turn of an episode, and what the next step will do."""
+        """The result of an episode's last turn; also decides what the next step will do."""
         if self.autoreset == "same_step" and self.act != self.restart:
             final, reward, is_terminated, is_truncated, final_info = turn
             observation, info = self.reset()
@@ -131,27 +128,27 @@ class EnvSlot:
         return turn
 
     def fail(self, fault: BaseException | str) -> Turn:
-        """Throw the env away; the turn that says so."""
+        """Discard the env; the truncated turn that reports the fault."""
         self.close()
         self.faults += 1
-        # a fresh env knows nothing of its seed: give it one that the seed of the seat fixes
+        # a fresh env has no seed of its own: give it one that the seed of the slot fixes
         self.next_seed = random.Random(f"{self.seed}/{self.faults}").getrandbits(53)
         error = fault if isinstance(fault, str) else describe(fault)
         return Turn("", truncated=True, info={"error": error})
 
     def recover(self, error: str) -> Turn:
-        """Go on after a step that somebody else had to break off."""
-        self.act = self.refuse  # an episode was running, whatever this seat knows of it
+        """The result of a step that was abandoned at its deadline, or raised in its thread."""
+        self.act = self.refuse  # an episode was running, even if this slot is new
         return self.end(self.fail(error))
 
     def successor(self) -> EnvSlot:
-        """A seat in place of this one, whose env will not come back."""
-        heir = EnvSlot(self.recipe, self.autoreset)
-        heir.seed, heir.faults = self.seed, self.faults
-        heir.fail("")
+        """A new slot in place of this one, whose env hangs."""
+        new = EnvSlot(self.spec, self.autoreset)
+        new.seed, new.faults = self.seed, self.faults
+        new.fail("")
         if self.autoreset == "off":
-            heir.act = heir.refuse
-        return heir
+            new.act = new.refuse
+        return new
 
     def restart(self, action: str) -> Turn:
         """In place of a step: the first observation of the next episode. The action is unused."""
@@ -159,8 +156,8 @@ class EnvSlot:
         return Turn(observation, truncated="error" in info, info=info)  # pyright: ignore[reportArgumentType]
 
     def refuse(self, action: str) -> Turn:
-        """In place of a step after the end, where the caller wants to reset by himself."""
-        error = f"RuntimeError: env {self.recipe.env_id!r}: the episode is over; call reset()"
+        """In place of a step after the end, with autoreset "off"."""
+        error = f"RuntimeError: env {self.spec.env_id!r}: the episode is over; call reset()"
         return Turn("", truncated=True, info={"error": error})
 
     def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -170,27 +167,28 @@ class EnvSlot:
         return target(*arguments) if callable(target) else target
 
     @property
-    def standing(self) -> SlotState:
-        manner = "step"
+    def state(self) -> SlotState:
+        next_step = "step"
         if self.act in (self.restart, self.refuse):
-            manner = "restart" if self.act == self.restart else "refuse"
-        return SlotState(manner, self.env is not None, self.seed, self.next_seed, self.faults)
+            next_step = "restart" if self.act == self.restart else "refuse"
+        return SlotState(next_step, self.seed, self.next_seed, self.faults)
 
-    def stand(self, standing: SlotState) -> None:
-        self.seed, self.next_seed, self.faults = standing[2:]
-        if standing.manner != "step":
-            self.act = getattr(self, standing.manner)
+    @state.setter
+    def state(self, state: SlotState) -> None:
+        next_step, self.seed, self.next_seed, self.faults = state
+        if next_step != "step":
+            self.act = getattr(self, next_step)
         elif self.env is not None:
             self.act = self.env.step
 
     def fork(self) -> EnvSlot:
-        twin = EnvSlot(self.recipe, self.autoreset, None if self.env is None else self.env.fork())
-        twin.stand(self.standing)
+        twin = EnvSlot(self.spec, self.autoreset, None if self.env is None else self.env.fork())
+        twin.state = self.state
         return twin
 
     def get_state(self) -> dict[str, Any]:
         state = None if self.env is None else self.env.get_state()
-        return {"env": state, "standing": list(self.standing)}
+        return {"env": state, "slot": list(self.state)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         if state["env"] is None:
@@ -198,16 +196,12 @@ class EnvSlot:
         else:
             self.open()
             self.env.set_state(state["env"])
-        self.stand(SlotState(*state["standing"]))
-
-    def lose(self, error: str) -> None:
-        """Let the next step say that the episode is gone."""
-        self.act = lambda action: self.fail(error)
+        self.state = SlotState(*state["slot"])
 
     def close(self) -> None:
         env, self.env = self.env, None
         if env is not None:
-            with contextlib.suppress(*FAULTS):  # it is gone either way
+            with contextlib.suppress(*FAULTS):  # it is discarded either way
                 env.close()
 
 

@@ -1,7 +1,7 @@
 """A vector with a thread per env: for envs that wait, on tools, processes or servers.
 
-Threads live as long as the vector. One that passes its deadline is left to itself: nobody waits for
-it any more, its late answer is dropped, and a new thread takes its seat with a new env.
+Threads live as long as the vector. One that passes its deadline is abandoned: its late result is
+dropped, and a new thread takes over its slot with a new env.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from graft.envs.vector.base import VectorEnv
-from graft.envs.vector.jobs import SlotJob, late_text, lost
+from graft.envs.vector.request import SlotRequest
 from graft.envs.vector.slot import EnvSlot
 
-Outbox = SimpleQueue[tuple["SlotThread", Any]]
+ResultQueue = SimpleQueue[tuple["SlotThread", Any]]
 
-GOODBYE = 5.0  # seconds that close() gives envs to close
+CLOSE_SECONDS = 5.0
+"""How long close() waits for the envs to close."""
 
 
 class SlotThread:
-    """A thread that does the jobs of one seat, in order."""
+    """A thread that carries out the requests to one slot, in order."""
 
-    def __init__(self, index: int, seat: EnvSlot, outbox: Outbox) -> None:
+    def __init__(self, index: int, slot: EnvSlot, results: ResultQueue) -> None:
         self.index = index
-        self.seat = seat
-        self.outbox = outbox
-        self.inbox: SimpleQueue[SlotJob | None] = SimpleQueue()
-        self.job: SlotJob | None = None
+        self.slot = slot
+        self.results = results
+        self.requests: SimpleQueue[SlotRequest | None] = SimpleQueue()
+        self.running: SlotRequest | None = None
         self.deadline = 0.0
         name = f"graft-env-{index}"
         # daemon: a hanging env must not keep the program from ending
@@ -38,83 +39,86 @@ class SlotThread:
         self.thread.start()
 
     def work(self) -> None:
-        while (job := self.inbox.get()) is not None:
-            self.outbox.put((self, job.run_apart(self.seat)))
-        self.seat.close()
+        while (request := self.requests.get()) is not None:
+            self.results.put((self, request.run_in_thread(self.slot)))
+        self.slot.close()
 
-    def give(self, job: SlotJob, seconds: float) -> None:
-        self.job = job
+    def submit(self, request: SlotRequest, seconds: float) -> None:
+        self.running = request
         self.deadline = time.monotonic() + seconds
-        self.inbox.put(job)
+        self.requests.put(request)
 
-    def leave(self) -> None:
-        """End the thread after the job it is at."""
-        self.inbox.put(None)
+    def stop(self) -> None:
+        """End the thread after its running request."""
+        self.requests.put(None)
 
 
 class ThreadVector(VectorEnv):
     """Steps overlap: 16 envs that wait 100 ms answer together after 100 ms."""
 
-    def __init__(self, seats: Sequence[EnvSlot], timeout: float | None = None) -> None:
-        super().__init__([seat.recipe for seat in seats], seats[0].autoreset, timeout)
-        self._outbox: Outbox = SimpleQueue()
-        self._sitters = [SlotThread(i, seat, self._outbox) for i, seat in enumerate(seats)]
-        # threads know nothing of the vector, so one that nobody holds any more can end them
-        self._finalizer = weakref.finalize(self, dismiss, self._sitters)
+    def __init__(self, slots: Sequence[EnvSlot], timeout: float | None = None) -> None:
+        super().__init__([slot.spec for slot in slots], slots[0].autoreset, timeout)
+        self._results: ResultQueue = SimpleQueue()
+        self._threads = [SlotThread(i, slot, self._results) for i, slot in enumerate(slots)]
+        # threads do not refer to the vector, so that one without references can end them
+        self._finalizer = weakref.finalize(self, stop_all, self._threads)
 
     @property
     def envs(self) -> list[Any]:
-        return [sitter.seat.env for sitter in self._sitters]
+        return [one.slot.env for one in self._threads]
 
     def fork(self) -> ThreadVector:
         self._check_idle()
-        twin = ThreadVector([sitter.seat.fork() for sitter in self._sitters], self.timeout)
+        twin = ThreadVector([one.slot.fork() for one in self._threads], self.timeout)
         twin.is_started = self.is_started
         return twin
 
-    def _submit(self, jobs: Mapping[int, SlotJob]) -> None:
-        for index, job in jobs.items():
-            self._sitters[index].give(job, self.timeout)
+    def _submit(self, requests: Mapping[int, SlotRequest]) -> None:
+        for index, request in requests.items():
+            self._threads[index].submit(request, self.timeout)
 
     def _collect(self, seconds: float) -> list[tuple[int, Any]]:
         now = time.monotonic()
-        busy = [self._sitters[index] for index in list(self.pending)]
-        until = min([now + seconds, *(one.deadline for one in busy if one.job)])
+        busy = [self._threads[index] for index in list(self.pending)]
+        until = min([now + seconds, *(one.deadline for one in busy if one.running)])
         done: list[tuple[int, Any]] = []
         wait = max(0.0, until - now)
         while True:
             try:
-                sitter, result = self._outbox.get(timeout=wait)
+                thread, result = self._results.get(timeout=wait)
             except Empty:
                 break
-            wait = 0.0  # take along what else has come by now
-            if self._sitters[sitter.index] is sitter:  # and not one that was given up
-                sitter.job = None
-                done.append((sitter.index, result))
+            wait = 0.0  # after the first result, only those that are there already
+            if self._threads[thread.index] is thread:  # and not one that was abandoned
+                thread.running = None
+                done.append((thread.index, result))
         now = time.monotonic()
-        for sitter in busy:
-            if sitter.job and sitter.deadline <= now:
-                done += self._give_up(sitter, sitter.job)
+        for thread in busy:
+            if thread.running and thread.deadline <= now:
+                done += self._abandon(thread, thread.running)
         return done
 
-    def _give_up(self, late: SlotThread, job: SlotJob) -> list[tuple[int, Any]]:
-        """Seat a new env; the answer to the job that was late, if it can be given at once."""
-        error = late_text(late.index, late.seat.recipe.env_id, job, self.timeout)
-        late.leave()
-        sitter = SlotThread(late.index, late.seat.successor(), self._outbox)
-        self._sitters[late.index] = sitter
-        if job.do == "step":  # the new thread answers, with the next episode if there is to be one
-            sitter.give(SlotJob("recover", (error,)), self.timeout)
+    def _abandon(self, late: SlotThread, request: SlotRequest) -> list[tuple[int, Any]]:
+        """Replace a late thread and its env; the result of its request, if there is one already."""
+        error = (
+            f"TimeoutError: env {late.index} ({late.slot.spec.env_id!r}) took more than "
+            f"{self.timeout:g} s for a {request.method}"
+        )
+        late.stop()
+        thread = SlotThread(late.index, late.slot.successor(), self._results)
+        self._threads[late.index] = thread
+        if request.method == "step":  # the new thread answers, after an autoreset if there is one
+            thread.submit(SlotRequest("recover", (error,)), self.timeout)
             return []
-        return [(late.index, lost(job, error))]
+        return [(late.index, request.failed(error))]
 
     def _shut(self) -> None:
         self._finalizer()
-        ends = time.monotonic() + GOODBYE
-        for sitter in self._sitters:
-            sitter.thread.join(max(0.0, ends - time.monotonic()))
+        ends = time.monotonic() + CLOSE_SECONDS
+        for one in self._threads:
+            one.thread.join(max(0.0, ends - time.monotonic()))
 
 
-def dismiss(sitters: list[SlotThread]) -> None:
-    for sitter in sitters:
-        sitter.leave()
+def stop_all(threads: list[SlotThread]) -> None:
+    for thread in threads:
+        thread.stop()

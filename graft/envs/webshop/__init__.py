@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graft.envs.catalogue import EnvEntry
+from graft.envs.entry import EnvEntry
 
 WEBSHOP: dict[str, EnvEntry] = {
     f"webshop:{split}-{mode}": EnvEntry(

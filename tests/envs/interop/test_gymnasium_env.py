@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graft.envs import make_vec
 from graft.envs.interop.external import plain
 from graft.envs.interop.gymnasium import GymnasiumEnv
-from graft.envs.vector import make_vec
 from graft.protocols import Env
 
 gymnasium = pytest.importorskip("gymnasium")

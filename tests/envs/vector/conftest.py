@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from graft.envs.vector import make_vec
+from graft.envs import make_vec
 from graft.envs.vector.base import VectorEnv
 
 
@@ -15,8 +15,6 @@ def vectors() -> Iterator[Any]:
     made: list[VectorEnv] = []
 
     def build(*args: Any, **kwargs: Any) -> VectorEnv:
-        if kwargs.get("mode") == "processes":
-            kwargs.setdefault("workers", 1)  # so that envs share a fate, if they can
         made.append(make_vec(*args, **kwargs))
         return made[-1]
 

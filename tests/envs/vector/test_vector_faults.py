@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graft.envs.vector import make_vec, processes
+from graft.envs import make_vec
 from tests.envs.vector.toy_envs import Adder
-from tests.held import open_files
 
 TOYS = "tests.envs.vector.toy_envs"
 ADDER = f"{TOYS}:Adder"
 ROOT = Path(__file__).parents[3]
 
-every_mode = pytest.mark.parametrize("mode", ["serial", "threads", "processes"])
-interruptible = pytest.mark.parametrize("mode", ["threads", "processes"])
+every_mode = pytest.mark.parametrize("mode", ["serial", "threads"])
 
 
 @every_mode
@@ -49,9 +45,8 @@ def test_an_exception_of_one_env_leaves_the_others_alone(
         assert before[1].startswith("total ")
 
 
-@interruptible
-def test_what_only_looks_like_an_interrupt_is_the_fault_of_the_env_at_once(vectors: Any, mode: str):
-    vector = vectors(ADDER, n=2, mode=mode, timeout=60.0)
+def test_what_only_looks_like_an_interrupt_is_the_fault_of_the_env_at_once(vectors: Any):
+    vector = vectors(ADDER, n=2, mode="threads", timeout=60.0)
     vector.reset()
     observations, _, _, truncated, infos = vector.step(["1", "cancel"])
     assert observations[0] == "total 1" and truncated.tolist() == [False, True]
@@ -85,9 +80,8 @@ def test_a_reset_that_fails_is_tried_again_by_the_next_step(vectors: Any):
     assert observations[0].startswith("start ") and not (terminated | truncated).any()
 
 
-@interruptible
-def test_a_step_over_its_time_is_broken_off_and_the_others_answer(vectors: Any, mode: str):
-    vector = vectors(ADDER, n=3, mode=mode, timeout=0.3)
+def test_a_step_over_its_time_is_broken_off_and_the_others_answer(vectors: Any):
+    vector = vectors(ADDER, n=3, mode="threads", timeout=0.3)
     vector.reset()
     vector.step(["1"] * 3)
     observations, _, terminated, truncated, infos = vector.step(["1", "hang", "1"])
@@ -99,94 +93,21 @@ def test_a_step_over_its_time_is_broken_off_and_the_others_answer(vectors: Any, 
     assert vector.step({1: "1"})[0][0].startswith("total ")
 
 
-@interruptible
-def test_an_answer_that_comes_too_late_is_dropped(vectors: Any, mode: str):
-    vector = vectors(ADDER, n=2, mode=mode, timeout=0.3)
+def test_an_answer_that_comes_too_late_is_dropped(vectors: Any):
+    vector = vectors(ADDER, n=2, mode="threads", timeout=0.3)
     vector.reset()
-    threads = sitters(vector) if mode == "threads" else []
+    late = threads_of(vector)[0]
     assert vector.step(["nap", "1"])[3].tolist() == [True, False]
-    for thread in threads[:1]:
-        thread.join(timeout=30)  # by now the late answer is out
-        assert not thread.is_alive()
+    late.join(timeout=30)  # by now the late answer is out
+    assert not late.is_alive()
     observations, _, _, truncated, _ = vector.step(["1", "1"])
     assert observations[0].startswith("total ") and observations[1] == "total 3"
     assert not truncated.any()
 
 
-@pytest.mark.parametrize("word", ["spin", "die"])
-@pytest.mark.parametrize("autoreset", ["same_step", "next_step", "off"])
-def test_an_env_that_takes_its_process_down_loses_nobody_elses_episode(
-    vectors: Any, word: str, autoreset: str
-):
-    """Even one C function that never returns, and with all envs in the same process."""
-    vector = vectors(ADDER, n=4, mode="processes", timeout=0.5, autoreset=autoreset)
-    vector.reset(seed=60)
-    vector.step(["1", "1", "1", "end"])  # env 3 stands after an end
-    after_end = vector.fork()
-    expected = after_end.step({3: "2"})
-    observations, _, _, truncated, infos = vector.step({0: "1", 1: word, 2: "1"})
-    assert [observations[0], observations[2]] == ["total 62", "total 64"]
-    assert truncated.tolist() == [False, True, False]
-    assert infos[1]["error"] and infos[0] == infos[2] == {}
-    assert vector.step({0: "1", 2: "1"})[0] == ["total 63", "total 65"]
-    assert vector.step({3: "2"})[0] == expected[0]
-    assert vector.get_state()[0]["env"]["seed"] == 60
-    after_end.close()
-
-
-def test_an_episode_whose_seed_nobody_knows_is_reported_lost(vectors: Any):
-    vector = vectors(ADDER, n=2, mode="processes", tells_seed=False)
-    vector.reset(seed=1)
-    vector.step(["end", "1"])  # env 0 is now in an episode of unknown seed, env 1 in a known one
-    observations, _, _, truncated, infos = vector.step(["1", "die"])
-    assert truncated.tolist() == [True, True]
-    assert "ended" in infos[0]["error"] and observations[0].startswith("start ")
-    assert vector.step(["1", "1"])[3].tolist() == [False, False]
-
-
-def test_a_result_that_cannot_travel_is_the_fault_of_its_env(vectors: Any):
-    vector = vectors(ADDER, n=2, mode="processes")
-    vector.reset()
-    observations, _, _, truncated, infos = vector.step(["object", "1"])
-    assert truncated.tolist() == [True, False] and observations[1] == "total 2"
-    assert "pickle" in infos[0]["error"] and observations[0].startswith("start ")
-
-
-def test_workers_end_with_a_parent_that_is_killed_even_inside_a_c_function(tmp_path: Path):
+def test_close_ends_the_threads_and_a_hanging_env_does_not_keep_the_program_alive():
     script = (
-        "import sys; from graft.envs.vector import make_vec\n"
-        f"vec = make_vec({ADDER!r}, n=4, mode='processes', workers=2)\n"
-        "vec.reset(); vec.send({0: 'spin', 1: 'hang'})\n"
-        "print(*[worker.process.pid for worker in vec._workers], flush=True)\n"
-        "vec.recv()\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    pids = [int(word) for word in parent.stdout.readline().split()]
-    assert len(pids) == 2
-    time.sleep(0.5)  # let them get into their steps
-    assert all(is_running(pid) for pid in pids)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    ends = time.monotonic() + 20
-    while any(is_running(pid) for pid in pids) and time.monotonic() < ends:
-        time.sleep(0.05)
-    assert not any(is_running(pid) for pid in pids)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def test_close_ends_threads_and_processes_and_a_hanging_env_does_not_keep_us():
-    script = (
-        "from graft.envs.vector import make_vec\n"
+        "from graft.envs import make_vec\n"
         f"vec = make_vec({ADDER!r}, n=2, timeout=0.2)\n"
         "vec.reset(); print(vec.step(['hang', '1'])[3].tolist()); vec.close()\n"
     )
@@ -194,39 +115,18 @@ def test_close_ends_threads_and_processes_and_a_hanging_env_does_not_keep_us():
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == "[True, False]" and done.returncode == 0, done.stderr
-    vector = make_vec(ADDER, n=3, mode="processes", workers=2)
-    pids = [worker.process.pid for worker in vector._workers]  # pyright: ignore
-    vector.close()
-    assert not any(is_running(pid) for pid in pids)
     threads = make_vec(ADDER, n=3, mode="threads")
     names = {thread.name for thread in threading.enumerate()}
     assert "graft-env-0" in names
     threads.close()
-    assert not any(thread.is_alive() for thread in sitters(threads))
+    assert not any(thread.is_alive() for thread in threads_of(threads))
 
 
-def sitters(vector: Any) -> list[threading.Thread]:
-    return [sitter.thread for sitter in vector._sitters]
+def threads_of(vector: Any) -> list[threading.Thread]:
+    return [one.thread for one in vector._threads]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts the files of this process in /proc")
-def test_a_second_worker_that_cannot_be_started_ends_the_first(monkeypatch: pytest.MonkeyPatch):
-    before, started, popen = open_files(), [], subprocess.Popen
-
-    def one(*args: Any, **kwargs: Any) -> Any:
-        if started:
-            raise OSError(11, "Resource temporarily unavailable")
-        started.append(popen(*args, **kwargs))
-        return started[0]
-
-    monkeypatch.setattr(processes.subprocess, "Popen", one)
-    with pytest.raises(OSError, match="temporarily unavailable") as caught:
-        make_vec(ADDER, n=4, mode="processes", workers=2)
-    assert open_files() == before, caught.value  # which still holds the frames that failed
-    assert started[0].returncode is not None
-
-
-@pytest.mark.parametrize("mode", ["serial", "threads"])
+@every_mode
 def test_an_env_that_cannot_be_built_closes_those_before_it(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ):

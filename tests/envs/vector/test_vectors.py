@@ -13,16 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft.envs import make, register
+from graft.envs import make, make_vec
 from graft.envs.base import Wrapper
-from graft.envs.vector import make_vec
 from graft.envs.vector.threads import ThreadVector
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 
 TOYS = "tests.envs.vector.toy_envs"
 ADDER, WAITER = f"{TOYS}:Adder", f"{TOYS}:Waiter"
-MODES = ("serial", "threads", "processes")
+MODES = ("serial", "threads")
 
 every_mode = pytest.mark.parametrize("mode", MODES)
 
@@ -244,7 +243,6 @@ def test_the_mode_follows_from_what_the_envs_say():
     kinds = {
         "SerialVector": {"env_ids": ADDER},
         "ThreadVector": {"env_ids": [ADDER, WAITER]},
-        "ProcessVector": {"env_ids": ADDER, "mode": "processes"},
     }
     for kind, arguments in kinds.items():
         with closing(make_vec(**arguments)) as vector:
@@ -309,9 +307,10 @@ def test_mistakes_of_the_caller_are_told(vectors: Any, mode: str):
         ({"mode": "fast"}, "mode='fast'"),
         ({"autoreset": "never"}, "autoreset='never'"),
         ({"timeout": 0}, "timeout=0"),
-        ({"timeout": 1.0, "mode": "serial"}, "cannot break off"),
-        ({"async_mode": True, "mode": "processes"}, "async_mode"),
-        ({"workers": 2}, "workers=2"),
+        ({"mode": "processes"}, "mode='processes' no longer exists: use mode='threads'"),
+        ({"timeout": 1.0, "mode": "serial"}, "cannot interrupt"),
+        ({"async_mode": True, "mode": "serial"}, "async_mode"),
+        ({"workers": 2}, "no argument 'workers'"),
         ({"n": 0}, "at least one"),
         ({"n": 2, "vec_kwargs": [{}]}, "1 vec_kwargs for 2"),
         ({"seed": -1}, "seed=-1"),
@@ -330,23 +329,6 @@ def test_an_env_that_cannot_be_built_is_a_mistake_of_the_caller(mode: str):
         make_vec("arithmetics", mode=mode)
 
 
-def test_what_a_worker_cannot_import_is_refused_with_a_way_out():
-    with pytest.raises(ValueError, match=r"importable classes.*threads"):
-        make_vec(ADDER, mode="processes", wrappers=[lambda env: env])
-
-
-def test_a_registered_env_reaches_its_worker(vectors: Any):
-    from graft.envs import ENVS
-
-    register("vector-test-adder", ADDER, add=70)
-    try:
-        vector = vectors("vector-test-adder", n=2, mode="processes")
-        assert vector.reset()[0] == ["start 70", "start 71"]
-        assert vector.call("task")[0].env == "vector-test-adder"
-    finally:
-        del ENVS["vector-test-adder"]
-
-
 WORDS = st.sampled_from(["1", "7", "end", "raise", "exit", "", "é", "9" * 30])
 
 
@@ -359,21 +341,6 @@ def test_threads_tell_the_same_story_as_a_serial_vector(steps: list[list[str]], 
             story: list[Any] = [vector.reset()]
             for actions in steps:
                 observations, rewards, terminated, truncated, infos = vector.step(actions)
-                columns = rewards.tolist(), terminated.tolist(), truncated.tolist()
-                story.append((observations, columns, infos))
-        stories.append(story)
-    assert stories[0] == stories[1]
-
-
-def test_processes_tell_the_same_story_as_a_serial_vector():
-    games = ["game:GuessTheNumber-v0"] * 6
-    actions = [f"\\boxed{{{k}}}" for k in range(1, 15)]
-    stories: list[Any] = []
-    for mode in ("serial", "processes"):
-        with closing(make_vec(games, mode=mode, seed=3)) as vector:
-            story: list[Any] = [vector.reset()]
-            for action in actions:
-                observations, rewards, terminated, truncated, infos = vector.step([action] * 6)
                 columns = rewards.tolist(), terminated.tolist(), truncated.tolist()
                 story.append((observations, columns, infos))
         stories.append(story)

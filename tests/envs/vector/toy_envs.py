@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
-from typing import Any
 
 from graft.envs.base import BaseEnv
 from graft.types import Turn
@@ -15,25 +12,20 @@ from graft.types import Turn
 class Adder(BaseEnv):
     """Starts at seed % 100; "3" adds 3, an action's number is its reward, "end" ends with reward 1.
 
-    Other words misbehave: "raise", "hang", "nap", "spin", "die", "exit", "cancel",
-    "object".
+    Other words misbehave: "raise", "hang", "nap", "exit", "cancel".
     """
 
     max_turns = None
     saved = (*BaseEnv.saved, "total")
 
-    def __init__(self, *, add: int = 0, pause: float = 0.0, tells_seed: bool = True) -> None:
+    def __init__(self, *, add: int = 0, pause: float = 0.0) -> None:
         super().__init__()
-        self.add, self.pause, self.tells_seed = add, pause, tells_seed
+        self.add, self.pause = add, pause
         self.total = 0
 
     def pose(self) -> str:
         self.total = self.seed % 100 + self.add
         return f"start {self.total}"
-
-    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        observation, info = super().reset(seed)
-        return observation, info if self.tells_seed else {}
 
     def respond(self, action: str) -> Turn:
         if self.pause:
@@ -47,16 +39,10 @@ class Adder(BaseEnv):
         if action == "nap":
             time.sleep(0.6)
             return Turn("late")
-        if action == "spin":
-            return Turn(str(9**9**9))  # one C function that never lets another thread run
-        if action == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
         if action == "exit":
             raise SystemExit(3)
         if action == "cancel":
             raise asyncio.CancelledError  # no Exception, but no wish of the caller either
-        if action == "object":
-            return Turn("odd", info={"lock": lambda: None})
         self.total += int(action)
         return Turn(f"total {self.total}", reward=float(action))
 

@@ -1,7 +1,6 @@
-"""One line per environment id: what builds it, with which arguments, and what it asks of a machine.
+"""One entry per environment id: what builds it, with which arguments, and what it needs.
 
-Families keep their own tables (`GAMES`, `REASONING`, ...), made of these entries; `ENVS` in the
-package's front is all of them together.
+Families keep their own tables of entries (`GAMES`, `REASONING`, ...); `ENVS` in `table.py` joins them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class EnvEntry(NamedTuple):
-    """How `make` builds one id: `build(**{**args, **what the caller says})`."""
+    """How `make` builds one id: `build(**{**args, **kwargs of the caller})`."""
 
     build: str | Callable[..., Any]
     """The class (anything callable that returns an Env), or "package.module:name"."""
@@ -22,7 +21,7 @@ class EnvEntry(NamedTuple):
     turns: int | None = 1
     """Most actions in one episode; None: drawn with the instance, or unlimited."""
     needs: tuple[str, ...] = ()
-    """What must be here: "package:reasoning-gym", "data:axon-rl/GSM-8k", "sandbox"."""
+    """What must be installed or present: "package:reasoning-gym", "data:axon-rl/GSM-8k", "sandbox"."""
 
 
 def family_of(env_id: str) -> str:

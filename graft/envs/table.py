@@ -1,0 +1,191 @@
+"""The table of environments, and `make`, which builds one of them.
+
+`ENVS` lists every id; your own may also be written "your.module:Class" without an entry.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from graft.envs.base import BaseEnv, EnvSource
+from graft.envs.dataset import DATASETS
+from graft.envs.earl import EARL
+from graft.envs.entry import EnvEntry, family_of
+from graft.envs.games import GAMES
+from graft.envs.reasoning import REASONING
+from graft.envs.tool_env import with_own_tools
+from graft.envs.webshop import WEBSHOP
+from graft.envs.wrappers import wrap
+from graft.protocols import Env
+from graft.registry import UnknownName, load, nearest
+from graft.user_code import UserCodeError, check_env, named, naming, place_of, seen
+
+ENVS: dict[str, EnvEntry] = {
+    "arithmetic": EnvEntry("graft.envs.arithmetic:Arithmetic"),
+    "calculator": EnvEntry("graft.envs.calculator:CalculatorTask", turns=6),
+    "countdown": EnvEntry("graft.envs.countdown:Countdown"),
+    "hops": EnvEntry("graft.envs.hops:HopsTask", turns=7, needs=("sandbox",)),
+    "prompts": EnvEntry("graft.envs.dataset.prompts:PromptsEnv", needs=("data:rows of your own",)),
+    **EARL,
+    **GAMES,
+    **REASONING,
+    **DATASETS,
+    **WEBSHOP,
+}
+
+
+def make(
+    env_id: str,
+    *,
+    wrappers: str | Sequence[str | Mapping[str, Any]] = (),
+    tokenizer: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Build an Env; keyword arguments override the ones it was registered with.
+
+    >>> make("calculator", operands=(2, 2)).reset(seed=0)[0]
+    '127-41='
+
+    `wrappers` are names, innermost first: "python_tool,concat". Those that render chats take the
+    `tokenizer`.
+    """
+    entry = find(env_id)
+    build: Any = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
+    _check_callable(build, env_id)
+    with naming(build, f"env {env_id!r}:"):
+        try:
+            env: Any = build(**{**entry.args, **kwargs})
+        except TypeError:
+            _check_arguments(env_id, build, {**entry.args, **kwargs})
+            raise
+    check_env(env, f"env {env_id!r}")
+    if isinstance(env, BaseEnv) and "rng" not in vars(env):
+        raise UserCodeError(
+            f"env {env_id!r}: {named(env, 'class')} has an __init__ that does not call super().__init__()"
+        )
+    _check_new(env, env_id)
+    innermost = getattr(env, "unwrapped", env)  # task ids carry the innermost env's id
+    innermost.env_id = env_id
+    where = getattr(build, "func", build)  # a functools.partial has no name of its own
+    innermost.entry_point = f"{where.__module__}:{where.__qualname__}"
+    env = with_own_tools(env)
+    if wrappers:
+        env = wrap(env, wrappers, tokenizer)
+    if isinstance(env, EnvSource):
+        env.made_by = partial(make, env_id, wrappers=wrappers, tokenizer=tokenizer, **kwargs)
+    return env
+
+
+def _check_callable(build: Any, env_id: str) -> None:
+    if not callable(build):
+        raise UserCodeError(
+            f"env {env_id!r} is {seen(build)}; name a class, or a function that returns an environment: "
+            "every task gets its own instance"
+        )
+
+
+_made: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
+def _check_new(env: Any, env_id: str) -> None:
+    """Refuse an environment that `make` returned before: attempts at two tasks would share it."""
+    try:
+        ids = _made.setdefault(env, set())
+    except TypeError:  # not hashable, or no weak references
+        return
+    if env_id in ids:
+        raise UserCodeError(
+            f"env {env_id!r} returned the same {named(env, 'environment')} twice; every task needs its "
+            "own instance, so build it inside the function"
+        )
+    ids.add(env_id)
+
+
+def _check_arguments(env_id: str, build: Callable[..., Env], given: Mapping[str, Any]) -> None:
+    """Name the missing or unknown argument. Called only after `build` has raised a TypeError."""
+    try:
+        takes = inspect.signature(build).parameters
+    except (TypeError, ValueError):  # some callables have no signature
+        return
+    needed = [
+        name
+        for name, one in takes.items()
+        if one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        and name not in given
+    ]
+    if needed:
+        place = f" ({place_of(build)})" if place_of(build) else ""
+        raise ValueError(
+            f"env {env_id!r}{place} needs {', '.join(needed)}; give them as task.args in a recipe, or as "
+            f"graft.make({env_id!r}, {needed[0]}=...)"
+        ) from None
+    if any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+        return
+    for name in given:
+        if name not in takes:
+            hint = nearest(name, list(takes))
+            meant = f" (did you mean {hint!r}?)" if hint else ""
+            raise ValueError(
+                f"env {env_id!r} takes no argument {name!r}{meant}; it takes "
+                f"{', '.join(takes) or 'none at all'}"
+            ) from None
+
+
+def find(env_id: str) -> EnvEntry:
+    """The entry of an id, or one for the user's own "module:attr"."""
+    if not isinstance(env_id, str):
+        raise UserCodeError(
+            f"an env id is a text, not {seen(env_id)}; write 'module:Class', or build the object yourself: "
+            "MyEnv()"
+        )
+    if env_id in ENVS:
+        return ENVS[env_id]
+    family = family_of(env_id).lower()
+    known = [name for name in ENVS if family_of(name) == family]
+    if not known:  # "your.module:Class"
+        return EnvEntry(load(env_id, "env"), turns=None)
+    hint = closest_id(env_id)
+    meant = f" did you mean {hint!r}?" if hint else ""
+    listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
+    raise UnknownName(
+        f"unknown env {env_id!r};{meant} known: {listed} (all: graft envs). "
+        'Your own: "your.module:name"'
+    )
+
+
+def closest_id(env_id: str) -> str | None:
+    """The id that `env_id` was probably meant to be: its case or family may be wrong.
+
+    >>> closest_id("wordle"), closest_id("Game:Sudoku-v0-hrad")
+    ('game:Wordle-v0', 'game:Sudoku-v0-hard')
+    """
+    lower = {name.lower(): name for name in ENVS}
+    typed = env_id.lower()
+    if typed in lower:
+        return lower[typed]
+    short = {name.partition(":")[2].removesuffix("-v0"): name for name in lower if ":" in name}
+    if typed in short:
+        return lower[short[typed]]
+    close = nearest(typed, list(lower))
+    if close is None and (near := nearest(typed, list(short))):
+        close = short[near]
+    return lower[close] if close else None
+
+
+def register(env_id: str, entry: str | Callable[..., Env], **defaults: Any) -> None:
+    """Add an env to `ENVS`: a class, a function that returns an env, or "package.module:name"."""
+    if env_id in ENVS:
+        raise ValueError(
+            f"env {env_id!r} is already registered as {ENVS[env_id].build!r}; pick another id"
+        )
+    ENVS[env_id] = EnvEntry(entry, defaults, turns=None)
+
+
+def print_envs() -> None:
+    """Print every registered id, one per line (`graft envs` prints more)."""
+    print("\n".join(sorted(ENVS)))
