@@ -1,6 +1,4 @@
 import json
-import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +7,7 @@ import pytest
 import torch
 
 from graft import cli
+from tests.command_line import graft
 
 TINY = """
 run: {{dir: "{folder}", name: run, save_every: 2, eval_tasks: 8, trackers: [{trackers}]}}
@@ -19,23 +18,6 @@ rollout: {{tasks: 2, samples: 4, max_tokens: 10, max_turns: 4, max_context: 64}}
 train: {{steps: {steps}, lr: 1.0e-3}}
 sft: {{steps: 4, batch: 8}}
 """
-
-
-def graft(
-    *arguments: str, limit: int | None = None, **environment: str
-) -> subprocess.CompletedProcess:
-    def small_files() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    return subprocess.run(
-        [sys.executable, "-m", "graft", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), **environment},
-        preexec_fn=small_files,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +140,7 @@ def test_a_disk_that_takes_no_more_stops_with_the_reason_and_keeps_the_last_chec
     (tmp_path / "tiny.yaml").write_text(TINY.format(folder=tmp_path, trackers="", steps=2))
     assert graft("train", str(tmp_path / "tiny.yaml")).returncode == 0
     before = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
-    full = graft("train", str(tmp_path / "tiny.yaml"), "train.steps=6", limit=30_000)
+    full = graft("train", str(tmp_path / "tiny.yaml"), "train.steps=6", largest_file=30_000)
     assert full.returncode == 1
     assert "cannot write" in full.stderr and "last good checkpoint is intact" in full.stderr
     assert "Traceback" not in full.stderr

@@ -1,0 +1,16 @@
+"""What `tests.command_line` imports once, so that each command of a test need not."""
+
+import torch
+import torch._dynamo  # torch.optim imports it with the first optimizer
+import transformers
+from torch.utils import tensorboard
+
+import graft.cli
+import graft.cluster.learners
+import graft.datagen.demonstrations
+import graft.datagen.rejection_sampling
+import graft.evaluate.run
+import graft.replay.replay
+import graft.train.session
+
+__all__ = ["graft", "tensorboard", "torch", "transformers"]
