@@ -53,8 +53,8 @@ def explain(
     typer.echo(_block("", found.what))
     if found.healthy:
         typer.echo(_block("healthy: ", found.healthy))
-    if found.remedy:
-        typer.echo(_block("if not:  ", found.remedy))
+    for number, case in enumerate(found.cases):
+        typer.echo(_block(" " * 9 if number else "if not:  ", case))
 
 
 def _first_sentence(text: str, width: int) -> str:

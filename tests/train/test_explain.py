@@ -21,7 +21,7 @@ from graft.evaluate.comparison import COLUMNS as AGAINST
 from graft.evaluate.table import CALLS, HEAD, SOURCE, TASKS, ScoreTable
 from graft.registry import UnknownName
 from graft.runs import RunStatus as RunStatus
-from graft.train.monitor.alarms import CONDITIONS, WATCHED
+from graft.train.monitor.alarm_rules import GAP, RULES, WATCHED
 from graft.train.monitor.display import Display
 from graft.train.monitor.labels import PHASE_WORDS, RUN_COLUMNS
 from graft.train.monitor.labels import WATCHED as SHOWN
@@ -136,8 +136,19 @@ def test_a_metric_without_a_text_would_be_found():
 
 
 def test_every_metric_that_alarms_watch_has_a_text():
-    watched = {*WATCHED, *(metric for metric, _ in CONDITIONS.values())}
-    assert watched <= set(METRICS)
+    assert set(WATCHED) <= set(METRICS)
+
+
+def test_every_alarm_prints_a_case_of_the_page():
+    for name, rule in RULES.items():
+        assert METRICS[rule.metric].case(rule.case), name
+    for metric, case in (
+        ("frac_reward_zero_std", "Reward near 0"),
+        ("frac_reward_zero_std", "Reward in between"),
+        (GAP, "Above 1e-3"),
+        (GAP, "Above 0.2 with several updates"),
+    ):
+        assert METRICS[metric].case(case)
 
 
 def test_the_page_is_shipped_in_the_wheel():
@@ -148,7 +159,7 @@ def test_the_page_is_shipped_in_the_wheel():
 
 def test_short_names_of_the_display_and_of_alarms_are_on_the_page():
     shown = {row.word: row.metric for row in SHOWN if row.word != row.metric}
-    alarms = {name: metric for name, (metric, _) in CONDITIONS.items()}
+    alarms = {name: rule.metric for name, rule in RULES.items()}
     assert {**shown, **SCORES, **alarms} == PAGE.aliases
 
 
@@ -157,7 +168,8 @@ METRIC = "## Area\n### `a`\n\nWhat.\n\n**Healthy:** 0.\n"
 
 def test_the_page_becomes_metrics_short_names_and_words():
     page = parse(
-        f"# Metrics\n\nSome text.\n\n{METRIC}\n**If not:** Lower it.\n\n**Range:** from 1\n"
+        f"# Metrics\n\nSome text.\n\n{METRIC}\n**If not:**\n\n- Low: raise it.\n- Lower it.\n"
+        "\n**Range:** from 1\n"
         "## Short\n\nText.\n\n| name | metric |\n|---|---|\n| b | `a` |\n"
         "## Words\n\n| word | meaning |\n|---|---|\n| c d | Another. |\n"
     )
@@ -166,9 +178,10 @@ def test_the_page_becomes_metrics_short_names_and_words():
         "name": "a",
         "what": "What.",
         "healthy": "0.",
-        "remedy": "Lower it.",
+        "remedy": "Low: raise it. Lower it.",
         "range": (1.0, None),
     }
+    assert doc.case("Low:") == "Low: raise it."
     assert page.aliases == {"b": "a"} and page.words["c d"].what == "Another."
 
 
@@ -179,6 +192,7 @@ def test_the_page_becomes_metrics_short_names_and_words():
         ("## Area\n### `a`\n\nWhat.\n", "line 2: metric `a` has no text for: healthy"),
         (f"{METRIC}\nAnd more.\n", "line 8: metric `a` has a second paragraph for: what"),
         (f"{METRIC}**Range:** low\n", "line 7: range 'low' is neither '0 to 0.6' nor 'from 1'"),
+        (f"{METRIC}**If not:**\n", "line 2: metric `a` has an empty list of cases"),
         (f"{METRIC}### `a`\n", "line 7: 'a' is on line 2 already"),
         (f"{METRIC}## S\n| b | `c` |\n", "line 8: 'b' is short for `c`, which is no metric above"),
         (f"{METRIC}## S\n| a | A word. |\n", "line 8: 'a' is on line 2 already"),
@@ -353,7 +367,7 @@ def test_every_word_that_the_display_prints_can_be_explained(out, monkeypatch):
         *AGAINST,
         *(*HEAD, SOURCE, TASKS, CALLS),
         *ScoreTable([], {}, "", samples=8, k=(1, 8)).measures,
-        *CONDITIONS,
+        *RULES,
     ],
 )
 def test_every_word_of_the_tables_can_be_explained(word):

@@ -1,4 +1,4 @@
-"""One finding about a machine or a run: what was looked at, how it is, and what to do about it."""
+"""The result of one check of a machine or a run: what was checked, the verdict, what to do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ WIDTH = 15
 
 
 class Check(NamedTuple):
-    """A line of the doctor's.
+    """One result, printed as a line or two.
 
-    >>> print(Check("disk", WARN, "1 GiB free", "make room"))
-    warn  disk       1 GiB free
-                     -> make room
+    >>> print(Check("disk", WARN, "1 GiB free", "delete old runs"))
+    warn  disk            1 GiB free
+                          -> delete old runs
     """
 
     name: str
@@ -23,7 +23,7 @@ class Check(NamedTuple):
     seen: str
     remedy: str = ""
     data: dict[str, Any] | None = None
-    """What was seen in more detail than a line can show; for JSON alone."""
+    """More detail than a line can show; printed as JSON only."""
 
     def __str__(self) -> str:
         first, *more = f"{self.verdict}  {self.name:<{WIDTH}} {self.seen}".split("\n")

@@ -38,13 +38,23 @@ class MetricDoc:
     """The definition."""
     healthy: str = ""
     """What it does in a run that learns, and why; empty for a word that is not a metric."""
-    remedy: str = ""
-    """What to look at or to change when it does something else; empty for a mere count."""
+    cases: tuple[str, ...] = ()
+    """What to look at or to change when it does something else, case by case; none for a mere count."""
     range: tuple[float | None, float | None] | None = None
     """Lowest and highest healthy value; None on one side: no bound there."""
 
+    @property
+    def remedy(self) -> str:
+        return " ".join(self.cases)
+
+    def case(self, opening: str) -> str:
+        """The case that begins with these words."""
+        return next(case for case in self.cases if case.startswith(opening))
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(self)
+        del found["cases"]
+        return {**found, "remedy": self.remedy}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +74,13 @@ def parse(text: str, source: str = "metrics.md") -> MetricPage:
 
     >>> page = parse("# M\\n## Area\\n### `a/b`\\nWhat.\\n\\n**Healthy:** 0.\\n\\n**Range:** 0 to 1\\n")
     >>> page.areas["Area"][0]
-    MetricDoc(name='a/b', what='What.', healthy='0.', remedy='', range=(0.0, 1.0))
+    MetricDoc(name='a/b', what='What.', healthy='0.', cases=(), range=(0.0, 1.0))
     """
     page = MetricPage()
     seen: dict[str, int] = {}
     area = name = ""
     texts: dict[str, str] = {}
+    cases: list[str] = []
     opened = 0
 
     def fail(number: int, problem: str) -> MetricDocsError:
@@ -80,8 +91,11 @@ def parse(text: str, source: str = "metrics.md") -> MetricPage:
         if name:
             if missing := [part for part in ("what", "healthy") if part not in texts]:
                 raise fail(opened, f"metric `{name}` has no text for: {', '.join(missing)}")
-            limits = _range(texts.pop("range")) if "range" in texts else None
-            page.areas[area].append(MetricDoc(name, **texts, range=limits))
+            if texts.get("if not") == "" and not cases:
+                raise fail(opened, f"metric `{name}` has an empty list of cases")
+            limits = _range(texts["range"]) if "range" in texts else None
+            doc = MetricDoc(name, texts["what"], texts["healthy"], tuple(cases), limits)
+            page.areas[area].append(doc)
         name = ""
 
     def claim(key: str, number: int) -> None:
@@ -97,16 +111,21 @@ def parse(text: str, source: str = "metrics.md") -> MetricPage:
             close()
             if (heading := re.fullmatch(r"### `(.+)`", line)) is None:
                 raise fail(number, f"{line!r} is no metric; write ### `name`")
-            name, opened, texts = heading[1], number, {}
+            name, opened, texts, cases = heading[1], number, {}, []
             claim(name, number)
             page.areas.setdefault(area, [])
         elif name:
+            if line.startswith("- ") and texts.get("if not") == "":
+                cases.append(line[2:])
+                continue
             part, content = _paragraph(line)
             if part in texts:
                 raise fail(number, f"metric `{name}` has a second paragraph for: {part}")
             if part == "range" and _range(content) is None:
                 raise fail(number, f"range {content!r} is neither '0 to 0.6' nor 'from 1'")
             texts[part] = content
+            if part == "if not" and content:
+                cases.append(content)
         elif row := re.fullmatch(r"\| (.+?) \| (.+) \|", line):
             key, content = row[1], row[2]
             if key in ("name", "word"):  # the head of the table
@@ -132,11 +151,11 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _paragraph(line: str) -> tuple[str, str]:
-    """("remedy", "Lower it.") for "**If not:** Lower it."."""
-    for mark, part in (("Healthy", "healthy"), ("If not", "remedy"), ("Range", "range")):
-        if line.startswith(opening := f"**{mark}:** "):
-            return part, line.removeprefix(opening)
-    return "what", line
+    """("healthy", "Falls.") for "**Healthy:** Falls."; "what" for a line without a mark."""
+    found = re.fullmatch(r"\*\*(Healthy|If not|Range):\*\* ?(.*)", line)
+    if found is None:
+        return "what", line
+    return found[1].lower(), found[2]
 
 
 def _range(text: str) -> tuple[float | None, float | None] | None:
@@ -184,10 +203,13 @@ def _find(name: str) -> MetricDoc | None:
         return known[name]
     for pattern, doc in known.items():
         if (values := _match(pattern, name)) is not None:
-            texts = {
-                part: _fill(getattr(doc, part), values) for part in ("what", "healthy", "remedy")
-            }
-            return replace(doc, name=name, **texts)
+            return replace(
+                doc,
+                name=name,
+                what=_fill(doc.what, values),
+                healthy=_fill(doc.healthy, values),
+                cases=tuple(_fill(case, values) for case in doc.cases),
+            )
     return None
 
 

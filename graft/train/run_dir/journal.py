@@ -54,12 +54,12 @@ class Journal:
         if self._track is not None:
             with out_of_disk(self.folder.path):
                 self._track.truncate_after(phase, step)
-        self.alarms = Alarms.from_json(
-            alarms,
-            dtype=dtype,
+        self.alarms = Alarms(
+            dtype,
             staleness=self.config.rollout.staleness,
             max_grad_norm=self.config.train.max_grad_norm,
             is_grouped=bool(compares_attempts(preset_of(self.config))),
+            state=alarms,
         )
 
     def warn(self, text: str, is_new: bool) -> None:
@@ -79,7 +79,7 @@ class Journal:
         with out_of_disk(self.folder.path):
             self._track.log(step, metrics, phase)
         self.display.update(step, metrics)
-        for alarm in self.alarms.look(step, metrics, failure) if phase == "rl" else []:
+        for alarm in self.alarms.check(step, metrics, failure) if phase == "rl" else []:
             with out_of_disk(self.folder.path):
                 self._track.alarm(alarm.to_json() | {"phase": phase})
             self.display.alarm(alarm.text, alarm.level, step)

@@ -1,0 +1,352 @@
+"""The alarm rules: each turns recent metrics into value / limit, and an alarm begins at 1.
+
+The advice that an alarm prints is the matching case of its metric in docs/metrics.md.
+
+Learning makes some metrics look unhealthy: attempts double in length once the tool is used, and in a solved
+task all attempts earn the same and the entropy goes to 0. The rules for entropy, length and groups without
+spread therefore also look at the reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Literal, NamedTuple
+
+from graft.train.monitor.alarm_history import (
+    FULL_REWARD,
+    KEPT,
+    TWINS_GAIN,
+    WINDOW,
+    AlarmContext,
+    AlarmHistory,
+)
+
+Level = Literal["warn", "alarm"]
+
+FLAT_SHARE = 0.6
+"""Share of groups without spread in reward."""
+TWINS_GAIN_ENOUGH = 0.05
+"""Gain of forced calls from which on they give a signal to groups without spread."""
+ENTROPY_LEFT, ENTROPY_GONE, ENTROPY_NONE = 0.1, 0.02, 0.01
+"""Shares of the entropy at the start: too little unless the reward rose, too little in any case. The last
+is in nats: too little for any exploration."""
+GAPS = {"float32": 1e-3, "bfloat16": 5e-2}
+"""Mean log-prob gap that rounding does not explain: 100 and 3 times the largest observed rounding (1e-5, and
+1.6e-2 with real weights on a GPU)."""
+GAP_MOVED = 0.2
+"""The same where the policy was updated since it sampled: e^0.2 is a ratio at the edge of PPO's range."""
+GAP_GREW = 5.0
+LENGTH_GREW = 2.0
+CUT_SHARE, CUT_ROSE = 0.5, 0.2
+CLIPPED = 0.3
+TOOL_FAILURES, TOOL_FAILURES_ROSE, TOOLS_USED = 0.5, 0.3, 0.05
+FAILED_SHARE, FAILED_SOME = 0.2, 0.05
+"""Shares of failed attempts: one that wastes the run, and one that deserves a look."""
+NO_GRADIENT = 1e-9
+SPIKE = 10.0
+SAMPLE_SIZE, SAMPLE_SIZE_GONE = 0.5, 0.3
+WAITING = 0.5
+
+GAP = "sampling/sampling_logp_difference/mean"
+ESS = "sampling/importance_sampling_ratio/ess"
+LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
+FAILURES = "tools/failure_frequency"
+
+
+class AlarmFinding(NamedTuple):
+    """The result of a rule: the alarm begins when `ratio`, value / limit, is 1 or more."""
+
+    ratio: float
+    seen: str = ""
+    """The numbers, as a sentence without its full stop."""
+    level: Level = "warn"
+    case: str = ""
+    """Replaces the rule's own, where the advice depends on the numbers."""
+
+
+HEALTHY = AlarmFinding(0.0)
+
+
+class AlarmRule(NamedTuple):
+    """One alarm. A step without its metric is not judged."""
+
+    metric: str
+    judge: Callable[[AlarmHistory, AlarmContext], AlarmFinding | None]
+    case: str = ""
+    """Opening of the case on the metric's page whose advice the alarm prints."""
+
+
+def flat_groups(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    share, reward = history.now("frac_reward_zero_std"), history.now("reward")
+    if share is None or not context.is_grouped:
+        return None
+    if history.is_solved or (history.now(TWINS_GAIN) or 0.0) >= TWINS_GAIN_ENOUGH:
+        return HEALTHY
+    mean = "" if reward is None else f" (mean reward {reward:.3g})"
+    is_failing = reward is not None and reward <= 0.1 * FULL_REWARD
+    return AlarmFinding(
+        share / FLAT_SHARE,
+        f"{share:.0%} of the groups of the last {WINDOW} steps have no spread in reward{mean}, so they "
+        "have no gradient",
+        "alarm" if share >= 0.9 else "warn",
+        "Reward near 0" if is_failing else "Reward in between",
+    )
+
+
+def entropy_collapse(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    now, began = history.now("entropy"), history.began("entropy")
+    if now is None or began is None:
+        return None
+    if history.is_solved:
+        return HEALTHY
+    left = max(now, 1e-9)
+    ratio = ENTROPY_GONE * began / left
+    if not history.has_learned:
+        ratio = max(ratio, ENTROPY_LEFT * began / left, ENTROPY_NONE / left)
+    return AlarmFinding(
+        ratio,
+        f"entropy is {now:.3g} over the last {WINDOW} steps, {now / max(began, 1e-9):.0%} of the "
+        f"{began:.3g} at the start, and {_reward_change(history)}",
+        "alarm",
+    )
+
+
+def log_prob_gap(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    gaps = history.latest(GAP)
+    if not gaps:
+        return None
+    now, (limit, was_updated) = fmean(gaps), _gap_limit(history, context)
+    explained, case = f"rounding in {context.dtype} explains far less than {limit:g}", "Above 1e-3"
+    if was_updated:
+        explained = f"even the updates between sampling and learning explain about {limit:g}"
+        case = "Above 0.2 with several updates"
+    return AlarmFinding(
+        now / limit,
+        f"log-probs of engine and learner differ by {now:.2g} on average ({_steps(len(gaps))}), and "
+        f"{explained}",
+        "alarm",
+        case,
+    )
+
+
+def log_prob_gap_grows(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    now, began = history.now(GAP), history.began(GAP)
+    limit, was_updated = _gap_limit(history, context)
+    if now is None or began is None or now >= limit:  # beyond the limit `log_prob_gap` begins
+        return None
+    floor = limit / (2 if was_updated else 10)
+    return AlarmFinding(
+        min(now / (GAP_GREW * max(began, 1e-12)), now / floor),
+        f"the log-prob gap between engine and learner has grown from {began:.2g} to {now:.2g} (mean "
+        f"of the last {WINDOW} steps; the alarm is at {limit:g})",
+    )
+
+
+def length_explosion(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    now, began = history.now(LENGTH), history.began(LENGTH)
+    if now is None or began is None:
+        return None
+    if history.is_solved or history.gained >= history.spread / 4:  # longer and better
+        return HEALTHY
+    return AlarmFinding(
+        now / (LENGTH_GREW * max(began, 1.0)),
+        f"attempts have grown from {began:,.0f} to {now:,.0f} tokens (mean of the last {WINDOW} steps), "
+        f"and {_reward_change(history)}",
+    )
+
+
+def cut_attempts(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    now, began = history.now(CUT), history.began(CUT)
+    if now is None or began is None:
+        return None
+    if history.is_solved:
+        return HEALTHY
+    return AlarmFinding(
+        max(now / CUT_SHARE, (now - began) / CUT_ROSE),
+        f"{now:.0%} of the attempts of the last {WINDOW} steps reached a budget ({began:.0%} at the "
+        "start)",
+    )
+
+
+def clip_fraction(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    now = history.now("clip_ratio/region_mean")
+    if now is None:
+        return None
+    return AlarmFinding(
+        now / CLIPPED,
+        f"{now:.0%} of the trained tokens of the last {WINDOW} steps are outside the clip range",
+    )
+
+
+def tool_failures(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    now, began, used = history.now(FAILURES), history.began(FAILURES), history.now("tools/rate")
+    if now is None or began is None:
+        return None
+    if used is None or used < TOOLS_USED:
+        return HEALTHY
+    return AlarmFinding(
+        max(now / TOOL_FAILURES, (now - began) / TOOL_FAILURES_ROSE),
+        f"{now:.0%} of the tool calls of the last {WINDOW} steps failed ({began:.0%} at the start)",
+    )
+
+
+def broken_attempts(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    shares = history.latest("rollout/failed")
+    if not shares:
+        return None
+    now = fmean(shares)
+    reason = f", mostly: {history.failure}" if history.failure else ""
+    limit = FAILED_SOME if len(shares) == WINDOW else FAILED_SHARE  # one step may be chance
+    return AlarmFinding(
+        now / limit,
+        f"{now:.0%} of the attempts of {_steps(len(shares))} failed{reason}",
+        "alarm" if now >= FAILED_SHARE else "warn",
+    )
+
+
+def missing_attempts(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    missing = history.latest("rollout/missing", 1)
+    if not missing:
+        return None
+    return AlarmFinding(
+        2.0 if missing[0] > 0 else 0.0,
+        f"the branch produced {missing[0]:.0%} fewer attempts than rollout.samples",
+    )
+
+
+def stale_engine(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    oldest = history.latest("staleness/max", 1)
+    if not oldest:
+        return None
+    if oldest[0] <= context.staleness:
+        return HEALTHY
+    means = history.latest("staleness/mean", 4)
+    grows = len(means) == 4 and all(b - a > 0.9 for a, b in pairwise(means))
+    cause = " and grows by one at every step: the engine takes no new weights" if grows else ""
+    return AlarmFinding(
+        oldest[0],
+        f"tokens that are {oldest[0]:g} versions old were trained, and rollout.staleness allows "
+        f"{context.staleness}; their age is beyond the bound{cause}",
+        "alarm",
+    )
+
+
+def reward_falls(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    now, best = history.now("reward"), history.best
+    if now is None or best is None:
+        return None
+    changes = [abs(b - a) for a, b in pairwise(history.recent["reward"])]
+    # the median of |b - a| of normal noise is 0.95 of its std; one fall hardly moves the median
+    noise = median(changes) / 0.95
+    return AlarmFinding(
+        (best - now) / max(history.spread / 2, 2 * noise),
+        f"reward has fallen to {now:.3g} over the last {WINDOW} steps, from {best:.3g} in its best "
+        f"{WINDOW} steps",
+        "alarm",
+    )
+
+
+def gradient_spike(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    norms, began = history.latest("grad_norm", KEPT), history.began("grad_norm")
+    positive = [norm for norm in norms if norm > 0]  # a step without any spread has none
+    if began is None or len(positive) < WINDOW:
+        return None
+    usual, worst = max(median(positive), began), max(norms[-WINDOW:])
+    # where few groups have spread the gradient is usually tiny, and ten times that is harmless
+    harmless = context.max_grad_norm or 1.0
+    return AlarmFinding(
+        min(worst / (SPIKE * usual), worst / harmless),
+        f"grad_norm reached {worst:.3g}, {worst / usual:.0f} times its usual {usual:.3g}",
+    )
+
+
+def no_gradient(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    norms, flat = history.latest("grad_norm", KEPT), history.now("frac_reward_zero_std")
+    if len(norms) < KEPT:
+        return None
+    is_reported = context.is_grouped and flat is not None and flat >= FLAT_SHARE  # by `flat_groups`
+    if history.is_solved or is_reported:
+        return HEALTHY
+    return AlarmFinding(
+        NO_GRADIENT / max(*norms, 1e-30), f"the gradient has been 0 for {KEPT} steps", "alarm"
+    )
+
+
+def sample_size(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    now = history.now(ESS)
+    if now is None:
+        return None
+    return AlarmFinding(
+        SAMPLE_SIZE / max(now, 1e-9),
+        f"the effective sample size of the importance weights is {now:.2f} over the last {WINDOW} "
+        f"steps: the batch is worth {now:.0%} of its tokens",
+        "alarm" if now < SAMPLE_SIZE_GONE else "warn",
+    )
+
+
+def starved_learner(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+    # where sampling runs ahead, time/rollout is the time that the learner waits
+    waited, total = history.now("time/rollout"), history.now("step_time")
+    if waited is None or total is None:
+        return None
+    if not context.staleness:  # the two take turns, so the learner always waits
+        return HEALTHY
+    share = waited / max(total, 1e-9)
+    return AlarmFinding(
+        share / WAITING,
+        f"the learner waited for rollouts in {share:.0%} of the last {WINDOW} steps' time "
+        f"({waited:.1f} of {total:.1f} s per step)",
+    )
+
+
+RULES: dict[str, AlarmRule] = {
+    "flat_groups": AlarmRule("frac_reward_zero_std", flat_groups),
+    "entropy_collapse": AlarmRule("entropy", entropy_collapse, "It falls"),
+    "log_prob_gap": AlarmRule(GAP, log_prob_gap),
+    "log_prob_gap_grows": AlarmRule(GAP, log_prob_gap_grows, "It grows"),
+    "length_explosion": AlarmRule(LENGTH, length_explosion, "It doubles"),
+    "cut_attempts": AlarmRule(CUT, cut_attempts),
+    "clip_fraction": AlarmRule("clip_ratio/region_mean", clip_fraction),
+    "tool_failures": AlarmRule(FAILURES, tool_failures),
+    "broken_attempts": AlarmRule("rollout/failed", broken_attempts),
+    "missing_attempts": AlarmRule("rollout/missing", missing_attempts),
+    "stale_engine": AlarmRule("staleness/max", stale_engine),
+    "reward_falls": AlarmRule("reward", reward_falls, "It rises and then falls"),
+    "gradient_spike": AlarmRule("grad_norm", gradient_spike, "Repeated spikes"),
+    "no_gradient": AlarmRule("grad_norm", no_gradient, "0 for many steps"),
+    "sample_size": AlarmRule(ESS, sample_size),
+    "starved_learner": AlarmRule("time/rollout", starved_learner, "The learner waits"),
+}
+"""Name of the alarm -> its rule."""
+
+WATCHED = (
+    *dict.fromkeys(rule.metric for rule in RULES.values()),
+    "reward_std",
+    TWINS_GAIN,
+    "optimizer_steps",
+    "tools/rate",
+    "staleness/mean",
+    "step_time",
+)
+"""Metrics that the rules read."""
+
+
+def _gap_limit(history: AlarmHistory, context: AlarmContext) -> tuple[float, bool]:
+    """The highest normal mean gap, and whether the policy was updated between sampling and learning."""
+    updates, ages = history.latest("optimizer_steps"), history.latest("staleness/max")
+    if max(updates, default=0.0) > 1 or max(ages, default=0.0) > 0:  # in any step of the mean
+        return GAP_MOVED, True
+    return GAPS.get(context.dtype, GAPS["bfloat16"]), False
+
+
+def _reward_change(history: AlarmHistory) -> str:
+    now, began = history.now("reward"), history.began("reward")
+    if now is None or began is None:
+        return "no reward was recorded"
+    return f"the reward went from {began:.3g} to {now:.3g}"
+
+
+def _steps(count: int) -> str:
+    return "this step" if count == 1 else f"the last {count} steps"
