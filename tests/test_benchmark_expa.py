@@ -26,7 +26,7 @@ def test_every_run_of_every_suite_is_a_valid_recipe(name: str):
         assert (config.run.name, config.run.seed, config.train.lr) == (folder.name, 3, 0.5)
         is_earl = "-earl" in folder.name
         assert config.actions.file.endswith("-tags") != is_earl
-        assert (config.task.args["dress"] == "actions") == is_earl
+        assert (config.task.args["syntax"] == "actions") == is_earl
         assert (config.algo.name == "cpo") == folder.name.endswith(("-earl-3", "-cpo-3"))
 
 

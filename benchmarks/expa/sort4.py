@@ -14,7 +14,7 @@ from pathlib import Path
 
 from graft.config import load_config
 from graft.envs import make
-from graft.envs.earl.deals import all_permutations
+from graft.envs.earl.sorting_sets import all_permutations
 from graft.protocols import Env
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
@@ -26,7 +26,7 @@ from graft.types import Task
 def main(folder: str) -> None:
     config = load_config(str(Path(folder) / "config.yaml"), ["run.name=sort4"])
     components = build_run(config, latest_model(folder))
-    given = {"dress": config.task.args.get("dress", "tags"), "held_out": False}
+    given = {"syntax": config.task.args.get("syntax", "tags"), "held_out": False}
     instances = {
         f"sort4:{way}:{''.join(map(str, items))}": (items, way == "down")
         for way in ("up", "down")

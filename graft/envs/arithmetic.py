@@ -146,7 +146,7 @@ class Arithmetic(BaseEnv):
         return {"expression": self.expression, **form}
 
     def sample_random_action(self) -> str:
-        return f"#### {draw_number(self.whim(), self.digits)}"
+        return f"#### {draw_number(self.action_rng(), self.digits)}"
 
     def _word(self, join: tuple[str, str, str]) -> str:
         self.form = "digits"

@@ -97,7 +97,7 @@ class BaseEnv(EnvSource):
     """Actions per episode; when they are used up the episode is truncated. None: no limit."""
     shared: tuple[str, ...] = ()
     """Attributes that forks have in common instead of copying: a dataset, a pool of workers."""
-    saved: tuple[str, ...] = ("seed", "turns", "is_over", "prompt", "answer", "whims")
+    saved: tuple[str, ...] = ("seed", "turns", "is_over", "prompt", "answer", "num_random_actions")
     """Attributes that make up the current episode, in plain data; a subclass adds its own."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class BaseEnv(EnvSource):
         self.is_over = True  # nothing to act on before the first reset
         self.prompt: Observation = ""
         self.answer: Any = None
-        self.whims = 0  # suggestions given in this episode
+        self.num_random_actions = 0  # suggestions given in this episode
 
     def pose(self) -> Observation:
         """Draw an instance from `self.rng`, keep it, set `self.answer`; what the policy sees."""
@@ -126,16 +126,16 @@ class BaseEnv(EnvSource):
         return {}
 
     def sample_random_action(self) -> str:
-        """An action in the right form, drawn from `whim()`."""
+        """An action in the right form, drawn from `action_rng()`."""
         raise NotImplementedError(f"{type(self).__name__} must write sample_random_action()")
 
-    def whim(self) -> RandomState:
+    def action_rng(self) -> RandomState:
         """A generator for `sample_random_action`: the same episode has the same whims.
 
         Apart from `self.rng`, because asking for a suggestion must not change what happens next.
         """
-        self.whims += 1
-        return RandomState((self.seed << 16) + self.whims)
+        self.num_random_actions += 1
+        return RandomState((self.seed << 16) + self.num_random_actions)
 
     def margins(self) -> dict[str, Any]:
         """Ends of the observation that hold only now, fresh: {"suffix": the board}, or "prefix"."""
@@ -151,7 +151,7 @@ class BaseEnv(EnvSource):
             raise ValueError(f"seed={seed}: must be 0 or more")
         self.seed = seed
         self.rng.seed(seed)
-        self.turns = self.whims = 0
+        self.turns = self.num_random_actions = 0
         self.is_over = False
         prompt: Any = as_observation(self.pose(), Giver(self, "env", "pose"))
         self.prompt = prompt

@@ -5,7 +5,7 @@
 [12+170] 182;            one operation per call: what comes first has to be known
 182                      the answer; end of text
 
-With dress="actions" a call is what actions beyond the vocabulary made, a `Called`; it is answered
+With syntax="actions" a call is what actions beyond the vocabulary made, a `Called`; it is answered
 with 170, and the actions write the brackets and the semicolon.
 """
 
@@ -23,7 +23,7 @@ from graft.tools.calculator import MAX_DIGITS, Calculator, evaluate, format_numb
 from graft.tools.formats import COMPACT_BARE, CallStyle
 from graft.types import Author, Called, Turn
 
-DRESSES = {"compact": ("tags", COMPACT), "actions": ("actions", COMPACT_BARE)}
+SYNTAXES = {"compact": ("tags", COMPACT), "actions": ("actions", COMPACT_BARE)}
 """How calls are made -> the format of `graft.tools.formats`, and the style of their results."""
 
 
@@ -99,7 +99,7 @@ class CalculatorTask(ToolEnv):
     """An `Expression` and a calculator that does one operation per call; see the top of this file.
 
     A call that makes no sense is answered with "?;" and the episode goes on. `tool=False` leaves
-    the calculator out: mental arithmetic, for comparison. `dress` is "compact" or "actions".
+    the calculator out: mental arithmetic, for comparison. `syntax` is "compact" or "actions".
     """
 
     shared = (*ToolEnv.shared, "style")
@@ -112,11 +112,11 @@ class CalculatorTask(ToolEnv):
         operators: str = "+-*",
         split: str = "train",
         tool: bool = True,
-        dress: str = "compact",
+        syntax: str = "compact",
         max_uses: int = 4,
     ) -> None:
         env = Expression(operands=operands, digits=digits, operators=operators, split=split)
-        form, style = resolve(dress, DRESSES, "dress of a call")
+        form, style = resolve(syntax, SYNTAXES, "call syntax")
         tools = [Calculator(max_operations=1)] if tool else []
         styles = {Calculator.name: style} if tool else None
         super().__init__(env, tools, format=form, styles=styles, max_uses=max_uses)
@@ -127,7 +127,7 @@ class CalculatorTask(ToolEnv):
     def alphabet(self) -> str:
         """Every character that occurs in prompts, results and demonstrations, sorted.
 
-        The same in both dresses: what actions write is what would have been written without them.
+        The same in both syntaxes: what actions write is what would have been written without them.
         """
         style = "".join((COMPACT.open, COMPACT.close, COMPACT.render(""), COMPACT.spent))
         return "".join(
@@ -151,12 +151,12 @@ class CalculatorTask(ToolEnv):
 
     def sample_random_action(self) -> str:
         """A call or an answer, each half the time."""
-        rng = self.env.whim()
+        rng = self.env.action_rng()
         if self.tools and rng.random() < 0.5:
             return write_call(draw_flat(rng, (2, 2), self.env.digits, self.env.operators))
         return self.env.guess(rng)
 
 
 def write_call(content: str) -> Called:
-    """ "34*5" -> the text "[34*5]", which also says what it calls; it is a call in either dress."""
+    """ "34*5" -> the text "[34*5]", which also says what it calls; it is a call in either syntax."""
     return Called(f"{COMPACT.open}{content}{COMPACT.close}", Calculator.name, keys_of(content))

@@ -54,7 +54,7 @@ class NumberPuzzle(BaseEnv):
         return {"solution": self.solution}
 
     def sample_random_action(self) -> str:
-        return self.write(draw_solution(self.whim(), self.answer["numbers"]))
+        return self.write(draw_solution(self.action_rng(), self.answer["numbers"]))
 
 
 class Countdown(NumberPuzzle):

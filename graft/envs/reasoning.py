@@ -160,7 +160,7 @@ class Reasoning(BaseEnv):
         return {"dataset": self.name, "idx": self.idx}
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{self.whim().randint(0, 100)}}}"
+        return f"\\boxed{{{self.action_rng().randint(0, 100)}}}"
 
 
 def spellings(answer: str) -> list[str]:

@@ -56,6 +56,10 @@ def make(
     entry = find(env_id)
     build: Any = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
     _check_callable(build, env_id)
+    if "dress" in kwargs and getattr(build, "__module__", "").startswith("graft."):
+        raise ValueError(
+            f"env {env_id!r}: the argument 'dress' is now called 'syntax': syntax={kwargs['dress']!r}"
+        )
     with naming(build, f"env {env_id!r}:"):
         try:
             env: Any = build(**{**entry.args, **kwargs})

@@ -3,7 +3,7 @@
     --on aime24,earl:sort-4,long=earl:sort-4-5 --args long.tools=[swap] --args aime24.data=rows.jsonl
 
 is three sets: a benchmark, which says itself how it is posed and graded, and two environments. These
-take the arguments of the recipe's own environment (its dress, its limits), except what an id fixes by
+take the arguments of the recipe's own environment (its syntax, its limits), except what an id fixes by
 itself: `earl:calc-count` stays one task, whatever mix the recipe draws from.
 """
 

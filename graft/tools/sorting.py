@@ -204,7 +204,7 @@ ACTIONS = SortingSyntax(
     stops=no_strings,
     is_bare=True,
 )
-DRESSES = {"tags": TAGS, "words": WORDS, "actions": ACTIONS}
+SYNTAXES = {"tags": TAGS, "words": WORDS, "actions": ACTIONS}
 
 
 def carry_out(state: Hidden, call: SortingCall) -> Result:

@@ -43,16 +43,16 @@ def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], E
         return
     if takes and (actions is None or not actions.space.extra):
         raise ConfigError(
-            f"{config.task.env} takes its calls from actions (task.args.dress=actions), and "
+            f"{config.task.env} takes its calls from actions (task.args.syntax=actions), and "
             f"actions.file={config.actions.file!r} has none beyond the vocabulary; give a file such "
-            "as calculator, or another dress"
+            "as calculator, or another syntax"
         )
     if actions is None:
         return
     if actions.space.extra and takes is None:
         raise ConfigError(
             f"actions.file={config.actions.file} makes calls by actions, and {config.task.env} looks "
-            "for them in the text; set task.args.dress=actions, or take the file that ends in -tags"
+            "for them in the text; set task.args.syntax=actions, or take the file that ends in -tags"
         )
     if takes and not set(takes) & set(actions.tools):
         raise ConfigError(

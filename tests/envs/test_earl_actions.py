@@ -23,7 +23,7 @@ from graft.types import Author, Called, Turn
 
 DRAWN = [name for name in TASKS if name != "calc-gsm8k"]
 DIGIT = "earl:arithmetic-digit"
-dresses = pytest.mark.parametrize("dress", ["tags", "actions"])
+syntaxes = pytest.mark.parametrize("syntax", ["tags", "actions"])
 
 
 def call(expression: str) -> Called:
@@ -58,7 +58,7 @@ def test_a_tool_answers_actions_with_the_bare_result():
 
 
 def test_the_chat_names_the_keyword_and_answers_bare():
-    env = make(DIGIT, dress="actions")
+    env = make(DIGIT, syntax="actions")
     system = env.reset(0)[0][0]["content"]
     assert "keyword calculate" in system and "calculate (12 + 6) / 3 = 6" in system
     assert "<calculator>" not in system
@@ -68,26 +68,26 @@ def test_the_chat_names_the_keyword_and_answers_bare():
     assert turn.observation == "Error: division by zero"
     assert turn.info == {"tool": "calculator", "tool_ok": False, "tool_uses": 2}
     assert env.step("<calculator> 1 + 1 </calculator>").terminated
-    count = make("earl:calc-count", dress="actions")
+    count = make("earl:calc-count", syntax="actions")
     assert "calculat" not in str(count.reset(0)[0])
     assert count.step(call("2 * 3")).observation == "6"
 
 
 def test_without_the_tool_a_call_is_an_answer():
-    env = make("earl:countdown-1", dress="actions", tool=False)
+    env = make("earl:countdown-1", syntax="actions", tool=False)
     assert "calculate" not in str(env.reset(0)[0])
     assert env.step(call("1 + 1")).terminated
 
 
-@dresses
-def test_both_dresses_pose_the_same_questions(dress: str):
-    tags, other = make(DIGIT), make(DIGIT, dress=dress)
+@syntaxes
+def test_both_syntaxes_pose_the_same_questions(syntax: str):
+    tags, other = make(DIGIT), make(DIGIT, syntax=syntax)
     for seed in range(5):
         assert tags.reset(seed)[0][1] == other.reset(seed)[0][1]
 
 
 def test_bare_results_are_read_as_numbers_of_their_own():
-    env = make(DIGIT, dress="actions")
+    env = make(DIGIT, syntax="actions")
     env.reset(0)
     right = env.unwrapped.answer
     env.step(call(env.unwrapped.current.expression))
@@ -96,7 +96,7 @@ def test_bare_results_are_read_as_numbers_of_their_own():
     env.step(Called("no equals sign 1", "calculator", ("7",)))
     env.step(call(right if not right.startswith("-") else f"0 - {right[1:]}"))
     assert env.step("").reward == 1.0
-    marked = make("earl:calc-arithmetic", dress="actions")
+    marked = make("earl:calc-arithmetic", syntax="actions")
     marked.reset(0)
     marked.step(Called(f"#### {marked.unwrapped.answer} calculate 5 =", "calculator", ("5",)))
     assert marked.step("").reward == 1.0  # only what follows #### counts
@@ -104,16 +104,18 @@ def test_bare_results_are_read_as_numbers_of_their_own():
 
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("split", ["train", "test"])
-@dresses
-def test_a_demonstration_earns_everything_and_says_what_it_calls(name: str, split: str, dress: str):
-    env = make(f"earl:{name}", split=split, dress=dress)
+@syntaxes
+def test_a_demonstration_earns_everything_and_says_what_it_calls(
+    name: str, split: str, syntax: str
+):
+    env = make(f"earl:{name}", split=split, syntax=syntax)
     for seed in range(10):
         env.reset(seed)
         trace = env.demonstrate(random.Random(seed), tries=2)
         calls = calls_of(trace)
         assert len(calls) == sum(author is Author.POLICY for author, _ in trace) - 1
         assert all("".join(one.arguments) in one.replace(" ", "") for one in calls)
-        if dress == "tags":  # the text alone is enough
+        if syntax == "tags":  # the text alone is enough
             trace = [(author, str(text)) for author, text in trace]
         end = follow(env, trace)
         assert (end.reward, end.terminated) == (1.0, True)
@@ -130,7 +132,7 @@ def test_a_demonstration_earns_everything_and_says_what_it_calls(name: str, spli
 )
 def test_every_call_of_a_teacher_can_be_spelled_by_the_actions(env_id: str, file: str):
     actions = load_actions(file, FastTokenizer.bytes())
-    env = make(env_id, dress="actions")
+    env = make(env_id, syntax="actions")
     options = {} if file == "sorting" else {"tool_rate": 1.0}
     said = 0
     for seed in range(60):
@@ -143,7 +145,7 @@ def test_every_call_of_a_teacher_can_be_spelled_by_the_actions(env_id: str, file
 
 
 def test_a_share_of_the_demonstrations_calls():
-    env = make(DIGIT, dress="actions")
+    env = make(DIGIT, syntax="actions")
     rng = random.Random(0)
     called = 0
     for seed in range(300):
@@ -158,9 +160,9 @@ def test_a_share_of_the_demonstrations_calls():
     assert 58 <= called <= 122  # 90, four deviations of 7.9
 
 
-@dresses
-def test_a_countdown_teacher_misses_before_it_hits(dress: str):
-    env = make("earl:countdown-1", dress=dress)
+@syntaxes
+def test_a_countdown_teacher_misses_before_it_hits(syntax: str):
+    env = make("earl:countdown-1", syntax=syntax)
     lengths: set[int] = set()
     for seed in range(40):
         env.reset(seed)
@@ -178,14 +180,14 @@ def test_a_countdown_teacher_misses_before_it_hits(dress: str):
             env.demonstrate(random.Random(0), tries=tries)
 
 
-def test_the_dress_is_checked_by_name():
+def test_the_syntax_is_checked_by_name():
     for env_id in (DIGIT, "calculator"):
         with pytest.raises(ValueError, match="'action'; did you mean 'actions'"):
-            make(env_id, dress="action")
+            make(env_id, syntax="action")
 
 
 def test_the_toy_calculator_answers_actions_without_its_semicolon():
-    env = make("calculator", dress="actions")
+    env = make("calculator", syntax="actions")
     env.reset(0)
     assert env.stop == ()
     assert env.alphabet == make("calculator").alphabet == "*+-0123456789;=?[]"
@@ -195,8 +197,8 @@ def test_the_toy_calculator_answers_actions_without_its_semicolon():
     assert env.step("[1+1]").terminated
 
 
-def test_both_dresses_of_the_toy_write_the_same_text():
-    compact, actions = make("calculator"), make("calculator", dress="actions")
+def test_both_syntaxes_of_the_toy_write_the_same_text():
+    compact, actions = make("calculator"), make("calculator", syntax="actions")
     negative = 0
     for seed in range(200):
         assert compact.reset(seed) == actions.reset(seed)
@@ -214,11 +216,11 @@ def test_both_dresses_of_the_toy_write_the_same_text():
 @pytest.mark.parametrize("env_id", ["calculator", DIGIT, "earl:countdown-1", "earl:sort"])
 def test_state_and_fork_go_on_in_the_middle_of_an_episode(env_id: str):
     for seed in range(5):
-        env = make(env_id, dress="actions")
+        env = make(env_id, syntax="actions")
         env.reset(seed)
         trace = env.demonstrate(random.Random(0))
         env.step(Called(" calculate 1 =", "calculator", ("1",)))
-        other = make(env_id, dress="actions")
+        other = make(env_id, syntax="actions")
         other.set_state(json.loads(json.dumps(env.get_state(), allow_nan=False)))
         twin, sent = env.fork(), pickle.loads(pickle.dumps(env))
         assert other.task() == twin.task() == sent.task() == env.task()
@@ -231,7 +233,7 @@ def test_state_and_fork_go_on_in_the_middle_of_an_episode(env_id: str):
 def test_random_actions_are_calls_or_answers(env_id: str):
     kinds: set[bool] = set()
     for seed in range(20):
-        env = make(env_id, dress="actions")
+        env = make(env_id, syntax="actions")
         env.reset(seed)
         action = env.sample_random_action()
         kinds.add(isinstance(action, Called))
@@ -239,13 +241,13 @@ def test_random_actions_are_calls_or_answers(env_id: str):
     assert kinds == {True, False}
 
 
-def test_every_call_counts_alike_in_both_dresses():
+def test_every_call_counts_alike_in_both_syntaxes():
     said = ["1 + 1", "1 / 0", "", "1.2.3", "2 +", "9" * 120]
     infos: list[Any] = []
-    for dress in ("tags", "actions"):
-        env = make(DIGIT, dress=dress, max_uses=5)
+    for syntax in ("tags", "actions"):
+        env = make(DIGIT, syntax=syntax, max_uses=5)
         env.reset(0)
-        turns = [env.step(env.dress.write(expression)) for expression in said]
+        turns = [env.step(env.syntax.write(expression)) for expression in said]
         infos.append([turn.info for turn in turns])
         assert [turn.is_over for turn in turns] == [False] * 6
         infos[-1].append(env.step(f"#### {env.unwrapped.answer}").info)
@@ -277,13 +279,13 @@ TRAPS = st.sampled_from(
 @given(arguments=st.one_of(KEYS, TRAPS, KEYS.map(lambda keys: keys * 9)))
 def test_no_arguments_make_a_calculator_raise(arguments: list[str]):
     text = "".join(arguments)
-    for env_id, dress, written in (
+    for env_id, syntax, written in (
         (DIGIT, "actions", ""),
         (DIGIT, "tags", f"<calculator> {text} </calculator>"),
         ("calculator", "actions", ""),
         ("calculator", "compact", f"[{text}]"),
     ):
-        env = make(env_id, dress=dress)
+        env = make(env_id, syntax=syntax)
         env.reset(0)
         turn = env.step(Called(written, "calculator", arguments))
         assert 0 < len(turn.observation) < 200

@@ -1,4 +1,4 @@
-"""Sorting hidden items: transitions, three dresses, formulas worked by hand, teachers, splits."""
+"""Sorting hidden items: transitions, three syntaxes, formulas worked by hand, teachers, splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from graft.envs import ENVS, make
 from graft.envs.base import split_of
-from graft.envs.earl.deals import SETS, all_permutations, draw_facts
 from graft.envs.earl.efficiency import (
     least_compares,
     least_swaps,
@@ -27,6 +26,7 @@ from graft.envs.earl.efficiency import (
     thrift,
 )
 from graft.envs.earl.sorting import Sorting
+from graft.envs.earl.sorting_sets import SETS, all_permutations, draw_facts
 from graft.tools.sorting import (
     SYMBOLS,
     Hidden,
@@ -41,7 +41,7 @@ from graft.types import Author, Called, Turn
 
 ALL = ("compare", "swap", "check")
 THREE = Hidden((2, 0, 1), ("A", "B", "C"))
-dresses = pytest.mark.parametrize("dress", ["tags", "words", "actions"])
+syntaxes = pytest.mark.parametrize("syntax", ["tags", "words", "actions"])
 
 
 def posed(kind: str, items: list[int], reverse: bool = False, **options: Any) -> Sorting:
@@ -156,12 +156,12 @@ def test_only_offered_tools_are_called():
     assert find_in_words("check if A is even", ("compare", "swap")) is None
 
 
-def test_both_dresses_look_as_in_the_original():
+def test_both_syntaxes_look_as_in_the_original():
     tags = posed("sort", [1, 0])
     assert tags.stop == ("</compare>", "</swap>")
     assert tags.step("<compare> A, B </compare>").observation == " <result> A > B </result>"
     assert tags.step("<swap> A, B </swap>").observation == " <result> B, A </result>"
-    words = posed("sort", [1, 0], dress="words", tools=ALL)
+    words = posed("sort", [1, 0], syntax="words", tools=ALL)
     assert {"compare A and B", "swap E and D", "check if C is odd"} < set(words.stop)
     assert words.step("I compare A and B").observation == ": A > B\n"
     assert words.step(" swap A and B").observation == " => B, A\n"
@@ -169,8 +169,8 @@ def test_both_dresses_look_as_in_the_original():
     assert tags.observe_as == words.observe_as == "inline"
 
 
-def test_the_prompt_shows_the_tools_in_the_dress():
-    tags, words = (make("earl:sort", dress=dress).reset(0)[0] for dress in ("tags", "words"))
+def test_the_prompt_shows_the_tools_in_the_syntax():
+    tags, words = (make("earl:sort", syntax=syntax).reset(0)[0] for syntax in ("tags", "words"))
     assert "<compare> A, B </compare> <result> A > B </result>" in tags[0]["content"]
     assert "<swap> A, B </swap> <result> B, A </result>" in tags[0]["content"]
     assert "compare A and B: A > B" in words[0]["content"]
@@ -181,7 +181,7 @@ def test_the_prompt_shows_the_tools_in_the_dress():
 
 
 def test_with_actions_only_what_actions_made_is_a_call():
-    env = posed("sort", [1, 0], dress="actions", tools=ALL)
+    env = posed("sort", [1, 0], syntax="actions", tools=ALL)
     assert (env.stop, env.observe_as) == ((), "inline")
     turns = [
         env.step(Called("Now compare A and B", "compare", ("A", "B"))),
@@ -196,7 +196,7 @@ def test_with_actions_only_what_actions_made_is_a_call():
 
 
 def test_an_action_for_a_tool_that_the_task_does_not_offer_is_answered_and_counted():
-    env = posed("order", [1, 0], dress="actions", split="test")
+    env = posed("order", [1, 0], syntax="actions", split="test")
     turn = env.step(Called(" compare A and B", "compare", ("A", "B")))
     assert turn.observation == "Error: there is no tool 'compare'; known: swap"
     assert (turn.info["tool_ok"], turn.info["compares"], turn.is_over) == (False, 1, False)
@@ -209,7 +209,7 @@ def test_an_action_for_a_tool_that_the_task_does_not_offer_is_answered_and_count
 
 
 def test_the_prompt_speaks_of_keywords_and_shows_calls_as_the_actions_write_them():
-    system = make("earl:sort", dress="actions", tools=ALL).reset(0)[0][0]["content"]
+    system = make("earl:sort", syntax="actions", tools=ALL).reset(0)[0][0]["content"]
     assert "by their keywords" in system
     assert system.splitlines()[1:] == [
         "- how two items relate: compare A and B: A > B",
@@ -219,7 +219,7 @@ def test_the_prompt_speaks_of_keywords_and_shows_calls_as_the_actions_write_them
 
 
 def test_a_teachers_call_says_what_it_calls():
-    env = posed("sort", [1, 0], dress="actions")
+    env = posed("sort", [1, 0], syntax="actions")
     trace = env.demonstrate(random.Random(0))
     assert trace == [
         (Author.POLICY, " compare A and B"),
@@ -235,12 +235,12 @@ def test_a_teachers_call_says_what_it_calls():
     ]
 
 
-def test_every_call_counts_alike_in_every_dress():
+def test_every_call_counts_alike_in_every_syntax():
     calls = [("compare", "A", "B"), ("compare", "A", "X"), ("swap", "A", "A"), ("swap", "A", "B")]
     ends: list[Turn] = []
-    for dress in ("tags", "words", "actions"):
-        env = posed("sort", [1, 0], dress=dress)
-        turns = [env.step(env.dress.write(*call)) for call in calls]
+    for syntax in ("tags", "words", "actions"):
+        env = posed("sort", [1, 0], syntax=syntax)
+        turns = [env.step(env.syntax.write(*call)) for call in calls]
         assert [turn.info["tool"] for turn in turns] == ["compare", "compare", "swap", "swap"]
         assert [turn.info["tool_ok"] for turn in turns] == [True, False, False, True]
         assert [turn.info["tool_uses"] for turn in turns] == [1, 2, 3, 4]
@@ -329,14 +329,14 @@ def test_ordering_pays_for_few_swaps():
     assert order_efficiency(2, 2, 1) == 0.0  # reference 2
 
 
-@dresses
-def test_a_scripted_sort_is_paid_by_the_formula(dress: str):
-    env = posed("sort", [2, 0, 1], dress=dress)  # ascending: B, C, A, two swaps away
+@syntaxes
+def test_a_scripted_sort_is_paid_by_the_formula(syntax: str):
+    env = posed("sort", [2, 0, 1], syntax=syntax)  # ascending: B, C, A, two swaps away
     calls = [("A", "B"), ("A", "C"), ("B", "C"), ("B", "C")]
     for pair in calls:
-        env.step(env.dress.write("compare", *pair))
-    env.step(env.dress.write("swap", "A", "B"))
-    env.step(env.dress.write("swap", "A", "C"))
+        env.step(env.syntax.write("compare", *pair))
+    env.step(env.syntax.write("swap", "A", "B"))
+    env.step(env.syntax.write("swap", "A", "C"))
     turn = env.step("Sorted.")
     # comparisons: 1 - (4 - 3)/(6 - 3) = 2/3; swaps: as few as possible
     assert turn.reward == pytest.approx((1 + (2 / 3 + 1) / 2) / 2)
@@ -369,13 +369,13 @@ def test_a_wrong_order_earns_nothing_and_a_guess_half():
         (1, "", 0.0),
     ],
 )
-@dresses
+@syntaxes
 def test_comparing_is_paid_in_full_for_exactly_one_call(
-    dress: str, calls: int, answer: str, reward: float
+    syntax: str, calls: int, answer: str, reward: float
 ):
-    env = posed("compare", [1, 0], dress=dress)
+    env = posed("compare", [1, 0], syntax=syntax)
     for _ in range(calls):
-        env.step(env.dress.write("compare", "A", "B"))
+        env.step(env.syntax.write("compare", "A", "B"))
     assert env.step(answer).reward == reward
 
 
@@ -385,10 +385,10 @@ def test_an_answer_before_the_call_counts_as_part_of_the_response():
     assert env.step("Yes.").reward == 1.0
 
 
-@dresses
-def test_at_the_turn_limit_the_order_is_graded_as_it_stands(dress: str):
-    env = posed("order", [1, 0], dress=dress, max_turns=3)
-    swap = env.dress.write("swap", "A", "B")
+@syntaxes
+def test_at_the_turn_limit_the_order_is_graded_as_it_stands(syntax: str):
+    env = posed("order", [1, 0], syntax=syntax, max_turns=3)
+    swap = env.syntax.write("swap", "A", "B")
     turns = [env.step(swap) for _ in range(3)]
     assert [turn.is_over for turn in turns] == [False, False, True]
     assert (turns[2].truncated, turns[2].terminated) == (True, False)
@@ -420,15 +420,15 @@ def test_the_teacher_needs_no_more_comparisons_than_the_least(n: int):
 
 @pytest.mark.parametrize("name", list(SETS))
 @pytest.mark.parametrize("split", ["train", "test"])
-@dresses
-def test_a_demonstration_earns_everything(name: str, split: str, dress: str):
-    env = make(f"earl:{name}", split=split, dress=dress)
+@syntaxes
+def test_a_demonstration_earns_everything(name: str, split: str, syntax: str):
+    env = make(f"earl:{name}", split=split, syntax=syntax)
     for seed in range(25):
         env.reset(seed)
         trace = env.demonstrate(random.Random(seed))
         calls = [text for author, text in trace[:-1] if author is Author.POLICY]
         assert all(isinstance(text, Called) for text in calls)
-        if dress != "actions":  # the text alone is enough
+        if syntax != "actions":  # the text alone is enough
             assert all(text.endswith(env.stop) for text in calls)
             trace = [(author, str(text)) for author, text in trace]
         turn = follow(env.fork(), trace)[-1]
@@ -448,7 +448,7 @@ def test_every_small_instance_can_be_sorted_for_the_full_reward():
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_tasks_counts_and_directions_come_in_their_shares(name: str, split: str):
     env = make(f"earl:{name}", split=split)
-    deal, n = SETS[name][split], 1000
+    sampled, n = SETS[name][split], 1000
     tasks: Counter[str] = Counter()
     counts: Counter[int] = Counter()
     backwards = 0
@@ -458,18 +458,21 @@ def test_tasks_counts_and_directions_come_in_their_shares(name: str, split: str)
         tasks[env.kind] += 1
         counts[len(env.items)] += 1
         backwards += env.reverse
-    assert set(tasks) == set(deal.tasks)
-    assert set(counts) == set(deal.counts)
-    shares = [(tasks[task], share) for task, share in deal.tasks.items()]
-    for seen, share in [*shares, *((counts[size], share) for size, share in deal.counts.items())]:
+    assert set(tasks) == set(sampled.tasks)
+    assert set(counts) == set(sampled.counts)
+    shares = [(tasks[task], share) for task, share in sampled.tasks.items()]
+    for seen, share in [
+        *shares,
+        *((counts[size], share) for size, share in sampled.counts.items()),
+    ]:
         assert abs(seen - n * share) <= 4 * math.sqrt(n * share * (1 - share))
     assert 437 <= backwards <= 563  # 500, four deviations of 15.8
 
 
-def test_all_permutations_can_be_dealt_one_by_one():
+def test_all_permutations_can_be_given_one_by_one():
     """The teacher sorts each in the least swaps; over all of four items that is 4 - 25/12 a piece."""
-    deals = all_permutations(4)
-    assert (len(deals), deals[0], deals[1], deals[-1]) == (
+    orders = all_permutations(4)
+    assert (len(orders), orders[0], orders[1], orders[-1]) == (
         24,
         [0, 1, 2, 3],
         [0, 1, 3, 2],
@@ -477,8 +480,8 @@ def test_all_permutations_can_be_dealt_one_by_one():
     )
     for reverse in (False, True):
         swaps = compares = 0
-        for items in deals:
-            env = make("earl:sort-4", dress="actions", split="test", items=items, reverse=reverse)
+        for items in orders:
+            env = make("earl:sort-4", syntax="actions", split="test", items=items, reverse=reverse)
             for seed in (0, 1):  # whatever the seed
                 env.reset(seed)
                 assert (env.items, env.reverse, env.kind) == (items, reverse, "sort")
@@ -490,7 +493,7 @@ def test_all_permutations_can_be_dealt_one_by_one():
         assert compares == 24 * 5
 
 
-def test_a_dealt_instance_keeps_to_what_its_task_asks():
+def test_an_instance_of_given_items_keeps_to_what_its_task_asks():
     env = make("earl:order", items=[1, 2, 0], reverse=False)
     env.reset(3)
     assert {"A", "B", "C"} == {name for fact in env.facts for name in fact.split()[::2]}
@@ -581,19 +584,19 @@ def test_two_items_are_named_one_way_in_training_and_the_other_in_test():
     assert len(seen) == 6  # nothing is held back where the prompt says nothing
 
 
-@dresses
-def test_a_fork_or_a_snapshot_in_the_middle_goes_on_like_a_replay(dress: str):
+@syntaxes
+def test_a_fork_or_a_snapshot_in_the_middle_goes_on_like_a_replay(syntax: str):
     for seed in range(8):
-        env = make("earl:sort", dress=dress)
+        env = make("earl:sort", syntax=syntax)
         env.reset(seed)
         trace = env.demonstrate(random.Random(0))
         actions = [text for author, text in trace if author is Author.POLICY]
         whole = [env.step(action) for action in actions]
         for cut in range(len(actions)):
-            half = make("earl:sort", dress=dress)
+            half = make("earl:sort", syntax=syntax)
             half.reset(seed)
             head = [half.step(action) for action in actions[:cut]]
-            twin, other = half.fork(), make("earl:sort", dress=dress)
+            twin, other = half.fork(), make("earl:sort", syntax=syntax)
             other.set_state(json.loads(json.dumps(half.get_state(), allow_nan=False)))
             assert other.task() == twin.task() == half.task()
             tails = [[one.step(action) for action in actions[cut:]] for one in (twin, other, half)]
@@ -618,7 +621,7 @@ def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="must be some of compare, swap, check"):
         make("earl:sort", tools=["compare", "swap", "look"])
     with pytest.raises(ValueError, match="'tag'; did you mean 'tags'"):
-        make("earl:sort", dress="tag")
+        make("earl:sort", syntax="tag")
     with pytest.raises(ValueError, match="max_turns=0"):
         make("earl:sort", max_turns=0)
     with pytest.raises(ValueError, match="split='dev'"):
@@ -646,9 +649,9 @@ HOSTILE = st.one_of(
 
 @settings(max_examples=60)
 @given(actions=st.lists(HOSTILE, min_size=1, max_size=6), seed=st.integers(0, 50))
-@dresses
-def test_no_text_makes_it_raise(dress: str, actions: list[str], seed: int):
-    env = make("earl:sort", dress=dress)
+@syntaxes
+def test_no_text_makes_it_raise(syntax: str, actions: list[str], seed: int):
+    env = make("earl:sort", syntax=syntax)
     env.reset(seed)
     for action in actions:
         turn = env.step(action)
@@ -672,9 +675,9 @@ def test_no_text_makes_it_raise(dress: str, actions: list[str], seed: int):
     ),
     name=st.sampled_from(["sort", "order", "compare"]),
 )
-@dresses
-def test_no_call_makes_it_raise(calls: list[tuple[str, list[str]]], name: str, dress: str):
-    env = make(f"earl:{name}", dress=dress)
+@syntaxes
+def test_no_call_makes_it_raise(calls: list[tuple[str, list[str]]], name: str, syntax: str):
+    env = make(f"earl:{name}", syntax=syntax)
     env.reset(0)
     for count, (tool, arguments) in enumerate(calls, 1):
         turn = env.step(Called("", tool, arguments))

@@ -184,3 +184,9 @@ def test_an_argument_that_nobody_takes_is_named_with_those_that_are():
         ValueError, match=r"takes no argument 'operand' \(did you mean 'operands'\?\)"
     ):
         make("calculator", operand=(2, 2))
+
+
+@pytest.mark.parametrize("env_id", ["calculator", "hops", "earl:sort", "earl:calc"])
+def test_the_old_name_of_an_argument_is_refused_with_the_new_one(env_id: str):
+    with pytest.raises(ValueError, match=r"'dress' is now called 'syntax': syntax='actions'"):
+        make(env_id, dress="actions")

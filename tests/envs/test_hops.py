@@ -14,12 +14,12 @@ import pytest
 from graft.envs import make
 from graft.envs.base import split_of
 from graft.envs.hops.facts import LETTERS, LINKS, MOST, NUMBERS, build_town
-from graft.envs.hops.syntax import DRESSES, ask_in_words
+from graft.envs.hops.syntax import SYNTAXES, ask_in_words
 from graft.envs.hops.tools import ExactFacts, RankedFacts
 from graft.tools.sandbox import methods
 from graft.types import Author, Turn
 
-both_dresses = pytest.mark.parametrize("dress", sorted(DRESSES))
+both_syntaxes = pytest.mark.parametrize("syntax", sorted(SYNTAXES))
 KNOWING = {"tool_rate": 1.0, "stop_short": 0.0, "wrong_query": 0.0}
 
 pytestmark = pytest.mark.skipif(
@@ -57,15 +57,15 @@ def test_a_question_worked_by_hand():
     assert last.info["tools/python/calls"] == 1
 
 
-@both_dresses
-def test_the_prompt_says_the_path_and_the_answer_is_its_end(dress: str):
+@both_syntaxes
+def test_the_prompt_says_the_path_and_the_answer_is_its_end(syntax: str):
     for hops in (1, 2, 3):
-        env = make("hops", dress=dress, hops=(hops, hops))
+        env = make("hops", syntax=syntax, hops=(hops, hops))
         for seed in range(20):
             prompt, info = env.reset(seed)
             meta = env.task().meta
             assert len(meta["relations"]) == hops
-            assert prompt == DRESSES[dress].question(*meta.values())
+            assert prompt == SYNTAXES[syntax].question(*meta.values())
             found = meta["person"]
             for relation in meta["relations"]:
                 found = env.town.facts[found, relation]
@@ -80,10 +80,10 @@ def test_a_question_in_english():
     assert len(text.split()) < 45  # words; a prompt of less than 120 tokens
 
 
-@both_dresses
-def test_a_teacher_who_does_everything_right_is_always_paid(dress: str):
+@both_syntaxes
+def test_a_teacher_who_does_everything_right_is_always_paid(syntax: str):
     """The real sandbox and the real search answer, so the trace must hold their very words."""
-    env = make("hops", dress=dress, hops=(1, 3))
+    env = make("hops", syntax=syntax, hops=(1, 3))
     for seed in range(12):
         env.reset(seed)
         turns = follow(env, env.demonstrate(random.Random(seed), **KNOWING))
@@ -93,9 +93,9 @@ def test_a_teacher_who_does_everything_right_is_always_paid(dress: str):
         assert all(turn.info["tool_ok"] for turn in turns[:-1])
 
 
-@both_dresses
-def test_every_kind_of_demonstration_says_what_the_env_says(dress: str):
-    env = make("hops", dress=dress, hops=(1, 3))
+@both_syntaxes
+def test_every_kind_of_demonstration_says_what_the_env_says(syntax: str):
+    env = make("hops", syntax=syntax, hops=(1, 3))
     for seed in range(40):
         env.reset(seed)
         turns = follow(env, env.demonstrate(random.Random(seed)))
@@ -133,26 +133,26 @@ def test_the_default_teacher_is_right_one_time_in_five():
     assert right / 2000 == pytest.approx(0.8 * 0.3 * 0.8, abs=0.03)
 
 
-@both_dresses
-def test_the_limit_counts_both_tools_and_the_teacher_keeps_it(dress: str):
-    env = make("hops", dress=dress)
+@both_syntaxes
+def test_the_limit_counts_both_tools_and_the_teacher_keeps_it(syntax: str):
+    env = make("hops", syntax=syntax)
     assert env.max_uses == 5
     assert make("hops", hops=(1, 3)).max_uses == 6
     for limit in (0, 2):
-        env = make("hops", dress=dress, max_uses=limit)
+        env = make("hops", syntax=syntax, max_uses=limit)
         env.reset(0)
         trace = env.demonstrate(random.Random(0), **KNOWING)
         assert sum(author is Author.ENV for author, _ in trace) == limit
         assert follow(env, trace)[-1].terminated
         env.reset(0)
-        calls = [text for author, text in make_trace(dress) if author is Author.POLICY][:3]
+        calls = [text for author, text in make_trace(syntax) if author is Author.POLICY][:3]
         turns = [env.step(call) for call in calls[: limit + 1]]
         assert [turn.info["tool_ok"] for turn in turns] == [True] * limit + [False]
         assert turns[-1].observation == env.styles["search"].spent
 
 
-def make_trace(dress: str) -> Any:
-    env = make("hops", dress=dress)
+def make_trace(syntax: str) -> Any:
+    env = make("hops", syntax=syntax)
     env.reset(0)
     return env.demonstrate(random.Random(0), **KNOWING)
 
@@ -177,17 +177,17 @@ def test_all_that_is_ever_written_is_in_the_alphabet():
     assert written <= {*env.alphabet}
     assert {*"".join(env.town.names)} <= {*env.alphabet}
     assert env.alphabet == "".join(sorted(set(env.alphabet)))
-    assert make("hops", dress="words").alphabet == ""
+    assert make("hops", syntax="words").alphabet == ""
 
 
-def rewards_of(dress: str, cases: dict[str, float]) -> None:
-    env = make("hops", dress=dress)
+def rewards_of(syntax: str, cases: dict[str, float]) -> None:
+    env = make("hops", syntax=syntax)
     for said, reward in cases.items():
         _, info = env.reset(3)
         assert env.step(said.replace("ANSWER", info["answer"])).reward == reward
 
 
-def test_only_a_number_behind_the_equals_sign_counts_in_the_compact_dress():
+def test_only_a_number_behind_the_equals_sign_counts_in_the_compact_syntax():
     cases = {"=ANSWER": 1.0, "ANSWER": 0.0, "==ANSWER": 0.0, "=ANSWER=": 0.0, "=": 0.0, "": 0.0}
     rewards_of("compact", cases)
 
@@ -224,24 +224,24 @@ def test_towns_are_the_same_everywhere_and_have_strangers_for_distractors():
 PINNED = (["lew", "qub", "gil"], "546")
 
 
-@both_dresses
-def test_nobody_asked_about_in_training_is_asked_about_in_the_test(dress: str):
+@both_syntaxes
+def test_nobody_asked_about_in_training_is_asked_about_in_the_test(syntax: str):
     asked: dict[str, set[str]] = {}
     for split in ("train", "test"):
-        env = make("hops", dress=dress, split=split)
+        env = make("hops", syntax=syntax, split=split)
         asked[split] = set()
         for seed in range(1500):
             env.reset(seed)
             asked[split].add(env.person)
     assert not asked["train"] & asked["test"]
-    town = make("hops", dress=dress).town
+    town = make("hops", syntax=syntax).town
     numbers = {name: number for number, name in enumerate(town.names)}
     assert {split_of(f"person {numbers[name]}") for name in asked["test"]} == {"test"}
     assert len(asked["test"]) > 100
 
 
 def test_search_in_words_finds_the_fact_first_and_then_one_like_it():
-    env = make("hops", dress="words")
+    env = make("hops", syntax="words")
     search, facts = env.tools["search"], env.town.facts
     for name, relation in random.Random(0).sample(list(facts), 400):
         first, second = search(f"{relation} of {name}").splitlines()
@@ -303,7 +303,7 @@ def test_sources_travel_to_other_processes_by_their_settings(kind: Any):
         ({"hops": (3, 2)}, "hops="),
         ({"people": 10}, "people=10: must be between 50"),
         ({"people": MOST + 1}, f"and {MOST}"),
-        ({"dress": "wrods"}, "did you mean 'words'|known: compact, words"),
+        ({"syntax": "wrods"}, "did you mean 'words'|known: compact, words"),
         ({"split": "dev"}, "split='dev'"),
         ({"max_uses": -1}, "max_uses=-1"),
     ],

@@ -100,7 +100,7 @@ def cells_of(run: Path) -> list[EvalResult]:
 @pytest.fixture(scope="module")
 def trained_with_actions(trained) -> Path:
     """The same, with calls that are head rows beyond the vocabulary."""
-    changes = ["run.name=beyond", "actions.file=compact", "task.args={dress: actions}"]
+    changes = ["run.name=beyond", "actions.file=compact", "task.args={syntax: actions}"]
     train_recipe(str(trained.parent / "tiny.yaml"), *changes)
     return trained.parent / "beyond"
 

@@ -107,7 +107,7 @@ def test_a_replay_leaves_the_folder_and_the_random_states_alone(grpo):
 
 CASES = {
     "stale": ["rollout.staleness=1"],
-    "actions": ["algo.name=cpo", "task.args={dress: actions}", "actions.file=compact"],
+    "actions": ["algo.name=cpo", "task.args={syntax: actions}", "actions.file=compact"],
     "forks": ["algo.name=arpo"],
 }
 

@@ -201,7 +201,7 @@ def test_the_sorting_task_is_replayed_too():
     """Items 1, 0 in ascending order: a swap and a swap back, then a third that was forced."""
     factual = [call("swap", "A", "B"), call("swap", "B", "A"), DONE]
 
-    class Brief(type(make("earl:sort", dress="actions"))):
+    class Brief(type(make("earl:sort", syntax="actions"))):
         def _system(self):
             return "S"  # letters that the scripted tokenizer has
 
@@ -209,7 +209,7 @@ def test_the_sorting_task_is_replayed_too():
             return "S?"
 
     def brief():
-        return Brief(name="sort", dress="actions", items=[1, 0], reverse=False)
+        return Brief(name="sort", syntax="actions", items=[1, 0], reverse=False)
 
     episode, _ = grown(
         [factual, SWAPS], forcing(), make_env=brief, likely=lambda at, action: float(at)
@@ -357,7 +357,7 @@ def calculating(name: str, page_size: int = 16) -> RolloutSetup:
     decoder = Decoder(shape).initialise(3)
     if actions.space.extra:
         decoder = extend(decoder, actions.init_tokens)
-    dress = "actions" if actions.space.extra else "compact"
+    syntax = "actions" if actions.space.extra else "compact"
     engine = NativeEngine(
         decoder, tokenizer=tokenizer, eos_ids=(tokenizer.eos_id,), kv_tokens=8192, page_size=page_size,
         space=actions.space,
@@ -365,7 +365,7 @@ def calculating(name: str, page_size: int = 16) -> RolloutSetup:
     return RolloutSetup(
         engine=engine,
         chat=Chat(tokenizer),
-        make_env=lambda task: make("calculator", dress=dress),
+        make_env=lambda task: make("calculator", syntax=syntax),
         sampling=Sampling(max_tokens=40),
         actions=actions,
     )

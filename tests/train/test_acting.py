@@ -18,12 +18,12 @@ TINY = {
 }  # fmt: skip
 
 
-def recipe(folder: Path, dress: str, file: str, **sections: dict[str, Any]) -> Config:
+def recipe(folder: Path, syntax: str, file: str, **sections: dict[str, Any]) -> Config:
     return check(
         {
             "run": {"dir": str(folder), "name": "run", "eval_tasks": 0, "trackers": []},
             "model": {"shape": TINY},
-            "task": {"env": "calculator", "args": {"dress": dress}},
+            "task": {"env": "calculator", "args": {"syntax": syntax}},
             "actions": {"file": file},
             "rollout": {"tasks": 2, "samples": 2, "max_tokens": 6, "max_context": 40},
             "train": {"steps": 1},
@@ -33,21 +33,21 @@ def recipe(folder: Path, dress: str, file: str, **sections: dict[str, Any]) -> C
 
 
 @pytest.mark.parametrize(
-    ("dress", "file", "complaint"),
+    ("syntax", "file", "complaint"),
     [
-        ("compact", "compact", "looks for them in the text; set task.args.dress=actions"),
+        ("compact", "compact", "looks for them in the text; set task.args.syntax=actions"),
         ("actions", "compact-tags", "has none beyond the vocabulary"),
         ("actions", "", "has none beyond the vocabulary"),
     ],
 )
-def test_a_dress_that_does_not_fit_the_file_is_refused(tmp_path, dress, file, complaint):
+def test_a_syntax_that_does_not_fit_the_file_is_refused(tmp_path, syntax, file, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        build_run(recipe(tmp_path, dress, file))
+        build_run(recipe(tmp_path, syntax, file))
 
 
-@pytest.mark.parametrize(("dress", "file"), [("actions", "compact"), ("compact", "compact-tags")])
-def test_a_dress_that_fits_is_taken(tmp_path, dress, file):
-    assert build_run(recipe(tmp_path, dress, file)).actions is not None
+@pytest.mark.parametrize(("syntax", "file"), [("actions", "compact"), ("compact", "compact-tags")])
+def test_a_syntax_that_fits_is_taken(tmp_path, syntax, file):
+    assert build_run(recipe(tmp_path, syntax, file)).actions is not None
 
 
 def test_tools_that_the_environment_does_not_have_are_refused(tmp_path):

@@ -263,7 +263,7 @@ def test_a_run_that_works_ahead_and_is_killed_loses_no_task_and_repeats_none(tmp
             {
                 "algo": {"name": "cpo"},
                 "actions": {"file": "compact"},
-                "task": {"args": {"dress": "actions"}},
+                "task": {"args": {"syntax": "actions"}},
             },
             r"rollout\.staleness=1.*Counterfactual.*take rollout\.staleness=0.*or another branch",
         ),

@@ -180,7 +180,7 @@ def test_rank_0_is_a_run_without_adapters(base, tmp_path):
 
 def test_actions_beyond_the_vocabulary_learn_beside_adapters(base, tmp_path):
     sections = {
-        "task": {"args": {"dress": "actions"}},
+        "task": {"args": {"syntax": "actions"}},
         "actions": {"file": "compact"},
         "train": {"steps": 2},
         "sft": {"steps": 2},

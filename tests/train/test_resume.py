@@ -64,7 +64,7 @@ def recipe_in(folder: Path, algo: str = "grpo", epochs: int = 1) -> Path:
             folder=folder,
             algo=algo,
             epochs=epochs,
-            args="dress: actions" if has_actions else "",
+            args="syntax: actions" if has_actions else "",
             actions="file: compact" if has_actions else "",
         )
     )

@@ -78,7 +78,7 @@ def test_actions_are_learned_from_calls_in_words_and_from_spans(tmp_path):
             folder,
             {"data": write(folder / "rows.jsonl", [row]), "epochs": 2},
             model={"shape": TINY},
-            task={"env": "calculator", "args": {"dress": "actions"}},
+            task={"env": "calculator", "args": {"syntax": "actions"}},
             actions={"file": "compact"},
         )
         train_recipe(config)

@@ -491,7 +491,7 @@ def test_runs_go_on_in_another_layout(single, runs, tmp_path, before, count, ove
     assert_same_weights(single, folder, near=NEAR)
 
 
-EXPA = ("task.args={dress: actions}", "actions.file=compact", "algo.name=cpo", "algo.kl_coef=0.0")
+EXPA = ("task.args={syntax: actions}", "actions.file=compact", "algo.name=cpo", "algo.kl_coef=0.0")
 """Actions beyond the vocabulary, and a branch that learns from each step where to fork in the next."""
 
 

@@ -60,4 +60,4 @@ class MathEnv(DatasetEnv):
         return [(Author.POLICY, f"\\boxed{{{final_answers(self.answer)[0]}}}")]
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{self.whim().randint(0, 100)}}}"
+        return f"\\boxed{{{self.action_rng().randint(0, 100)}}}"

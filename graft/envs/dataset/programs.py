@@ -58,4 +58,4 @@ class ProgramEnv(DatasetEnv):
         return Turn(reward=float(score), terminated=True, info=info)
 
     def sample_random_action(self) -> str:
-        return f"```python\nprint({self.whim().randint(0, 100)})\n```"
+        return f"```python\nprint({self.action_rng().randint(0, 100)})\n```"

@@ -172,8 +172,8 @@ class PromptsEnv(DatasetEnv):
         raise DataError(f"{self.where}: the row holds no solution that a teacher could write")
 
     def sample_random_action(self) -> str:
-        whim = self.whim()
-        return written(whim.choice(("Paris", "yes", "no", str(whim.randint(0, 100)))))
+        rng = self.action_rng()
+        return written(rng.choice(("Paris", "yes", "no", str(rng.randint(0, 100)))))
 
 
 def golds_of(answer: Any) -> list[str]:

@@ -63,7 +63,7 @@ class QuestionEnv(DatasetEnv):
         return [(Author.POLICY, self._write(accepted_answers(self.answer)[0]))]
 
     def sample_random_action(self) -> str:
-        return self._write(self.whim().choice(("Paris", "42", "yes", "no", "True", "False")))
+        return self._write(self.action_rng().choice(("Paris", "42", "yes", "no", "True", "False")))
 
     def _write(self, answer: str) -> str:
         return f"<answer>{answer}</answer>" if self.form == "tag" else f"\\boxed{{{answer}}}"

@@ -6,7 +6,7 @@
     env        <result> 389 </result>                        appended inline, never trained
     assistant  #### 389
 
-That is the dress "tags". In the dress "actions" the policy enters the calculator by an action and the
+That is the syntax "tags". In the syntax "actions" the policy enters the calculator by an action and the
 env knows a call by its type, answers with the bare value, and leaves it to the actions to write both:
 
     assistant   calculate 305 + 12 * 7 =                     Called("...", "calculator", ("3", "0", ...))
@@ -29,7 +29,7 @@ from graft.envs.countdown import draw_solution
 from graft.envs.earl.count import Count
 from graft.envs.earl.countdown import ExpressionCountdown
 from graft.envs.earl.gsm import GsmRewrite
-from graft.envs.earl.syntax import DRESSES, TAGS, CalculatorSyntax
+from graft.envs.earl.syntax import SYNTAXES, TAGS, CalculatorSyntax
 from graft.envs.entry import NOTHING
 from graft.envs.tool_env import ToolEnv
 from graft.protocols import Observation
@@ -104,7 +104,7 @@ class CalcChat(ToolEnv):
     that stops after "<result> 6 </result>" or "= 6" has written 6 last.
     """
 
-    shared = (*ToolEnv.shared, "dress")
+    shared = (*ToolEnv.shared, "syntax")
     saved = (*ToolEnv.saved, "said")
 
     def __init__(
@@ -113,18 +113,18 @@ class CalcChat(ToolEnv):
         *,
         hinted: Collection[str],
         tool: bool = True,
-        dress: CalculatorSyntax = TAGS,
+        syntax: CalculatorSyntax = TAGS,
         max_uses: int | None = MAX_USES,
     ) -> None:
         super().__init__(
             env,
             [Calculator()] if tool else [],
-            format=dress.format,
-            styles={Calculator.name: dress.style} if tool else None,
+            format=syntax.format,
+            styles={Calculator.name: syntax.style} if tool else None,
             max_uses=max_uses if tool else 0,
         )
         self.hinted = hinted
-        self.dress = dress
+        self.syntax = syntax
         self.said = ""
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
@@ -137,7 +137,7 @@ class CalcChat(ToolEnv):
         if not self.format.find(action, self.styles):
             return super().step(self.said + action)
         turn = super().step(action)
-        if self.dress.is_bare:
+        if self.syntax.is_bare:
             # the result is bare: kept apart from the digits around it, as it is in the context
             self.said += f"{action} {turn.observation}\n"
         else:
@@ -158,25 +158,25 @@ class CalcChat(ToolEnv):
         trace: Trace = []
         if self.tools and rng.random() < tool_rate:
             for expression in calculations(self.env.current, rng, tries):
-                lead = self.dress.gap if trace else ""
+                lead = self.syntax.gap if trace else ""
                 value = self.tools[Calculator.name](expression)
-                trace.append((Author.POLICY, self.dress.write(expression, lead)))
-                trace.append((Author.ENV, self.dress.style.render(value)))
+                trace.append((Author.POLICY, self.syntax.write(expression, lead)))
+                trace.append((Author.ENV, self.syntax.style.render(value)))
         [(_, answer)] = self.env.demonstrate(rng)
         if trace:  # the working was the calculator's: only the last line is left to say
-            answer = self.dress.gap + answer.rpartition("\n")[2]
+            answer = self.syntax.gap + answer.rpartition("\n")[2]
         return [*trace, (Author.POLICY, answer)]
 
     def sample_random_action(self) -> str:
         """A call or an answer, each half the time."""
-        rng = self.env.whim()
+        rng = self.env.action_rng()
         if self.tools and rng.random() < 0.5:
-            return self.dress.write(draw_flat(rng, (2, 3), (1, 4), "+-*/"))
+            return self.syntax.write(draw_flat(rng, (2, 3), (1, 4), "+-*/"))
         return self.env.sample_random_action()
 
     def _system(self) -> Message:
         is_hinted = bool(self.tools) and self.env.part in self.hinted
-        return {"role": "system", "content": ASSISTANT + (self.dress.hint if is_hinted else "")}
+        return {"role": "system", "content": ASSISTANT + (self.syntax.hint if is_hinted else "")}
 
 
 def calc_task(
@@ -185,13 +185,13 @@ def calc_task(
     data: str | None = None,
     split: str = "train",
     tool: bool = True,
-    dress: str = "tags",
+    syntax: str = "tags",
     max_uses: int | None = MAX_USES,
     **settings: Any,
 ) -> CalcChat:
     """One of `TASKS`, or several in the proportions of the original's rows, one drawn per episode.
 
-    `dress` is how the calculator is called: in "tags" or by "actions"; see the top of this file.
+    `syntax` is how the calculator is called: in "tags" or by "actions"; see the top of this file.
     `data` is the file of rewritten GSM8K questions; without one leave that task out of the mix:
     make("earl:calc", tasks=["calc-arithmetic", "calc-countdown", "calc-count"]). More keywords
     override the parameters of a single task: make("earl:arithmetic-digit", digits=2).
@@ -214,8 +214,8 @@ def calc_task(
     env = Mix(parts, [questions.rows[index] for questions in sets.values()], split)
     env.data_source = next(iter(sets.values())).data_source
     hinted = [name for name, questions in sets.items() if questions.hint]
-    worn: CalculatorSyntax = resolve(dress, DRESSES, "dress of a call")
-    return CalcChat(env, hinted=hinted, tool=tool, dress=worn, max_uses=max_uses)
+    chosen: CalculatorSyntax = resolve(syntax, SYNTAXES, "call syntax")
+    return CalcChat(env, hinted=hinted, tool=tool, syntax=chosen, max_uses=max_uses)
 
 
 class Mix(BaseEnv):

@@ -75,4 +75,4 @@ class Count(BaseEnv):
         return {"number": self.number, "digit": self.digit, "form": self.form}
 
     def sample_random_action(self) -> str:
-        return f"#### {self.whim().randrange(10)}"
+        return f"#### {self.action_rng().randrange(10)}"

@@ -74,7 +74,7 @@ class GsmRewrite(BaseEnv):
         return {"index": self.index}
 
     def sample_random_action(self) -> str:
-        return f"#### {self.whim().randint(1, 10**6)}"
+        return f"#### {self.action_rng().randint(1, 10**6)}"
 
     @property
     def problem(self) -> Problem:

@@ -16,22 +16,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from graft.envs.base import BaseEnv, Trace, check_split, split_of
-from graft.envs.earl.deals import SETS, TASK_TOOLS, SortingDeal, draw_facts
 from graft.envs.earl.efficiency import (
     least_swaps,
     order_efficiency,
     sort_by_comparing,
     sort_efficiency,
 )
+from graft.envs.earl.sorting_sets import SETS, TASK_TOOLS, SortingSet, draw_facts
 from graft.protocols import Observation
 from graft.registry import resolve
 from graft.text.parse import last_tag
 from graft.tools import ERROR
 from graft.tools.sorting import (
-    DRESSES,
     MAX_ECHO,
     PROPERTIES,
     SYMBOLS,
+    SYNTAXES,
     TRANSITIONS,
     Hidden,
     SortingCall,
@@ -48,11 +48,11 @@ MAX_TRIES = 10_000  # draws until an instance of the wanted split turns up
 class Sorting(BaseEnv):
     """0.0 for a wrong order or answer, (1 + efficiency) / 2 for a right one.
 
-    `dress` is how calls are written: "tags" (`<compare> A, B </compare>`, answered with
+    `syntax` is how calls are written: "tags" (`<compare> A, B </compare>`, answered with
     ` <result> A < B </result>`), "words" (`compare A and B`, answered with `: A < B`) or "actions" (a
     turn is a call iff it is a `Called`; answered with `A < B`, the rest is for the actions to write).
     A turn that ends with a call is answered inline, any other ends the episode, and so does turn
-    `max_turns`; every call counts, in every dress alike, whatever came of it.
+    `max_turns`; every call counts, in every syntax alike, whatever came of it.
 
     `tools` overrides the tools of the task ("check" is in no set). `held_out=False` draws training
     and test instances from all there are, as the original does. `items=[2, 0, 1]` hides these very
@@ -62,14 +62,14 @@ class Sorting(BaseEnv):
     env_id = "sorting"
     data_source = "sorting"
     observe_as = "inline"
-    shared = ("deal", "dress")
+    shared = ("sorting_set", "syntax")
     saved = (*BaseEnv.saved, "kind", "items", "order", "reverse", "facts", "asked", "calls", "said")
 
     def __init__(
         self,
         *,
         name: str = "sort",
-        dress: str = "tags",
+        syntax: str = "tags",
         tools: Sequence[str] | None = None,
         max_turns: int = 32,
         held_out: bool = True,
@@ -85,9 +85,11 @@ class Sorting(BaseEnv):
                 f"items={items!r}: must be 2 to {len(SYMBOLS)} different whole numbers"
             )
         self.split = check_split(split)
-        self.deal: SortingDeal = resolve(name, SETS, "sorting set")[split]
-        self.dress: SortingSyntax = resolve(dress, DRESSES, "dress of a call")
-        needed = tuple(dict.fromkeys(tool for task in self.deal.tasks for tool in TASK_TOOLS[task]))
+        self.sorting_set: SortingSet = resolve(name, SETS, "sorting set")[split]
+        self.syntax: SortingSyntax = resolve(syntax, SYNTAXES, "call syntax")
+        needed = tuple(
+            dict.fromkeys(tool for task in self.sorting_set.tasks for tool in TASK_TOOLS[task])
+        )
         self.given_tools = None if tools is None else tuple(tools)
         self.offered = needed if tools is None else tuple(tools)  # all are answered in every task
         if set(needed) - set(self.offered) or set(self.offered) - set(TRANSITIONS):
@@ -95,7 +97,7 @@ class Sorting(BaseEnv):
                 f"tools={tools!r}: must be some of {', '.join(TRANSITIONS)}, and {name} cannot be "
                 f"done without {', '.join(needed)}"
             )
-        self.stop = self.dress.stops(self.offered)
+        self.stop = self.syntax.stops(self.offered)
         self.max_turns = max_turns
         self.held_out = held_out
         self.given_items = None if items is None else list(items)
@@ -111,8 +113,10 @@ class Sorting(BaseEnv):
 
     def pose(self) -> Observation:
         rng = self.rng
-        self.kind = rng.choices(list(self.deal.tasks), list(self.deal.tasks.values()))[0]
-        n = rng.choices(list(self.deal.counts), list(self.deal.counts.values()))[0]
+        self.kind = rng.choices(
+            list(self.sorting_set.tasks), list(self.sorting_set.tasks.values())
+        )[0]
+        n = rng.choices(list(self.sorting_set.counts), list(self.sorting_set.counts.values()))[0]
         self.reverse = rng.random() < 0.5
         fixed = self.given_items
         if fixed is not None:
@@ -144,19 +148,19 @@ class Sorting(BaseEnv):
     @property
     def action_tools(self) -> tuple[str, ...] | None:
         """Tools that are called by actions; None: calls are found in the text."""
-        return self.offered if self.dress.is_bare else None
+        return self.offered if self.syntax.is_bare else None
 
     def respond(self, action: str) -> Turn:
         if self.kind == "compare":  # its answer may stand anywhere in the response
             self.said += action
-        call = self.dress.find(action, self.offered) or find_made(action, self.offered)
+        call = self.syntax.find(action, self.offered) or find_made(action, self.offered)
         if call is None:
             score, details = self._score()
             return Turn(reward=score, terminated=True, info={**self._counts(), **details})
         is_ok, result = self._carry_out(call)
         self.calls[call.tool] = self.calls.get(call.tool, 0) + 1
         info = {"tool": call.tool, "tool_ok": is_ok, **self._counts()}
-        text = self.dress.render(call.tool, result)
+        text = self.syntax.render(call.tool, result)
         if self.turns + 1 != self.max_turns:
             return Turn(text, info=info)
         score, details = self._score()  # no turns are left: it is graded as it stands
@@ -170,14 +174,14 @@ class Sorting(BaseEnv):
         def use(tool: str, a: str, b: str) -> str:
             nonlocal state
             state, result = carry_out(state, SortingCall(tool, (a, b)))
-            lead = self.dress.gap if trace else ""
-            trace.append((Author.POLICY, self.dress.write(tool, a, b, lead)))
-            trace.append((Author.ENV, self.dress.render(tool, result)))
+            lead = self.syntax.gap if trace else ""
+            trace.append((Author.POLICY, self.syntax.write(tool, a, b, lead)))
+            trace.append((Author.ENV, self.syntax.render(tool, result)))
             return result
 
         if self.kind == "compare":
             answer = use("compare", *self.asked)
-            return [*trace, (Author.POLICY, f"{self.dress.gap}<answer> {answer} </answer>")]
+            return [*trace, (Author.POLICY, f"{self.syntax.gap}<answer> {answer} </answer>")]
         if self.kind == "sort":
             found = sort_by_comparing(self.order, lambda a, b: use("compare", a, b)[2] == "<")
             target = found[::-1] if self.reverse else found
@@ -186,7 +190,7 @@ class Sorting(BaseEnv):
         for place, symbol in enumerate(target):
             if state.order[place] != symbol:
                 use("swap", state.order[place], symbol)
-        return [*trace, (Author.POLICY, f"{self.dress.gap}Done.")]
+        return [*trace, (Author.POLICY, f"{self.syntax.gap}Done.")]
 
     def describe(self) -> dict[str, Any]:
         """What the original keeps beside a row, by its names."""
@@ -201,12 +205,12 @@ class Sorting(BaseEnv):
 
     def sample_random_action(self) -> str:
         """A call, now and then the end."""
-        rng = self.whim()
+        rng = self.action_rng()
         if rng.random() < 0.2:
             return f"<answer> {' < '.join(self.asked)} </answer>" if self.asked else "Done."
         tool = rng.choice(self.tools)
         a, b = rng.sample(self.order, 2)
-        return self.dress.write(tool, a, rng.choice(list(PROPERTIES)) if tool == "check" else b)
+        return self.syntax.write(tool, a, rng.choice(list(PROPERTIES)) if tool == "check" else b)
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -283,7 +287,7 @@ class Sorting(BaseEnv):
 
     def _system(self) -> str:
         lines = [self._example(tool) for tool in self.tools]
-        how = " by their keywords" if self.dress.is_bare else ""
+        how = " by their keywords" if self.syntax.is_bare else ""
         return "\n".join(
             [
                 "You are a helpful assistant. You think about the task first and then solve it. "
@@ -304,7 +308,7 @@ class Sorting(BaseEnv):
             "swap": "exchange two items; shows the new order",
             "check": "whether an item is negative, positive, even or odd",
         }[tool]
-        return f"- {purpose}: {self.dress.example(tool, a, b, result)}"
+        return f"- {purpose}: {self.syntax.example(tool, a, b, result)}"
 
     def _question(self) -> str:
         listed = ", ".join(self.order)

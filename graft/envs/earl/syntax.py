@@ -56,4 +56,4 @@ ACTIONS = CalculatorSyntax(
     "expression; its value follows the equals sign. Example: calculate (12 + 6) / 3 = 6",
     is_bare=True,
 )
-DRESSES = {"tags": TAGS, "actions": ACTIONS}
+SYNTAXES = {"tags": TAGS, "actions": ACTIONS}

@@ -4,9 +4,9 @@ r"""What all games have in common: a boxed move per turn, a turn limit, a board 
     policy  "Half of what is left: \boxed{10}"
     env     "Turn 1: 10. The hidden number is higher.", then the board and a request again
 
-A subclass writes `deal` (draw the instance), `rules`, `board`, and `move` (one parsed action). The
+A subclass writes `draw_instance` (draw the instance), `rules`, `board`, and `move` (one parsed action). The
 board is the end of every observation and repeated as `info["suffix"]`, so that a wrapper that keeps
-the history can drop the boards that are no longer true. `teach` is how a program would play it.
+the history can drop the boards that are no longer true. `teacher_moves` is how a program would play it.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ class Game(BaseEnv):
     """
     format_error: float = FORMAT_ERROR
     sizes: tuple[tuple[int, ...], ...] = ()
-    """What `sizes_to_deal` found, for games that have it; `deal` takes one by `draw_sizes`."""
+    """What `playable_sizes` found, for games that have it; `draw_instance` takes one by `draw_sizes`."""
     saved = (*BaseEnv.saved, "max_turns", "earned")
 
     def __init__(self, max_turns: int | None) -> None:
         super().__init__()
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns={max_turns}: must be 1 or more")
-        self.max_turns = max_turns  # None until `deal` has drawn it with the instance
+        self.max_turns = max_turns  # None until `draw_instance` has drawn it with the instance
         self.earned = 0.0
         self.opening = ""  # the first board of the episode
         self.has_one_group = self.pattern.groups == 1
         self.match = self.pattern.match  # on the instance: found without a look into the class
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         """Draw the instance from `self.rng` and set `self.answer`, in plain data."""
-        raise NotImplementedError(f"{type(self).__name__} must write deal()")
+        raise NotImplementedError(f"{type(self).__name__} must write draw_instance()")
 
     def rules(self) -> str:
         """Goal, sizes, turn limit, form of the answer, and one example."""
@@ -76,13 +76,13 @@ class Game(BaseEnv):
         """Play one parsed action: what to tell the player, the reward, whether the game is over."""
         raise NotImplementedError(f"{type(self).__name__} must write move()")
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """A teacher's moves from here on, without boxes; each is played before the next is drawn.
 
         So the teacher reads the answer to a move from the game itself. `rng` decides between moves
         that are equally good. One that stops early has nothing left to do.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no teacher: write teach()")
+        raise NotImplementedError(f"{type(self).__name__} has no teacher: write teacher_moves()")
 
     def demonstrate(self, rng: random.Random) -> Trace:
         """The teacher's game up to its end, played on a copy: what it answers is what would be.
@@ -97,7 +97,7 @@ class Game(BaseEnv):
             raise RuntimeError(f"env {self.env_id!r}: no game is running; call reset() first")
         twin = self.fork()
         trace: Trace = []
-        for move in twin.teach(rng):
+        for move in twin.teacher_moves(rng):
             action = f"{BOX}{move}}}"
             turn = twin.step(action)
             trace += [(Author.POLICY, action), (Author.ENV, turn.observation)]
@@ -124,7 +124,7 @@ class Game(BaseEnv):
 
     def pose(self) -> str:
         self.earned = 0.0
-        self.deal()
+        self.draw_instance()
         self.opening = board = self.board()
         return f"{self.rules()}\n{board}"
 
@@ -183,7 +183,7 @@ def echo(text: str) -> str:
     return text if len(text) <= MAX_ECHO else f"{text[:MAX_ECHO]}..."
 
 
-def sizes_to_deal(
+def playable_sizes(
     known: Sequence[tuple[int, ...]], **given: int | None
 ) -> tuple[tuple[int, ...], ...]:
     """The sizes a game is dealt in, max_turns last: one row if all are given, else what fits.

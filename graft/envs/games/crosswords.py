@@ -58,7 +58,7 @@ class Crosswords(Game):
         if not 1 <= self.num_words <= len(clue_list(hardcore=bool(hardcore))):
             raise ValueError(f"num_words={num_words}: must lie between 1 and 50")
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         if self.is_random:
             self.hardcore = self.rng.random() < 0.5
         clues = clue_list(hardcore=bool(self.hardcore))
@@ -106,7 +106,7 @@ class Crosswords(Game):
             return f"{letter} at row {row}, column {col} completes the crossword.", reward, True
         return f"{letter} at row {row}, column {col} is right.", reward, False
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """Knows the words: fills them in one after the other, in any order of the clues."""
         for place in rng.sample(self.words, len(self.words)):
             for (row, col), letter in zip(PlacedWord(*place).cells(), place[0], strict=True):
@@ -115,7 +115,7 @@ class Crosswords(Game):
 
     def sample_random_action(self) -> str:
         """Any letter for any open cell."""
-        rng = self.whim()
+        rng = self.action_rng()
         number = rng.randrange(max(1, self.num_open))
         cells = [
             (row, col)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
+from graft.envs.games.base import Game, Played, invalid, playable_sizes
 from graft.envs.games.solvers.fifteen import solve
 
 SIZES = ((2, 10), (3, 20), (4, 50))  # num_rows, max_turns
@@ -40,7 +40,7 @@ class FifteenPuzzle(Game):
         mc_rand_moves: int = 100,
     ) -> None:
         super().__init__(max_turns)
-        self.sizes = sizes_to_deal(SIZES, num_rows=num_rows, max_turns=max_turns)
+        self.sizes = playable_sizes(SIZES, num_rows=num_rows, max_turns=max_turns)
         self.num_rows = self.sizes[0][0]
         if not 2 <= self.num_rows <= 10:
             raise ValueError(f"{num_rows=}: must be from 2 to 10")
@@ -52,7 +52,7 @@ class FifteenPuzzle(Game):
         self.tiles: list[int] = []
         """Row by row; 0 is the gap."""
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         self.num_rows, self.max_turns = self.draw_sizes()
         draw = self.walk if self.init_algo == "monte_carlo" else self.shuffle
         self.tiles = draw()
@@ -112,7 +112,7 @@ class FifteenPuzzle(Game):
         num_right = sum(tile == want for tile, want in zip(self.tiles, right, strict=True))
         return num_right / len(right)
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """A way within the turns where there is one: the solver says how far it looks."""
         ways = sources(self.num_rows)
         next_to = [list(around.values()) for around in ways]
@@ -122,7 +122,7 @@ class FifteenPuzzle(Game):
 
     def sample_random_action(self) -> str:
         gap = self.tiles.index(0) if self.tiles else 0
-        return f"\\boxed{{{self.whim().choice(list(sources(self.num_rows)[gap]))}}}"
+        return f"\\boxed{{{self.action_rng().choice(list(sources(self.num_rows)[gap]))}}}"
 
 
 @lru_cache(64)

@@ -44,7 +44,7 @@ class GuessTheNumber(Game):
         self.last = 0
         self.tried: list[int] = []
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         if self.min_number is None:
             self.low = self.rng.randint(1, 10)
         if self.max_number is None:
@@ -80,7 +80,7 @@ class GuessTheNumber(Game):
             return 0.0
         return 1.0 - abs(self.last - self.answer) / (self.high - self.low)
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """The middle of what is left, either of the two if there are two."""
         while True:
             below = max([n for n in self.tried if n < self.answer], default=self.low - 1)
@@ -88,7 +88,7 @@ class GuessTheNumber(Game):
             yield str((below + above + rng.randrange(2)) // 2)
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{self.whim().randint(self.low, self.high)}}}"
+        return f"\\boxed{{{self.action_rng().randint(self.low, self.high)}}}"
 
 
 @lru_cache(64)  # the same few texts, at every reset

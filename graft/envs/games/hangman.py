@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from graft.envs.games import words
-from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal
+from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes
 
 SIZES = ((3, 10), (5, 15), (7, 20))  # word_length, max_turns
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -36,7 +36,7 @@ class Hangman(Game):
         max_turns: int | None = 15,
     ) -> None:
         super().__init__(max_turns)
-        self.sizes = sizes_to_deal(SIZES, word_length=word_length, max_turns=max_turns)
+        self.sizes = playable_sizes(SIZES, word_length=word_length, max_turns=max_turns)
         self.hardcore = hardcore
         self.word_length = self.sizes[0][0]
         words.check_length(self.word_length, words.full() if hardcore else words.basic())
@@ -46,7 +46,7 @@ class Hangman(Game):
     def secrets(self) -> tuple[str, ...]:
         return words.full(self.word_length) if self.hardcore else words.basic(self.word_length)
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         self.word_length, self.max_turns = self.draw_sizes()
         self.answer = self.rng.choice(self.secrets()).upper()
         self.tried = ""
@@ -84,7 +84,7 @@ class Hangman(Game):
             return invalid(why)
         return f"{guess} is not the word.", 0.0, False
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """The letter that tells most, and the word once at most two are possible."""
         left = [word.upper() for word in self.secrets()]
         while True:
@@ -95,7 +95,7 @@ class Hangman(Game):
                 yield left.pop(rng.randrange(len(left)))
 
     def sample_random_action(self) -> str:
-        rng = self.whim()
+        rng = self.action_rng()
         letters = [letter for letter in ALPHABET if letter not in self.tried]
         if letters and rng.random() < 0.5:
             return f"\\boxed{{{rng.choice(letters)}}}"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
+from graft.envs.games.base import Game, Played, invalid, playable_sizes
 
 SIZES = ((3, 10), (4, 20), (5, 35))  # num_disks, max_turns
 PEGS = "ABC"
@@ -25,14 +25,14 @@ class TowerofHanoi(Game):
 
     def __init__(self, *, num_disks: int | None = 4, max_turns: int | None = 20) -> None:
         super().__init__(max_turns)
-        self.sizes = sizes_to_deal(SIZES, num_disks=num_disks, max_turns=max_turns)
+        self.sizes = playable_sizes(SIZES, num_disks=num_disks, max_turns=max_turns)
         self.num_disks = self.sizes[0][0]
         if not 1 <= self.num_disks <= 100:
             raise ValueError(f"{num_disks=}: must be from 1 to 100")
         self.pegs: dict[str, list[int]] = {peg: [] for peg in PEGS}
         """The disks on each peg by size, bottom to top."""
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         self.num_disks, self.max_turns = self.draw_sizes()
         self.pegs = {"A": list(range(self.num_disks, 0, -1)), "B": [], "C": []}
 
@@ -61,7 +61,7 @@ class TowerofHanoi(Game):
     def reward_at_limit(self, reward: float) -> float:
         return len(self.pegs["C"]) / self.num_disks
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """The shortest way, from whatever position."""
         return self.bring(self.num_disks, "C")
 
@@ -79,7 +79,7 @@ class TowerofHanoi(Game):
     def sample_random_action(self) -> str:
         tops = {peg: disks[-1] if disks else self.num_disks + 1 for peg, disks in self.pegs.items()}
         legal = [f"{one} {other}" for one in PEGS for other in PEGS if tops[one] < tops[other]]
-        return f"\\boxed{{{self.whim().choice(legal or ['A C'])}}}"
+        return f"\\boxed{{{self.action_rng().choice(legal or ['A C'])}}}"
 
 
 @lru_cache(4096)  # writing out three lists costs more than the rest of a turn

@@ -10,7 +10,7 @@ from itertools import permutations, product
 from math import perm
 from operator import eq
 
-from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal, whole
+from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes, whole
 from graft.envs.random_state import RandomState
 
 SIZES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))  # code_length, num_numbers, max_turns
@@ -37,7 +37,7 @@ class Mastermind(Game):
         max_turns: int | None = 20,
     ) -> None:
         super().__init__(max_turns)
-        self.sizes = sizes_to_deal(
+        self.sizes = playable_sizes(
             SIZES, code_length=code_length, num_numbers=num_numbers, max_turns=max_turns
         )
         self.duplicate_numbers = duplicate_numbers
@@ -53,7 +53,7 @@ class Mastermind(Game):
         self.tried: dict[str, bool] = {}  # a set that JSON can hold
         self.best = 0
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         self.code_length, self.num_numbers, self.max_turns = self.draw_sizes()
         self.answer = self.draw_row(self.rng)
         self.tried = {}
@@ -90,7 +90,7 @@ class Mastermind(Game):
             return f"{shown}. That is the code.", reward, True
         return f"{shown}. Black pegs: {blacks}, white pegs: {whites}.", reward, False
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """Any code that would have been answered as the code was, each time."""
         numbers, length = range(1, self.num_numbers + 1), self.code_length
         many = self.num_numbers**length if self.duplicate_numbers else perm(len(numbers), length)
@@ -113,7 +113,7 @@ class Mastermind(Game):
         return [code for code in codes if pegs(guess, code) == told]
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{' '.join(map(str, self.draw_row(self.whim())))}}}"
+        return f"\\boxed{{{' '.join(map(str, self.draw_row(self.action_rng())))}}}"
 
     def draw_row(self, rng: RandomState) -> list[int]:
         if self.duplicate_numbers:

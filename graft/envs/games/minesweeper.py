@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal, whole
+from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes, whole
 from graft.envs.games.solvers.minesweeper import risks
 
 SIZES = tuple((n, n, n * n // 5, n * n) for n in range(5, 9))  # rows, cols, num_mines, max_turns
@@ -36,7 +36,7 @@ class Minesweeper(Game):
         strict_flags: bool = False,
     ) -> None:
         super().__init__(max_turns)
-        self.sizes = sizes_to_deal(
+        self.sizes = playable_sizes(
             SIZES, rows=rows, cols=cols, num_mines=num_mines, max_turns=max_turns
         )
         self.rows, self.cols, self.num_mines, _ = self.sizes[0]
@@ -54,7 +54,7 @@ class Minesweeper(Game):
         """Per cell what the player sees."""
         self.num_open = 0
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         self.rows, self.cols, self.num_mines, self.max_turns = self.draw_sizes()
         self.field = []
         self.cells = [HIDDEN] * (self.rows * self.cols)
@@ -137,7 +137,7 @@ class Minesweeper(Game):
                         spreading.append(other)
         return num_new
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """Safe cells as long as the digits show any, then the least likely mine: it may be one."""
         around = neighbours(self.rows, self.cols)
         num_safe = len(self.cells) - self.num_mines
@@ -169,7 +169,7 @@ class Minesweeper(Game):
         return f"{cell // self.cols} {cell % self.cols}"
 
     def sample_random_action(self) -> str:
-        rng = self.whim()
+        rng = self.action_rng()
         hidden = [cell for cell, shown in enumerate(self.cells) if shown == HIDDEN]
         row, col = divmod(rng.choice(hidden) if hidden else 0, self.cols)
         return f"\\boxed{{{'flag' if rng.random() < 0.1 else 'reveal'} {row} {col}}}"

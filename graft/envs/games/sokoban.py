@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
+from graft.envs.games.base import Game, Played, invalid, playable_sizes
 from graft.envs.games.sokoban_levels import DIRECTIONS, FLOOR, GOAL, WALL, make_level
 from graft.envs.games.solvers.sokoban import solve
 
@@ -42,7 +42,7 @@ class Sokoban(Game):
         if num_boxes is not None and num_boxes < 1:
             raise ValueError(f"num_boxes={num_boxes}: must be 1 or more")
         rows, cols = dim_room or (None, None)
-        self.sizes = sizes_to_deal(
+        self.sizes = playable_sizes(
             SIZES, rows=rows, cols=cols, num_boxes=num_boxes, max_turns=max_turns
         )
         self.rows, self.cols, self.num_boxes, _ = self.sizes[0]
@@ -50,7 +50,7 @@ class Sokoban(Game):
         self.cells: list[str] = []  # what is seen: the room with boxes and player in it
         self.player = 0
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         self.rows, self.cols, self.num_boxes, turns = self.draw_sizes()
         self.max_turns = turns
         level = make_level(self.rng, self.rows, self.cols, self.num_boxes, turns)
@@ -103,7 +103,7 @@ class Sokoban(Game):
     def reward_at_limit(self, reward: float) -> float:
         return self.cells.count(BOX_ON_GOAL) / self.num_boxes
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """The fewest steps; where they are not found in time, the solution that the level has."""
         way = solve(
             {at for at, sign in enumerate(self.room) if sign != WALL},
@@ -120,4 +120,4 @@ class Sokoban(Game):
         return iter(self.answer if way is None else way)
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{self.whim().choice(tuple(DIRECTIONS))}}}"
+        return f"\\boxed{{{self.action_rng().choice(tuple(DIRECTIONS))}}}"

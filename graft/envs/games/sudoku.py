@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import isqrt
 
-from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal, whole
+from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes, whole
 from graft.envs.games.sudoku_grids import dig, full_grid, is_forced, lacking, shape
 
 SIZES = ((4, 10, 15), (9, 50, 50))  # scale, clues, max_turns
@@ -34,7 +34,7 @@ class Sudoku(Game):
         max_turns: int | None = 50,
     ) -> None:
         super().__init__(max_turns)
-        self.sizes = sizes_to_deal(SIZES, scale=scale, clues=clues, max_turns=max_turns)
+        self.sizes = playable_sizes(SIZES, scale=scale, clues=clues, max_turns=max_turns)
         for size, attempts, _ in self.sizes:
             if size not in (4, 9):
                 raise ValueError(f"{scale=}: must be 4 or 9")
@@ -45,7 +45,7 @@ class Sudoku(Game):
         self.num_holes = 1
         self.num_filled = 0
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         self.scale, attempts, self.max_turns = self.draw_sizes()
         rng = random.Random(self.rng.getrandbits(64))  # many draws: the fast generator
         grid = full_grid(self.scale, rng)
@@ -79,7 +79,7 @@ class Sudoku(Game):
             return f"{row} {col} {value}. Right, and the grid is complete.", reward, True
         return f"{row} {col} {value}. Right.", reward, False
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """A cell whose digit follows at once, as long as there is one, else any cell.
 
         The digits are those of `answer`: there is no other solution for a search to find.
@@ -97,7 +97,7 @@ class Sudoku(Game):
             yield f"{row + 1} {col + 1} {self.answer[row][col]}"
 
     def sample_random_action(self) -> str:
-        rng = self.whim()
+        rng = self.action_rng()
         empty = [cell for cell, shown in enumerate(self.cells) if shown == EMPTY]
         row, col = divmod(rng.choice(empty) if empty else 0, self.scale)
         return f"\\boxed{{{row + 1} {col + 1} {rng.randint(1, self.scale)}}}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
-from graft.envs.games.base import Game, Played, invalid, sizes_to_deal
+from graft.envs.games.base import Game, Played, invalid, playable_sizes
 
 DIRECTIONS = ("up", "down", "left", "right")
 EMPTY = "."
@@ -43,7 +43,7 @@ class Game2048(Game):
             raise ValueError(f"target_tile={target_tile}: must be a power of two, 8 or more")
         if not 2 <= board_size <= MAX_SIZE:
             raise ValueError(f"board_size={board_size}: must be from 2 to {MAX_SIZE}")
-        self.sizes = sizes_to_deal(SIZES, target_tile=target_tile, max_turns=max_turns)
+        self.sizes = playable_sizes(SIZES, target_tile=target_tile, max_turns=max_turns)
         self.target_tile = self.sizes[0][0]
         self.size = board_size
         # A cell is a letter: "." empty, "a" the tile 2, "b" 4, "c" 8, ... A board is a string of
@@ -51,7 +51,7 @@ class Game2048(Game):
         self.cells = ""
         self.start = self.best = 1  # exponents of the largest tile: at the start, so far
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         self.target_tile, self.max_turns = self.draw_sizes()
         self.cells = EMPTY * self.size**2
         self.add_tile()
@@ -105,7 +105,7 @@ class Game2048(Game):
         self.best = largest
         return self.earn((largest - self.start) / (goal - self.start))
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """Plays well, not perfectly: a move, any new tile, the best answer to it.
 
         A target out of reach does not matter to it: progress is paid.
@@ -117,7 +117,7 @@ class Game2048(Game):
             yield max(legal, key=lambda way: outlook(boards[way], self.size))
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{self.whim().choice(DIRECTIONS)}}}"
+        return f"\\boxed{{{self.action_rng().choice(DIRECTIONS)}}}"
 
 
 def exponent(cell: str) -> int:

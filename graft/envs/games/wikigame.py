@@ -90,7 +90,7 @@ class WikiGame(Game):
         self.seen: list[str] = []  # links of all pages visited, where they may still be followed
         self.has_gone_back = False
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         start = self.wiki.draw(self.rng)
         if isinstance(self.wiki, LocalWiki):
             self.answer = self.reachable_path(self.wiki, start)
@@ -228,7 +228,7 @@ class WikiGame(Game):
         board = self.board()
         return Turn(f"{text}\n{board}", reward, False, False, {"suffix": board})
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """A shortest way over a local wiki's links; nobody knows those of a served one in advance."""
         if not isinstance(self.wiki, LocalWiki):
             raise NotImplementedError(
@@ -245,7 +245,7 @@ class WikiGame(Game):
         return iter(path[1:])
 
     def sample_random_action(self) -> str:
-        return self.boxed(self.whim().choice(self.links() or [BACK]))
+        return self.boxed(self.action_rng().choice(self.links() or [BACK]))
 
 
 def is_pair(value: Any) -> bool:

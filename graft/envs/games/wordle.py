@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from graft.envs.games import words
-from graft.envs.games.base import Game, Played, echo, invalid, sizes_to_deal
+from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes
 
 SIZES = ((3, 15), (4, 20), (5, 25))  # word_length, max_turns
 MAX_GUESSES, MAX_SECRETS = 30, 90
@@ -35,14 +35,14 @@ class Wordle(Game):
         only_real_words: bool = False,
     ) -> None:
         super().__init__(max_turns)
-        self.sizes = sizes_to_deal(SIZES, word_length=word_length, max_turns=max_turns)
+        self.sizes = playable_sizes(SIZES, word_length=word_length, max_turns=max_turns)
         self.only_real_words = only_real_words
         self.word_length = self.sizes[0][0]
         words.check_length(self.word_length, words.basic())
         self.tried: list[str] = []
         self.greens: list[int] = []
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         self.word_length, self.max_turns = self.draw_sizes()
         self.answer = self.rng.choice(words.basic(self.word_length)).upper()
         self.tried = []
@@ -75,7 +75,7 @@ class Wordle(Game):
                 reward = self.earn(0.5 * len(self.greens) / self.word_length)
         return f"{guess} is marked {shown}.", reward, False
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """The word whose marks tell most, as long as several common words agree with all marks."""
         every = [word.upper() for word in words.basic(self.word_length)]
         left = every
@@ -91,7 +91,7 @@ class Wordle(Game):
         return [word for word in secrets if marks(guess, word) == told and word != guess]
 
     def sample_random_action(self) -> str:
-        return f"\\boxed{{{self.whim().choice(words.basic(self.word_length)).upper()}}}"
+        return f"\\boxed{{{self.action_rng().choice(words.basic(self.word_length)).upper()}}}"
 
 
 def most_telling(rng: random.Random, secrets: Sequence[str], every: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ class WordSearch(Game):
         self.found: list[str] = []
         self.tried: list[str] = []
 
-    def deal(self) -> None:
+    def draw_instance(self) -> None:
         if self.is_random:
             self.hardcore = self.rng.random() < 0.5
         rows, placed = lay_out(self.rng, candidates(hardcore=bool(self.hardcore)), self.num_words)
@@ -101,7 +101,7 @@ class WordSearch(Game):
             return f"{word} at {where}: all words are found.", reward, True
         return f"{word} at {where} is one of the words.", reward, False
 
-    def teach(self, rng: random.Random) -> Iterator[str]:
+    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
         """Knows the words: the longest, which the eye finds first, before the others."""
         for where, word in sorted(self.hidden.items(), key=lambda item: -len(item[1])):
             if word not in self.found:
@@ -109,7 +109,7 @@ class WordSearch(Game):
 
     def sample_random_action(self) -> str:
         """Two cells of one row or column."""
-        rng = self.whim()
+        rng = self.action_rng()
         line, first, last = (rng.randrange(self.side or 1) for _ in range(3))
         if rng.random() < 0.5:
             return f"\\boxed{{{line} {first} {line} {last}}}"

@@ -6,7 +6,7 @@ kab.M.S*37               the prompt: the salary of kab's mentor, times 37
 [342*37]  12654;         a product in python
 =12654                   the answer; end of text
 
-That is the dress "compact", for models that read single characters. The dress "words" asks the same
+That is the syntax "compact", for models that read single characters. The syntax "words" asks the same
 of the same people in English and takes ARPO's tags; see `graft.envs.hops.syntax`.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from graft.envs.base import BaseEnv, Trace, check_range, check_split
 from graft.envs.hops.facts import AMOUNTS, LINKS, NUMBERS, Town, build_town
-from graft.envs.hops.syntax import DRESSES, HopsSyntax
+from graft.envs.hops.syntax import SYNTAXES, HopsSyntax
 from graft.envs.tool_env import ToolEnv
 from graft.registry import resolve
 from graft.rewards.answers import same_number
@@ -32,15 +32,15 @@ class HopsQuestion(BaseEnv):
     """Person, relations to follow, factor, in one turn: 1.0 for the right number, else 0.0."""
 
     env_id = "hops"
-    shared = ("town", "dress")
+    shared = ("town", "syntax")
     saved = (*BaseEnv.saved, "person", "relations", "factor")
 
-    def __init__(self, dress: HopsSyntax, hops: tuple[int, int], people: int, split: str) -> None:
+    def __init__(self, syntax: HopsSyntax, hops: tuple[int, int], people: int, split: str) -> None:
         super().__init__()
         self.hops = hops
         self.split = check_split(split)
-        self.dress = dress
-        self.town: Town = build_town(people, dress.is_short)
+        self.syntax = syntax
+        self.town: Town = build_town(people, syntax.is_short)
         self.person = ""
         self.relations: list[str] = []
         self.factor = 0
@@ -55,10 +55,10 @@ class HopsQuestion(BaseEnv):
         for relation in self.relations:
             found = self.town.facts[found, relation]
         self.answer = str(int(found) * self.factor)
-        return self.dress.question(self.person, self.relations, self.factor)
+        return self.syntax.question(self.person, self.relations, self.factor)
 
     def respond(self, action: str) -> Turn:
-        said = self.dress.read(action)
+        said = self.syntax.read(action)
         is_right = said is not None and same_number(said, self.answer)
         return Turn(reward=float(is_right), terminated=True, info={"is_right": is_right})
 
@@ -76,26 +76,26 @@ class HopsTask(ToolEnv):
     `hops` is how many searches a question takes, its number included: (2, 2), or (1, 3) for a mix.
     Whom questions begin with decides the split: nobody asked about in training is asked about in the
     test. `max_uses` limits the calls of both tools together; None allows three more than the longest
-    question has hops. A call that makes no sense is answered ("?;" in the compact dress) and the
+    question has hops. A call that makes no sense is answered ("?;" in the compact syntax) and the
     episode goes on.
     """
 
     def __init__(
         self,
         *,
-        dress: str = "compact",
+        syntax: str = "compact",
         hops: Sequence[int] = (2, 2),
         people: int = 2000,
         split: str = "train",
         max_uses: int | None = None,
     ) -> None:
-        worn: HopsSyntax = resolve(dress, DRESSES, "dress of a question")
+        chosen: HopsSyntax = resolve(syntax, SYNTAXES, "question syntax")
         bounds = check_range("hops", hops, 1)
         super().__init__(
-            HopsQuestion(worn, bounds, people, split),
-            worn.tools(people),
-            format=worn.format,
-            styles=worn.styles,
+            HopsQuestion(chosen, bounds, people, split),
+            chosen.tools(people),
+            format=chosen.format,
+            styles=chosen.styles,
             max_uses=bounds[1] + SPARE if max_uses is None else max_uses,
         )
 
@@ -109,7 +109,7 @@ class HopsTask(ToolEnv):
     @property
     def alphabet(self) -> str:
         """Every character that occurs in prompts, results and demonstrations; "" in words."""
-        return self.env.dress.alphabet
+        return self.env.syntax.alphabet
 
     def demonstrate(
         self,
@@ -127,7 +127,7 @@ class HopsTask(ToolEnv):
         end, and to ask for the right thing.
         """
         inner: HopsQuestion = self.env
-        dress = inner.dress
+        syntax = inner.syntax
         asked = list(inner.relations)
         if rng.random() < wrong_query:
             place = rng.randrange(len(asked))
@@ -145,35 +145,35 @@ class HopsTask(ToolEnv):
         found = inner.person
         for number in range(calls):
             if number < len(asked):
-                tool, content = "search", dress.search(found, asked[number])
+                tool, content = "search", syntax.search(found, asked[number])
                 thought = f"I need the {asked[number]} of {found}."
                 result = self.tools[tool](content)
                 found = inner.town.facts[found, asked[number]]
             else:
-                tool, content = "python", dress.program(found, inner.factor)
+                tool, content = "python", syntax.program(found, inner.factor)
                 thought = f"Now {found} times {inner.factor}."
                 # what the sandbox would print, a hundred times faster
                 result = found = str(int(found) * inner.factor)
             style = self.styles[tool]
             call = f"{style.open}{content}{style.close}"
-            gap = dress.gap if trace else ""
-            trace.append((Author.POLICY, gap + dress.step(thought, call)))
+            gap = syntax.gap if trace else ""
+            trace.append((Author.POLICY, gap + syntax.step(thought, call)))
             trace.append((Author.ENV, style.render(result)))
         value = found if is_whole else inner.guess(rng)
-        answer = dress.step(f"The answer is {value}.", dress.answer(value))
-        return [*trace, (Author.POLICY, (dress.gap if trace else "") + answer)]
+        answer = syntax.step(f"The answer is {value}.", syntax.answer(value))
+        return [*trace, (Author.POLICY, (syntax.gap if trace else "") + answer)]
 
     def sample_random_action(self) -> str:
         """A search, a product or an answer, each a third of the time."""
         inner: HopsQuestion = self.env
-        rng, dress = inner.whim(), inner.dress
+        rng, syntax = inner.action_rng(), inner.syntax
         if (kind := rng.randrange(3)) == 0:
-            return dress.answer(inner.guess(rng))
+            return syntax.answer(inner.guess(rng))
         name = rng.choice(inner.town.names)
         if kind == 1:
-            tool, content = "search", dress.search(name, rng.choice((*LINKS, *NUMBERS)))
+            tool, content = "search", syntax.search(name, rng.choice((*LINKS, *NUMBERS)))
         else:
-            tool, content = "python", dress.program(str(rng.randint(*AMOUNTS)), inner.factor)
+            tool, content = "python", syntax.program(str(rng.randint(*AMOUNTS)), inner.factor)
         return f"{self.styles[tool].open}{content}{self.styles[tool].close}"
 
 

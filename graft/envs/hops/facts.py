@@ -3,7 +3,7 @@
     Kara Voss   boss Tilo Brandt   mentor Dara Lind   friend Ines Marsh   salary 342   rent 817
 
 Everything is drawn from one fixed seed, so nothing can be guessed and every machine has the same
-town. The same people have names of three letters in the compact dress.
+town. The same people have names of three letters in the compact syntax.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINKS = ("boss", "mentor", "friend")
 NUMBERS = ("salary", "rent")
 """What leads from a person to a number."""
 LETTERS = {relation: relation[0].upper() for relation in (*LINKS, *NUMBERS)}
-"""How the compact dress writes them."""
+"""How the compact syntax writes them."""
 AMOUNTS = (100, 999)
 SEED = 20_250_719
 FEWEST = 50

@@ -79,7 +79,7 @@ def box(number: str) -> str:
     return f"<answer>\\boxed{{{number}}}</answer>"
 
 
-COMPACT_DRESS = HopsSyntax(
+COMPACT_SYNTAX = HopsSyntax(
     is_short=True,
     format="tags",
     styles={"search": ROUND, "python": COMPACT},
@@ -92,7 +92,7 @@ COMPACT_DRESS = HopsSyntax(
     read=behind_equals,
     alphabet="".join(sorted({*CONSONANTS, *VOWELS, *LETTERS.values(), *"0123456789.*= ()[];?"})),
 )
-WORDS_DRESS = HopsSyntax(
+WORDS_SYNTAX = HopsSyntax(
     is_short=False,
     format="arpo",
     styles=None,
@@ -105,4 +105,4 @@ WORDS_DRESS = HopsSyntax(
     read=last_boxed,
     gap="\n",
 )
-DRESSES = {"compact": COMPACT_DRESS, "words": WORDS_DRESS}
+SYNTAXES = {"compact": COMPACT_SYNTAX, "words": WORDS_SYNTAX}

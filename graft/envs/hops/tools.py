@@ -1,4 +1,4 @@
-"""The tools of both dresses: graft's own search over the facts of a town, and its python.
+"""The tools of both syntaxes: graft's own search over the facts of a town, and its python.
 
 compact   kab M                   ->  mod            one document, its text alone
           342*37                  ->  12654          run as print(342*37)

@@ -204,7 +204,7 @@ class WebShop(BaseEnv):
         return Turn("\n".join([*lines, suffix]), reward, False, False, info)
 
     def sample_random_action(self) -> str:
-        rng = self.whim()
+        rng = self.action_rng()
         labels = list(clickable(self.page()))
         number = rng.randrange(len(labels) + 1)
         if number < len(labels):

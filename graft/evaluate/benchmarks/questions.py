@@ -98,7 +98,7 @@ class BenchmarkQuestions(DatasetEnv):
         return Turn(reward=float(is_right), terminated=True, info={"correct": is_right})
 
     def sample_random_action(self) -> str:
-        return f"<answer>\\boxed{{{self.whim().randint(0, 100)}}}</answer>"
+        return f"<answer>\\boxed{{{self.action_rng().randint(0, 100)}}}</answer>"
 
 
 class Keys(NamedTuple):

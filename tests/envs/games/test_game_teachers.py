@@ -117,11 +117,11 @@ def test_without_a_game_there_is_nothing_to_demonstrate():
 def test_a_game_without_a_teacher_says_what_to_write():
     class Bare(Game):
         pattern = fifteen.FifteenPuzzle.pattern
-        deal = rules = board = lambda self: ""  # pyright: ignore
+        draw_instance = rules = board = lambda self: ""  # pyright: ignore
 
     env = Bare(max_turns=3)
     env.reset(0)
-    with pytest.raises(NotImplementedError, match=r"Bare has no teacher: write teach\(\)"):
+    with pytest.raises(NotImplementedError, match=r"Bare has no teacher: write teacher_moves\(\)"):
         env.demonstrate(random.Random(0))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.envs import make
-from graft.envs.games.base import echo, last_box, sizes_to_deal, whole
+from graft.envs.games.base import echo, last_box, playable_sizes, whole
 from graft.envs.games.guess import GuessTheNumber
 from graft.envs.games.variants import GAMES
 from tests.envs.env_kit import play
@@ -145,7 +145,7 @@ def test_the_turn_limit_is_terminated_and_truncated_and_keeps_the_last_feedback(
 
 
 @every_game
-def test_suggestions_are_parsable_legal_and_leave_the_deal_alone(env_id: str):
+def test_suggestions_are_parsable_legal_and_do_not_change_the_instance(env_id: str):
     for seed in range(4):
         env, asked = make(env_id), make(env_id)
         env.reset(seed)
@@ -262,12 +262,12 @@ def test_impossible_sizes_are_refused_with_a_reason(name: str, kwargs: dict[str,
 
 def test_missing_sizes_come_from_the_rows_that_fit_the_given_ones():
     known = ((3, 10), (5, 15))
-    assert sizes_to_deal(known, word_length=4, max_turns=9) == ((4, 9),)
-    assert sizes_to_deal(known, word_length=5, max_turns=None) == ((5, 15),)
-    assert sizes_to_deal(known, word_length=None, max_turns=9) == ((3, 9), (5, 9))
-    assert sizes_to_deal(known, word_length=None, max_turns=None) == known
+    assert playable_sizes(known, word_length=4, max_turns=9) == ((4, 9),)
+    assert playable_sizes(known, word_length=5, max_turns=None) == ((5, 15),)
+    assert playable_sizes(known, word_length=None, max_turns=9) == ((3, 9), (5, 9))
+    assert playable_sizes(known, word_length=None, max_turns=None) == known
     with pytest.raises(ValueError, match="word_length=4, max_turns=None"):
-        sizes_to_deal(known, word_length=4, max_turns=None)
+        playable_sizes(known, word_length=4, max_turns=None)
 
 
 def test_the_last_box_that_parses_counts():

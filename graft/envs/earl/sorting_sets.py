@@ -13,7 +13,7 @@ TASK_TOOLS = {"sort": ("compare", "swap"), "order": ("swap",), "compare": ("comp
 """What each task needs, and offers unless told otherwise."""
 
 
-class SortingDeal(NamedTuple):
+class SortingSet(NamedTuple):
     """What is drawn: tasks and numbers of items, each with its weight; the original's row count."""
 
     rows: int
@@ -22,23 +22,23 @@ class SortingDeal(NamedTuple):
 
 
 _ORDER_COUNTS = {2: 0.3, 3: 0.3, 4: 0.2, 5: 0.2}
-_SORT_4 = SortingDeal(2_000, {"sort": 1.0}, {4: 1.0})
-_SORT_4_5 = SortingDeal(2_000, {"sort": 1.0}, {4: 0.5, 5: 0.5})
+_SORT_4 = SortingSet(2_000, {"sort": 1.0}, {4: 1.0})
+_SORT_4_5 = SortingSet(2_000, {"sort": 1.0}, {4: 0.5, 5: 0.5})
 
-SETS: dict[str, dict[str, SortingDeal]] = {
+SETS: dict[str, dict[str, SortingSet]] = {
     "order": {
-        "train": SortingDeal(20_000, {"order": 0.95, "compare": 0.05}, _ORDER_COUNTS),
-        "test": SortingDeal(2_000, {"order": 1.0}, _ORDER_COUNTS),
+        "train": SortingSet(20_000, {"order": 0.95, "compare": 0.05}, _ORDER_COUNTS),
+        "test": SortingSet(2_000, {"order": 1.0}, _ORDER_COUNTS),
     },
     "sort": {
-        "train": SortingDeal(80_000, {"sort": 1.0}, {2: 0.1, 3: 0.2, 4: 0.3, 5: 0.4}),
+        "train": SortingSet(80_000, {"sort": 1.0}, {2: 0.1, 3: 0.2, 4: 0.3, 5: 0.4}),
         "test": _SORT_4_5,
     },
     "sort-4": {"train": _SORT_4, "test": _SORT_4},
     "sort-4-5": {"train": _SORT_4_5, "test": _SORT_4_5},
     "compare": {
-        "train": SortingDeal(10_000, {"compare": 1.0}, {2: 1.0}),
-        "test": SortingDeal(1_000, {"compare": 1.0}, {2: 1.0}),
+        "train": SortingSet(10_000, {"compare": 1.0}, {2: 1.0}),
+        "test": SortingSet(1_000, {"compare": 1.0}, {2: 1.0}),
     },
 }
 
