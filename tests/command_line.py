@@ -3,6 +3,7 @@
     done = graft("train", "tiny.yaml", cwd=folder)          # waits; like subprocess.run
     running = start("train", "tiny.yaml")                   # does not; like subprocess.Popen
     running.kill()
+    python("import graft; print(graft.__version__)")        # code instead of a command
 
 A server process imports graft and its libraries once (`tests.preloaded`); every command is a fork of
 it. Files, signals, exit codes, limits and the environment are those of a process of its own. What it
@@ -44,8 +45,9 @@ class Command:
         self,
         arguments: tuple[str, ...],
         environment: Mapping[str, str],
-        cwd: str | Path | None,
-        largest_file: int | None,
+        cwd: str | Path | None = None,
+        largest_file: int | None = None,
+        code: str | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="graft-command-")
         self._output = [Path(self._folder.name) / name for name in ("stdout", "stderr")]
@@ -55,7 +57,7 @@ class Command:
         where = str(cwd or Path.cwd())
         outputs = [str(path) for path in self._output]
         self._process = _CONTEXT.Process(
-            target=_run, args=(arguments, environment, where, outputs, largest_file)
+            target=_run, args=(arguments, environment, where, outputs, largest_file, code)
         )
         self._process.start()
 
@@ -109,12 +111,18 @@ def graft(*arguments: str, timeout: float = PATIENCE, **options: Any) -> Complet
     return start(*arguments, **options).wait(timeout)
 
 
+def python(code: str, *arguments: str, timeout: float = PATIENCE, **environment: str) -> Completed:
+    """Run `python -c CODE ARGUMENTS` to its end."""
+    return Command(arguments, environment, code=code).wait(timeout)
+
+
 def _run(
     arguments: tuple[str, ...],
     environment: Mapping[str, str],
     cwd: str,
     outputs: list[str],
     largest_file: int | None,
+    code: str | None,
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -133,7 +141,10 @@ def _run(
     from graft.cli import main
 
     try:
-        main()
+        if code is None:
+            main()
+        else:
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
     finally:
         atexit._run_exitfuncs()  # multiprocessing leaves without them
         sys.stdout.flush()

@@ -1,11 +1,9 @@
 """Tasks and demonstrations as rows: the very ones of a run, whole or absent."""
 
 import json
-import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +26,7 @@ from graft.text.tokenizer import FastTokenizer
 from graft.train.rl import TaskStream, held_out_tasks
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Author, Called
+from tests.command_line import start
 
 TASKS = [
     "calculator",
@@ -232,13 +231,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(ending, tmp_path, small_fil
 
 def test_a_killed_command_leaves_no_file_under_the_name(tmp_path):
     out, part = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.part"
-    command = ("-m", "graft", "data", "make", "calculator", "--n", "1000000", "--out", str(out))
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start("data", "make", "calculator", "--n", "1000000", "--out", str(out))
     deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.05)

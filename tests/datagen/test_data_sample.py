@@ -1,12 +1,9 @@
 """Attempts of a model as rows: only those that went well, none sampled twice, none lost."""
 
 import json
-import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +36,7 @@ from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Author, Episode, Leaf, Span, Status, Task
+from tests.command_line import start
 from tests.evaluate.endpoint_kit import Served, serving
 
 ARGS = {"operands": [2, 2], "digits": [1, 1], "operators": "+"}
@@ -159,12 +157,7 @@ def test_a_killed_command_goes_on_where_it_stopped(run, tmp_path):
     out, journal = tmp_path / "good.jsonl", tmp_path / "good.attempts.jsonl"
     command = ("data", "sample", str(run), "calculator", "rollout.concurrency=2")
     options = ("--n", "2000", "--samples", "2", "--out", str(out))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "graft", *command, *options],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start(*command, *options)
     deadline = time.monotonic() + 60
     while not (journal.exists() and journal.read_bytes().count(b"\n") > 4):
         assert time.monotonic() < deadline and process.poll() is None

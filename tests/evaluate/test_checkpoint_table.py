@@ -1,10 +1,7 @@
 """`graft eval`: checkpoints against sets, cell by cell, and what a second call makes of the first."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +27,7 @@ from graft.train.held_out import evaluate
 from graft.train.rl import held_out_tasks
 from graft.train.run_dir.folder import RunStopped
 from graft.train.session import train_recipe
+from tests.command_line import Completed, graft
 
 RECIPE = """
 run: {{dir: "{folder}", name: run, save_every: 2, keep_last: 9, eval_tasks: 0, trackers: []}}
@@ -248,16 +246,9 @@ def test_another_model_of_the_same_name_is_measured_anew(run, measured):
 
 
 def test_greedy_attempts_are_the_same_in_every_process(run):
-    def greedy() -> subprocess.CompletedProcess:
+    def greedy() -> Completed:
         arguments = ["eval", str(run), "--tasks", "4", "--greedy", "--all-checkpoints", "--json"]
-        environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-        return subprocess.run(
-            [sys.executable, "-m", "graft", *arguments, "run.seed=5"],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            env={**os.environ, **environment},
-        )
+        return graft(*arguments, "run.seed=5")
 
     done = greedy()
     assert done.returncode == 0, done.stderr

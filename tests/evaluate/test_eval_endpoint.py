@@ -1,9 +1,6 @@
 """`graft eval --endpoint`: from a server to a table, whatever the server does in between."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from graft.engine.remote import wire
 from graft.evaluate import evaluator as bench
 from graft.evaluate.run import evaluate_checkpoints
 from graft.train.session import train_recipe
+from tests.command_line import graft
 from tests.evaluate.endpoint_kit import Served, serving
 
 ROWS = [
@@ -131,16 +129,10 @@ def test_a_server_that_is_down_ends_the_evaluation_soon(served, rows, tmp_path, 
 def test_the_command_prints_what_there_is_and_exits_with_1(served, rows, tmp_path):
     served.faults = [401] * 3
     served.says, served.reply = "no such key", doubles
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "graft", "eval", "--endpoint", served.url, "--model", "tiny"),
-            *("--on", "mine=prompts", "--args", f"mine.data={rows}", "--args", "mine.split=null"),
-            *(f"run.dir={tmp_path}", "--greedy", "--json"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+    done = graft(
+        *("eval", "--endpoint", served.url, "--model", "tiny"),
+        *("--on", "mine=prompts", "--args", f"mine.data={rows}", "--args", "mine.split=null"),
+        *(f"run.dir={tmp_path}", "--greedy", "--json"),
     )
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -1,10 +1,7 @@
 """Attempts are stored one by one: kill -9 costs those under way, and a second call makes the rest."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from graft.evaluate.attempts import make_attempts
 from graft.evaluate.run import evaluate_checkpoints
 from graft.evaluate.samples import SampleFile, SamplesInUse, StoredSample, file_name
 from graft.train.session import train_recipe
+from tests.command_line import python
 
 RECIPE = """
 run: {{dir: "{folder}", name: run, keep_last: 9, eval_tasks: 0, trackers: []}}
@@ -28,6 +26,7 @@ KILLED = """
 import os, signal, sys
 from graft.evaluate.samples import SampleFile
 from graft.evaluate.run import evaluate_checkpoints
+from tests.command_line import python
 
 append, made = SampleFile.append, []
 
@@ -95,12 +94,7 @@ def test_after_kill_9_the_same_command_makes_only_what_is_missing(trained, made,
     whole, _, _ = evaluate_checkpoints(str(trained), **asked, name=f"{how}-whole", say=quiet)
     assert len(made) == 24 and len({(one.task, one.sample) for one in made}) == 24
     told = {**asked, "name": f"{how}-killed"}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(trained), repr(told)],
-        capture_output=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
-    )
+    killed = python(KILLED, str(trained), repr(told))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     [file] = (trained / "evaluations" / f"{how}-killed.samples").iterdir()
     assert file.read_bytes().endswith(b'{"task": "half a li')

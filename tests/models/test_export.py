@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +28,7 @@ from graft.models.io.save import save_model, write_json
 from graft.models.io.tensor_names import hf_names
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.text.tokenizer import FastTokenizer
+from tests.command_line import graft
 
 QWEN3 = ModelShape(
     family="qwen3", width=32, layers=2, heads=4, kv_heads=2, head_dim=8, ff=64, max_positions=128
@@ -337,18 +335,8 @@ def test_an_error_half_way_leaves_nothing_under_the_final_name(tmp_path: Path) -
 def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     source = checkpoint(tmp_path)
 
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-
     for where in ("--out", "--gguf"):
-        ended = subprocess.run(
-            [sys.executable, "-m", "graft", "export", str(source), where, str(tmp_path / "out")],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
-            preexec_fn=small_files,
-        )
+        ended = graft("export", str(source), where, str(tmp_path / "out"), largest_file=30_000)
         if "pip install graft-rl[gguf]" in ended.stderr:
             continue
         assert ended.returncode == 1, ended.stderr
