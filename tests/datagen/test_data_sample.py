@@ -118,7 +118,7 @@ def test_attempts_that_are_there_are_not_sampled_again(whole, run, tmp_path, mon
     """A finished file takes another condition, and another ending, without a model."""
     journal = tmp_path / "good.attempts.jsonl"
     journal.write_bytes((whole.parent / "good.attempts.jsonl").read_bytes())
-    monkeypatch.setattr(harvest, "assemble", lambda *_, **__: pytest.fail("sampled again"))
+    monkeypatch.setattr(harvest, "build_run", lambda *_, **__: pytest.fail("sampled again"))
     out = tmp_path / "good.parquet"
     found = sample_rows(
         str(run),
@@ -276,7 +276,7 @@ def test_attempts_under_other_settings_are_not_mixed(how, words, run, tmp_path):
 def test_what_cannot_be_sampled_says_why_before_a_model_is_read(
     env, how, words, run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(harvest, "assemble", lambda *_, **__: pytest.fail("read a model"))
+    monkeypatch.setattr(harvest, "build_run", lambda *_, **__: pytest.fail("read a model"))
     with pytest.raises(ValueError, match=words):
         sample_rows(str(run), env, str(tmp_path / "x.jsonl"), **{"tasks": 2, "samples": 2, **how})
     assert list(tmp_path.iterdir()) == []
