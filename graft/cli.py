@@ -205,7 +205,7 @@ def generate(
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )
-    generator = Generator(
+    generator = Generator.open(
         latest_model(model),
         device=device,
         dtype=dtype,

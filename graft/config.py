@@ -502,7 +502,7 @@ def check(values: Any, where: str = "config") -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
+        lines = [explain_problem(problem) for problem in error.errors()]
         raise ConfigError(f"{where}: " + "; ".join(lines)) from error
 
 
@@ -510,7 +510,8 @@ MOST_EXPLAINED = 12
 """Unknown keys of one section that are translated; a whole recipe of verl's has hundreds."""
 
 
-def _explain(problem: Any) -> str:
+def explain_problem(problem: Any) -> str:
+    """What is wrong with one value, in one line; `problem` is an entry of pydantic's errors."""
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         names = [name for name, _ in leaves_of(key, problem["input"])]

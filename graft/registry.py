@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -75,14 +75,16 @@ def _shadowed(module: Any, here: str) -> str:
     return f". Python found {found or 'a built-in module'} under this name, not {own}: rename your file"
 
 
-def resolve(name: str, table: Mapping[str, Any], what: str) -> Any:
+def resolve(name: str | Callable[..., Any], table: Mapping[str, Any], what: str) -> Any:
     """The object behind `name`: from `table` (imported now if it is written "module:attr"),
-    or the user's own "module:attr".
+    or the user's own "module:attr". From Python the object itself may stand for its name.
 
     >>> resolve("grop", {"grpo": 1, "rloo": 2}, "credit")
     Traceback (most recent call last):
     graft.registry.UnknownName: unknown credit 'grop'; did you mean 'grpo'? known: grpo, rloo. ...
     """
+    if not isinstance(name, str) and callable(name):
+        return name
     if name in table:
         entry = table[name]
         return load(entry, what) if isinstance(entry, str) else entry

@@ -36,6 +36,7 @@ GROUND = {
     "deadlines",
     "tolerances",
     "user_code",
+    "callable_package",
 }
 for room in GROUND:
     LOOKS_AT[room] = GROUND

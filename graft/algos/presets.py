@@ -7,7 +7,7 @@ A part is a name of its table, "their.module:factory", or either with keywords:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -167,7 +167,7 @@ def resolve_preset(name: str) -> Preset:
     return preset
 
 
-def make(part: Part, table: Mapping[str, Any], what: str) -> Any:
+def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -> Any:
     """Find the factory and call it with its keywords; the function itself will do as well.
 
     >>> make(("clip", {"hihg": 0.28}), LOSSES, "loss")
@@ -175,7 +175,10 @@ def make(part: Part, table: Mapping[str, Any], what: str) -> Any:
     ValueError: loss 'clip' cannot be made with (hihg=0.28): got an unexpected keyword argument
     'hihg'; it is clip(low=0.2, high=0.2, dual=None)
     """
-    name, keywords = (part, dict[str, Any]()) if isinstance(part, str) else part
+    if isinstance(part, str) or callable(part):
+        name, keywords = part, dict[str, Any]()
+    else:
+        name, keywords = part
     factory = resolve(name, table, what)
     if not callable(factory):
         raise UserCodeError(

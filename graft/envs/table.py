@@ -22,7 +22,7 @@ from graft.envs.webshop import WEBSHOP
 from graft.envs.wrappers import wrap
 from graft.protocols import Env
 from graft.registry import UnknownName, load, nearest
-from graft.user_code import UserCodeError, check_env, named, naming, place_of, seen
+from graft.user_code import UserCodeError, check_env, named, naming, place_of, seen, source_of
 
 ENVS: dict[str, EnvEntry] = {
     "arithmetic": EnvEntry("graft.envs.arithmetic:Arithmetic"),
@@ -39,7 +39,7 @@ ENVS: dict[str, EnvEntry] = {
 
 
 def make(
-    env_id: str,
+    env_id: str | Callable[..., Any] | Env,
     *,
     wrappers: str | Sequence[str | Mapping[str, Any]] = (),
     tokenizer: Any = None,
@@ -50,10 +50,13 @@ def make(
     >>> make("calculator", operands=(2, 2)).reset(seed=0)[0]
     '127-41='
 
+    Instead of an id: a class or function of your own, `make(MyEnv, wrappers="python_tool", size=3)`,
+    or an instance, of which a copy is taken.
+
     `wrappers` are names, innermost first: "python_tool,concat". Those that render chats take the
     `tokenizer`.
     """
-    entry = find(env_id)
+    given, (env_id, entry) = env_id, _entry_of(env_id)
     build: Any = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
     _check_callable(build, env_id)
     if "dress" in kwargs and getattr(build, "__module__", "").startswith("graft."):
@@ -75,13 +78,31 @@ def make(
     innermost = getattr(env, "unwrapped", env)  # task ids carry the innermost env's id
     innermost.env_id = env_id
     where = getattr(build, "func", build)  # a functools.partial has no name of its own
+    where = type(innermost) if inspect.ismethod(build) else where  # the fork() of an instance
     innermost.entry_point = f"{where.__module__}:{where.__qualname__}"
     env = with_own_tools(env)
     if wrappers:
         env = wrap(env, wrappers, tokenizer)
     if isinstance(env, EnvSource):
-        env.made_by = partial(make, env_id, wrappers=wrappers, tokenizer=tokenizer, **kwargs)
+        env.made_by = partial(make, given, wrappers=wrappers, tokenizer=tokenizer, **kwargs)
     return env
+
+
+def _entry_of(given: Any) -> tuple[str, EnvEntry]:
+    """The id of what `make` was asked for, and how it is built."""
+    if isinstance(given, str):
+        return given, find(given)
+    if isinstance(given, type) or inspect.isroutine(given) or isinstance(given, partial):
+        name = getattr(given, "env_id", "") or getattr(source_of(given), "__name__", "env")
+        return name, EnvEntry(given, turns=None)
+    if hasattr(given, "step") and hasattr(given, "fork"):
+        inner = getattr(given, "unwrapped", given)
+        name = getattr(inner, "env_id", "") or type(inner).__name__
+        return name, EnvEntry(given.fork, turns=None)
+    raise UserCodeError(
+        f"an environment is an id, a class, a function that builds one or an instance of it, not "
+        f"{seen(given)}; derive yours from graft.BaseEnv, and give the class or 'module:Class'"
+    )
 
 
 def _check_callable(build: Any, env_id: str) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from graft.evaluate.samples import StoredSample
 from graft.rewards.answers import last_answer
 from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.event_loop import run
 from graft.rollout.failure import RolloutFailure, together
 from graft.rollout.live_trajectory import LiveTrajectory
 from graft.types import Author, Status, Task
@@ -149,10 +149,4 @@ def make_attempts(
                     await free.acquire()
                 group.create_task(one(task, numbers, places))
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(everyone())
-        return
-    with ThreadPoolExecutor(1) as pool:  # called from a notebook, whose own loop is running
-        pool.submit(lambda: asyncio.run(everyone())).result()
+    run(everyone)

@@ -63,9 +63,8 @@ class PosedSet:
     draws: dict[str, Any]
 
 
-def pose(asked: EvalSpec, model: Candidate | None) -> list[PosedSet]:
+def pose(asked: EvalSpec, chat: Chat) -> list[PosedSet]:
     """The sets, each with its tasks; one that cannot be used says so before anything is run."""
-    chat = chat_of(asked, model)
     return [_pose(asked, tasks, chat) for tasks in asked.sets]
 
 
@@ -205,6 +204,9 @@ class Evaluator:
         """Whether an attempt says nothing about the model and is to be made again."""
         return False
 
+    def on_sample(self, sample: StoredSample) -> None:
+        """An attempt has ended."""
+
     def measure(
         self, model: Candidate, posed: PosedSet, folder: Path, say: Callable[[str], None]
     ) -> EvalResult:
@@ -273,6 +275,7 @@ class Evaluator:
         def keep(sample: StoredSample) -> None:
             nonlocal lost_in_a_row
             file.append(sample)
+            self.on_sample(sample)
             lost_in_a_row = lost_in_a_row + 1 if self.is_lost(sample) else 0
             if lost_in_a_row >= DOWN_AFTER:
                 raise ServerDown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from graft.models.device import choose_device, choose_dtype
 from graft.models.extra_actions import ACTIONS
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import load_model
+from graft.protocols import Engine
 from graft.rollout.episode_builder import draw_key
+from graft.rollout.event_loop import run
 from graft.text.chat import Chat
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Message, Sampling
 
 
@@ -35,45 +39,49 @@ def read_variables(given: Sequence[str]) -> dict[str, Any]:
 
 
 class Generator:
-    """A loaded model that answers prompts; several at a time run as one batch."""
+    """Answers prompts with an engine; several at a time run as one batch."""
 
-    def __init__(
-        self,
+    def __init__(self, engine: Engine, tokenizer: FastTokenizer, chat: Chat | None) -> None:
+        """`chat` None: the tokenizer has no chat template, and prompts are encoded as they stand."""
+        self.engine, self.tokenizer, self.chat = engine, tokenizer, chat
+        self.note = ""
+        self.ends = tuple(sorted({*tokenizer.eos_ids, *(chat.end_ids if chat else ())}))
+
+    @classmethod
+    def open(
+        cls,
         path: Path,
         *,
         device: str = "auto",
         dtype: str = "auto",
         template: str | None = None,
         template_args: Mapping[str, Any] | None = None,
-    ) -> None:
+    ) -> Generator:
+        """A model folder or .gguf file, with an engine of its own."""
         where = choose_device(device)
-        kind, self.note = choose_dtype(dtype, where)
-        self.tokenizer = open_tokenizer(path)
-        self.model = load_model(path, dtype=kind, device=where)
-        if (path / ACTIONS).exists():
-            words_only = (
-                f"this model has actions beyond the vocabulary ({ACTIONS}); here it writes words "
-                "alone and calls no tool. `graft eval` samples with them"
-            )
-            self.note = "\n".join(filter(None, (self.note, words_only)))
-        asked = template or self.tokenizer.chat_template
-        self.chat = Chat(self.tokenizer, template, **(template_args or {})) if asked else None
-        ends = {*self.tokenizer.eos_ids, *(self.chat.end_ids if self.chat else ())}
-        self.ends = tuple(sorted(ends))
-        self.engine = NativeEngine(self.model, tokenizer=self.tokenizer, eos_ids=self.ends)
+        kind, note = choose_dtype(dtype, where)
+        tokenizer = open_tokenizer(path)
+        model = load_model(path, dtype=kind, device=where)
+        chat = None
+        if template or tokenizer.chat_template:
+            chat = Chat(tokenizer, template, **(template_args or {}))
+        engine = NativeEngine(model, tokenizer=tokenizer, eos_ids=tokenizer.eos_ids)
+        opened = cls(engine, tokenizer, chat)
+        opened.note = "\n".join(filter(None, (note, words_only(path))))
+        return opened
 
-    def prompt_tokens(self, prompt: str | list[Message], raw: bool) -> list[int]:
+    def prompt_tokens(self, prompt: str | Sequence[Message], raw: bool) -> list[int]:
         """Through the chat template where there is one; `raw` encodes the text as it stands."""
         if isinstance(prompt, str) and (raw or self.chat is None):
             return self.tokenizer.encode(prompt)
         if self.chat is None:
             raise ValueError("messages need a chat template, and this tokenizer has none: give one")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return self.chat.prompt(messages)
+        return self.chat.prompt(list(messages))
 
     def __call__(
         self,
-        prompts: Sequence[str | list[Message]],
+        prompts: Sequence[str | Sequence[Message]],
         sampling: Sampling,
         *,
         n: int = 1,
@@ -81,24 +89,30 @@ class Generator:
         raw: bool = False,
     ) -> list[list[dict[str, Any]]]:
         """`n` completions of each prompt. A prompt and seed always give the same draws."""
-        return asyncio.run(self._all(prompts, sampling, n, seed, raw))
+        return run(lambda: self.complete(prompts, sampling, n=n, seed=seed, raw=raw))
 
-    async def _all(
+    async def complete(
         self,
-        prompts: Sequence[str | list[Message]],
+        prompts: Sequence[str | Sequence[Message]],
         sampling: Sampling,
-        n: int,
-        seed: int,
-        raw: bool,
+        *,
+        n: int = 1,
+        seed: int = 0,
+        raw: bool = False,
     ) -> list[list[dict[str, Any]]]:
-        async def one(prompt: str | list[Message]) -> list[dict[str, Any]]:
+        """The same on the event loop that is running."""
+        sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *self.ends))
+
+        async def one(prompt: str | Sequence[Message]) -> list[dict[str, Any]]:
             tokens = self.prompt_tokens(prompt, raw)
             root = self.engine.open(tokens)
             paths = [root.fork(draw_key(seed, str(tokens), i)) for i in range(n)]
             root.close()
-            drawn = await asyncio.gather(*(path.sample(sampling) for path in paths))
-            for path in paths:
-                path.close()
+            try:
+                drawn = await asyncio.gather(*(path.sample(sampling) for path in paths))
+            finally:
+                for path in paths:
+                    path.close()
             return [self._described(tokens, completion) for completion in drawn]
 
         return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
@@ -115,3 +129,13 @@ class Generator:
             "entropies": completion.entropies,
             "finish": str(completion.finish),
         }
+
+
+def words_only(path: Path) -> str:
+    """What to know of a model whose calls are actions; "": it has none."""
+    if not (path / ACTIONS).exists():
+        return ""
+    return (
+        f"this model has actions beyond the vocabulary ({ACTIONS}); here it writes words alone and "
+        "calls no tool. `graft eval` samples with them"
+    )

@@ -20,7 +20,14 @@ from graft.config import Config, ConfigError, TaskSection, check, load_config
 from graft.evaluate.candidates import Candidate, candidates, model_name, place, run_behind
 from graft.evaluate.comparison import Comparison, read_earlier, set_beside
 from graft.evaluate.eval_spec import EndpointSpec, EvalSpec, read_k
-from graft.evaluate.evaluator import EndpointEvaluator, Evaluator, PosedSet, pose, temperature_of
+from graft.evaluate.evaluator import (
+    EndpointEvaluator,
+    Evaluator,
+    PosedSet,
+    chat_of,
+    pose,
+    temperature_of,
+)
 from graft.evaluate.results import EvalResult, ResultsFile
 from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_sets import read_sets
@@ -100,7 +107,7 @@ def evaluate_checkpoints(
         solved=solved,
         endpoint=server,
     )
-    posed = pose(asked, found[-1])
+    posed = pose(asked, chat_of(asked, found[-1]))
     folder = (run or Path(config.run.dir) / config.run.name) / "evaluations"
     ledger = ResultsFile(folder / f"{name}.jsonl")
     if ledger.broken:

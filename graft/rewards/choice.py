@@ -14,21 +14,24 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from graft.protocols import Reward
 from graft.registry import resolve
 from graft.rewards import REWARDS
-from graft.rewards.plugins import adapt, check_form, filled_in
+from graft.rewards.plugins import adapt, check_form, filled_in, name_of
 from graft.rewards.weighted import Component, WeightedSum
 from graft.tools.options import check_options
+
+RewardSpec = str | Mapping[str, Any] | Sequence[Any] | Callable[..., Any]
+"""A name, {name: {keyword: value}}, a list of these; from Python also a function."""
 
 FORMS = "a name, {name: {keyword: value}}, or a list of these, each with a weight if it is not 1"
 
 
-def make_reward(spec: str | Mapping[str, Any] | Sequence[Any]) -> Reward:
+def make_reward(spec: RewardSpec) -> Reward:
     """The reward that `spec` describes; `blocking` on it is True if it is to run in a thread.
 
     >>> make_reward("f1").__name__, make_reward({"judge": {"url": "http://localhost:1/v1"}}).blocking
@@ -38,6 +41,8 @@ def make_reward(spec: str | Mapping[str, Any] | Sequence[Any]) -> Reward:
     """
     if isinstance(spec, Sequence) and not isinstance(spec, str):
         return _several(spec)
+    if not isinstance(spec, str | Mapping):
+        return _own(spec)
     if isinstance(spec, Mapping) and len(spec) > 1:
         raise ValueError(f"reward {dict(spec)!r}: must be {FORMS}{_as_list(spec)}")
     name, keywords = _read(spec)
@@ -59,6 +64,15 @@ def make_reward(spec: str | Mapping[str, Any] | Sequence[Any]) -> Reward:
     return adapt(bound)
 
 
+def _own(function: Callable[..., Any]) -> Reward:
+    """A function, or an object that can be called, handed over from Python."""
+    if not callable(function) or inspect.isclass(function):
+        raise ValueError(f"reward {function!r}: must be {FORMS}; or a function (task, trajectory)")
+    if inspect.isfunction(function):
+        check_form(function)
+    return adapt(function)
+
+
 def _several(entries: Sequence[Any]) -> WeightedSum:
     """Of a list of rewards; a weight stands beside the name: {f1: {}, weight: 0.5}."""
     if not entries:
@@ -74,7 +88,7 @@ def _several(entries: Sequence[Any]) -> WeightedSum:
                 )
             weight = entry["weight"]
             entry = {name: keywords for name, keywords in entry.items() if name != "weight"}
-        name, _ = _read(entry)
+        name = name_of(entry) if callable(entry) else _read(entry)[0]
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not is_number or not math.isfinite(weight) or weight == 0:
             raise ValueError(f"reward {name!r}: weight {weight!r} must be a number other than 0")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from inspect import isawaitable
 
 from graft.rollout.branches.branch import Branch
 from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.event_loop import run
 from graft.rollout.failure import RolloutFailure, together
-from graft.rollout.stall_monitor import StallMonitor
 from graft.types import Episode, Status, Task
 from graft.user_code import Giver, UserCodeError, naming, refusal, source_of
 
@@ -71,31 +70,38 @@ def collect(
 
     `places` are the tasks' numbers among their neighbours, where these are not all of them.
     """
-    places = range(len(tasks)) if places is None else places
+    return run(
+        lambda: collect_async(
+            tasks, setup, branch, concurrency=concurrency, on_episode=on_episode, places=places
+        )
+    )
 
-    async def one(place: int, task: Task, gate: asyncio.Semaphore) -> Episode:
+
+async def collect_async(
+    tasks: Sequence[Task],
+    setup: RolloutSetup,
+    branch: Branch,
+    *,
+    concurrency: int = 256,
+    on_episode: Callable[[Episode], None] | None = None,
+    places: Sequence[int] | None = None,
+) -> list[Episode]:
+    """`collect` on the event loop that is running."""
+    places = range(len(tasks)) if places is None else places
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(place: int, task: Task) -> Episode:
         async with gate:
             episode = await grow(task, setup, branch, place)
         if on_episode is not None:
             on_episode(episode)
         return episode
 
-    async def everyone() -> list[Episode]:
-        gate = asyncio.Semaphore(concurrency)
-        async with together() as group:
-            requests = [
-                group.create_task(one(place, task, gate))
-                for place, task in zip(places, tasks, strict=True)
-            ]
-        return [request.result() for request in requests]
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        with StallMonitor() as monitor:
-            return asyncio.run(monitor.run(everyone()))
-    with ThreadPoolExecutor(1) as pool:  # called from a notebook, whose own loop is running
-        return pool.submit(lambda: asyncio.run(everyone())).result()
+    async with together() as group:
+        requests = [
+            group.create_task(one(place, task)) for place, task in zip(places, tasks, strict=True)
+        ]
+    return [request.result() for request in requests]
 
 
 def is_flat(episode: Episode) -> bool:

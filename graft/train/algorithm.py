@@ -65,8 +65,8 @@ def preset_of(config: Config) -> Preset:
 
 def branch_part(config: Config, preset: Preset) -> tuple[str, Mapping[str, Any]]:
     """Name and keywords of the recipe's branch, or of the preset's."""
-    part = as_part(config.rollout.branch) if config.rollout.branch else preset.branch
-    return (part, {}) if isinstance(part, str) else part
+    part: Any = as_part(config.rollout.branch) if config.rollout.branch else preset.branch
+    return part if isinstance(part, tuple) else (part, {})
 
 
 def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch:
@@ -94,8 +94,8 @@ def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch
 
 
 def as_part(entry: Any) -> Any:
-    """A recipe's `name` or `{name: {key: value}}` as (name, keywords)."""
-    if isinstance(entry, str):
+    """A recipe's `name` or `{name: {key: value}}` as (name, keywords); a function as it is."""
+    if isinstance(entry, str) or callable(entry):
         return entry
     if isinstance(entry, dict) and len(entry) == 1:
         ((name, keywords),) = entry.items()

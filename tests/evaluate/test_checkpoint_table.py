@@ -198,7 +198,7 @@ def test_an_action_file_that_was_edited_is_another_setting(
 
 
 def test_generating_with_a_model_that_has_actions_says_that_it_calls_no_tool(trained_with_actions):
-    with_actions = Generator(trained_with_actions / "checkpoints" / "rl-000002", device="cpu")
+    with_actions = Generator.open(trained_with_actions / "checkpoints" / "rl-000002", device="cpu")
     assert with_actions.note is not None and "calls no tool" in with_actions.note
 
 

@@ -9,7 +9,7 @@ import pytest
 from graft.config import ConfigError, TaskSection, load_config
 from graft.envs.tool_env import ToolEnv
 from graft.evaluate.eval_spec import EvalSpec, read_k
-from graft.evaluate.evaluator import pose
+from graft.evaluate.evaluator import PosedSet, chat_of, pose
 from graft.evaluate.task_sets import TaskSet, listed, read_sets
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
@@ -51,10 +51,14 @@ def asked(sets: list[TaskSet], tasks: int | None) -> EvalSpec:
     return EvalSpec(config, sets, tasks, samples=1, temperature=0.0)
 
 
+def pose_all(spec: EvalSpec) -> list[PosedSet]:
+    return pose(spec, chat_of(spec, None))
+
+
 @pytest.mark.parametrize(("tasks", "rows"), [(None, 7), (4, 4), (200, 7)])
 def test_no_row_of_a_benchmark_is_asked_twice(tasks, rows):
     sets = read_sets("quiz,calculator", [], TaskSection(), has_tools=False)
-    quiz, endless = pose(asked(sets, tasks), None)
+    quiz, endless = pose_all(asked(sets, tasks))
     assert [task.seed for task in quiz.list] == list(range(rows))
     assert quiz.settings["tasks"] == rows
     assert len(endless.list) == (tasks or 3)  # run.eval_tasks
@@ -63,9 +67,9 @@ def test_no_row_of_a_benchmark_is_asked_twice(tasks, rows):
 
 def test_rows_of_an_environment_are_no_more_than_there_are():
     mine = TaskSet("mine", "math:GSM8K", {"rows": ROWS})
-    [posed] = pose(asked([mine], None), None)
+    [posed] = pose_all(asked([mine], None))
     assert len(posed.list) == 3
-    [posed] = pose(asked([mine], 100), None)
+    [posed] = pose_all(asked([mine], 100))
     assert len({task.seed for task in posed.list}) == 7 == len(posed.list)
 
 

@@ -1,0 +1,12 @@
+"""graft from Python: the objects and functions that `import graft` gives.
+
+    policy.py     load -> Policy: a model, its tokenizer, its chat template
+    engine.py     Engine: samples from a Policy
+    learner.py    Learner: trains a Policy on episodes
+    collect.py    tasks -> episodes
+    evaluate.py   scores with intervals
+    generate.py   completions of prompts
+    runs.py       whole runs: train, sft
+
+Nothing here is a second implementation: each object holds the one that a run uses.
+"""

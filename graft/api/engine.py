@@ -1,0 +1,138 @@
+"""The engine of a Policy: many conversations at once, from the learner's own tensors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from graft.api.policy import Policy
+from graft.api.settings import settings
+from graft.user_code import UserCodeError, seen
+
+if TYPE_CHECKING:
+    from graft.protocols import Context, Engine
+    from graft.train.rl import TaskStream
+
+
+class PolicyEngine:
+    """Samples from a Policy with continuous batching; it holds no copy of the weights.
+
+    >>> engine = graft.Engine(policy)
+    >>> episodes = graft.collect(engine, "game:GuessTheNumber-v0", tasks=4, samples=2)
+
+    After `learner.step` it samples from the new weights: there is nothing to copy. Close it, or use
+    it in a `with` block, to give back the memory of its key-value cache.
+
+    seed       of tasks and draws: two engines with one seed draw the same from the same weights
+    kv_tokens  tokens that the key-value cache holds; 0: chosen by the free memory
+    """
+
+    def __init__(self, policy: Policy, *, seed: int = 0, kv_tokens: int = 0) -> None:
+        from graft.train.rollout_engine import make_engine
+
+        if not isinstance(policy, Policy):
+            raise UserCodeError(
+                f"Engine() takes a Policy, not {seen(policy)}; load one first: graft.load(...)"
+            )
+        self.policy, self.seed = policy, seed
+        config = settings(policy.config, run={"seed": seed}, engine={"kv_tokens": kv_tokens})
+        self.sampler: Engine = make_engine(config, policy.model, policy.tokenizer, policy.actions)
+        self.sampler.load(None, policy.version)
+        self.streams: dict[str, TaskStream] = {}
+        """Training tasks by environment: each `collect` goes on where the last one ended."""
+        self.calls: dict[str, int] = {}
+        """Collections so far, by environment."""
+        self.branches: dict[str, Any] = {}
+        """Branches that learn from one collection to the next."""
+        self._owner: Any = None  # the event loop that samples, or another user
+        self._users = 0
+        self._is_closed = False
+        policy.engines.add(self)
+
+    @property
+    def version(self) -> int:
+        """Of the weights it samples from; equal to `policy.version`."""
+        return self.sampler.version
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counters since the start: steps, prefill_tokens, decode_tokens, pages_free, ..."""
+        return getattr(self.sampler, "stats", {})
+
+    def open(self, tokens: Sequence[int], key: int | None = None) -> Context:
+        """A context over `tokens`, for sampling by hand: `await context.sample(graft.Sampling())`.
+
+        It can `append`, `fork` and `close`. `key` names its draws: one key, the same tokens.
+        """
+        self.check_open()
+        return self.sampler.open(tokens, key)
+
+    def renew(self, version: int) -> None:
+        """The policy's weights have changed in place. Samples under way pause and go on with them."""
+        if not self._is_closed:
+            self.sampler.pause()
+            self.sampler.load(None, version)
+
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise UserCodeError("this engine is closed; make another one: graft.Engine(policy)")
+
+    def check_idle(self) -> None:
+        """Refuse to change weights that another thread computes with."""
+        if self._owner is not None and self._owner is not _running_loop():
+            raise UserCodeError(
+                "an engine of this policy is sampling in another thread; wait for its collect() before "
+                "learner.step()"
+            )
+
+    @contextmanager
+    def sampling(self, owner: Any = None) -> Iterator[Engine]:
+        """The engine below, for one owner at a time: the running event loop, if none is given."""
+        self.check_open()
+        owner = _running_loop() if owner is None else owner
+        if self._owner is not None and self._owner is not owner:
+            raise UserCodeError(
+                "this engine is sampling in another event loop; await that collection first, use "
+                "`await graft.acollect(...)` for both, or make a second engine"
+            )
+        self._owner, self._users = owner, self._users + 1
+        try:
+            yield self.sampler
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._owner = None
+
+    def close(self) -> None:
+        """Give back the memory. Closing twice is fine."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.sampler.close()
+
+    def __enter__(self) -> PolicyEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"version {self.version}"
+        return f"Engine({self.policy!r}, {state}, seed={self.seed})"
+
+
+def engine_of(given: Any, function: str) -> PolicyEngine:
+    """The engine that a user handed over; a Policy or something else is refused with the way out."""
+    if isinstance(given, PolicyEngine):
+        given.check_open()
+        return given
+    hint = "graft.Engine(policy)" if isinstance(given, Policy) else "graft.Engine(graft.load(...))"
+    raise UserCodeError(f"{function}() samples with an Engine, not {seen(given)}: give {hint}")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

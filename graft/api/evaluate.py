@@ -1,0 +1,235 @@
+"""Scores of a Policy on held-out tasks, with intervals: what `graft eval` measures, in memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graft.api.collect import RewardLike
+from graft.api.engine import PolicyEngine
+from graft.api.environments import EnvLike, env_maker
+from graft.api.policy import Policy, load
+from graft.api.progress import ProgressLine
+from graft.api.settings import settings
+from graft.config import Config, ConfigError
+from graft.evaluate.estimates import Estimate
+from graft.evaluate.task_sets import TaskSet, read_sets
+from graft.protocols import Env
+from graft.types import Task
+from graft.user_code import UserCodeError, seen
+
+if TYPE_CHECKING:
+    from graft.evaluate.table import ScoreTable
+
+
+class Scores(Mapping[str, Mapping[str, Estimate]]):
+    """Scores by set and measure; printed, and shown by a notebook, as a table.
+
+    >>> scores = graft.evaluate(policy, on="math500", k=(1, 8))
+    >>> scores["math500"]["pass@8"]
+    Estimate(value=0.612, interval=(0.570, 0.655))
+
+    reward  mean reward of an attempt, over all sets
+    table   every number behind it: rewards of each attempt, data sources, failures
+    """
+
+    def __init__(self, table: ScoreTable) -> None:
+        self.table = table
+        [self._results] = table.rows.values()
+
+    @property
+    def reward(self) -> float:
+        rewards = [result.reward for result in self._results.values()]
+        return sum(rewards) / len(rewards)
+
+    def __getitem__(self, name: str) -> Mapping[str, Estimate]:
+        if name not in self._results:
+            raise KeyError(f"no set {name!r}; there is {', '.join(self._results)}")
+        return self._results[name].estimates(self.table.measures, self.table.solved)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __repr__(self) -> str:
+        return self.table.markdown()
+
+    def _repr_markdown_(self) -> str:
+        return self.table.markdown()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTaskSet(TaskSet):
+    """Tasks of an environment that was handed over as an object."""
+
+    build: Callable[[Task], Env] | None = None
+
+    def factory(self, tokenizer: Any) -> Callable[[Task], Env]:
+        assert self.build is not None
+        return self.build
+
+
+def evaluate(
+    policy: Policy | PolicyEngine | str | PathLike[str],
+    on: str | EnvLike = "",
+    *,
+    k: int | Sequence[int] = 1,
+    tasks: int | None = None,
+    samples: int | None = None,
+    reward: RewardLike | None = None,
+    temperature: float | None = None,
+    top_p: float = 1.0,
+    solved: float = 1.0,
+    data: str = "",
+    max_tokens: int | None = None,
+    max_turns: int | None = None,
+    max_context: int | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Scores:
+    """Score a policy on held-out tasks: means over tasks with 95% intervals.
+
+    >>> scores = graft.evaluate(policy, on="math500", k=(1, 8))
+    >>> print(scores)                              # a table
+    >>> scores["math500"]["pass@8"].interval
+    (0.570, 0.655)
+
+    policy       a Policy, an Engine, or what `graft.load` takes
+    on           benchmarks or environment ids with commas ("math500,gsm8k"), or an environment of your
+                 own: class or instance; empty: that of the run the policy was loaded from
+    k            pass@k and maj@k for these numbers of attempts
+    tasks        per set; None: all of a benchmark, else 200 or what the run says
+    samples      attempts per task; None: the largest k
+    reward       instead of the environment's own
+    temperature  None: 1, or the run's; 0 is greedy
+    top_p        below 1: only the likeliest tokens that together have this probability
+    solved       the reward from which on an attempt is right, for pass@k
+    data         rows of a benchmark, a file or folder, where they are not taken from the hub
+    max_tokens   sampled tokens per turn; None: 4096, or the run's
+    max_turns    turns per attempt; None: 16, or the run's
+    max_context  tokens of a whole attempt; None: 16384 or the model's window, or the run's
+    seed         of the draws
+    progress     None: a line in a terminal or a notebook; True or False: always, never
+    """
+    from graft.evaluate.eval_spec import EvalSpec, read_k
+    from graft.evaluate.evaluator import pose, temperature_of
+
+    ks, samples = read_k(",".join(map(str, [k] if isinstance(k, int) else k)), samples)
+    if isinstance(policy, str | PathLike):
+        policy = load(policy)
+    if not isinstance(policy, Policy | PolicyEngine):
+        raise UserCodeError(f"evaluate() takes a Policy, an Engine or a path, not {seen(policy)}")
+    owner = policy.policy if isinstance(policy, PolicyEngine) else policy
+    limits = {"max_tokens": max_tokens, "max_turns": max_turns, "max_context": max_context}
+    config = _config(owner, {name: value for name, value in limits.items() if value is not None})
+    config = settings(config, run={"seed": seed})
+    asked = EvalSpec(
+        config=config,
+        sets=_sets(owner, on, config, data, reward),
+        tasks=tasks,
+        samples=samples,
+        temperature=temperature_of(config, temperature, samples, "samples=1"),
+        top_p=top_p,
+        k=ks,
+        solved=solved,
+    )
+    posed = pose(asked, owner.chat)
+    total = sum(len(one.list) for one in posed) * samples
+    mine = isinstance(policy, PolicyEngine)
+    engine = nullcontext(policy) if mine else PolicyEngine(owner, seed=seed)
+    with engine as sampler, ProgressLine("evaluate", total, "attempts", progress) as line:
+        sampler.check_open()
+        return _measured(asked, posed, sampler, line)
+
+
+def _config(policy: Policy, limits: Mapping[str, Any]) -> Config:
+    """The settings of the run behind a policy, or those of `graft eval` for a model without one."""
+    from graft.evaluate.run import PLAIN
+
+    recipe = policy.recipe
+    if recipe is not None:
+        base = settings(policy.config, task=recipe.task.model_dump())
+        kept = recipe.rollout.model_dump(exclude={"staleness", "branch"})
+        return settings(base, rollout={**kept, **limits}, run=recipe.run.model_dump())
+    window = policy.model.shape.max_positions
+    plain = {**PLAIN["rollout"], "max_context": min(PLAIN["rollout"]["max_context"], window)}
+    return settings(policy.config, rollout={**plain, **limits}, run={"eval_tasks": 0})
+
+
+def _sets(
+    policy: Policy, on: Any, config: Config, data: str, reward: RewardLike | None
+) -> list[TaskSet]:
+    if isinstance(on, str):
+        if not on and not config.task.env:
+            raise ConfigError(
+                "nothing says what to evaluate on; give on='math500', an environment's id or class, or "
+                "load the policy from a run"
+            )
+        named = [one.partition("=")[0].strip() for one in on.split(",") if data and one.strip()]
+        sets: list[TaskSet] = read_sets(
+            on, [f"{label}.data={data}" for label in named], config.task
+        )
+    else:
+        name, build = env_maker(on, policy.tokenizer)
+        sets = [OwnTaskSet(name, name, {}, build=build)]
+    return sets if reward is None else [replace(one, reward=reward) for one in sets]
+
+
+def _no_env(task: Task) -> Env:
+    raise AssertionError("the set brings the environment")
+
+
+def _measured(asked: Any, posed: Sequence[Any], engine: PolicyEngine, line: ProgressLine) -> Scores:
+    from graft.evaluate.candidates import Candidate
+    from graft.evaluate.evaluator import Evaluator
+    from graft.evaluate.table import ScoreTable
+    from graft.train.build import make_setting
+
+    policy = engine.policy
+
+    class PolicyEvaluator(Evaluator):
+        """The model is here already."""
+
+        @property
+        def setting(self) -> Any:
+            return make_setting(
+                asked.config.model_copy(update={"task": type(asked.config.task)()}),
+                engine.sampler,
+                policy.chat,
+                env=_no_env,
+                actions=policy.actions,
+            )
+
+        def on_sample(self, sample: Any) -> None:
+            line.advance()
+
+    name = policy.path.name if policy.path is not None else "policy"
+    who = Candidate(name, policy.path or Path(), f"version {policy.version}")
+    problems: list[str] = []
+    evaluator = PolicyEvaluator(asked)
+    with tempfile.TemporaryDirectory(prefix="graft-evaluate-") as folder, engine.sampling(object()):
+        try:
+            results = {
+                one.tasks.label: evaluator.measure(who, one, Path(folder), problems.append)
+                for one in posed
+            }
+        finally:
+            evaluator.close()
+    return Scores(
+        ScoreTable(
+            sets=list(results),
+            rows={name: results},
+            caption=asked.caption,
+            samples=asked.samples,
+            k=asked.k,
+            solved=asked.solved,
+            problems=problems,
+        )
+    )

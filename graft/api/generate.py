@@ -1,0 +1,112 @@
+"""Completions of prompts: text, tokens, log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from os import PathLike
+
+from graft.api.engine import PolicyEngine
+from graft.api.environments import Prompt
+from graft.api.policy import Policy, load
+from graft.types import Sampling
+from graft.user_code import UserCodeError, seen
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One completion; the lists have an entry per sampled token."""
+
+    prompt: int
+    """Which of the prompts it completes."""
+    text: str
+    """Without the token that ended it."""
+    tokens: list[int] = field(repr=False)
+    logprobs: list[float] = field(repr=False)
+    entropies: list[float] = field(repr=False)
+    prompt_tokens: list[int] = field(repr=False)
+    finish: str
+    """stop: a stop token or stop text; length: max_tokens or the model's window."""
+
+
+def generate(
+    policy: Policy | PolicyEngine | str | PathLike[str],
+    prompts: str | Sequence[Prompt],
+    *,
+    samples: int = 1,
+    max_tokens: int = 256,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    raw: bool = False,
+) -> list[Generation]:
+    """Sample completions: those of the first prompt, then those of the second, and so on.
+
+    >>> answers = graft.generate(policy, ["What is 2+3?", "And 4+4?"], samples=2)
+    >>> [(answer.prompt, answer.text) for answer in answers]
+    [(0, '5'), (0, 'It is 5.'), (1, '8'), (1, '8')]
+
+    policy       a Policy, an Engine, or what `graft.load` takes
+    prompts      a text, or a list of texts and lists of messages; the chat template renders them
+    samples      completions per prompt
+    max_tokens   tokens per completion
+    temperature  0 is greedy
+    top_p        below 1: only the likeliest tokens that together have this probability
+    top_k        only so many of the likeliest tokens; 0: all
+    stop         texts that end a completion
+    seed         the same prompt and seed give the same draws
+    raw          True: prompts are texts to continue, without the chat template
+    """
+    from graft.rollout.event_loop import run
+
+    arguments = {name: value for name, value in locals().items() if name != "run"}
+    return run(lambda: agenerate(**arguments))
+
+
+async def agenerate(
+    policy: Policy | PolicyEngine | str | PathLike[str],
+    prompts: str | Sequence[Prompt],
+    *,
+    samples: int = 1,
+    max_tokens: int = 256,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    raw: bool = False,
+) -> list[Generation]:
+    """`generate` on the running event loop."""
+    from graft.evaluate.generate import Generator
+
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise UserCodeError(f"samples is {seen(samples)}; give a whole number from 1")
+    given = [prompts] if isinstance(prompts, str) else list(prompts)
+    if given and all(isinstance(one, dict) for one in given):
+        raise UserCodeError("prompts is one list of messages; write prompts=[messages]")
+    sampling = Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+    )
+    if isinstance(policy, str | PathLike):
+        policy = load(policy)
+    if not isinstance(policy, Policy | PolicyEngine):
+        raise UserCodeError(f"generate() takes a Policy, an Engine or a path, not {seen(policy)}")
+    mine = isinstance(policy, PolicyEngine)
+    with (
+        nullcontext(policy) if mine else PolicyEngine(policy) as engine,
+        engine.sampling() as sampler,
+    ):
+        generator = Generator(sampler, engine.policy.tokenizer, engine.policy.chat)
+        drawn = await generator.complete(given, sampling, n=samples, seed=seed, raw=raw)
+    return [
+        Generation(prompt=number, **completion)
+        for number, completions in enumerate(drawn)
+        for completion in completions
+    ]

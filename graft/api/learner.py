@@ -1,0 +1,250 @@
+"""The learner of a Policy: episodes in, one update of the weights out, with the step of a run."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graft.api.collect import TEMPERATURE
+from graft.api.policy import Policy
+from graft.api.settings import settings
+from graft.types import Episode
+from graft.user_code import UserCodeError, seen
+
+if TYPE_CHECKING:
+    from graft.config import Config
+
+PartLike = str | Mapping[str, Any] | Callable[..., Any]
+"""A name of a table, {name: {keyword: value}}, or a function."""
+
+OF_A_RUN = (
+    "tokens_per_second",
+    "step_time",
+    "time/rollout",
+    "rollout/missing",
+    "rollout/set_aside",
+)
+"""Metrics that need to know how the episodes were collected."""
+
+
+class PolicyLearner:
+    """Trains a Policy in place: log-probs, advantages, loss, optimizer step.
+
+    >>> learner = graft.Learner(policy, algo="grpo", lr=1e-6)
+    >>> metrics = learner.step(episodes)
+    >>> metrics["reward"], metrics["loss"], metrics["grad_norm"]
+
+    A credit of your own gives each token its advantage, a loss of your own the value per token:
+
+    >>> def centred(advantages, batch):            # [N, T], and the batch with rewards, masks, groups
+    ...     return (batch.reward - batch.reward.mean())[:, None] * batch.mask
+    >>> learner = graft.Learner(policy, credit=centred)
+
+    policy            what is trained
+    algo              grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo, reinforce, rebn, cpo, arpo, aepo, ...
+    lr                learning rate; `learner.lr` can be set between steps
+    credit            instead of the algorithm's: a name, a function (advantages, batch) -> advantages,
+                      or a list of these, applied in order
+    loss              instead of its loss: a name or a function (logp, entropy, batch) -> (loss, metrics)
+    reduction         instead of its reduction: token, sequence, unique_tokens, {"constant": {"length": n}}
+    kl_coef           weight of the KL to the policy as it is now; None: the algorithm's
+    entropy_coef      bonus on the entropy; None: the algorithm's
+    importance_cap    cap of the weight between engine and learner; None: the algorithm's, 0: off
+    mask_truncated    True: attempts that ran out of budget are not trained on
+    max_tokens        tokens of an answer that dr_grpo, rebn and dapo reckon with: that of `collect`
+    epochs            passes over the episodes of a step
+    minibatches       optimizer steps per pass
+    warmup            steps of linear warm-up
+    weight_decay      AdamW's, on matrices
+    max_grad_norm     gradients are clipped to this norm; 0: not
+    lora_rank         train adapters of this rank instead of the weights themselves; 0: no adapters
+    lora_alpha        scale of the adapters
+    tokens_per_micro  tokens per micro-batch: memory, not mathematics; 0: chosen
+    seed              of the order of mini-batches and new adapters
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        algo: str = "grpo",
+        lr: float = 1e-6,
+        *,
+        credit: PartLike | Sequence[PartLike] | None = None,
+        loss: PartLike | None = None,
+        reduction: PartLike | None = None,
+        kl_coef: float | None = None,
+        entropy_coef: float | None = None,
+        importance_cap: float | None = None,
+        mask_truncated: bool = False,
+        max_tokens: int = 256,
+        epochs: int = 1,
+        minibatches: int = 1,
+        warmup: int = 0,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+        lora_rank: int = 0,
+        lora_alpha: float = 32.0,
+        tokens_per_micro: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(policy, Policy):
+            raise UserCodeError(
+                f"Learner() takes a Policy, not {seen(policy)}; load one first: graft.load(...)"
+            )
+        if not isinstance(algo, str):
+            raise UserCodeError(f"algo is {seen(algo)}; give a name, such as algo='grpo'")
+        self.policy, self.algo = policy, algo
+        self.config = settings(
+            policy.config,
+            algo={
+                "name": algo,
+                "credit": _listed(credit),
+                "loss": _plain(loss),
+                "reduction": _plain(reduction),
+                "kl_coef": kl_coef,
+                "entropy_coef": entropy_coef,
+                "importance_cap": importance_cap,
+                "mask_truncated": mask_truncated,
+            },
+            train={
+                "lr": lr,
+                "epochs": epochs,
+                "minibatches": minibatches,
+                "warmup": warmup,
+                "weight_decay": weight_decay,
+                "max_grad_norm": max_grad_norm,
+                "tokens_per_micro": tokens_per_micro,
+            },
+            lora={"rank": lora_rank, "alpha": lora_alpha},
+            rollout={"max_tokens": max_tokens},
+            run={"seed": seed},
+        )
+        self.components, self.trainer = _built(policy, self.config)
+        self.steps = 0
+
+    @property
+    def lr(self) -> float:
+        """The learning rate, before its warm-up."""
+        return self.trainer.optimizer.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.trainer.optimizer.lr = settings(train={"lr": value}).train.lr
+
+    def step(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Learn from episodes; the numbers of the step, named as a run's metrics are.
+
+        Ctrl-C waits until the weights are whole. Where something is wrong (a loss that is not finite,
+        no attempt that came to its end) an exception says so and no weight has changed.
+        """
+        from graft.train.rl import StepRollouts, learn
+        from graft.train.run_dir.interrupt import Interrupt
+
+        listed = _checked(episodes)
+        for engine in self.policy.engines:
+            engine.check_idle()
+        self.trainer.temperature = _temperature(listed)
+        rollouts = StepRollouts(listed, set_aside=0, seconds=math.inf, cursor=0)
+        with Interrupt().held():
+            try:
+                learned = learn(self.components, self.trainer, rollouts, self.policy.version + 1)
+            except BaseException:
+                self.trainer.discard()
+                raise
+            self.steps += 1
+            self.policy.advance()
+        return {name: value for name, value in learned.metrics.items() if name not in OF_A_RUN}
+
+    def __repr__(self) -> str:
+        return f"Learner({self.policy!r}, algo={self.algo!r}, lr={self.lr:g}, {self.steps} steps)"
+
+
+def _built(policy: Policy, config: Config) -> tuple[Any, Any]:
+    """The parts of a run that learning needs, and its learner."""
+    from graft.algos.credit import CREDITS
+    from graft.algos.presets import build, make
+    from graft.rollout.branches.branch import independent
+    from graft.train.algorithm import preset_of
+    from graft.train.build import RunComponents, make_learner, refuse_critic
+    from graft.train.memory.plan import has_reference
+    from graft.train.rollout_engine import NoEngine
+
+    preset = preset_of(config)
+    refuse_critic(config, preset)
+    shape, credit, _, _ = build(preset)
+    setting: Any = None  # nothing is sampled here
+    components = RunComponents(
+        config=config,
+        tokenizer=policy.tokenizer,
+        chat=policy.chat,
+        policy=policy.model,
+        actions=policy.actions,
+        engine=NoEngine(policy.model.shape.vocab_size),
+        preset=preset,
+        branch=independent(1),
+        shape=shape,
+        credit=credit,
+        returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
+        setting=setting,
+        held_out=setting,
+        notes=[],
+    )
+    needs_copy = has_reference(config) and not config.lora.rank
+    return components, make_learner(components, _reference(policy) if needs_copy else None)
+
+
+def _reference(policy: Policy) -> Any:
+    """A frozen copy of the policy as it is now."""
+    from graft.train.model import load_reference
+
+    if policy.path is not None and not policy.version:
+        return load_reference(policy.path, policy.model)
+    with tempfile.TemporaryDirectory(prefix="graft-reference-") as folder:
+        return load_reference(policy.save(Path(folder)), policy.model)
+
+
+def _listed(credit: PartLike | Sequence[PartLike] | None) -> list[Any]:
+    if credit is None:
+        return []
+    if isinstance(credit, Sequence) and not isinstance(credit, str):
+        return [_plain(one) for one in credit]
+    return [_plain(credit)]
+
+
+def _plain(part: Any) -> Any:
+    return dict(part) if isinstance(part, Mapping) else part
+
+
+def _checked(episodes: Any) -> list[Episode]:
+    """Episodes with something to learn from."""
+    if isinstance(episodes, Episode):
+        raise UserCodeError("step() takes a list of episodes; write learner.step([episode])")
+    if not isinstance(episodes, Sequence) or isinstance(episodes, str):
+        raise UserCodeError(f"step() takes a list of episodes, not {seen(episodes)}")
+    for number, episode in enumerate(episodes):
+        if not isinstance(episode, Episode):
+            raise UserCodeError(
+                f"episodes[{number}] is {seen(episode)}; it must be a graft.Episode"
+            )
+    if not episodes:
+        raise UserCodeError("step() was given no episodes; there is nothing to learn from")
+    return list(episodes)
+
+
+def _temperature(episodes: Sequence[Episode]) -> float:
+    """Of the samples: the log-probs that are trained are those of the distribution drawn from."""
+    found = sorted({float(one.spans[0].info.get(TEMPERATURE, 1.0)) for one in episodes})
+    if len(found) > 1:
+        raise UserCodeError(
+            f"these episodes were sampled at temperatures {found[0]:g} and {found[-1]:g}; a step learns "
+            "from one temperature: call step() for each"
+        )
+    if found[0] == 0:
+        raise UserCodeError(
+            "these episodes are greedy (temperature=0), so no other answer had a chance and there is "
+            "nothing to learn; collect with temperature=1"
+        )
+    return found[0]

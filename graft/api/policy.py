@@ -1,0 +1,165 @@
+"""A model ready to be sampled from and trained: weights, tokenizer, chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from graft.api.settings import settings
+from graft.config import Config, ConfigError, load_config
+from graft.user_code import seen
+
+if TYPE_CHECKING:
+    import torch
+
+    from graft.actions.actions import Actions
+    from graft.text.chat import Chat
+    from graft.text.tokenizer import FastTokenizer
+
+
+class Policy:
+    """What `graft.load` returns: an Engine samples from it, a Learner trains it, both in place.
+
+    model      the decoder, a `torch.nn.Module`; its tensors are the only copy of the weights
+    tokenizer  text to token ids and back
+    chat       renders messages with the chat template
+    version    updates that Learners have made: 0 as loaded, 1 after the first `learner.step`
+    path       where it was loaded from; None: it started from random weights
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: Any,
+        tokenizer: FastTokenizer,
+        chat: Chat,
+        actions: Actions | None,
+        path: Path | None,
+        recipe: Config | None,
+    ) -> None:
+        self.config, self.model, self.actions, self.path = config, model, actions, path
+        self.tokenizer, self.chat = tokenizer, chat
+        self.recipe = recipe
+        """Of the run it comes from, if there is one."""
+        self.version = 0
+        self.engines: WeakSet[Any] = WeakSet()
+        """Engines that sample from it: each learns of a new version."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def save(self, folder: str | PathLike[str]) -> Path:
+        """Write a Hugging Face folder, which `graft.load` and transformers open.
+
+        Files of an earlier save there are replaced. Returns the folder.
+        """
+        from graft.models.io.save import ids_of, write_json
+        from graft.models.policy import save_policy
+        from graft.train.run_dir.checkpoint import ACTION_NAMES
+
+        target = Path(folder)
+        if target.is_file():
+            raise ValueError(f"'{target}' is a file; save() writes a folder: give another name")
+        target.mkdir(parents=True, exist_ok=True)
+        special = ids_of(self.tokenizer, self.chat.end_ids)
+        save_policy(self.model, target, special=special, source=self.path)
+        self.tokenizer.save(target)
+        if self.actions is not None:
+            write_json(target / ACTION_NAMES, {"actions": list(self.actions.names)})
+        return target
+
+    def advance(self) -> None:
+        """The weights have changed: engines drop what they computed with the old ones."""
+        self.version += 1
+        for engine in self.engines:
+            engine.renew(self.version)
+
+    def __repr__(self) -> str:
+        shape, origin = self.model.shape, self.path or "random weights"
+        return (
+            f"Policy({shape.family}, {self.num_parameters:,} parameters, {self.model.dtype} on "
+            f"{self.device}, from {origin}, version {self.version})"
+        )
+
+
+def load(
+    source: str | PathLike[str] | None = None,
+    *,
+    shape: Mapping[str, Any] | None = None,
+    alphabet: str = "",
+    chat_template: str | None = None,
+    template_args: Mapping[str, Any] | None = None,
+    actions: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    seed: int = 0,
+) -> Policy:
+    """A model from the hub, a folder, a run or a .gguf file; or a new one with random weights.
+
+    >>> policy = graft.load("Qwen/Qwen3-0.6B")        # a name on the hub
+    >>> policy = graft.load("runs/quickstart")        # the newest checkpoint of a run
+    >>> policy = graft.load(shape={"width": 64, "layers": 2}, alphabet="0123456789+=")
+
+    source         hub name (OWNER/NAME), model folder, run (its name or folder), checkpoint or .gguf
+    shape          instead of `source`: sizes of a new model, as `model.shape` in a recipe
+    alphabet       characters that the new model reads and writes; "bytes": any text
+    chat_template  name (chatml), path or text of a template; None: the tokenizer's own
+    template_args  variables that the template reads, such as {"enable_thinking": False}
+    actions        a file of actions beyond the vocabulary; a run brings its own
+    device         "cpu", "cuda", ...; auto: the GPU if there is one
+    dtype          float32, bfloat16; auto: bfloat16 on a GPU, float32 on a CPU
+    seed           of a new model's weights
+    """
+    from graft.models.device import choose_device, choose_dtype
+    from graft.train.distributed.process_group import ALONE
+    from graft.train.model import load_tokenizer, make_chat, open_policy
+
+    if source is not None and not isinstance(source, str | PathLike):
+        raise ConfigError(f"load() takes a name or a path, not {seen(source)}")
+    if (source is None) == (shape is None):
+        raise ConfigError(
+            "load() needs one of the two: a source (hub name, folder, run, .gguf), or shape={...} for "
+            'a new model, as in graft.load(shape={"width": 64, "layers": 2}, alphabet="abc")'
+        )
+    config, path, recipe = _described(None if source is None else str(source))
+    given: dict[str, Any] = {"device": device, "dtype": dtype}
+    given |= {"shape": dict(shape), "alphabet": alphabet or "bytes"} if shape is not None else {}
+    given |= {} if chat_template is None else {"chat_template": chat_template}
+    given |= {} if template_args is None else {"template_args": dict(template_args)}
+    config = settings(config, model=given, run={"seed": seed})
+    if actions:
+        config = settings(config, actions={"file": actions})
+    where = choose_device(config.model.device)
+    kind, _ = choose_dtype(config.model.dtype, where)
+    tokenizer = load_tokenizer(config, path)
+    chat = make_chat(config, tokenizer)
+    if chat_template is not None:
+        tokenizer.chat_template = chat.template  # save() keeps it
+    model, _, listed = open_policy(config, path, tokenizer, where, kind, ALONE, True, True)
+    return Policy(config, model, tokenizer, chat, listed, path, recipe)
+
+
+def _described(source: str | None) -> tuple[Config, Path | None, Config | None]:
+    """Settings of the model at `source` and its folder: a run says which template and actions it has."""
+    from graft.evaluate.candidates import check_readable, run_behind
+    from graft.train.run_dir.checkpoint import latest_model, located
+
+    if source is None:
+        return settings(), None, None
+    place = located(source)
+    run, path = run_behind(place), latest_model(source)
+    check_readable(path)
+    if run is None or not (run / "config.yaml").is_file():
+        return settings(model={"path": source}), path, None
+    recipe = load_config(run / "config.yaml")
+    model = recipe.model.model_copy(update={"path": source, "shape": {}})
+    own = settings().model_copy(update={"model": model, "actions": recipe.actions})
+    return own, path, recipe

@@ -1,0 +1,41 @@
+"""Packages that can be called: `graft.train("quickstart")`, `graft.evaluate(policy, on="math500")`.
+
+Python binds a subpackage to its name in the parent the first time anything inside it is imported;
+a function of that name would be a function before that moment and a module after it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+from graft.registry import load
+
+
+class CallablePackage(ModuleType):
+    """A package that stands for one function; `call` is its "module:name"."""
+
+    call: str
+    hint: str
+    """What to say where it is called with arguments that it does not have."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function = load(self.call)
+        try:
+            self.__signature__.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.__name__}(): {error}; {self.hint}") from None
+        return function(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(load(self.call))
+
+
+def make_callable(package: str, call: str, hint: str) -> None:
+    """From now on calling `package` calls `call`, which is imported then."""
+    module: Any = sys.modules[package]
+    module.__class__ = CallablePackage
+    module.call, module.hint = call, hint

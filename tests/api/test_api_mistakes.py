@@ -1,0 +1,166 @@
+"""What people get wrong: each message says what was seen and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+import graft
+from graft.config import ConfigError
+from graft.registry import UnknownName
+from graft.user_code import UserCodeError
+from tests.api.api_kit import Letters
+
+
+def test_sources_that_are_none(tmp_path):
+    with pytest.raises(ConfigError, match="one of the two: a source"):
+        graft.load()
+    with pytest.raises(ConfigError, match="not the int 3"):
+        graft.load(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nothing-here"):
+        graft.load(tmp_path / "nothing-here")
+    with pytest.raises(ConfigError, match=r"model.shape has no widht"):
+        graft.load(shape={"widht": 3}, alphabet="ab")
+
+
+def test_objects_in_the_wrong_place(policy, engine):
+    with pytest.raises(
+        UserCodeError, match=r"an Engine, not a Policy: give graft\.Engine\(policy\)"
+    ):
+        graft.collect(policy, Letters)
+    with pytest.raises(UserCodeError, match=r"takes a Policy, not the text 'Qwen'"):
+        graft.Engine("Qwen")  # type: ignore[arg-type]
+    with pytest.raises(UserCodeError, match=r"Learner\(\) takes a Policy, not a PolicyEngine"):
+        graft.Learner(engine)
+    with pytest.raises(UserCodeError, match=r"an environment is an id, a class, .* not the int 7"):
+        graft.collect(engine, 7)  # type: ignore[arg-type]
+    with pytest.raises(UserCodeError, match=r"Plain .* has no reset"):
+
+        class Plain:
+            pass
+
+        graft.collect(engine, Plain)
+    with pytest.raises(UnknownName, match="did you mean 'calculator'"):
+        graft.collect(engine, "calculater")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": 0}, "tasks=0: input should be greater than or equal to 1"),
+        ({"tasks": []}, "tasks is empty"),
+        ({"tasks": "a?"}, "tasks is the text 'a\\?'; give a number, or a list"),
+        ({"tasks": [3]}, r"tasks\[0\] is the int 3; it must be a graft.Task or a prompt"),
+        ({"samples": 0}, "samples=0: input should be greater"),
+        ({"max_tokens": -1}, "max_tokens=-1"),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"temperature": 0}, "8 greedy attempts at a task"),
+        ({"branch": "arop"}, "unknown branch 'arop'; did you mean 'arpo'"),
+        ({"reward": "f2"}, "unknown reward 'f2'; known: .*f1"),
+        ({"reward": lambda: 1}, "has no form that is known"),
+    ],
+)
+def test_arguments_of_collect(engine, options, message):
+    with pytest.raises(ValueError, match=message):
+        graft.collect(engine, Letters, **options)
+    assert graft.collect(engine, Letters, tasks=1, samples=1, max_tokens=2)
+
+
+def test_prompts_without_a_reward_or_with_one_id_twice(engine):
+    with pytest.raises(UserCodeError, match="earn nothing; give reward="):
+        graft.collect(engine, tasks=["a?"])
+    task = graft.Task("same", "mine")
+    with pytest.raises(UserCodeError, match="have the same id 'same'"):
+        graft.collect(engine, Letters, tasks=[task, task])
+    with pytest.raises(UserCodeError, match="'same' has no prompt"):
+        graft.collect(engine, tasks=[task], reward="f1")
+
+
+def test_a_reward_that_returns_a_text_is_named_with_its_line(engine):
+    def score(task, trajectory):
+        return "good"
+
+    with pytest.raises(
+        UserCodeError, match=r"reward .*score \(.*test_api_mistakes.py:\d+\) returned the text"
+    ):
+        graft.collect(engine, Letters, tasks=2, samples=2, max_tokens=2, reward=score)
+    assert engine.stats["running"] == 0
+    assert graft.collect(engine, Letters, tasks=1, samples=1, max_tokens=2)
+
+
+def test_arguments_of_a_learner(policy):
+    with pytest.raises(UnknownName, match="unknown algorithm 'gropo'; did you mean 'grpo'"):
+        graft.Learner(policy, algo="gropo")
+    with pytest.raises(ConfigError, match="lr=-1"):
+        graft.Learner(policy, lr=-1)
+    with pytest.raises(UnknownName, match="unknown credit"):
+        graft.Learner(policy, credit="mine")
+    learner = graft.Learner(policy)
+    with pytest.raises(ConfigError, match="lr=0"):
+        learner.lr = 0
+
+
+def test_episodes_of_a_step(engine):
+    learner = graft.Learner(engine.policy)
+    with pytest.raises(UserCodeError, match="no episodes"):
+        learner.step([])
+    with pytest.raises(UserCodeError, match=r"episodes\[0\] is the text 'x'"):
+        learner.step(["x"])  # type: ignore[list-item]
+    [greedy] = graft.collect(engine, Letters, tasks=1, samples=1, max_tokens=2, temperature=0)
+    with pytest.raises(UserCodeError, match=r"learner\.step\(\[episode\]\)"):
+        learner.step(greedy)  # type: ignore[arg-type]
+    with pytest.raises(UserCodeError, match=r"greedy \(temperature=0\)"):
+        learner.step([greedy])
+    cold = graft.collect(engine, Letters, tasks=1, samples=2, max_tokens=2, temperature=0.5)
+    warm = graft.collect(engine, Letters, tasks=1, samples=2, max_tokens=2)
+    with pytest.raises(UserCodeError, match=r"temperatures 0\.5 and 1"):
+        learner.step([*cold, *warm])
+
+
+def test_a_loss_that_breaks_leaves_the_weights_and_the_next_step_alone(engine):
+    is_broken = [True]
+
+    def loss(logp, entropy, batch):
+        return logp.sum() if is_broken[0] else -batch.advantages * logp, {}
+
+    learner = graft.Learner(engine.policy, loss=loss)
+    episodes = graft.collect(engine, Letters, tasks=2, samples=2, max_tokens=2)
+    with pytest.raises(UserCodeError, match="one number per token"):
+        learner.step(episodes)
+    assert engine.version == 0
+    is_broken[0] = False
+    assert learner.step(episodes)["optimizer_steps"] == 1 and engine.version == 1
+
+
+def test_a_closed_engine(policy):
+    engine = graft.Engine(policy)
+    engine.close()
+    engine.close()
+    for call in (
+        lambda: graft.collect(engine, Letters),
+        lambda: graft.generate(engine, "a?"),
+        lambda: graft.evaluate(engine, on=Letters),
+        lambda: engine.open([1]),
+    ):
+        with pytest.raises(
+            UserCodeError, match=r"closed; make another one: graft\.Engine\(policy\)"
+        ):
+            call()
+    graft.Learner(policy)  # a closed engine is no obstacle
+
+
+def test_what_to_evaluate_on(policy):
+    with pytest.raises(ConfigError, match="nothing says what to evaluate on"):
+        graft.evaluate(policy)
+    with pytest.raises(UnknownName, match="Benchmarks: "):
+        graft.evaluate(policy, on="math5000")
+    with pytest.raises(UserCodeError, match="takes a Policy, an Engine or a path, not None"):
+        graft.evaluate(None, on=Letters)  # type: ignore[arg-type]
+
+
+def test_overrides_of_a_run():
+    with pytest.raises(ConfigError, match="an override is the int 3"):
+        graft.train("quickstart", 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"unknown key 'train.lrr'"):
+        graft.train("quickstart", {"train.lrr": 3})
+    with pytest.raises(ConfigError, match=r"no recipe 'quickstat'.*Did you mean 'quickstart'"):
+        graft.sft("quickstat")
