@@ -103,7 +103,7 @@ async def acollect(
     ... )
     """
     from graft.rollout.collect import collect_async
-    from graft.train.build import make_setting
+    from graft.train.build import make_setup
     from graft.train.rl import TRAIN_SEEDS
 
     engine = engine_of(engine, "collect")
@@ -134,10 +134,10 @@ async def acollect(
         ProgressLine("collect", len(listed), "tasks", progress) as line,
     ):
         check_tasks(listed, env, reward is not None)
-        setting = make_setting(config, sampler, policy.chat, make_env, policy.actions)
-        setting = replace(
-            setting,
-            sampling=replace(setting.sampling, temperature=temperature),
+        setup = make_setup(config, sampler, policy.chat, make_env, policy.actions)
+        setup = replace(
+            setup,
+            sampling=replace(setup.sampling, temperature=temperature),
             salt=(engine.seed if seed is None else seed) * TRAIN_SEEDS + step,
             samples=samples,
         )
@@ -150,7 +150,7 @@ async def acollect(
             line.advance(f"reward {fmean(rewards):.3f}" if rewards else "")
 
         episodes = await collect_async(
-            listed, setting, grows, concurrency=concurrency, on_episode=note
+            listed, setup, grows, concurrency=concurrency, on_episode=note
         )
     if learns is not None:
         learns.settle(episodes)

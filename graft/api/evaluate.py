@@ -190,7 +190,7 @@ def _measured(asked: Any, posed: Sequence[Any], engine: PolicyEngine, line: Prog
     from graft.evaluate.candidates import Candidate
     from graft.evaluate.evaluator import Evaluator
     from graft.evaluate.table import ScoreTable
-    from graft.train.build import make_setting
+    from graft.train.build import make_setup
 
     policy = engine.policy
 
@@ -198,8 +198,8 @@ def _measured(asked: Any, posed: Sequence[Any], engine: PolicyEngine, line: Prog
         """The model is here already."""
 
         @property
-        def setting(self) -> Any:
-            return make_setting(
+        def setup(self) -> Any:
+            return make_setup(
                 asked.config.model_copy(update={"task": type(asked.config.task)()}),
                 engine.sampler,
                 policy.chat,

@@ -175,7 +175,7 @@ def _built(policy: Policy, config: Config) -> tuple[Any, Any]:
     preset = preset_of(config)
     refuse_critic(config, preset)
     shape, credit, _, _ = build(preset)
-    setting: Any = None  # nothing is sampled here
+    setup: Any = None  # nothing is sampled here
     components = RunComponents(
         config=config,
         tokenizer=policy.tokenizer,
@@ -188,8 +188,8 @@ def _built(policy: Policy, config: Config) -> tuple[Any, Any]:
         shape=shape,
         credit=credit,
         returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
-        setting=setting,
-        held_out=setting,
+        setup=setup,
+        held_out=setup,
         notes=[],
     )
     needs_copy = has_reference(config) and not config.lora.rank
