@@ -86,7 +86,7 @@ class Hanging:
 
 @pytest.fixture(autouse=True)
 def quick_machine(monkeypatch):
-    """The machine has tests of its own, in test_gym."""
+    """The machine has tests of its own, in test_envs_command."""
     monkeypatch.setattr(machine, "sandbox", list)
     monkeypatch.setattr(machine, "extras", list)
 

@@ -33,8 +33,9 @@ from graft.config import ConfigError
 from graft.data.rows import DataError
 from graft.datagen.row_file import new_rows
 from graft.envs import find
-from graft.envs.base import Wrapper, as_messages, check_split
+from graft.envs.base import Wrapper, as_messages
 from graft.envs.entry import family_of
+from graft.envs.splits import check_split
 from graft.registry import load
 from graft.rollout.episode_builder import draw_key
 from graft.rollout.recorded import spans_of_trace

@@ -19,8 +19,8 @@ from typing import Any
 
 from graft.deadlines import is_users
 from graft.doctor.tools import arguments_for
-from graft.envs.base import Wrapper
-from graft.envs.tool_env import ToolEnv, inside, is_rebound
+from graft.envs.base import Wrapper, inner_envs
+from graft.envs.tool_env import ToolEnv, is_rebound
 from graft.protocols import Env
 from graft.tools.calling import call_tool
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
@@ -114,7 +114,7 @@ def texts_for(env: Env) -> list[str]:
 def answers(env: Env, texts: list[str]) -> Answers:
     """What an environment and its tools answer."""
     found: Answers = []
-    for layer in (env, *inside(env)):
+    for layer in (env, *inner_envs(env)):
         if isinstance(layer, ToolEnv):
             for name, tool in layer.tools.items():
                 if is_rebound(tool):
@@ -196,7 +196,7 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 def common_state(env: Env) -> dict[str, str]:
     """Class attributes and globals of the user's own environments: what all attempts would share."""
     found: dict[str, str] = {}
-    for layer in (env, *inside(env)):
+    for layer in (env, *inner_envs(env)):
         for kind in type(layer).__mro__:
             module = sys.modules.get(kind.__module__)
             if module is None or not is_users(getattr(module, "__file__", None) or "<"):

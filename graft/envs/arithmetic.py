@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from fractions import Fraction
 
-from graft.envs.base import BaseEnv, Trace, check_split, split_of
+from graft.envs.base import BaseEnv, Trace
+from graft.envs.splits import check_split, split_of
 from graft.envs.wording import (
     flat_in_words,
     numbers_in_words,

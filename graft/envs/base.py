@@ -11,7 +11,6 @@ from its own generator and nothing else.
 from __future__ import annotations
 
 import copy
-import hashlib
 import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +34,6 @@ from graft.user_code import (
 
 Trace = list[tuple[Author, str]]
 """What was written after the prompt, in order: policy and env texts. The last one ends the turn."""
-
-SPLITS = ("train", "test")
-TEST_SHARE = 10  # per cent
-
 
 _memo: ContextVar[Memo | None] = ContextVar("_memo", default=None)
 
@@ -298,6 +293,15 @@ def without(names: Sequence[str], attributes: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in attributes.items() if name not in names}
 
 
+def inner_envs(env: Any) -> list[Any]:
+    """The environments that a wrapper goes around, outermost first; none of a plain one."""
+    found: list[Any] = []
+    while isinstance(env, Wrapper):
+        env = env.env
+        found.append(env)
+    return found
+
+
 def limit_turns(turn: Turn, turns: int, max_turns: int | None) -> Turn:
     """`turn`, truncated if it was the last one allowed; a game that just ended stays terminated."""
     if turn.is_over or max_turns is None or turns < max_turns:
@@ -310,29 +314,3 @@ def as_messages(observation: Observation) -> tuple[Message, ...]:
     if isinstance(observation, str):
         return ({"role": "user", "content": observation},)
     return tuple(copy.deepcopy(observation))
-
-
-def split_of(instance: str) -> str:
-    """Where an instance belongs, decided by its text alone: one in ten is "test".
-
-    The same on every machine and Python (the built-in hash() is not), so a model never meets a test
-    instance in training, whatever the seeds.
-    """
-    digest = hashlib.sha256(instance.encode()).digest()
-    return "test" if int.from_bytes(digest[:4], "big") % 100 < TEST_SHARE else "train"
-
-
-def check_split(split: str) -> str:
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r}: must be one of {', '.join(SPLITS)}")
-    return split
-
-
-def check_range(name: str, bounds: Sequence[int], least: int) -> tuple[int, int]:
-    """`bounds` as (low, high), or a ValueError that says what a right one looks like."""
-    is_pair = isinstance(bounds, Sequence) and len(bounds) == 2
-    if not is_pair or not least <= bounds[0] <= bounds[1]:
-        raise ValueError(
-            f"{name}={bounds!r}: must be two numbers (low, high) with {least} <= low <= high"
-        )
-    return bounds[0], bounds[1]

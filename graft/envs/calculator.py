@@ -15,12 +15,13 @@ import random
 from collections.abc import Sequence
 
 from graft.envs.arithmetic import MAX_TRIES, draw_number
-from graft.envs.base import BaseEnv, Trace, check_range, check_split, split_of
-from graft.envs.tool_env import COMPACT, ToolEnv
+from graft.envs.base import BaseEnv, Trace
+from graft.envs.splits import check_range, check_split, split_of
+from graft.envs.tool_env import ToolEnv
 from graft.registry import resolve
 from graft.rewards.answers import same_number
 from graft.tools.calculator import MAX_DIGITS, Calculator, evaluate, format_number, keys_of, work
-from graft.tools.formats import COMPACT_BARE, CallStyle
+from graft.tools.formats import COMPACT, COMPACT_BARE, CallStyle
 from graft.types import Author, Called, Turn
 
 SYNTAXES = {"compact": ("tags", COMPACT), "actions": ("actions", COMPACT_BARE)}

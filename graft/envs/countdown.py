@@ -10,7 +10,8 @@ import random
 from collections.abc import Sequence
 from fractions import Fraction
 
-from graft.envs.base import BaseEnv, Trace, check_range, check_split, split_of
+from graft.envs.base import BaseEnv, Trace
+from graft.envs.splits import check_range, check_split, split_of
 from graft.rewards.answers import countdown_score
 from graft.text.parse import last_tag
 from graft.tools.calculator import CalculatorError, evaluate

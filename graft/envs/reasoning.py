@@ -24,8 +24,9 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from graft.envs.base import BaseEnv, Trace, check_split, split_of
+from graft.envs.base import BaseEnv, Trace
 from graft.envs.entry import EnvEntry
+from graft.envs.splits import check_split, split_of
 from graft.rewards.answers import in_words
 from graft.rewards.worker_pool import NoWorkers, WorkerError, WorkerPool
 from graft.text.parse import last_boxed

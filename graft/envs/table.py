@@ -16,8 +16,8 @@ from graft.envs.dataset import DATASETS
 from graft.envs.earl import EARL
 from graft.envs.entry import EnvEntry, family_of
 from graft.envs.games import GAMES
+from graft.envs.own_tools import with_own_tools
 from graft.envs.reasoning import REASONING
-from graft.envs.tool_env import with_own_tools
 from graft.envs.webshop import WEBSHOP
 from graft.envs.wrappers import wrap
 from graft.protocols import Env

@@ -19,30 +19,23 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 from graft.data.corpus import whole
-from graft.envs.base import Wrapper, as_messages, forking, limit_turns
+from graft.envs.base import Wrapper, as_messages, forking, inner_envs, limit_turns
 from graft.protocols import Env, Observation
 from graft.registry import resolve
 from graft.text.parse import ToolCall
-from graft.tools import ERROR, has_state, is_error, make_tool, make_tools
+from graft.tools import ERROR, has_state, is_error, make_tools
 from graft.tools.calling import call_tool, shorten
 from graft.tools.formats import (
-    COMPACT,
     FORMATS,
     CallFormat,
     CallStyle,
-    WrittenCall,
-    find_call,
     instructions_for,
-    tagged,
 )
 from graft.tools.function import FunctionTool
-from graft.tools.options import check_options
 from graft.tools.rebind import Memo, check_tools, rebound
 from graft.tools.schema import schema
 from graft.types import Task, Turn
 from graft.user_code import Giver, UserCodeError, as_posed, as_turn, check_action, named
-
-__all__ = ["COMPACT", "CallStyle", "ToolEnv", "WrittenCall", "find_call", "tagged"]
 
 MAX_RESULT = 10_000
 WHOLE_RESULT = 1_000_000
@@ -182,7 +175,7 @@ class ToolEnv(Wrapper):
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
         if not self.is_checked:
-            check_tools(self._own(), [self, *inside(self)])
+            check_tools(self._own(), [self, *inner_envs(self)])
             self.is_checked = True
         self.previous = self._counters()
         posed: Any = as_posed(self.env.reset(seed, **options), Giver(self.env, "env", "reset"))
@@ -387,31 +380,6 @@ class ToolEnv(Wrapper):
         return {**of_tools, **{f"tools/{fault}": number for fault, number in faults.items()}}
 
 
-def own_tools(env: Any) -> list[Any]:
-    """The methods of an environment that are marked with @tool, in the order they are written.
-
-    They are as quick or slow as the environment itself, so `blocking` is its own unless they say.
-    """
-    marked: dict[str, None] = {}
-    for kind in reversed(type(env).__mro__):
-        marked |= {name: None for name, one in vars(kind).items() if hasattr(one, "__tool__")}
-    methods = [getattr(env, name) for name in marked]
-    return [
-        make_tool(method, **{"blocking": env.blocking, **method.__tool__})
-        for method in methods
-        if hasattr(method, "__tool__")  # a subclass may have written it anew, without the mark
-    ]
-
-
-def with_own_tools(env: Any) -> Any:
-    """`env` in a ToolEnv with its own tools, if it has any; options are its class's `tool_options`."""
-    if isinstance(env, Wrapper) or not (tools := own_tools(env)):
-        return env
-    options = {"instructions": None, "counters": True, **getattr(env, "tool_options", {})}
-    check_options(ToolEnv, options, f"tool_options of {type(env).__name__}", given=("env", "tools"))
-    return ToolEnv(env, tools, **options)
-
-
 def is_rebound(tool: Any) -> bool:
     """Whether a fork looks into a tool for parts of its environment: not into those of ours."""
     if isinstance(tool, FunctionTool):
@@ -431,15 +399,6 @@ def sizes(tool: Any) -> dict[str, tuple[int, int]]:
 def _forked(tool: Any, memo: Memo) -> Any:
     twin = tool.fork() if has_state(tool) else tool
     return rebound(twin, memo) if is_rebound(twin) else twin
-
-
-def inside(env: Any) -> list[Any]:
-    """The environments that a wrapper goes around, from outside in."""
-    found: list[Any] = []
-    while isinstance(env, Wrapper):
-        env = env.env
-        found.append(env)
-    return found
 
 
 def with_instructions(observation: Observation, instructions: str, suffix: str = "") -> Observation:

@@ -150,7 +150,7 @@ def tool(function: Any = None, **options: Any) -> Any:
             '''What is in the room.'''
             return self.contents
 
-    `graft.make` gives an environment its own tools (`graft.envs.tool_env.own_tools`).
+    `graft.make` gives an environment its own tools (`graft.envs.own_tools`).
     """
     if function is None:
         return partial(tool, **options)

@@ -10,8 +10,8 @@ import pytest
 
 from graft.envs import make
 from graft.envs.arithmetic import Arithmetic, draw_nested
-from graft.envs.base import split_of
 from graft.envs.calculator import CalculatorTask, Expression
+from graft.envs.splits import split_of
 from graft.tools.calculator import evaluate, work
 from graft.types import Author
 

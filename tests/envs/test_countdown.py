@@ -7,8 +7,8 @@ import random
 import pytest
 
 from graft.envs import make
-from graft.envs.base import split_of
 from graft.envs.countdown import Countdown, draw_solution
+from graft.envs.splits import split_of
 from graft.tools.calculator import work
 from graft.types import Author
 

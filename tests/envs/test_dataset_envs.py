@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from graft.data.rows import DataError
 from graft.envs import ENVS, make
-from graft.envs.base import split_of
 from graft.envs.dataset import DATASETS, locate
 from graft.envs.dataset.base import shuffled
 from graft.envs.dataset.geometry import image_url
+from graft.envs.splits import split_of
 from graft.evaluate.benchmarks.questions import BenchmarkQuestions
 from graft.rewards.answers import word_f1
 from graft.rewards.code import table_of

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from graft.data.rows import DataError
 from graft.envs import ENVS, make
-from graft.envs.base import split_of
 from graft.envs.earl.calc import TASKS
 from graft.envs.earl.count import Count
 from graft.envs.earl.countdown import ExpressionCountdown
 from graft.envs.earl.gsm import GsmRewrite
+from graft.envs.splits import split_of
 from graft.text.parse import first_answer, first_marked
 from graft.tools.calculator import evaluate, work
 from graft.types import Author, Turn

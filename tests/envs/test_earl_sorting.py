@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.envs import ENVS, make
-from graft.envs.base import split_of
 from graft.envs.earl.efficiency import (
     least_compares,
     least_swaps,
@@ -27,6 +26,7 @@ from graft.envs.earl.efficiency import (
 )
 from graft.envs.earl.sorting import Sorting
 from graft.envs.earl.sorting_sets import SETS, all_permutations, draw_facts
+from graft.envs.splits import split_of
 from graft.tools.sorting import (
     SYMBOLS,
     Hidden,

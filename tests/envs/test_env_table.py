@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from graft.envs import ENVS, make, register
-from graft.envs.base import BaseEnv, Wrapper, as_messages, limit_turns, split_of
+from graft.envs.base import BaseEnv, Wrapper, as_messages, limit_turns
+from graft.envs.splits import split_of
 from graft.types import Turn
 
 

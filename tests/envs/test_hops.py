@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from graft.envs import make
-from graft.envs.base import split_of
 from graft.envs.hops.facts import LETTERS, LINKS, MOST, NUMBERS, build_town
 from graft.envs.hops.syntax import SYNTAXES, ask_in_words
 from graft.envs.hops.tools import ExactFacts, RankedFacts
+from graft.envs.splits import split_of
 from graft.tools.sandbox import methods
 from graft.types import Author, Turn
 

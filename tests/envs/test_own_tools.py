@@ -11,7 +11,8 @@ import pytest
 
 import graft
 from graft.envs.base import BaseEnv, Wrapper
-from graft.envs.tool_env import ToolEnv, own_tools
+from graft.envs.own_tools import own_tools
+from graft.envs.tool_env import ToolEnv
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
 from graft.types import Status, Task, Turn

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from graft.envs import ENVS, make
 from graft.envs import reasoning as rg
-from graft.envs.base import split_of
+from graft.envs.splits import split_of
 from graft.rewards.worker_pool import NoWorkers, WorkerError
 from graft.types import Author
 

@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 
 from graft.envs.base import BaseEnv
 from graft.envs.countdown import Countdown
-from graft.envs.tool_env import (
-    COMPACT,
-    CallStyle,
-    ToolEnv,
-    WrittenCall,
-    find_call,
-    tagged,
-    with_instructions,
-)
+from graft.envs.tool_env import ToolEnv, with_instructions
 from graft.protocols import Env
 from graft.tools.calculator import Calculator
+from graft.tools.formats import COMPACT, CallStyle, WrittenCall, find_call, tagged
 from graft.types import Turn
 
 

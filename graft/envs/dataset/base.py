@@ -23,7 +23,8 @@ from graft.data.location import open_place, parse_place
 from graft.data.pictures import COLUMNS, refuse_pictures
 from graft.data.rows import DataError
 from graft.data.tables import RowTable, data_files, read_table
-from graft.envs.base import SPLITS, BaseEnv, split_of
+from graft.envs.base import BaseEnv
+from graft.envs.splits import SPLITS, split_of
 from graft.protocols import Observation
 
 

@@ -10,7 +10,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from graft.envs.base import BaseEnv, Trace, check_range, check_split, split_of
+from graft.envs.base import BaseEnv, Trace
+from graft.envs.splits import check_range, check_split, split_of
 from graft.envs.wording import TOO_LARGE, number_in_words
 from graft.rewards.answers import same_number
 from graft.text.parse import marked_number

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 
 from graft.envs.arithmetic import draw_nested, value_in_bounds
-from graft.envs.base import check_split, split_of
 from graft.envs.countdown import MAX_TRIES, NumberPuzzle
+from graft.envs.splits import check_split, split_of
 from graft.registry import resolve
 from graft.rewards.answers import countdown_score
 from graft.text.parse import first_answer, first_marked

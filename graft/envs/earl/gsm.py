@@ -24,7 +24,8 @@ from graft.data.fields import as_object
 from graft.data.hub import locate
 from graft.data.rows import DataError
 from graft.data.tables import RowTable, data_files, read_table
-from graft.envs.base import BaseEnv, Trace, check_split, split_of
+from graft.envs.base import BaseEnv, Trace
+from graft.envs.splits import check_split, split_of
 from graft.rewards.answers import last_marked, parse_number, same_number
 from graft.text.parse import marked_number
 from graft.types import Author, Turn

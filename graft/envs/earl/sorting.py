@@ -15,14 +15,16 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from graft.envs.base import BaseEnv, Trace, check_split, split_of
+from graft.envs.base import BaseEnv, Trace
 from graft.envs.earl.efficiency import (
     least_swaps,
     order_efficiency,
     sort_by_comparing,
     sort_efficiency,
 )
+from graft.envs.earl.sorting_prompts import compare_question, sort_question, system_text
 from graft.envs.earl.sorting_sets import SETS, TASK_TOOLS, SortingSet, draw_facts
+from graft.envs.splits import check_split, split_of
 from graft.protocols import Observation
 from graft.registry import resolve
 from graft.text.parse import last_tag
@@ -142,8 +144,16 @@ class Sorting(BaseEnv):
                 )
             raise ValueError(f"no {self.split} instance of {self.kind} with {n} items")
         self.answer = self._relation() if self.kind == "compare" else self.target
-        system = {"role": "system", "content": self._system()}
-        return [system, {"role": "user", "content": self._question()}]
+        return [
+            {"role": "system", "content": system_text(self.tools, self.syntax)},
+            {"role": "user", "content": self._question()},
+        ]
+
+    def _question(self) -> str:
+        if self.kind == "compare":
+            return compare_question(self.order, self.asked)
+        can_compare = "compare" in self.tools
+        return sort_question(self.order, self.facts, self.reverse, can_compare)
 
     @property
     def action_tools(self) -> tuple[str, ...] | None:
@@ -284,48 +294,6 @@ class Sorting(BaseEnv):
         """ "A < B" for the two symbols asked for, or "B > A"."""
         pair = self.asked[::-1] if is_reversed else self.asked
         return carry_out(self.hidden, SortingCall("compare", (pair[0], pair[1])))[1]
-
-    def _system(self) -> str:
-        lines = [self._example(tool) for tool in self.tools]
-        how = " by their keywords" if self.syntax.is_bare else ""
-        return "\n".join(
-            [
-                "You are a helpful assistant. You think about the task first and then solve it. "
-                f"You may use these tools{how}, as often as you like; what comes after the call is "
-                "the tool's answer:",
-                *lines,
-            ]
-        )
-
-    def _example(self, tool: str) -> str:
-        a, b, result = {
-            "compare": ("A", "B", "A > B"),
-            "swap": ("A", "B", "B, A"),
-            "check": ("A", "even", "True"),
-        }[tool]
-        purpose = {
-            "compare": "how two items relate",
-            "swap": "exchange two items; shows the new order",
-            "check": "whether an item is negative, positive, even or odd",
-        }[tool]
-        return f"- {purpose}: {self.syntax.example(tool, a, b, result)}"
-
-    def _question(self) -> str:
-        listed = ", ".join(self.order)
-        if self.kind == "compare":
-            return (
-                f"The items {listed} have hidden values. How do {self.asked[0]} and {self.asked[1]} "
-                "compare? Use the tool once, then answer in <answer> </answer> tags, for example "
-                "<answer> A > B </answer>."
-            )
-        way = "descending" if self.reverse else "ascending"
-        known = f" It is known that {', '.join(self.facts)}." if self.facts else ""
-        steps = "comparisons and swaps" if "compare" in self.tools else "swaps"
-        return (
-            f"The items {listed} have hidden values and stand in this order.{known} Bring them into "
-            f"{way} order with as few {steps} as possible. Stop as soon as they are "
-            "sorted; give no answer."
-        )
 
 
 def _squeeze(text: str) -> str:

@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from graft.envs.games.base import Game, echo, last_box
-from graft.envs.games.wiki_sources import (
-    BACKENDS,
-    MAX_DRAWS,
-    LocalWiki,
-    Page,
-    Wiki,
-    WikiError,
-    trail,
-)
+from graft.envs.games.wiki_pages import MAX_DRAWS, LocalWiki, Page, Wiki, WikiError, trail
+from graft.envs.games.wiki_servers import Kiwix, MediaWiki
 from graft.registry import resolve
 from graft.types import Turn
 
+BACKENDS = {"local": LocalWiki, "mw": MediaWiki, "kiwix": Kiwix}
 BACK = "<PREV_PAGE>"
 SUCCESS, STEP, INVALID, FAILURE = 1.0, -0.05, -0.2, 0.0
 MAX_HINT = 60  # characters of a wrong title that are looked for among the links

@@ -15,9 +15,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from graft.envs.base import BaseEnv, Trace, check_range, check_split
+from graft.envs.base import BaseEnv, Trace
 from graft.envs.hops.facts import AMOUNTS, LINKS, NUMBERS, Town, build_town
 from graft.envs.hops.syntax import SYNTAXES, HopsSyntax
+from graft.envs.splits import check_range, check_split
 from graft.envs.tool_env import ToolEnv
 from graft.registry import resolve
 from graft.rewards.answers import same_number

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from graft.envs.base import SPLITS, split_of
 from graft.envs.random_state import RandomState
+from graft.envs.splits import SPLITS, split_of
 
 LINKS = ("boss", "mentor", "friend")
 """What leads from a person to another one."""

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from graft.envs.hops.facts import LETTERS, SEED, build_town
-from graft.envs.webshop.bm25 import TextRanking
+from graft.envs.text_ranking import TextRanking
 from graft.tools import ERROR
 from graft.tools.python import PythonTool
 from graft.tools.search import Hit, SearchTool

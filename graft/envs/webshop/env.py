@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from graft.envs.base import BaseEnv, check_split
+from graft.envs.base import BaseEnv
 from graft.envs.games.base import echo, last_box
+from graft.envs.splits import check_split
 from graft.envs.webshop.pages import (
     BUY,
     DETAILS,

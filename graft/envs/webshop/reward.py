@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from graft.envs.webshop.bm25 import words_of
+from graft.envs.text_ranking import words_of
 from graft.envs.webshop.shop import Goal, Product
 
 ALIKE = 85

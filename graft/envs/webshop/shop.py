@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from graft.data.rows import DataError
-from graft.envs.base import split_of
-from graft.envs.webshop.bm25 import TextRanking
+from graft.envs.splits import split_of
+from graft.envs.text_ranking import TextRanking
 
 BUNDLED = Path(__file__).parent / "data"
 MAX_HITS = 50

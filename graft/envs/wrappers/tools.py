@@ -7,10 +7,10 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-from graft.envs.tool_env import CallStyle, ToolEnv
+from graft.envs.tool_env import ToolEnv
 from graft.protocols import Env
 from graft.tools import has_state, make_tools
-from graft.tools.formats import plain
+from graft.tools.formats import CallStyle, plain
 from graft.tools.options import check_options
 
 MAX_USES = 5

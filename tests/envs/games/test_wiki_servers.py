@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from graft.envs.games.wiki_sources import Kiwix, MediaWiki, ServedWiki, WikiError, title_of
+from graft.envs.games.wiki_pages import WikiError
+from graft.envs.games.wiki_servers import Kiwix, MediaWiki, ServedWiki, title_of
 from graft.envs.games.wikigame import WikiGame
 
 PAGES = {

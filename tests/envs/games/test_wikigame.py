@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graft.envs import make
-from graft.envs.games.wiki_sources import BUNDLED, LocalWiki, read_pages
+from graft.envs.games.wiki_pages import BUNDLED, LocalWiki, read_pages
 from graft.envs.games.wikigame import WikiGame
 
 PAGES = {

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from graft.envs.interop.messages import added, as_assistant
 from graft.envs.interop.model_server import ModelServer, Question
-from graft.envs.interop.verifiers import VerifiersEnv, added, as_assistant
+from graft.envs.interop.verifiers import VerifiersEnv
 
 vf = pytest.importorskip("verifiers.v1")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graft.envs.webshop.bm25 import K1, B, TextRanking, words_of
+from graft.envs.text_ranking import K1, B, TextRanking, words_of
 from graft.envs.webshop.reward import has_attribute, is_chosen, likeness, score, type_factor
 from graft.envs.webshop.shop import Goal, Product
 

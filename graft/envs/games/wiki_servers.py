@@ -1,9 +1,4 @@
-"""Where the pages of the wiki game come from: a bundled file, a MediaWiki, a Kiwix server.
-
-Each has `page(title)` and `draw(rng)`. A page is plain data, so that a game can be saved with it:
-
-    {"title": "Moon", "summary": "The Moon is ...", "links": ["Earth", "Gravity", "Tide"]}
-"""
+"""Wiki pages from a server: a MediaWiki (Wikipedia's software), or a Kiwix server."""
 
 from __future__ import annotations
 
@@ -14,106 +9,22 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
 from string import ascii_lowercase
-from typing import Any, Protocol
+from typing import Any
 
-from graft.data.rows import DataError, read_rows
+from graft.envs.games.wiki_pages import MAX_DRAWS, Page, WikiError
 
-Page = dict[str, Any]
-
-BUNDLED = Path(__file__).parent / "data" / "wiki.jsonl"
-MAX_DRAWS = 50
 MAX_REDIRECTS = 5
 AGENT = "graft wiki game (a reinforcement-learning environment)"
 
 
-class WikiError(RuntimeError):
-    """A wiki server that cannot be reached or does not speak as expected."""
-
-
-class Wiki(Protocol):
-    waits: bool
-    """Whether asking it means waiting for a network."""
-
-    def page(self, title: str) -> Page | None:
-        """The page of that title or that the title leads to; None if there is none."""
-        ...
-
-    def draw(self, rng: random.Random) -> Page:
-        """A page with links; the same generator draws the same page while the wiki is the same."""
-        ...
-
-
-class LocalWiki:
-    """Pages from a jsonl (or json, parquet) file with the columns title, summary, links."""
-
-    waits = False
-
-    def __init__(self, path: str | Path = BUNDLED) -> None:
-        self.pages = read_pages(str(path))
-        self.with_links = [title for title, page in self.pages.items() if page["links"]]
-
-    def page(self, title: str) -> Page | None:
-        return self.pages.get(title)
-
-    def draw(self, rng: random.Random) -> Page:
-        return self.pages[rng.choice(self.with_links)]
-
-    def distances(self, start: str, max_clicks: int) -> dict[str, str | None]:
-        """Every page within `max_clicks` of `start`, with the page before it on a shortest way."""
-        before: dict[str, str | None] = {start: None}
-        edge = [start]
-        for _ in range(max_clicks):
-            further: list[str] = []
-            for title in edge:
-                for link in self.pages[title]["links"]:
-                    if link not in before:
-                        before[link] = title
-                        further.append(link)
-            if not further:
-                break
-            edge = further
-        return before
-
-    def path(self, start: str, target: str, max_clicks: int) -> list[str] | None:
-        """A shortest way, both ends included; None if there is none of so few clicks."""
-        before = self.distances(start, max_clicks)
-        return trail(before, target) if target in before else None
-
-
-def trail(before: Mapping[str, str | None], title: str) -> list[str]:
-    """The way that ends at `title`: {"A": None, "B": "A"}, "B" -> ["A", "B"]."""
-    path = [title]
-    while (previous := before[path[-1]]) is not None:
-        path.append(previous)
-    return path[::-1]
-
-
-@cache
-def read_pages(path: str) -> dict[str, Page]:
-    """Title -> page, read once; all games share it and none writes to it."""
-    pages: dict[str, Page] = {}
-    for number, row in enumerate(read_rows(path), 1):
-        if not isinstance(row, dict) or not {"title", "summary", "links"} <= row.keys():
-            raise DataError(f"{path}, row {number}: needs the columns title, summary and links")
-        pages[row["title"]] = {name: row[name] for name in ("title", "summary", "links")}
-    for title, page in pages.items():
-        if unknown := [link for link in page["links"] if link not in pages]:
-            raise DataError(f"{path}: page {title!r} links to {unknown[0]!r}, which has no row")
-    if sum(bool(page["links"]) for page in pages.values()) < 2:
-        raise DataError(f"{path}: a game needs at least two pages with links")
-    return pages
-
-
 class ServedWiki:
-    """What the two servers have in common: asking with patience, remembering, drawing a page.
+    """What the two servers have in common: retries, a cache, drawing a page.
 
-    A random page of a server's own choice would differ every time. So a few letters are drawn and
-    the server is asked which titles begin with them: a seed poses the same game again, as long as
-    the wiki does not change.
+    A random page of a server's own choice would differ every time. So a few letters are drawn, and
+    then one of the titles that begin with them: a seed gives the same game again, as long as the wiki
+    does not change.
     """
 
     waits = True
@@ -158,12 +69,14 @@ class ServedWiki:
         raise NotImplementedError
 
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> str | None:
-        """The answer's text, None for "not found"; tries again after other faults."""
+        """The text of the response, None for "not found"; retries after other faults."""
         address = self.url + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
         request = urllib.request.Request(address, headers={"User-Agent": AGENT})
         fault: Exception | None = None
         for attempt in range(self.attempts):
-            time.sleep(self.delay * 2**attempt)  # politeness first, patience after a fault
+            time.sleep(
+                self.delay * 2**attempt
+            )  # also before the first request: servers limit rates
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout) as answer:
                     return answer.read().decode("utf-8", "replace")
@@ -301,6 +214,3 @@ def title_of(link: str) -> str:
         return ""
     path = address.path.replace("../", "").removeprefix("./").removeprefix("A/")
     return urllib.parse.unquote(path).replace("_", " ").strip()
-
-
-BACKENDS = {"local": LocalWiki, "mw": MediaWiki, "kiwix": Kiwix}

@@ -1,0 +1,35 @@
+"""Tools that an environment brings itself: its methods marked with @tool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graft.envs.base import Wrapper
+from graft.envs.tool_env import ToolEnv
+from graft.tools import make_tool
+from graft.tools.options import check_options
+
+
+def own_tools(env: Any) -> list[Any]:
+    """The methods of an environment that are marked with @tool, in the order they are written.
+
+    They are as quick or slow as the environment itself, so `blocking` is its own unless they say.
+    """
+    marked: dict[str, None] = {}
+    for kind in reversed(type(env).__mro__):
+        marked |= {name: None for name, one in vars(kind).items() if hasattr(one, "__tool__")}
+    methods = [getattr(env, name) for name in marked]
+    return [
+        make_tool(method, **{"blocking": env.blocking, **method.__tool__})
+        for method in methods
+        if hasattr(method, "__tool__")  # a subclass may have written it anew, without the mark
+    ]
+
+
+def with_own_tools(env: Any) -> Any:
+    """`env` in a ToolEnv with its own tools, if it has any; options are its class's `tool_options`."""
+    if isinstance(env, Wrapper) or not (tools := own_tools(env)):
+        return env
+    options = {"instructions": None, "counters": True, **getattr(env, "tool_options", {})}
+    check_options(ToolEnv, options, f"tool_options of {type(env).__name__}", given=("env", "tools"))
+    return ToolEnv(env, tools, **options)
