@@ -2,9 +2,9 @@
 
     python benchmarks/data_memory.py --gigabytes 2 --row-bytes 1000
 
-Writes a jsonl of chats into a temporary folder and reads it in processes of their own, each of which
-says its peak of resident memory: `graft data show`, a stream to the end, and chats opened and drawn in
-a shuffled order. The folder is removed.
+Writes a jsonl of chats into a temporary folder and reads it in three processes, each of which prints
+its peak of resident memory: `graft data show`, all rows in order, and chats opened and drawn in a
+shuffled order. The folder is removed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import time
 from pathlib import Path
 
 SHOW = "from graft.data.show import inspect; inspect(path)"
-STREAM = """
-from pathlib import Path
-from graft.data.stream import Stream
-for row in Stream([Path(path)]): pass
+ROWS = """
+from graft.data.rows import read_rows
+for row in read_rows(path): pass
 """
 CHATS = """
 import random
@@ -29,7 +28,7 @@ from graft.data.chats import open_chats
 chats = open_chats(path)
 for number in random.Random(0).sample(range(len(chats)), min(10_000, len(chats))): chats[number]
 """
-WAYS = {"graft data show": SHOW, "stream": STREAM, "open_chats, 10,000 drawn": CHATS}
+WAYS = {"graft data show": SHOW, "read_rows": ROWS, "open_chats, 10,000 drawn": CHATS}
 PEAK = """
 import resource, sys
 path = sys.argv[1]

@@ -40,7 +40,7 @@ def show(
         raise typer.BadParameter(f"{purpose!r} is none of any, task, chat", param_hint="--for")
     count = token_counter(model) if model else None
     found = inspect(source, layout, purpose, rows, count)  # type: ignore[arg-type]
-    found.ruled = [name for name in found.sources if name in SOURCES]
+    found.graded_sources = [name for name in found.sources if name in SOURCES]
     typer.echo(json.dumps(found.to_json()) if as_json else "\n".join(found.lines(skip_bad)))
     if not found.is_usable(skip_bad):
         raise typer.Exit(1)

@@ -1,7 +1,7 @@
 """Rows in Arrow's two formats: parquet, and IPC as `datasets` saves it (a file or a stream).
 
-Small parquet files are one table in memory. Of a large one only the row groups that were asked for
-last are, and an IPC file is mapped, so that the system keeps as much of it as there is room for.
+A small parquet file is one table in memory. Of a large one only the row groups that were used last
+are kept, and an IPC file is memory-mapped, so the system keeps as much of it as memory allows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from graft.data.arrow_values import trajectories_of
+from graft.data.arrow_values import plain_rows
 from graft.data.errors import DataError
 
 IN_MEMORY = 1 << 28  # bytes of uncompressed columns that are kept: 256 MB
@@ -22,54 +22,39 @@ BATCH = 256  # rows that are turned into dicts at a time
 
 
 class ParquetRows:
-    """One file, in order, a batch at a time; places are numbers of rows."""
-
-    kind = "parquet"
+    """The rows of one parquet file in order, a batch at a time."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def read(self, at: int = 0) -> Iterator[tuple[int, Any]]:
-        """Where the next row starts, and the row or the DataError it is, from row `at` on."""
+    def read(self) -> Iterator[Any]:
+        """Every row, or the DataError about it in its place."""
         import pyarrow
 
-        done = at
+        done = 0
         try:
-            with opened(self.file) as table:
-                first = 0
-                for group in range(table.num_row_groups):
-                    size = table.metadata.row_group(group).num_rows
-                    skipped = min(max(at - first, 0), size)
-                    first += size
-                    if skipped == size:
-                        continue
+            with open_parquet(self.file) as table:
+                for group in range(table.num_row_groups):  # one group in memory at a time
                     for batch in table.iter_batches(BATCH, row_groups=[group], use_threads=False):
-                        left = batch.slice(min(skipped, len(batch)))
-                        skipped -= len(batch) - len(left)
-                        for row in trajectories_of(left, self.file, done):
+                        for row in plain_rows(batch, self.file, done):
                             done += 1
-                            yield done, row
+                            yield row
         except (pyarrow.ArrowException, OSError) as error:
-            raise unreadable(self.file, error, done) from error
+            raise read_error(self.file, error, done) from error
 
 
 class ArrowRows:
-    """One IPC file or stream, in order; places are numbers of rows."""
-
-    kind = "arrow"
+    """The rows of one IPC file or stream in order."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def read(self, at: int = 0) -> Iterator[tuple[int, Any]]:
-        table, done = mapped(self.file), at
-        for batch in table.slice(at).to_batches(max_chunksize=BATCH):
-            for row in trajectories_of(batch, self.file, done):
-                done += 1
-                yield done, row
+    def read(self) -> Iterator[Any]:
+        """Every row, or the DataError about it in its place."""
+        return table_rows(map_arrow(self.file), str(self.file))
 
 
-class Groups(Sequence[dict[str, Any]]):
+class RowGroups(Sequence[dict[str, Any]]):
     """The rows of parquet files by number; the row groups that were used last stay in memory.
 
     groups of 1000 and 500 rows: row 1200 is number 200 of the second
@@ -81,12 +66,12 @@ class Groups(Sequence[dict[str, Any]]):
         sizes: list[int] = []
         schemas: list[Any] = []
         for file in files:
-            with opened(file) as table:
+            with open_parquet(file) as table:
                 schemas.append(table.schema_arrow)
                 for group in range(table.num_row_groups):
                     self.groups.append((file, group))
                     sizes.append(table.metadata.row_group(group).num_rows)
-        self.column_names: list[str] = one_schema(schemas, files).names
+        self.column_names: list[str] = unify(schemas, files).names
         self.ends = list(accumulate(sizes))
         self._kept: OrderedDict[int, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -97,9 +82,9 @@ class Groups(Sequence[dict[str, Any]]):
     def __getitem__(self, number: Any) -> Any:
         index = bisect_right(self.ends, number)
         group = self._group(index)
-        place = number - (self.ends[index] - len(group))
-        row = next(trajectories_of(group.slice(place, 1), self.groups[index][0], number))
-        # a column that other files have is there in every row
+        offset = number - (self.ends[index] - len(group))
+        row = next(plain_rows(group.slice(offset, 1), self.groups[index][0], number))
+        # a column of any of the files is present in every row
         return row if isinstance(row, DataError) else {**dict.fromkeys(self.column_names), **row}
 
     def _group(self, index: int) -> Any:
@@ -109,10 +94,10 @@ class Groups(Sequence[dict[str, Any]]):
             if index not in self._kept:
                 file, number = self.groups[index]
                 try:
-                    with opened(file) as table:
+                    with open_parquet(file) as table:
                         found = table.read_row_group(number, use_threads=False)
                 except (pyarrow.ArrowException, OSError) as error:
-                    raise unreadable(file, error, self.ends[index]) from error
+                    raise read_error(file, error, self.ends[index]) from error
                 size = found.nbytes
                 while self._kept and size + sum(g.nbytes for g in self._kept.values()) > IN_MEMORY:
                     self._kept.popitem(last=False)
@@ -122,38 +107,38 @@ class Groups(Sequence[dict[str, Any]]):
 
 
 def parquet_rows(files: Sequence[Path]) -> Any:
-    """All rows of these files: as one Arrow table, or as `Groups` where that would be too large."""
+    """All rows of these files: as one Arrow table, or as `RowGroups` where that would be too large."""
     import pyarrow
 
     size = 0
     for file in files:
-        with opened(file) as table:
+        with open_parquet(file) as table:
             groups = range(table.num_row_groups)
             size += sum(table.metadata.row_group(group).total_byte_size for group in groups)
     if size > IN_MEMORY:
-        return Groups(files)
+        return RowGroups(files)
     tables: list[Any] = []
     for file in files:
         try:
-            with opened(file) as table:  # one file each: a folder called x=1 is no column
+            with open_parquet(file) as table:  # one file each: a folder called x=1 is no column
                 tables.append(table.read())
         except (pyarrow.ArrowException, OSError) as error:
-            raise unreadable(file, error) from error
-    return together(tables, files)
+            raise read_error(file, error) from error
+    return concat(tables, files)
 
 
 def arrow_rows(files: Sequence[Path]) -> Any:
-    return together([mapped(file) for file in files], files)
+    return concat([map_arrow(file) for file in files], files)
 
 
-def together(tables: Sequence[Any], files: Sequence[Path]) -> Any:
+def concat(tables: Sequence[Any], files: Sequence[Path]) -> Any:
     import pyarrow
 
-    one_schema([table.schema for table in tables], files)
+    unify([table.schema for table in tables], files)
     return pyarrow.concat_tables(tables, promote_options="default")
 
 
-def one_schema(schemas: Sequence[Any], files: Sequence[Path]) -> Any:
+def unify(schemas: Sequence[Any], files: Sequence[Path]) -> Any:
     import pyarrow
 
     try:
@@ -163,17 +148,17 @@ def one_schema(schemas: Sequence[Any], files: Sequence[Path]) -> Any:
         raise DataError(f"the columns of {names} are not of one type: {error}") from error
 
 
-def opened(file: Path) -> Any:
+def open_parquet(file: Path) -> Any:
     import pyarrow
     import pyarrow.parquet
 
     try:
         return pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20)
     except (pyarrow.ArrowException, OSError) as error:
-        raise unreadable(file, error) from error
+        raise read_error(file, error) from error
 
 
-def mapped(file: Path) -> Any:
+def map_arrow(file: Path) -> Any:
     """An IPC file or stream as a table whose columns stay on the disk until they are used."""
     import pyarrow
 
@@ -191,17 +176,16 @@ def mapped(file: Path) -> Any:
         ) from error
 
 
-def unreadable(file: Path, error: Exception, done: int = 0) -> DataError:
-    at = f" from row {done + 1} on" if done else ""
-    what = f"cannot be read{at}" if at else "is not a parquet file"
+def read_error(file: Path, error: Exception, done: int = 0) -> DataError:
+    what = f"cannot be read from row {done + 1} on" if done else "is not a parquet file"
     return DataError(
         f"{file} {what}: {str(error).strip()}; it may be cut off: compare its size with the original's"
     )
 
 
-def batches(table: Any, source: str) -> Iterator[Any]:
-    """The rows of a table in memory, a batch at a time."""
+def table_rows(table: Any, source: str) -> Iterator[Any]:
+    """Every row of an Arrow table, converted a batch at a time, or the DataError about it."""
     done = 0
     for batch in table.to_batches(max_chunksize=BATCH):
-        yield from trajectories_of(batch, source, done)
+        yield from plain_rows(batch, source, done)
         done += len(batch)

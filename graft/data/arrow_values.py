@@ -1,11 +1,11 @@
-"""Rows of an Arrow table as plain data, as a JSON file with the same rows would have them.
+"""Rows of an Arrow table as the plain data that a JSON file with the same rows would give.
 
 struct<a: int, b: int> {a: 1, b: null}    {"a": 1}: Arrow fills every struct with every key
 map<string, string> [("a", "1")]          {"a": "1"}
 a timestamp in the year 148107            text, since Python's datetime ends with 9999
 
-Whether a null in a struct was written or filled in cannot be known from the file, so it is left out; a
-null in a map, in a list or in JSON text was written, and stays.
+The file does not say whether a null in a struct was written or filled in, so it is left out; a null in
+a map, in a list or in JSON text was written, and stays.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from graft.data.errors import DataError
 
 UNREADABLE = (ValueError, OverflowError, KeyError, NotImplementedError)
-"""What `to_pylist` raises for values that Python's types cannot hold; an unknown time zone is a KeyError."""
+"""Errors of `to_pylist` for values that Python's types cannot hold; an unknown time zone is a KeyError."""
 
 Clean = Callable[[Any], Any]
 
 
-def trajectories_of(part: Any, source: Any, first: int) -> Iterator[Any]:
-    """The rows of a batch or table; one that cannot be read is a DataError in its place.
+def plain_rows(part: Any, source: Any, first: int) -> Iterator[Any]:
+    """The rows of a batch or table; a row that cannot be read is a DataError in its place.
 
-    `first` rows of `source` came before this part.
+    `part` starts after `first` rows of `source`.
     """
     names: list[str] = part.schema.names
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -36,14 +36,14 @@ def trajectories_of(part: Any, source: Any, first: int) -> Iterator[Any]:
     cleaners = [
         (field.name, clean)
         for field, column in zip(part.schema, part.columns, strict=True)
-        if (clean := cleaner(field.type)) and has_gaps(column)
+        if (clean := cleaner(field.type)) and may_need_cleaning(column)
     ]
     try:
         rows: Any = part.to_pylist()
-    except UNREADABLE:  # one of them; the others are fine
+    except UNREADABLE:  # one row is bad: convert each on its own
         rows = (
-            _row(part.slice(place, 1), f"{source}, row {first + place + 1}")
-            for place in range(len(part))
+            _row(part.slice(offset, 1), f"{source}, row {first + offset + 1}")
+            for offset in range(len(part))
         )
     for row in rows:
         if not isinstance(row, DataError):
@@ -53,7 +53,7 @@ def trajectories_of(part: Any, source: Any, first: int) -> Iterator[Any]:
 
 
 def _row(part: Any, where: str) -> Any:
-    """One row, column by column, so that a fault can say which column has it."""
+    """One row, column by column, so that an error can name its column."""
     import pyarrow
 
     row: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def _row(part: Any, where: str) -> Any:
             return DataError(f"{where}: {name!r} holds text that is not UTF-8: {error}")
         except UNREADABLE as error:
             try:
-                row[name] = column.cast(timeless(column.type)).to_pylist()[0]
+                row[name] = column.cast(times_as_text(column.type)).to_pylist()[0]
             except (*UNREADABLE, pyarrow.ArrowException):
                 return DataError(
                     f"{where}: {name!r} ({column.type}) holds a value that Python has no type for: {error}"
@@ -72,41 +72,41 @@ def _row(part: Any, where: str) -> Any:
     return row
 
 
-def timeless(kind: Any) -> Any:
-    """The same type with text in the place of times."""
+def times_as_text(kind: Any) -> Any:
+    """The same type with text in place of times."""
     from pyarrow import field, large_list, list_, map_, string, struct, types
 
     if types.is_temporal(kind):
         return string()
     if types.is_struct(kind):
-        return struct([field(one.name, timeless(one.type)) for one in kind])
+        return struct([field(one.name, times_as_text(one.type)) for one in kind])
     if types.is_map(kind):
-        return map_(timeless(kind.key_type), timeless(kind.item_type))
+        return map_(times_as_text(kind.key_type), times_as_text(kind.item_type))
     if types.is_large_list(kind):
-        return large_list(timeless(kind.value_type))
+        return large_list(times_as_text(kind.value_type))
     if types.is_list(kind) or types.is_fixed_size_list(kind):
-        return list_(timeless(kind.value_type))
-    return timeless(kind.value_type) if types.is_dictionary(kind) else kind
+        return list_(times_as_text(kind.value_type))
+    return times_as_text(kind.value_type) if types.is_dictionary(kind) else kind
 
 
-def has_gaps(column: Any) -> bool:
-    """Whether a key may be missing in a struct of this column, or there is a map: most files have neither."""
+def may_need_cleaning(column: Any) -> bool:
+    """Whether a struct of this column has nulls, or there is a map: most files have neither."""
     from pyarrow import BaseExtensionType, ChunkedArray, types
 
     if isinstance(column, ChunkedArray):
-        return any(map(has_gaps, column.chunks))
+        return any(map(may_need_cleaning, column.chunks))
     if types.is_struct(column.type):
         inner = column.flatten()
-        return any(one.null_count for one in inner) or any(map(has_gaps, inner))
+        return any(one.null_count for one in inner) or any(map(may_need_cleaning, inner))
     if types.is_list(column.type) or types.is_large_list(column.type):
-        return has_gaps(column.flatten())
+        return may_need_cleaning(column.flatten())
     is_plain = not (types.is_nested(column.type) or types.is_dictionary(column.type))
     return not is_plain or isinstance(column.type, BaseExtensionType)
 
 
 @lru_cache(maxsize=256)
 def cleaner(kind: Any) -> Clean | None:
-    """What makes plain data of the values of a type; None where they are that already."""
+    """A function that turns values of a type into plain data; None where they are plain already."""
     from pyarrow import BaseExtensionType, types
 
     if isinstance(kind, BaseExtensionType):

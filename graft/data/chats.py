@@ -3,8 +3,8 @@
 chats = open_chats("chats.jsonl")
 len(chats), chats[0].messages, chats[0].tools, chats[0].spans
 
-A row is read, parsed and turned into a chat when it is asked for, so a file may be larger than memory
-and still be walked in a shuffled order.
+A row is read and parsed when it is used, so a file may be larger than memory and still be read in a
+shuffled order.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from graft.data.check import SPARED, check
-from graft.data.location import open_place
-from graft.data.schemas import ChatRow, RowLayout, recognise
+from graft.data.layouts import RowLayout, detect_layout
+from graft.data.location import open_location
+from graft.data.readers import ChatRow
 from graft.data.tables import RowTable
 
 
 class Chats(Sequence[ChatRow]):
-    """The good rows of a table as chats. `bad` is how many were left out."""
+    """The good rows of a table as chats. `bad` is the number of rows that were left out."""
 
     def __init__(
         self, table: RowTable, layout: RowLayout, numbers: Sequence[int], bad: int
@@ -42,12 +43,12 @@ class Chats(Sequence[ChatRow]):
 
 
 def open_chats(path: str, skip_bad: bool | float = SPARED, layout: str = "auto") -> Chats:
-    """The chats of a file, a folder, SPLIT@PATH or a dataset of the hub, each of them checked once.
+    """The chats of a file, a folder, SPLIT@PATH or a dataset of the hub; every row is checked once.
 
-    Bad rows are left out, counted and said once, up to the share `skip_bad`; more are a DataError that
-    names the first.
+    Bad rows are left out, counted and reported once, up to the share `skip_bad`; more of them raise a
+    DataError that names the first.
     """
-    table = open_place(path, check=False)
-    found = recognise(table.scan(), table.source, layout, "chat")
+    table = open_location(path, check=False)
+    found = detect_layout(table.scan(), table.source, layout, "chat")
     verdict = check(table, found, "chat", skip_bad)
     return Chats(table, found, verdict.good(range(len(table))), len(verdict.bad))

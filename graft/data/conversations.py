@@ -1,13 +1,13 @@
-"""Chats as people keep them, as the messages of a chat template.
+"""Chats in three published forms, read as the messages of a chat template.
 
     {"messages": [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]}
     {"conversations": [{"from": "human", "value": "2+3="}, {"from": "gpt", "value": "5"}]}
     {"instruction": "Add.", "input": "2+3=", "output": "5"}
 
 The first is OpenAI's form, the others are ShareGPT's and Alpaca's, as LLaMA-Factory reads them; these
-two may have a `system` beside them. A content in parts, [{"type": "text", "text": "5"}], is the text of
-its parts. What cannot be read is a ValueError that names the entry and the field; whoever knows the file
-and the row puts them before it.
+two may have a column `system`. A content in parts, [{"type": "text", "text": "5"}], is the text of its
+parts. A chat that cannot be read raises a ValueError that names the entry and the field; the caller adds
+the file and the row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from graft.data.pictures import UNSEEN
+from graft.data.pictures import TEXT_ONLY
 from graft.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -33,7 +33,7 @@ SPEAKERS = {
     "observation": "tool",
     "tool": "tool",
 }
-"""Who speaks in a ShareGPT entry -> the role of the message."""
+"""`from` of a ShareGPT entry -> the role of the message."""
 
 
 def chat_of(row: Mapping[str, Any]) -> list[Message]:
@@ -43,8 +43,8 @@ def chat_of(row: Mapping[str, Any]) -> list[Message]:
         messages = from_sharegpt(row)
     elif row.get("messages") is None and row.get("instruction") is not None:
         messages = from_alpaca(row)
-    elif isinstance(said := opened(row.get("messages")), list):
-        messages = read_messages(said)
+    elif isinstance(given := parsed_list(row.get("messages")), list):
+        messages = read_messages(given)
     else:
         raise ValueError(
             f"no list `messages` (found: {', '.join(map(str, row))}); a chat is a list `messages` of "
@@ -69,35 +69,35 @@ def with_turns(messages: list[Message]) -> list[Message]:
 
 def from_sharegpt(row: Mapping[str, Any]) -> list[Message]:
     """{"from": "human", "value": "Hi"} is {"role": "user", "content": "Hi"}, and so on."""
-    entries = opened(row["conversations"])
+    entries = parsed_list(row["conversations"])
     if not isinstance(entries, list):
         raise ValueError(f"`conversations` holds {shown(entries)}, not a list of {{from, value}}")
     messages = [_entry(entry, f"entry {number}") for number, entry in enumerate(entries, 1)]
-    # a conversation that brings its own system message keeps it, as in LLaMA-Factory
+    # a conversation with its own system message keeps it, as in LLaMA-Factory
     opening = [] if messages and messages[0]["role"] == "system" else _system(row)
     return read_messages([*opening, *messages])
 
 
 def from_alpaca(row: Mapping[str, Any]) -> list[Message]:
-    """What is asked is the instruction, then the input on a line of its own if there is one."""
-    asked = "\n".join(_text(row, key) for key in ("instruction", "input") if row.get(key))
-    if not asked:
+    """The question is the instruction, then the input, if there is one, on its own line."""
+    question = "\n".join(_text(row, key) for key in ("instruction", "input") if row.get(key))
+    if not question:
         raise ValueError("`instruction` and `input` are empty; there must be something to answer")
     if row.get("history"):
         raise ValueError("`history` is not read; write the earlier turns as `conversations`")
-    said = [
-        {"role": "user", "content": asked},
+    turns = [
+        {"role": "user", "content": question},
         {"role": "assistant", "content": _text(row, "output")},
     ]
-    return read_messages([*_system(row), *said])
+    return read_messages([*_system(row), *turns])
 
 
 def read_messages(value: Any) -> list[Message]:
-    """A list of {role, content}: contents are texts, and keys that parquet fills with None are gone.
+    """A list of {role, content}: contents become texts, and keys that parquet fills with None are left out.
 
-    What comes first is something to answer; only thoughts or calls may stand without a content.
+    The first message is not the assistant's; a content may be missing only beside thoughts or calls.
     """
-    value = [value] if isinstance(value, Mapping) else listed(value)
+    value = [value] if isinstance(value, Mapping) else unwrapped(value)
     if not isinstance(value, list):
         raise ValueError(f"holds {shown(value)}, not a list of messages {{role, content}}")
     messages = [_message(one, f"message {number}") for number, one in enumerate(value, 1)]
@@ -109,7 +109,7 @@ def read_messages(value: Any) -> list[Message]:
 
 
 def messages_in(text: str) -> list[Any] | None:
-    """The messages that a text holds as JSON, or as Python prints a list of them; None: it is a text.
+    """The messages in a text that is JSON, or a list as Python prints it; None for any other text.
 
     >>> messages_in('[{"role": "user", "content": "Hi"}]')
     [{'role': 'user', 'content': 'Hi'}]
@@ -120,7 +120,7 @@ def messages_in(text: str) -> list[Any] | None:
         found = read_literal(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(
-            f"begins and ends like a list of messages, and is neither JSON nor a list of Python's: {error}; "
+            f"begins and ends like a list of messages, but is neither JSON nor a Python list: {error}; "
             "write the column as JSON: json.dumps(messages)"
         ) from error
     several = [found] if isinstance(found, Mapping) else found
@@ -132,7 +132,7 @@ _LISTED = re.compile(r"""\s*(?:\[\s*)?\{\s*["'](?:role|content|name|tool_calls)[
 
 
 def read_literal(text: str) -> Any:
-    """What a text says as JSON, or as Python prints it, as csv files that pandas wrote have it.
+    """The value of a text in JSON, or as Python prints it: pandas writes it so into csv files.
 
     >>> read_literal("{'role': None}"), read_literal('[null]')
     ({'role': None}, [None])
@@ -145,33 +145,32 @@ def read_literal(text: str) -> Any:
         return ast.literal_eval(text.strip())
 
 
-def opened(value: Any) -> Any:
-    """A list, or the list that a text holds; anything else as it is."""
+def parsed_list(value: Any) -> Any:
+    """A list that is JSON text, or as Python prints it, as a list; any other value unchanged."""
     if not isinstance(value, str):
-        return listed(value)
+        return unwrapped(value)
     return read_literal(value) if value.lstrip()[:1] == "[" else value
 
 
 def _message(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
         raise ValueError(f"{where} is {shown(message)}; a message is {{role, content}}")
-    role, content = message.get("role"), listed(message.get("content"))
+    role, content = message.get("role"), unwrapped(message.get("content"))
     if role not in ROLES:
         raise ValueError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
     if isinstance(content, list):
         content = _joined(content, f"{where}: `content`: ")
-    says_else = message.get("tool_calls") or message.get("reasoning_content")
-    if not (isinstance(content, str) or (content is None and says_else)):
+    has_more = message.get("tool_calls") or message.get("reasoning_content")
+    if not (isinstance(content, str) or (content is None and has_more)):
         raise ValueError(
             f"{where}: `content` holds {shown(content)}, not text; write it, or leave the message out"
         )
     # parquet fills every struct with every key: absent ones come as None
-    said = {
-        key: value for key, value in {**message, "content": content}.items() if value is not None
-    }
-    for key, value in said.items():
-        refuse_half_characters(value, f"{where}: `{key}`: ")
-    return said
+    given = {**message, "content": content}
+    made = {key: value for key, value in given.items() if value is not None}
+    for key, value in made.items():
+        refuse_surrogates(value, f"{where}: `{key}`: ")
+    return made
 
 
 def _joined(parts: list[Any], where: str) -> str:
@@ -180,18 +179,18 @@ def _joined(parts: list[Any], where: str) -> str:
     for number, part in enumerate(parts, 1):
         kind = part.get("type") or "text" if isinstance(part, Mapping) else shown(part)
         if kind != "text":
-            raise ValueError(f"{where}part {number} is {kind}; {UNSEEN}")
+            raise ValueError(f"{where}part {number} is {kind}; {TEXT_ONLY}")
         texts.append(_text(part, "text", f"{where}part {number}: "))
     return "".join(texts)
 
 
-def refuse_half_characters(value: Any, where: str) -> None:
-    """ValueError if a text in `value` holds a lone surrogate, which no tokenizer and no file takes.
+def refuse_surrogates(value: Any, where: str) -> None:
+    """ValueError if a text in `value` holds a lone surrogate, which tokenizers and files refuse.
 
     JSON writes a character beyond 65,535 as two halves, "\\ud83d\\ude00"; a text that was cut between
     them has one.
     """
-    value = listed(value)
+    value = unwrapped(value)
     if isinstance(value, str):
         try:
             value.encode()
@@ -202,10 +201,10 @@ def refuse_half_characters(value: Any, where: str) -> None:
                 "surrogate); write the whole character, or leave it out"
             ) from error
     elif isinstance(value, Mapping):
-        refuse_half_characters([*value, *value.values()], where)
+        refuse_surrogates([*value, *value.values()], where)
     elif isinstance(value, list | tuple):
         for one in value:
-            refuse_half_characters(one, where)
+            refuse_surrogates(one, where)
 
 
 def _entry(entry: Any, where: str) -> Message:
@@ -251,11 +250,11 @@ def _text(entry: Mapping[str, Any], key: str, where: str = "") -> str:
     return value
 
 
-def listed(value: Any) -> Any:
-    """Arrays of numpy, which pandas makes of the lists in a parquet file, as lists again."""
+def unwrapped(value: Any) -> Any:
+    """A numpy array, which pandas makes of a list in a parquet file, as a list; any other value unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def shown(value: Any) -> str:
-    """A value in an error message: nothing, or its type and how it begins."""
+    """A value as error messages print it: "nothing", or its type and its first characters."""
     return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"

@@ -1,7 +1,7 @@
-"""Documents to search in, from files people have.
+"""The documents of a search corpus, from the usual kinds of files.
 
 A row is {id, contents: "Title\\ntext"}, as retrieval corpora are published, or {id, title, text}.
-The id may be absent; then the row's number stands for it, counted from 0.
+Without an id the row's number, counted from 0, is the id.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from graft.data.rows import DataError, read_rows
+from graft.data.errors import DataError
+from graft.data.rows import read_rows
 
 
 class Document(NamedTuple):
@@ -19,12 +20,12 @@ class Document(NamedTuple):
 
     @property
     def contents(self) -> str:
-        """Title and text in one, the way corpora and retrieval services write them."""
+        """Title and text as one text, the way corpora and retrieval services write them."""
         return f"{self.title}\n{self.text}" if self.text else self.title
 
 
 def read_documents(path: str) -> Iterator[Document]:
-    """Every document of a jsonl, json or parquet file; DataError names a row that is none."""
+    """Every document of a jsonl, json or parquet file; DataError names a row that is not one."""
     for number, row in enumerate(read_rows(path)):
         yield as_document(row, number, f"{path}, row {number + 1}")
 
@@ -41,17 +42,21 @@ def as_document(row: Any, number: int, where: str) -> Document:
     contents, text = row.get("contents"), row.get("text")
     if isinstance(contents, str):
         title, _, text = contents.partition("\n")
-        return Document(whole(name), whole(title), whole(text))
+        return Document(
+            without_surrogates(name), without_surrogates(title), without_surrogates(text)
+        )
     if isinstance(text, str):
         # a line break in the title would move words into the text once the two are joined
         title = " ".join(str(row.get("title") or "").split())
-        return Document(whole(name), whole(title), whole(text))
+        return Document(
+            without_surrogates(name), without_surrogates(title), without_surrogates(text)
+        )
     found = ", ".join(map(str, row)) or "nothing"
     raise DataError(
         f"{where}: no text in `contents` (title, line break, text) or `text` (found: {found})"
     )
 
 
-def whole(text: str) -> str:
-    """`text` without halves of characters (lone surrogates), which no file or wire can carry."""
+def without_surrogates(text: str) -> str:
+    """`text` with "?" for lone surrogates (halves of characters), which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""What is wrong with a file or a row, in words for whoever has to mend it."""
+"""Errors about a file, a row or a field of a row."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class DataError(ValueError):
-    """A file or row that cannot be used; the text names the row, the field and why."""
+    """A file or row that cannot be used; the message names the row, the field and the reason."""
 
 
 class BadField(ValueError):
-    """A field of a row that cannot be used; whoever knows the file and the row says them."""
+    """A field of a row that cannot be used; the caller adds the file and the row."""
 
     def __init__(self, field: str, text: str) -> None:
         super().__init__(text)
         self.field = field
 
 
-class Fault(NamedTuple):
-    """One bad row: Fault(7, "prompt", "'prompt': holds nothing, not a list of messages ...")."""
+class RowFault(NamedTuple):
+    """One bad row: RowFault(7, "prompt", "'prompt': holds nothing, not a list of messages ...")."""
 
     row: int
     """Counted from 1, as editors do."""

@@ -1,8 +1,8 @@
-"""Fields of a row as plain data: prompts, right answers, tools, calls, whatever else it says.
+"""Fields of a row as plain data: prompts, right answers, tools, calls and other columns.
 
-pandas makes arrays of lists and NaN of nothing, older versions of `datasets` hold free JSON as text, and
-some writers keep an object as a list of pairs; here all of that is what JSON would have said. A null that
-somebody wrote stays: a template shows {"a": null} as it stands.
+pandas turns lists into arrays and empty values into NaN, older versions of `datasets` store free JSON as
+text, and some writers store an object as a list of pairs; here all of these become what JSON would hold.
+A null that was written stays: a template shows {"a": null} as it is.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numbers import Number
 from typing import Any
 
 from graft.data.conversations import (
-    listed,
     messages_in,
     read_literal,
     read_messages,
-    refuse_half_characters,
+    refuse_surrogates,
     shown,
+    unwrapped,
 )
 from graft.data.errors import BadField
 from graft.data.pictures import refuse_pictures
@@ -29,9 +29,9 @@ from graft.types import Message
 Row = Mapping[str, Any]
 
 
-def found_at(row: Row, path: str) -> Any:
-    """What stands at "reward_model.ground_truth"; None if it leads nowhere."""
-    if path in row:  # a file that was made flat has columns with a point in their name
+def value_at(row: Row, path: str) -> Any:
+    """The value at "reward_model.ground_truth"; None if there is none."""
+    if path in row:  # a flattened file has columns with a point in their name
         return row[path]
     value: Any = row
     for key in path.split("."):
@@ -41,15 +41,15 @@ def found_at(row: Row, path: str) -> Any:
 
 
 def as_object(value: Any) -> Any:
-    """An object that is JSON text or a list of pairs as an object; anything else as it is.
+    """An object that is JSON text or a list of pairs as an object; any other value unchanged.
 
     >>> as_object('{"style": "rule"}'), as_object([["style", "rule"]]), as_object("rule")
     ({'style': 'rule'}, {'style': 'rule'}, 'rule')
     """
     if isinstance(value, str):
-        opened = as_object(literal_in(value))
-        return opened if isinstance(opened, Mapping) else value
-    pairs = listed(value)
+        found = as_object(parse_literal(value))
+        return found if isinstance(found, Mapping) else value
+    pairs = unwrapped(value)
     if not isinstance(pairs, list) or not pairs:
         return value
     if all(isinstance(one, Mapping) and one.keys() == {"key", "value"} for one in pairs):
@@ -60,8 +60,8 @@ def as_object(value: Any) -> Any:
     return value
 
 
-def literal_in(text: str) -> Any:
-    """The object or list that a text is, in JSON or as Python prints it; None if it is none."""
+def parse_literal(text: str) -> Any:
+    """The object or list in a text, in JSON or as Python prints it; None for any other text."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
@@ -71,8 +71,8 @@ def literal_in(text: str) -> Any:
 
 
 def plain(value: Any, field: str = "") -> Any:
-    """As JSON knows it: no arrays, no dates, and no NaN, which is how pandas says that there is nothing."""
-    value = listed(value)
+    """The value as JSON can hold it: no arrays, no dates, no NaN (an empty value of pandas)."""
+    value = unwrapped(value)
     if isinstance(value, Mapping):
         given = {str(key): one for key, one in value.items() if not _is_nan(one)}
         return {key: plain(one, field or key) for key, one in given.items()}
@@ -80,7 +80,7 @@ def plain(value: Any, field: str = "") -> Any:
         return [plain(one, field) for one in value]
     if isinstance(value, float) and math.isinf(value):
         raise BadField(
-            field, f"{field!r} holds {value}, which JSON has no number for; write a finite one"
+            field, f"{field!r} holds {value}, which JSON cannot hold; write a finite number"
         )
     if _is_nan(value):
         return None
@@ -91,67 +91,69 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def filled_in(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the keys that hold nothing, where nobody could tell the difference."""
+def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The same keys and values without those that are None."""
     return {key: one for key, one in value.items() if one is not None}
 
 
 def read_prompt(row: Row, key: str) -> list[Message]:
-    """A list of {role, content}, the same as JSON text, or any other text, which is one user message."""
+    """A list of {role, content}, that list as JSON text, or any other text, which is one user message."""
     prompt = row.get(key)
     refuse_pictures(row)
     try:
         if isinstance(prompt, str):
             prompt = messages_in(prompt) or [{"role": "user", "content": prompt}]
-        messages = with_opened_calls(read_messages(prompt))
+        messages = with_parsed_calls(read_messages(prompt))
         if not any(str(message.get("content") or "").strip() for message in messages):
-            raise ValueError("there is not a word in it; there must be something to answer")
+            raise ValueError("has no text; there must be something to answer")
     except ValueError as error:
         raise BadField(key, f"{key!r}: {error}") from error
     return messages
 
 
-def whole_characters(value: Any, field: str) -> None:
-    """BadField if a text in it holds half of a character."""
+def refuse_surrogates_in(value: Any, field: str) -> None:
+    """BadField if a text in `value` holds a lone surrogate, half of a character."""
     try:
-        refuse_half_characters(value, f"{field!r}: ")
+        refuse_surrogates(value, f"{field!r}: ")
     except ValueError as error:
         raise BadField(field, str(error)) from error
 
 
 def read_golds(row: Row, path: str) -> Any:
-    """A text, a number or a list of them; numbers and target as `countdown` wants them.
+    """A text, a number or a list of them; or the numbers and target that `countdown` needs.
 
     {"target": ["a", "b"]}               ["a", "b"], as Search-R1 writes it
     {"target": 24, "numbers": [4, 6]}    {"numbers": [4, 6], "target": 24}, as TinyZero does
     """
-    value = listed(found_at(row, path))
+    value = unwrapped(value_at(row, path))
     found = as_object(value)
     if isinstance(found, Mapping) and ("target" in found or not isinstance(value, str)):
-        value = found  # any other text is the answer as it stands, also if it is JSON
+        value = found  # any other text is itself the answer, also if it is JSON
     if isinstance(value, Mapping) and value.get("target") is not None:
         if value.get("numbers") is not None:
             return read_countdown(value["numbers"], value["target"], path)
-        value = listed(value["target"])
+        value = unwrapped(value["target"])
     head = path.partition(".")[0]
     if value is None and head != path and isinstance(row.get(head), str):
         raise BadField(
             head, f"{head!r} holds {shown(row[head])}, not an object, in JSON or otherwise"
         )
-    several = [listed(one) for one in (value if isinstance(value, list) else [value])]
+    several = [unwrapped(one) for one in (value if isinstance(value, list) else [value])]
     if not several or not all(is_gold(one) for one in several):
         raise BadField(
             path,
             f"{path!r} holds {shown(value)}; the right answer is a text, a number, a list of them, or "
-            "{target: one of these}. Take the row out, or say where its answer stands: answer_key=",
+            "{target: one of these}. Remove the row, or name the column of its answer: answer_key=",
         )
     golds = [plain(one) for one in several]
-    whole_characters(golds, path)
+    refuse_surrogates_in(golds, path)
     return golds if isinstance(value, list) else golds[0]
 
 
 def is_gold(value: Any) -> bool:
-    if isinstance(value, float) and not math.isfinite(value):  # NaN is how pandas says nothing
+    if isinstance(value, float) and not math.isfinite(
+        value
+    ):  # pandas writes NaN for an empty value
         return False
     return bool(value.strip()) if isinstance(value, str) else isinstance(value, Number)
 
@@ -179,8 +181,8 @@ def _whole(value: Any) -> int | None:
 
 
 def read_tools(row: Row) -> list[dict[str, Any]] | None:
-    """Schemas of the functions that may be called: a list, or JSON text of one; None without any."""
-    given = listed(from_json(row.get("tools"), "tools"))
+    """Schemas of the functions that may be called: a list, or a list as JSON text; None without any."""
+    given = unwrapped(from_json(row.get("tools"), "tools"))
     if given is None or given == [] or named_tools(row):
         return None
     if isinstance(given, Mapping):
@@ -191,8 +193,8 @@ def read_tools(row: Row) -> list[dict[str, Any]] | None:
 
 
 def named_tools(row: Row) -> list[str]:
-    """["search"]: tools by their names alone, as ARPO's rows have them; their schemas are the run's."""
-    given = listed(from_json(row.get("tools")))
+    """["search"]: tools given by name, as in ARPO's rows; the run provides their schemas."""
+    given = unwrapped(from_json(row.get("tools")))
     names = given if isinstance(given, list) else []
     are_names = all(isinstance(one, str) and re.fullmatch(r"[\w.:/-]+", one) for one in names)
     return names if are_names else []
@@ -206,14 +208,14 @@ def _tool(schema: Any, number: int) -> dict[str, Any]:
             f"'tools': tool {number} is {shown(schema)}; a schema is {{type: function, function: "
             "{name, description, parameters}}",
         )
-    whole_characters(function, "tools")
+    refuse_surrogates_in(function, "tools")
     return {"type": "function", "function": function}
 
 
-def with_opened_calls(messages: list[Message]) -> list[Message]:
-    """The same messages; arguments of calls that are JSON text are what they say.
+def with_parsed_calls(messages: list[Message]) -> list[Message]:
+    """The same messages; arguments of calls that are JSON text are parsed.
 
-    Templates write arguments as JSON themselves, and a text would be quoted a second time.
+    Templates write arguments as JSON, so a text would be quoted a second time.
     """
     return [
         {**message, "tool_calls": _calls(message["tool_calls"], f"message {number}")}
@@ -224,7 +226,7 @@ def with_opened_calls(messages: list[Message]) -> list[Message]:
 
 
 def _calls(value: Any, where: str) -> list[dict[str, Any]]:
-    calls = listed(from_json(value))
+    calls = unwrapped(from_json(value))
     if not isinstance(calls, list):
         raise ValueError(f"{where}: `tool_calls` holds {shown(value)}, not a list of calls")
     made: list[dict[str, Any]] = []
@@ -244,7 +246,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
                 raise ValueError(
                     f"{where}: `arguments` of the call to {function['name']!r} are not JSON: {error}"
                 ) from error
-        refuse_half_characters(arguments, f"{where}: `arguments`: ")
+        refuse_surrogates(arguments, f"{where}: `arguments`: ")
         function = {**function, "arguments": arguments}
         kept = {"id": call["id"]} if call.get("id") is not None else {}
         made.append({**kept, "type": "function", "function": function})
@@ -252,11 +254,11 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def from_json(value: Any, field: str = "") -> Any:
-    """What a JSON text says; anything else as it is. A text that is no JSON: BadField, or as it is."""
+    """The value of a JSON text; any other value unchanged. With a `field`, other text is a BadField."""
     if not isinstance(value, str):
         return value
     if not value.strip():

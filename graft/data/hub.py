@@ -1,7 +1,7 @@
 """Datasets of the Hugging Face hub: a copy on this machine if there is one, else the library.
 
-Looked for, in this order: `$GRAFT_DATA/owner/name`, the hub's own download folder, and then
-whatever the `datasets` library can reach.
+The order of the search: `$GRAFT_DATA/owner/name`, the hub's own download folder, then the `datasets`
+library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.data.tables import RowTable, choose_split, data_files, read_table
 
 
@@ -30,7 +30,7 @@ def locate(hub_id: str) -> Path | None:
 
 
 def read_hub(hub_id: str, split: str | None = None) -> RowTable:
-    """The rows of one split of a dataset, or an error that says how to get them."""
+    """The rows of one split of a dataset; the DataError says how to get them."""
     folder = locate(hub_id)
     return read_table(folder, split) if folder else _download(hub_id, split)
 
@@ -42,20 +42,20 @@ def splits_of(hub_id: str) -> list[str]:
 
 
 def how_to_get(hub_id: str, why: str) -> str:
-    """The two ways to a dataset that is not here."""
+    """The two ways to get a dataset that is not on this machine."""
     folder = f"data/{hub_id.split('/')[-1]}"
     return (
-        f"the dataset {hub_id} is not on this machine ({why}). Either download it and say where:\n"
+        f"the dataset {hub_id} is not on this machine ({why}). Either download it and name the folder:\n"
         f"    hf download --repo-type dataset {hub_id} --local-dir {folder}\n"
         f'    data="{folder}"      # of the environment; in graft eval: --args LABEL.data={folder}\n'
-        f"    (LABEL as in --on; under $GRAFT_DATA/{hub_id} it is found without being named)\n"
+        f"    (LABEL as in --on; under $GRAFT_DATA/{hub_id} it is found without data=)\n"
         "or let the hub library fetch it, with a network:\n"
         '    pip install "graft-rl[hub]"'
     )
 
 
 def _snapshots(hub_id: str) -> list[Path]:
-    """Where the hub's own tools keep what they downloaded, newest first."""
+    """The copies that the hub's own tools downloaded, newest first."""
     folder = cache_folder() / f"datasets--{hub_id.replace('/', '--')}" / "snapshots"
     if not folder.is_dir():
         return []
@@ -63,7 +63,7 @@ def _snapshots(hub_id: str) -> list[Path]:
 
 
 def cache_folder() -> Path:
-    """Where the hub's own tools keep what they download."""
+    """The download folder of the hub's own tools."""
     return Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
 
 
@@ -79,7 +79,7 @@ def _home() -> Path:
 def _download(hub_id: str, split: str | None) -> RowTable:
     splits = _open(hub_id)
     rows = splits[choose_split(splits, split, f"the dataset {hub_id}")]
-    # as Arrow keeps them: the library would otherwise decode every image it hands out
+    # in Arrow's format: the library would otherwise decode every image
     return RowTable(rows.with_format("arrow")[:], hub_id)
 
 
@@ -99,7 +99,7 @@ def _open(hub_id: str) -> Any:
 
 
 def _is_worth_trying(hub_id: str) -> bool:
-    """False without a network and without the library's own copy: it would retry for half a minute."""
+    """False without a network and without the library's own copy: the library would retry for 30 s."""
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or _home() / "datasets").expanduser()
     if urllib.request.getproxies() or (cache / hub_id.replace("/", "___")).is_dir():
         return True

@@ -1,4 +1,4 @@
-"""Where rows are, in one word: a file, a folder, a split of it, or a dataset of the hub.
+"""Where rows are, as one text: a file, a folder, a split of it, or a dataset of the hub.
 
 data/train.jsonl          that file
 data/GSM-8k               a folder with the files of one split
@@ -27,16 +27,16 @@ class DataLocation(NamedTuple):
 
     @property
     def is_hub(self) -> bool:
-        """owner/name, where nothing on this machine is called that."""
+        """owner/name, and no file or folder on this machine has that path."""
         is_file = Path(self.path).suffix.lower() in ENDINGS
         is_here = Path(self.path).expanduser().exists()
         return bool(_HUB.fullmatch(self.path)) and not is_file and not is_here
 
 
-def parse_place(text: str) -> DataLocation:
+def parse_location(text: str) -> DataLocation:
     """
-    >>> parse_place("test@data/GSM-8k")
-    Place(path='data/GSM-8k', split='test')
+    >>> parse_location("test@data/GSM-8k")
+    DataLocation(path='data/GSM-8k', split='test')
     """
     match = _SPLIT.fullmatch(text)
     if match is None or Path(text).exists():
@@ -52,21 +52,21 @@ def parse_place(text: str) -> DataLocation:
     return DataLocation(path, split)
 
 
-def open_place(text: str, *, check: bool = True) -> RowTable:
-    """The rows by number; with check=False none of them has been looked at."""
-    place = parse_place(text)
-    if not place.is_hub:
-        return read_table(place.path, place.split, check=check)
+def open_location(text: str, *, check: bool = True) -> RowTable:
+    """The rows by number; check=False skips the check that every row can be parsed."""
+    location = parse_location(text)
+    if not location.is_hub:
+        return read_table(location.path, location.split, check=check)
     try:
-        return read_hub(place.path, place.split)
+        return read_hub(location.path, location.split)
     except DataError as error:
-        raise DataError(f"no file or folder {place.path!r}, and {error}") from error
+        raise DataError(f"no file or folder {location.path!r}, and {error}") from error
 
 
 def local_files(text: str) -> list[Path] | None:
-    """The files in which the rows lie; None if only the hub's library has them."""
-    place = parse_place(text)
-    if not place.is_hub:
-        return files_of(place.path, place.split)
-    folder = locate(place.path)
-    return files_of(folder, place.split) if folder else None
+    """The files that hold the rows; None if only the hub's library has them."""
+    location = parse_location(text)
+    if not location.is_hub:
+        return files_of(location.path, location.split)
+    folder = locate(location.path)
+    return files_of(folder, location.split) if folder else None

@@ -1,4 +1,4 @@
-"""Pictures, films and sounds in a row: only text is read here, so such a row is refused.
+"""Rows with images, videos or sounds are refused, since only text is read.
 
 {"images": [{"bytes": ..., "path": "1.png"}], "problem": "Find x."}    refused: 'images' holds more than text
 {"images": [], "problem": "What is 2 + 3?"}                            text alone
@@ -14,9 +14,9 @@ from typing import Any
 from graft.data.errors import BadField
 
 COLUMNS = ("images", "image", "videos", "video", "audios", "audio")
-UNSEEN = (
+TEXT_ONLY = (
     "only text is read, so a model would be trained or graded on a question without what it asks "
-    "about. Take such rows out, or describe in the text what there is to see"
+    "about. Remove such rows, or describe in the text what there is to see"
 )
 _FILE = re.compile(
     r"data:|\S+\.(?:png|jpe?g|gif|webp|bmp|tiff?|svg|mp4|webm|mov|avi|mkv|mp3|wav|flac|ogg)(?:\?\S*)?$",
@@ -26,14 +26,14 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]{200,}")
 
 
 def refuse_pictures(row: Mapping[str, Any]) -> None:
-    """BadField if a column of the row holds something to look at or to listen to."""
+    """BadField if a column of the row holds an image, a video or a sound."""
     for column in COLUMNS:
         if (value := row.get(column)) is not None and is_picture(value):
-            raise BadField(column, f"{column!r} holds more than text: {UNSEEN}")
+            raise BadField(column, f"{column!r} holds more than text: {TEXT_ONLY}")
 
 
 def is_picture(value: Any) -> bool:
-    """Bytes, a file's name, {bytes, path}, an address, base64, a PIL image; or a list with one of these."""
+    """Bytes, a file name, {bytes, path}, a URL, base64, a PIL image; or a list with one of these."""
     if isinstance(value, str):
         text = value.strip()
         return bool(_FILE.match(text) or _BASE64.fullmatch(text))

@@ -1,11 +1,11 @@
-r"""Where the rows of a text file lie: jsonl, json and csv, found without keeping the file in memory.
+r"""Where the rows of a text file start: jsonl, json and csv, found without keeping the file in memory.
 
     {"a": 1}\n\n{"a": 2}\n        jsonl: rows start at bytes 0 and 10
     [{"a": 1}, {"a": 2}]          json:  at 1 and 11
     a,b\n1,"x\ny"\n2,z\n          csv:   at 4 and 12; the header names the fields of all of them
 
-A row reaches to where the next one starts; what stands between the two (a comma, blank lines) is
-passed over when it is parsed. So one number of 8 bytes is all that a row costs until it is asked for.
+A row reaches to where the next one starts; the separator between the two (a comma, blank lines) is
+ignored when the row is parsed. So a table needs 8 bytes of memory per row.
 """
 
 from __future__ import annotations
@@ -21,85 +21,72 @@ from typing import Any
 
 from graft.data.errors import DataError
 
-MARK = b"\xef\xbb\xbf"  # what some editors put before UTF-8
+BOM = b"\xef\xbb\xbf"  # the byte order mark that some editors put before UTF-8
 CHUNK = 1 << 20
-MOST = 1 << 26  # bytes of one row; a file with longer ones is something else than it says
+MAX_ROW = 1 << 26  # bytes of one row; a file with longer ones has another format than its name says
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
 class JsonlFile:
-    """One row per line; blank lines are none."""
-
-    kind = "jsonl"
+    """One row per line; blank lines are skipped."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def places(self, at: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Where each row starts, and its bytes, from byte `at` on, which is the start of a line."""
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        """The byte at which each row starts, and the row's bytes."""
+        at = 0
         with self.file.open("rb") as lines:
-            lines.seek(at)
-            while line := lines.readline(MOST):
-                if len(line) == MOST and not line.endswith(b"\n"):
+            while line := lines.readline(MAX_ROW):
+                if len(line) == MAX_ROW and not line.endswith(b"\n"):
                     raise DataError(
-                        f"{self.file}, line {self.line_of(at)} is longer than {MOST >> 20} MB; is it "
-                        "one row per line? A list of rows is called .json"
+                        f"{self.file}, line {line_at(self.file, at)} is longer than {MAX_ROW >> 20} MB; "
+                        "is it one row per line? A list of rows is called .json"
                     )
-                if line.removeprefix(MARK).strip():  # files put together have a mark within
+                if line.removeprefix(BOM).strip():  # joined files have a mark in the middle
                     yield at, line
                 at += len(line)
 
     def parse(self, text: bytes) -> dict[str, Any]:
-        line = text.removeprefix(MARK).partition(b"\n")[0]  # what follows is blank, or a mark
-        return an_object(_loads(line.decode("utf-8")))
+        line = text.removeprefix(BOM).partition(b"\n")[0]  # the rest is blank, or a mark
+        return as_row(_loads(line.decode("utf-8")))
 
-    def complaint(self, start: int, row: int, error: Exception) -> str:
-        """What is wrong with the row at byte `start`, with its place as an editor counts it."""
+    def describe_error(self, start: int, row: int, error: Exception) -> str:
+        """What is wrong with the row at byte `start`; the line is counted as an editor counts it."""
         if isinstance(error, NotAnObject):
             return f"row {row} is {error}"
-        if isinstance(error, TwoOfOneName):
-            return f"line {self.line_of(start)}: {error}"
-        return f"line {self.line_of(start)} is not JSON in UTF-8: {error}"
-
-    def line_of(self, start: int) -> int:
-        """The line that byte `start` is on. Counted only when something is wrong there."""
-        return line_at(self.file, start)
+        if isinstance(error, DuplicateKey):
+            return f"line {line_at(self.file, start)}: {error}"
+        return f"line {line_at(self.file, start)} is not JSON in UTF-8: {error}"
 
 
 class JsonList:
-    """One list of rows over as many lines as it likes, read a piece at a time."""
-
-    kind = "json"
+    """One list of rows over any number of lines, read a piece at a time."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    def places(self, at: int = 0) -> Iterator[tuple[int, bytes]]:
-        """From byte `at` on: 0, or where a row ended."""
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        """The byte at which each row starts, and the row's bytes."""
         parse = json.JSONDecoder().raw_decode
         row = 0
         with self.file.open("rb") as stream:
-            window = _Window(stream, self.file, at)
-            if at == 0:
-                if (first := window.next_character()) != "[":
-                    self._refuse(first)
-                window.take(1)
-                if window.next_character() == "]":
-                    return
-            elif window.next_character() == ",":
-                window.take(1)
-            elif window.next_character() == "]":
+            window = _Window(stream, self.file)
+            if window.next_character() != "[":
+                self._refuse()
+            window.take(1)
+            if window.next_character() == "]":
                 return
             while True:
                 window.next_character()
-                while True:  # a row may go on behind what has been read so far
+                while True:  # a row may continue beyond the text that is in the window
                     try:
                         _, end = parse(window.text, window.at)
                         if end < len(window.text) or window.is_last:
                             break
                     except (ValueError, RecursionError) as error:
-                        if window.is_last or window.ahead > MOST or "recursion" in str(error):
-                            where = f"{self.file}, row {row + 1}" if row or at else str(self.file)
+                        if window.is_last or window.unread > MAX_ROW or "recursion" in str(error):
+                            where = f"{self.file}, row {row + 1}" if row else str(self.file)
                             cut = "; the file may be cut off" if window.is_last else ""
                             raise DataError(
                                 f"{where} is not JSON in UTF-8: {error}{cut}"
@@ -119,11 +106,11 @@ class JsonList:
                     )
                 window.take(1)
 
-    def _refuse(self, first: str) -> None:
-        """Say what a file holds that is no list."""
+    def _refuse(self) -> None:
+        """DataError that names what the file holds instead of a list."""
         try:
             with self.file.open("rb") as stream:
-                found = json.loads(stream.read(MOST).removeprefix(MARK).decode("utf-8"))
+                found = json.loads(stream.read(MAX_ROW).removeprefix(BOM).decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise DataError(f"{self.file} is not JSON in UTF-8: {error}") from error
         raise DataError(
@@ -131,32 +118,30 @@ class JsonList:
         )
 
     def parse(self, text: bytes) -> dict[str, Any]:
-        # up to where the next row starts there is a comma, or the end of the list
-        return an_object(_DECODER.raw_decode(text.decode("utf-8"))[0])
+        # before the next row there is a comma, or the end of the list
+        return as_row(_DECODER.raw_decode(text.decode("utf-8"))[0])
 
-    def complaint(self, start: int, row: int, error: Exception) -> str:
-        return f"row {row}: {error}" if isinstance(error, TwoOfOneName) else f"row {row} is {error}"
+    def describe_error(self, start: int, row: int, error: Exception) -> str:
+        return f"row {row}: {error}" if isinstance(error, DuplicateKey) else f"row {row} is {error}"
 
 
 class _Window:
-    """A piece of a long text: `at` is where we are in it, `byte` the same place in the file."""
+    """A piece of a long text: `at` is the position in it, `byte` the same position in the file."""
 
-    def __init__(self, stream: Any, file: Path, at: int) -> None:
-        self.stream, self.file, self.byte = stream, file, at
-        stream.seek(at)
-        if at == 0 and stream.read(len(MARK)) == MARK:
-            self.byte = len(MARK)
+    def __init__(self, stream: Any, file: Path) -> None:
+        self.stream, self.file = stream, file
+        self.byte = len(BOM) if stream.read(len(BOM)) == BOM else 0
         stream.seek(self.byte)
         self.decode = codecs.getincrementaldecoder("utf-8")().decode
         self.text, self.at, self.is_last = "", 0, False
 
     @property
-    def ahead(self) -> int:
+    def unread(self) -> int:
         return len(self.text) - self.at
 
     def grow(self) -> None:
-        """Read on, twice as much each time for a row that is longer than what is there."""
-        piece = self.stream.read(max(CHUNK, self.ahead))
+        """Read another piece; its size doubles for a row that is longer than the window."""
+        piece = self.stream.read(max(CHUNK, self.unread))
         self.is_last = not piece
         try:
             self.text = self.text[self.at :] + self.decode(piece, self.is_last)
@@ -167,18 +152,18 @@ class _Window:
         self.at = 0
 
     def take(self, count: int) -> bytes:
-        """The next `count` characters as the file has them; go behind them."""
+        """The next `count` characters as bytes of the file; the position moves behind them."""
         taken = self.text[self.at : self.at + count].encode("utf-8")
         self.at += count
         self.byte += len(taken)
         return taken
 
     def next_character(self) -> str:
-        """Pass over blanks; what follows them, "" at the end of the file."""
+        """Skip blanks and return the character after them, "" at the end of the file."""
         while True:
             match = _BLANK.match(self.text, self.at)
             self.take((match.end() if match else self.at) - self.at)
-            if self.ahead:
+            if self.unread:
                 return self.text[self.at]
             if self.is_last:
                 return ""
@@ -188,19 +173,17 @@ class _Window:
 class Csv:
     """One row per record; the first names the fields. A field in quotes may hold line breaks.
 
-    Every value is text, an empty one None. One that is a JSON object or a list of objects is that: a
-    chat fits into a cell.
+    Every value is text, an empty one None. A value that is a JSON object or a list of objects is
+    parsed, so a chat fits into one value.
     """
-
-    kind = "csv"
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        csv.field_size_limit(MOST)
+        csv.field_size_limit(MAX_ROW)
         found = next(self._records(0), None)
         self.begins = found[0] + len(found[1]) if found else 0
         try:
-            head = found[1].removeprefix(MARK).decode("utf-8") if found else ""
+            head = found[1].removeprefix(BOM).decode("utf-8") if found else ""
         except UnicodeDecodeError as error:
             raise DataError(f"{file}, line 1 is not UTF-8: {error}") from error
         self.fields = [name.strip() for name in next(csv.reader(io.StringIO(head, newline="")), [])]
@@ -210,28 +193,28 @@ class Csv:
                 f"{', '.join(map(repr, self.fields))}"
             )
 
-    def places(self, at: int = 0) -> Iterator[tuple[int, bytes]]:
-        yield from self._records(at or self.begins)
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        """The byte at which each row starts, and the row's bytes."""
+        yield from self._records(self.begins)
 
     def _records(self, at: int) -> Iterator[tuple[int, bytes]]:
         taken: list[bytes] = []
 
         def lines() -> Iterator[str]:
-            while line := stream.readline(MOST):
+            while line := stream.readline(MAX_ROW):
                 taken.append(line)
-                text = (
-                    line if taken[1:] else line.removeprefix(MARK)
-                )  # or a quote would not be first
+                # a quote is only a quote as the first character of a field
+                text = line if taken[1:] else line.removeprefix(BOM)
                 yield text.decode("utf-8", "surrogateescape")  # refused when the row is parsed
 
         with self.file.open("rb") as stream:
             stream.seek(at)
             reader = csv.reader(lines(), strict=True)
             try:
-                for cells in reader:
+                for values in reader:
                     text = b"".join(taken)
                     taken.clear()
-                    if cells:
+                    if values:
                         yield at, text
                     at += len(text)
             except csv.Error as error:
@@ -241,32 +224,32 @@ class Csv:
                 ) from error
 
     def parse(self, text: bytes) -> dict[str, Any]:
-        text = text.removeprefix(MARK)
-        cells = next(csv.reader(io.StringIO(text.decode("utf-8"), newline=""), strict=True))
-        if len(cells) != len(self.fields):
-            raise ValueError(f"it has {len(cells)} values, and the first line {len(self.fields)}")
-        return dict(zip(self.fields, map(_cell, cells), strict=True))
+        text = text.removeprefix(BOM)
+        values = next(csv.reader(io.StringIO(text.decode("utf-8"), newline=""), strict=True))
+        if len(values) != len(self.fields):
+            raise ValueError(f"it has {len(values)} values, and the first line {len(self.fields)}")
+        return dict(zip(self.fields, map(_csv_value, values), strict=True))
 
-    def complaint(self, start: int, row: int, error: Exception) -> str:
+    def describe_error(self, start: int, row: int, error: Exception) -> str:
         return f"line {line_at(self.file, start)} is no row of csv in UTF-8: {error}"
 
 
 TextRows = JsonlFile | JsonList | Csv
 
 
-def _cell(text: str) -> Any:
+def _csv_value(text: str) -> Any:
     if text.startswith(("{", "[{")):
         try:
             return _loads(text)
-        except TwoOfOneName:
+        except DuplicateKey:
             raise
         except (ValueError, RecursionError):
             return text
     return text or None
 
 
-class TwoOfOneName(ValueError):
-    """An object that says two things under one name, of which only the last would be seen."""
+class DuplicateKey(ValueError):
+    """An object with two values under one key, of which only the last would be read."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -274,7 +257,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise TwoOfOneName(f"the name {twice!r} stands in it twice; leave one of the two out")
+        raise DuplicateKey(f"the key {twice!r} occurs twice in one object; remove one of the two")
     return made
 
 
@@ -286,13 +269,14 @@ class NotAnObject(ValueError):
     """JSON, but no row."""
 
 
-def an_object(value: Any) -> dict[str, Any]:
+def as_row(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise NotAnObject(f"{type(value).__name__}, not an object with named fields")
     return value
 
 
 def line_at(file: Path, start: int) -> int:
+    """The line of byte `start`, from 1. Counted only for an error message."""
     with file.open("rb") as stream:
         count, left = 1, start
         while left and (piece := stream.read(min(CHUNK, left))):
@@ -301,11 +285,11 @@ def line_at(file: Path, start: int) -> int:
     return count
 
 
-def lines_or_list(file: Path) -> JsonlFile | JsonList:
-    """What a .json file is: a list of rows, or jsonl by another name."""
+def json_or_jsonl(file: Path) -> JsonlFile | JsonList:
+    """The reader of a .json file, which holds a list of rows, or one row per line."""
     with file.open("rb") as stream:
-        lines = iter(lambda: stream.readline(MOST), b"")
-        filled = (text for line in lines if (text := line.removeprefix(MARK).strip()))
+        lines = iter(lambda: stream.readline(MAX_ROW), b"")
+        filled = (text for line in lines if (text := line.removeprefix(BOM).strip()))
         first, rest = next(filled, b""), next(filled, b"")
     if first.startswith(b"{") and rest:
         try:

@@ -1,9 +1,9 @@
-"""What a run would see in a file of rows: read from front to back, whatever its size.
+"""A report about a file of rows, as a run would read them; the file may be larger than memory.
 
 chats.jsonl: 1,204 rows, read as sharegpt
     conversations of {from, value}; system, tools (ARPO's supervised data too)
     its rows have: conversations, system
-    to imitate (sft.data)
+    chats to imitate (sft.data)
 
 row 1
     user         Where is the Louvre?
@@ -19,24 +19,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from graft.data.check import SPARED, Repeats, Verdict, fault_of, id_of, is_spared, same_id
+from graft.data.check import SPARED, Repeats, Verdict, id_of, is_spared, read_row, repeated_id
 from graft.data.conversations import messages_in
-from graft.data.errors import DataError
-from graft.data.fields import literal_in, named_tools
-from graft.data.location import local_files, open_place
-from graft.data.rows import rows_in
-from graft.data.schemas import LOOKED_AT, ChatRow, Purpose, RowLayout, TaskRow, recognise, source_of
+from graft.data.errors import DataError, RowFault
+from graft.data.fields import named_tools, parse_literal
+from graft.data.layouts import SAMPLE_ROWS, Purpose, RowLayout, detect_layout
+from graft.data.location import local_files, open_location
+from graft.data.readers import ChatRow, TaskRow, source_of
+from graft.data.rows import scan_rows
 from graft.data.tables import name_of
 from graft.types import Message
 
-SHOWN = 240  # characters of a message
-SOURCES = 10  # data sources that are listed
-MARKS = ("<result>", "</result>")
-USES = {"task": "to try (env prompts)", "chat": "to imitate (sft.data)"}
+SHOWN_CHARS = 240  # characters of a message
+LISTED_SOURCES = 10
+RESULT_TAGS = ("<result>", "</result>")
+USES = {"task": "tasks (env prompts)", "chat": "chats to imitate (sft.data)"}
 
 
 class LengthStats:
-    """How long texts are: exact, and small, since few lengths differ.
+    """Exact statistics of lengths; small, since few lengths differ.
 
     3, 3, 4, 10: shortest 3, median 3, mean 5, 95% at most 10, longest 10
     """
@@ -68,7 +69,7 @@ class LengthStats:
 
 
 class DataReport:
-    """Everything that `graft data show` prints."""
+    """The contents of `graft data show`."""
 
     def __init__(self, source: str, layout: RowLayout, columns: list[str], purpose: str) -> None:
         self.source, self.layout, self.columns, self.purpose = source, layout, columns, purpose
@@ -76,12 +77,12 @@ class DataReport:
         self.examples: list[tuple[int, list[tuple[str, str]]]] = []
         self.lengths: dict[str, LengthStats] = {}
         self.sources: Counter[str] = Counter()
-        self.ruled: list[str] = []
-        """Data sources that are graded by a rule of their own."""
-        self.tools = self.marked = self.unanswered = 0
+        self.graded_sources: list[str] = []
+        """Data sources with their own grading rule."""
+        self.num_with_tools = self.num_with_results = self.unanswered = 0
         self.named_tools: Counter[str] = Counter()
-        self.opened: Counter[str] = Counter()
-        """Columns that are JSON text, or a list of pairs, and are read as what they say."""
+        self.text_columns: Counter[str] = Counter()
+        """Columns that hold messages or an object as text, which is parsed."""
         self.verdict = Verdict()
         self.same_prompt: list[tuple[int, int]] = []
         self.broken = ""
@@ -106,14 +107,17 @@ class DataReport:
             "columns": self.columns,
             "rows": self.rows,
             "purpose": self.purpose,
-            "examples": [{"row": row, "text": dict_of(text)} for row, text in self.examples],
+            "examples": [
+                {"row": row, "text": [{"role": role, "text": text} for role, text in parts]}
+                for row, parts in self.examples
+            ],
             "lengths": {name: one.to_json() for name, one in self.lengths.items()},
             "data_sources": dict(self.sources.most_common()),
-            "graded_by_their_source": self.ruled,
-            "with_tools": self.tools,
+            "graded_by_their_source": self.graded_sources,
+            "with_tools": self.num_with_tools,
             "named_tools": dict(self.named_tools),
-            "opened": dict(self.opened),
-            "with_results_inside": self.marked,
+            "opened": dict(self.text_columns),
+            "with_results_inside": self.num_with_results,
             "without_answer": self.unanswered,
             "same_prompt": len(self.same_prompt),
             "bad": len(self.verdict.bad),
@@ -123,24 +127,24 @@ class DataReport:
 
     def lines(self, skip_bad: bool = False) -> Iterator[str]:
         yield f"{self.source}: {self.rows:,} rows, read as {self.layout.name}"
-        yield f"    {self.layout.says}"
+        yield f"    {self.layout.columns}"
         yield f"    its rows have: {', '.join(self.columns)}"
-        yield f"    {USES[self.purpose]}{self._otherwise()}"
-        for row, text in self.examples:
+        yield f"    {USES[self.purpose]}{self._other_use()}"
+        for row, parts in self.examples:
             yield ""
             yield f"row {row}"
-            width = max(len(who) for who, _ in text)
-            for who, said in text:
-                first, *more = said.split("\n")
-                yield f"    {who:<{width}}  {first}"
+            width = max(len(role) for role, _ in parts)
+            for role, text in parts:
+                first, *more = text.split("\n")
+                yield f"    {role:<{width}}  {first}"
                 yield from (f"    {'':<{width}}  {line}" for line in more)
         yield ""
         yield from self._statistics()
         yield from self._faults(skip_bad)
 
-    def _otherwise(self) -> str:
+    def _other_use(self) -> str:
         other = "task" if self.purpose == "chat" else "chat"
-        return f"; as something {USES[other]}: --for {other}" if self.layout.can(other) else ""
+        return f"; as {USES[other]}: --for {other}" if self.layout.serves(other) else ""
 
     def _statistics(self) -> Iterator[str]:
         heads = ("shortest", "median", "mean", "95% within", "longest")
@@ -152,27 +156,29 @@ class DataReport:
                 f"{n:>11,.0f}" for n in lengths.to_json().values()
             )
         if self.sources:
-            most = [f"{name} {count:,}" for name, count in self.sources.most_common(SOURCES)]
-            more = len(self.sources) - SOURCES
+            most = [f"{name} {count:,}" for name, count in self.sources.most_common(LISTED_SOURCES)]
+            more = len(self.sources) - LISTED_SOURCES
             yield f"data sources: {', '.join(most)}" + (f", {more} more" if more > 0 else "")
             if self.purpose == "task":
-                rule = f"{', '.join(self.ruled)} by EARL's rules" if self.ruled else ""
-                is_all = len(self.ruled) == len(self.sources)
-                last = "" if is_all else "by the last answer, since no rule of their own is known"
+                graded = self.graded_sources
+                rule = f"{', '.join(graded)} by EARL's rules" if graded else ""
+                is_all = len(graded) == len(self.sources)
+                last = "" if is_all else "by the last answer, since they have no rule of their own"
                 yield f"graded, without task.reward: {'; others '.join(filter(None, (rule, last)))}"
-        for name, count in self.opened.items():
-            yield f"{name}: text in {count:,} rows, read as the list or object that it is"
-        if self.tools:
-            yield f"tools: {self.tools:,} rows bring their own"
+        for name, count in self.text_columns.items():
+            yield f"{name}: text in {count:,} rows, parsed as a list or an object"
+        if self.num_with_tools:
+            yield f"tools: {self.num_with_tools:,} rows have their own"
         if self.named_tools:
             several = ", ".join(f"{name} {count:,}" for name, count in self.named_tools.items())
-            yield f"tools by name alone: {several}; the run must bring them (task.wrappers)"
+            yield f"tools by name alone: {several}; the run must provide them (task.wrappers)"
         if self.unanswered:
-            yield f"{self.unanswered:,} rows have no answer: a reward from outside has to grade them"
-        if self.marked:
+            yield f"{self.unanswered:,} rows have no answer: your own reward has to grade them"
+        if self.num_with_results:
             yield (
-                f"tool results inside the assistant's words ({' '.join(MARKS)}): {self.marked:,} rows; "
-                'sft.mask_results=["<result>","</result>"] keeps them from being trained'
+                f"tool results inside the assistant's text ({' '.join(RESULT_TAGS)}): "
+                f"{self.num_with_results:,} rows; "
+                'sft.mask_results=["<result>","</result>"] excludes them from training'
             )
         if self.same_prompt:
             row, first = self.same_prompt[0]
@@ -184,19 +190,15 @@ class DataReport:
         if self.broken:
             yield f"not read to the end: {self.broken}"
         if not count:
-            yield "no bad rows" if not self.broken else "no bad rows until there"
+            yield "no bad rows" if not self.broken else "no bad rows before that"
             return
         spared = is_spared(count, self.rows, skip_bad or SPARED)
-        what = "left out" if spared else "a run stops there; skip_bad=true leaves them out"
+        what = "left out" if spared else "a run stops; skip_bad=true leaves them out"
         yield f"bad rows: {count:,} of {self.rows:,} ({what})"
         for fault in faults:
-            yield f"    row {fault.row}, {fault.field or 'the whole of it'}: {fault.why}"
+            yield f"    row {fault.row}, {fault.field or 'the whole row'}: {fault.why}"
         if count > len(faults):
             yield f"    and {count - len(faults):,} more"
-
-
-def dict_of(text: list[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"role": who, "text": said} for who, said in text]
 
 
 def inspect(
@@ -206,68 +208,60 @@ def inspect(
     rows: int = 3,
     count_tokens: Callable[[str], int] | None = None,
 ) -> DataReport:
-    """Read all rows of a file, folder, SPLIT@PATH or dataset of the hub; nothing of them is kept.
+    """Report on all rows of a file, folder, SPLIT@PATH or dataset of the hub; rows are not kept.
 
-    Where ids repeat they are read twice: the second time without those rows, which a run leaves out too.
+    Where ids repeat, the rows are read twice: the second time without those rows, as a run leaves them out.
     """
     where, found = scan(source)
-    first = list(islice(found, LOOKED_AT))
-    chosen = recognise(first, where, layout, purpose)
+    first = list(islice(found, SAMPLE_ROWS))
+    chosen = detect_layout(first, where, layout, purpose)
     sample = [row for row in first if isinstance(row, Mapping)]
     columns = [key for row in sample for key, value in row.items() if value is not None]
     named = list(dict.fromkeys(map(str, columns)))
     use = main_purpose(sample, chosen, purpose)
 
-    def told(found: Iterator[Any], repeated: Mapping[int, int]) -> tuple[DataReport, Repeats]:
+    def read(found: Iterator[Any], repeated: Mapping[int, int]) -> tuple[DataReport, Repeats]:
         report = DataReport(where, chosen, named, use)
         ids, prompts = Repeats(), Repeats()
         try:
             for row in found:
                 report.rows += 1
                 if report.rows in repeated:
-                    report.verdict.add(same_id(report.rows, repeated[report.rows]))
+                    report.verdict.add(repeated_id(report.rows, repeated[report.rows]))
                 else:
                     _take(report, row, rows, ids, prompts, count_tokens)
-        except DataError as error:  # a broken file: what was read until there is still told
+        except DataError as error:  # a broken file: the rows before are still reported
             report.broken = str(error)
         report.same_prompt = prompts.repeated()
         return report, ids
 
-    report, ids = told(chain(first, found), {})
+    report, ids = read(chain(first, found), {})
     if repeated := dict(ids.repeated()):
-        # known only now, since a set of all ids would not fit: read again, without those rows
+        # a set of all ids would not fit in memory, so repeated ones are known only now
         del ids
-        report, _ = told(scan(source)[1], repeated)
+        report, _ = read(scan(source)[1], repeated)
     return report
 
 
 def scan(source: str) -> tuple[str, Iterator[Any]]:
-    """A name for the rows, and the rows, or the DataError that each of them is."""
+    """The source's name, and every row or the DataError about it."""
     files = local_files(source)
     if files is None:
-        table = open_place(source, check=False)
+        table = open_location(source, check=False)
         return table.source, table.scan()
-    return name_of(files), (row for file in files for _, row in rows_in(file))
+    return name_of(files), (row for file in files for row in scan_rows(file))
 
 
 def main_purpose(sample: list[Any], layout: RowLayout, purpose: Purpose) -> str:
-    """What rows that serve for both are there for: to be imitated, if any of the first ones can be."""
+    """The use of rows that serve as both: chats if any of the first rows is a chat, else tasks."""
     if purpose != "any":
         return purpose
     if layout.chat is None:
         return "task"
     is_chat = layout.task is None or any(
-        isinstance(read(layout.chat, row), ChatRow) for row in sample
+        isinstance(read_row(layout, "chat", row, 0), ChatRow) for row in sample
     )
     return "chat" if is_chat else "task"
-
-
-def read(reader: Callable[[Any], Any], row: Any) -> Any:
-    """What a reader makes of a row, or the error."""
-    try:
-        return reader(row)
-    except ValueError as error:
-        return error
 
 
 def _take(
@@ -279,21 +273,16 @@ def _take(
     count_tokens: Callable[[str], int] | None,
 ) -> None:
     number, layout = report.rows, report.layout
-    if isinstance(row, DataError):
-        report.verdict.add(fault_of(row, number, layout))
-        return
-    reader = layout.chat if report.purpose == "chat" else layout.task
-    assert reader is not None, f"layout {layout.name} was recognised for something else"
-    found = read(reader, row)
-    if isinstance(found, ValueError):
-        report.verdict.add(fault_of(found, number, layout))
+    found = read_row(layout, report.purpose, row, number)
+    if isinstance(found, RowFault):
+        report.verdict.add(found)
         return
     if (name := id_of(row)) is not None:
         ids.add(name, number)
-    asked, said = parted(found)
-    prompts.add(json.dumps(asked, sort_keys=True, default=str), number)
-    said_by = "assistant" if isinstance(found, ChatRow) else "answer"
-    for name, text in (("prompt", "".join(map(text_of, asked))), (said_by, said)):
+    prompt, response = prompt_and_response(found)
+    prompts.add(json.dumps(prompt, sort_keys=True, default=str), number)
+    label = "assistant" if isinstance(found, ChatRow) else "answer"
+    for name, text in (("prompt", "".join(map(text_of, prompt))), (label, response)):
         if text:
             report.measure(f"{name}, characters", len(text))
             if count_tokens is not None:
@@ -301,26 +290,34 @@ def _take(
     if source := source_of(row):
         report.sources[source] += 1
     report.unanswered += isinstance(found, TaskRow) and found.answer is None
-    report.tools += bool(found.tools)
+    report.num_with_tools += bool(found.tools)
     report.named_tools.update(named_tools(row))
-    report.opened.update(opened_columns(row, layout.asks))
-    report.marked += isinstance(found, ChatRow) and all(mark in said for mark in MARKS)
+    report.text_columns.update(text_columns(row, layout.prompt_columns))
+    has_results = all(tag in response for tag in RESULT_TAGS)
+    report.num_with_results += isinstance(found, ChatRow) and has_results
     if len(report.examples) < wanted:
-        report.examples.append((number, written(found)))
+        report.examples.append((number, preview(found)))
 
 
-def opened_columns(row: Mapping[str, Any], asks: Iterable[str]) -> list[str]:
+def text_columns(row: Mapping[str, Any], prompt_columns: Iterable[str]) -> list[str]:
     """The columns of a row that hold messages or an object as text."""
     texts = {name: value for name, value in row.items() if isinstance(value, str)}
-    messages = {*asks, "messages", "completion"} & texts.keys()
+    messages = {*prompt_columns, "messages", "completion"} & texts.keys()
     objects = {"reward_model", "reward_spec", "extra_info", "tools", "conversations"} & texts.keys()
-    found = [name for name in objects if literal_in(texts[name]) is not None]
-    found += [name for name in messages if isinstance(read(messages_in, texts[name]), list)]
+    found = [name for name in objects if parse_literal(texts[name]) is not None]
+    found += [name for name in messages if _holds_messages(texts[name])]
     return sorted(found)
 
 
-def parted(found: TaskRow | ChatRow) -> tuple[list[Message], str]:
-    """What is asked, and what is learned or right."""
+def _holds_messages(text: str) -> bool:
+    try:
+        return messages_in(text) is not None
+    except ValueError:
+        return False
+
+
+def prompt_and_response(found: TaskRow | ChatRow) -> tuple[list[Message], str]:
+    """The prompt, and the right answer or the text to learn."""
     if isinstance(found, TaskRow):
         answer = found.answer
         text = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
@@ -333,14 +330,14 @@ def parted(found: TaskRow | ChatRow) -> tuple[list[Message], str]:
 
 
 def text_of(message: Message) -> str:
-    """A message's words: thoughts, content, calls."""
+    """A message as text: thoughts, content, calls."""
     calls = [json.dumps(call.get("function", call)) for call in message.get("tool_calls") or []]
-    said = (message.get("reasoning_content") or "", message.get("content") or "")
-    return "".join([*map(str, said), *calls])
+    texts = (message.get("reasoning_content") or "", message.get("content") or "")
+    return "".join([*map(str, texts), *calls])
 
 
-def written(found: TaskRow | ChatRow) -> list[tuple[str, str]]:
-    """A row for the eye: who says what, shortened."""
+def preview(found: TaskRow | ChatRow) -> list[tuple[str, str]]:
+    """(role, text) of each part of a row, shortened."""
     lines = [(str(one["role"]), shortened(text_of(one))) for one in found.messages]
     if isinstance(found, ChatRow):
         for span in found.spans or []:
@@ -356,7 +353,8 @@ def written(found: TaskRow | ChatRow) -> list[tuple[str, str]]:
                 ("meta", shortened(json.dumps(found.meta, ensure_ascii=False, default=str)))
             )
     return [
-        (who, "".join(c if c.isprintable() or c == "\n" else "?" for c in s)) for who, s in lines
+        (role, "".join(c if c.isprintable() or c == "\n" else "?" for c in text))
+        for role, text in lines
     ]
 
 
@@ -365,7 +363,7 @@ def shortened(text: str) -> str:
     >>> len(shortened("x" * 10_000)) < 300
     True
     """
-    if len(text) <= SHOWN:
+    if len(text) <= SHOWN_CHARS:
         return text
-    half = SHOWN // 2
+    half = SHOWN_CHARS // 2
     return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"

@@ -18,11 +18,11 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-from graft.data.arrow import Groups, arrow_rows, batches, parquet_rows
-from graft.data.arrow_values import trajectories_of
+from graft.data.arrow import RowGroups, arrow_rows, parquet_rows, table_rows
+from graft.data.arrow_values import plain_rows
 from graft.data.errors import DataError
 from graft.data.records import TextRows
-from graft.data.rows import ENDINGS, ending_of, parsed, rows_in, source_of
+from graft.data.rows import ENDINGS, ending_of, parsed, scan_rows, source_of
 
 NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 SPLIT_FOLDERS = {"train", "test", "validation", "valid", "val", "dev"}
@@ -30,12 +30,12 @@ _SHARD = re.compile(r"-[0-9]{5}-of-[0-9]{5}(?:-[0-9a-f]+)?$")
 
 
 class RowTable(Sequence[dict[str, Any]]):
-    """Rows by number. Files stay packed until a row is asked for; nobody changes a row."""
+    """Rows by number, each read when it is used. Rows must not be changed."""
 
     def __init__(self, rows: Any, source: str = "rows") -> None:
         self.rows = rows  # a sequence of dicts, or an Arrow table
         self.source = source
-        """Where the rows are from, for messages."""
+        """The file or dataset, for messages."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -46,7 +46,7 @@ class RowTable(Sequence[dict[str, Any]]):
         if isinstance(self.rows, Sequence):
             row = self.rows[number]
         else:
-            row = next(trajectories_of(self.rows.slice(number, 1), self.source, number))
+            row = next(plain_rows(self.rows.slice(number, 1), self.source, number))
         if isinstance(row, DataError):
             raise row
         return row
@@ -58,34 +58,34 @@ class RowTable(Sequence[dict[str, Any]]):
             yield row
 
     def scan(self) -> Iterator[Any]:
-        """Every row in order, or the DataError that it is; read in one go, which is faster."""
-        if isinstance(self.rows, RowFile | Groups):
-            return (row for file in self.rows.files for _, row in rows_in(file))
-        return (
-            iter(self.rows) if isinstance(self.rows, Sequence) else batches(self.rows, self.source)
-        )
+        """Every row in order, or the DataError about it: faster than one row at a time."""
+        if isinstance(self.rows, RowFile | RowGroups):
+            return (row for file in self.rows.files for row in scan_rows(file))
+        if isinstance(self.rows, Sequence):
+            return iter(self.rows)
+        return table_rows(self.rows, self.source)
 
     @property
     def columns(self) -> list[str]:
-        if not isinstance(self.rows, Sequence) or isinstance(self.rows, Groups):
+        if not isinstance(self.rows, Sequence) or isinstance(self.rows, RowGroups):
             return self.rows.column_names
         readable = (row for row in islice(self.scan(), 20) if isinstance(row, Mapping))
         return list(next(readable, {}))
 
     def column(self, name: str) -> Iterator[Any]:
-        """All values of one column, one after the other; None where a row lacks it."""
+        """All values of one column in order; None where a row lacks it."""
         return (row.get(name) for row in self)
 
 
 def read_table(path: str | Path, split: str | None = None, *, check: bool = True) -> RowTable:
     """All rows of a file, or of the files of one split in a folder.
 
-    Every row is looked at once, and one that is none is a DataError; with check=False when it is asked
-    for. Equal arguments give the same Table, as long as the files do not change.
+    A row that cannot be parsed raises a DataError: here, or with check=False when the row is used.
+    Equal arguments give the same RowTable, as long as the files do not change.
     """
     files = files_of(path, split)
     stamps = tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    with _loading:  # sixty-four threads that open one file shall not read it sixty-four times
+    with _loading:  # many threads may open one file: the first one reads it
         table = _load(stamps)
         if check:
             _check(table)
@@ -93,27 +93,27 @@ def read_table(path: str | Path, split: str | None = None, *, check: bool = True
 
 
 def files_of(path: str | Path, split: str | None = None) -> list[Path]:
-    """The files in which the rows of a file, or of one split in a folder, lie."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        splits = data_files(place)
-        files = splits[choose_split(splits, split, str(place))]
-    elif place.is_file():
-        files = [place]
+    """The files that hold the rows of a file, or of one split in a folder."""
+    found = Path(path).expanduser()
+    if found.is_dir():
+        splits = data_files(found)
+        files = splits[choose_split(splits, split, str(found))]
+    elif found.is_file():
+        files = [found]
     else:
         raise DataError(f"no file or folder {str(path)!r}")
     if len({ending_of(file) for file in files}) > 1:
         names = ", ".join(file.name for file in files)
-        raise DataError(f"{place} holds the same rows in several formats ({names}): name one file")
+        raise DataError(f"{found} holds the same rows in several formats ({names}): name one file")
     name, times = Counter(file.name for file in files).most_common(1)[0]
     if times > 1:
         where = ", ".join(str(file.parent) for file in files if file.name == name)
-        raise DataError(f"{place} holds {name} in several folders ({where}): name one of them")
+        raise DataError(f"{found} holds {name} in several folders ({where}): name one of them")
     return files
 
 
 def name_of(files: Sequence[Path]) -> str:
-    """Files in a message: "a.jsonl", or "data (3 files)"."""
+    """The files as messages name them: "a.jsonl", or "data (3 files)"."""
     return str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
 
 
@@ -134,16 +134,16 @@ def _load(stamps: tuple[tuple[str, int, int], ...]) -> RowTable:
 
 @lru_cache(maxsize=32)
 def _check(table: RowTable) -> None:
-    """Parquet and arrow have named columns by nature; text has to be parsed to know."""
+    """Parse every row of a text file; parquet and arrow always have named columns."""
     if isinstance(table.rows, RowFile):
         for _ in table:
             pass
 
 
 class RowFile(Sequence[dict[str, Any]]):
-    """The rows of jsonl, json and csv files, by number: what is kept of each is where it starts.
+    """The rows of jsonl, json and csv files by number; only the start of each is kept in memory.
 
-    A million rows take 8 MB, however long they are. A row is read and parsed whenever it is asked for.
+    A million rows take 8 MB, whatever their length. A row is read and parsed each time it is used.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -152,7 +152,7 @@ class RowFile(Sequence[dict[str, Any]]):
         self.stamps = [_stamp(file.stat()) for file in files]
         self.starts = [array("Q") for _ in files]
         for source, starts in zip(self.sources, self.starts, strict=True):
-            starts.extend(start for start, _ in source.places())
+            starts.extend(start for start, _ in source.records())
         self.ends = list(accumulate(map(len, self.starts)))
 
     def __len__(self) -> int:
@@ -161,18 +161,18 @@ class RowFile(Sequence[dict[str, Any]]):
     def __getitem__(self, number: Any) -> Any:
         index = bisect_right(self.ends, number)
         source, starts = self.sources[index], self.starts[index]
-        place = number - (self.ends[index] - len(starts))
-        start = starts[place]
-        last = place + 1 == len(starts)
-        size = (self.stamps[index][0] if last else starts[place + 1]) - start
+        offset = number - (self.ends[index] - len(starts))
+        start = starts[offset]
+        is_last = offset + 1 == len(starts)
+        size = (self.stamps[index][0] if is_last else starts[offset + 1]) - start
         with source.file.open("rb") as file:
             if _stamp(os.fstat(file.fileno())) != self.stamps[index]:
                 raise DataError(
-                    f"{source.file} was changed while it was in use, so its rows are no longer where "
-                    "they were; start again, and leave the file alone meanwhile"
+                    f"{source.file} was changed while it was in use, so its rows have moved; start again, "
+                    "and do not write to the file during the run"
                 )
             file.seek(start)
-            return parsed(source, start, file.read(size), place + 1)
+            return parsed(source, start, file.read(size), offset + 1)
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int]:
@@ -180,8 +180,8 @@ def _stamp(found: os.stat_result) -> tuple[int, int]:
 
 
 def data_files(folder: Path) -> dict[str, list[Path]]:
-    """The files with rows below a folder, by split; the split is what a file's name starts with, or
-    the folder it lies in: test/data.jsonl is of the split "test".
+    """The files with rows below a folder, by split: the start of the file's name, or the folder that
+    holds it (test/data.jsonl belongs to the split "test").
 
     {"train": [.../train-00000-of-00002.parquet, .../train-00001-of-00002.parquet]}
     """
@@ -207,14 +207,14 @@ def _split_name(path: Sequence[str]) -> str:
 
 
 def choose_split(splits: Any, split: str | None, where: str) -> str:
-    """The one of `splits` that was asked for, or the only one there is."""
+    """The name among `splits` that `split` means; without `split` the only one."""
     names = list(splits)
     if not names:
         raise DataError(f"{where} holds no {', '.join(ENDINGS)} file")
     if split is None:
         if len(names) == 1:
             return names[0]
-        raise DataError(f"{where} has several splits ({', '.join(names)}): say which, split=...")
+        raise DataError(f"{where} has several splits ({', '.join(names)}): choose one, split=...")
     if split in names:
         return split
     # test_v2 and test-small are test; tests is not

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import ConfigError
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.datagen.row_file import new_rows
 from graft.envs import find
 from graft.envs.base import Wrapper, as_messages

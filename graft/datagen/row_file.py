@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from graft.config import ConfigError
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.models.io.save import sync_folder
 from graft.train.run_dir.folder import RunStopped
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from graft.data.corpus import whole
+from graft.data.corpus import without_surrogates
 from graft.envs.base import Wrapper, as_messages, forking, inner_envs, limit_turns
 from graft.protocols import Env, Observation
 from graft.registry import resolve
@@ -287,7 +287,7 @@ class ToolEnv(Wrapper):
         seconds = time.perf_counter() - started if waits else None
         is_ok = not is_error(result)
         # whole: a tokenizer does not take the half characters that broken UTF-8 can leave behind
-        text = style.render(whole(shorten(result, self.max_result or WHOLE_RESULT)))
+        text = style.render(without_surrogates(shorten(result, self.max_result or WHOLE_RESULT)))
         if self.tool_uses == self.max_uses:
             text += style.last
         self._note(name, is_ok, seconds)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, cast
 
-from graft.data.schemas import ChatRow
+from graft.data.readers import ChatRow
 from graft.rollout.action_spelling import ActionSpeller, Marks
 from graft.rollout.demonstration import INLINE, DemonstratedTurn, attempt, decided, spoken
 from graft.text.chat import Chat, Piece, Tools

@@ -25,7 +25,7 @@ from graft.config import SftSection
 from graft.data.chats import Chats, open_chats
 from graft.data.check import is_spared
 from graft.data.errors import DataError
-from graft.data.schemas import ChatRow
+from graft.data.readers import ChatRow
 from graft.rollout.action_spelling import ActionSpeller
 from graft.rollout.demonstration import demonstration
 from graft.rollout.episode_builder import draw_key

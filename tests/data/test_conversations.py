@@ -11,8 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from graft.data.chats import open_chats
 from graft.data.conversations import SPEAKERS, chat_of, read_messages
-from graft.data.rows import DataError, read_chats
+from graft.data.errors import DataError
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
@@ -42,7 +43,8 @@ def test_the_three_forms_are_the_same_chat_in_one_file(tmp_path: Path, ending: s
         SHAREGPT,
         {"instruction": "2+3=", "input": "", "output": "5", "system": "Be brief."},
     ]
-    assert read_chats(write(tmp_path / f"chats{ending}", rows)) == [[SYSTEM, *CHAT]] * 3
+    chats = open_chats(write(tmp_path / f"chats{ending}", rows))
+    assert [chat.messages for chat in chats] == [[SYSTEM, *CHAT]] * 3
 
 
 def test_every_speaker_has_a_role():
@@ -108,7 +110,8 @@ def part(text: str, **more: Any) -> dict[str, Any]:
 def test_a_content_in_parts_is_the_text_of_its_parts(tmp_path: Path, ending: str):
     asked = {"role": "user", "content": [part("2+", image_url=None), part("3=")]}
     row = {"messages": [asked, {"role": "assistant", "content": [part("5")]}]}
-    assert read_chats(write(tmp_path / f"chats{ending}", [row])) == [CHAT]
+    (chat,) = open_chats(write(tmp_path / f"chats{ending}", [row]))
+    assert chat.messages == CHAT
     parts = numpy.array([part("2+"), part("3=")], dtype=object)  # as pandas has them
     assert read_messages([{"role": "user", "content": parts}]) == CHAT[:1]
 
@@ -182,7 +185,7 @@ def said(*speakers: Any, value: Any = "x") -> dict[str, Any]:
 def test_a_row_that_is_no_chat_is_named_with_its_entry(tmp_path: Path, row: Any, message: str):
     data = write(tmp_path / "chats.jsonl", [SHAREGPT, row])
     with pytest.raises(DataError) as caught:
-        read_chats(data)
+        open_chats(data)
     assert str(caught.value).startswith(f"{data}, row 2")
     assert message in str(caught.value)
 
@@ -197,5 +200,5 @@ def test_bad_rows_of_a_parquet_file_are_named_too(tmp_path: Path):
     ):
         data = write(tmp_path / f"chats{number}.parquet", [SHAREGPT, bad])
         with pytest.raises(DataError) as caught:
-            read_chats(data)
+            open_chats(data)
         assert f"chats{number}.parquet, row 2: {message}" in str(caught.value)

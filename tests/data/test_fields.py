@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from graft.cli import app
 from graft.data.chats import open_chats
 from graft.data.errors import DataError
-from graft.data.rows import rows_in
+from graft.data.rows import scan_rows
 from graft.data.show import inspect
 from graft.envs import make
 from graft.text.template import CHATML, render
@@ -175,8 +175,8 @@ def test_chats_that_are_json_text_are_chats(tmp_path: Path):
 def test_show_says_which_columns_were_text(tmp_path: Path):
     file = lines(tmp_path / "a.jsonl", WRITTEN["JSON text"], VERL)
     text = CliRunner().invoke(app, ["data", "show", file]).output
-    assert "prompt: text in 1 rows, read as the list or object that it is\n" in text
-    assert "reward_model: text in 1 rows, read as the list or object that it is\n" in text
+    assert "prompt: text in 1 rows, parsed as a list or an object\n" in text
+    assert "reward_model: text in 1 rows, parsed as a list or an object\n" in text
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_time_that_python_cannot_hold_is_text(tmp_path: Path, name: str, endin
     else:
         with pyarrow.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
-    first, second = (row for _, row in rows_in(file))
+    first, second = (row for row in scan_rows(file))
     assert isinstance(first["at"] if name != "in a list" else first["at"][0], str)
     assert not isinstance(second["at"], str)  # the rows beside it are as ever
     json.dumps(make("prompts", data=str(file)).reset(0)[1], allow_nan=False)
@@ -243,7 +243,7 @@ def test_a_time_that_python_cannot_hold_is_text(tmp_path: Path, name: str, endin
 def test_a_value_that_cannot_be_read_is_named_with_its_row_and_column(tmp_path: Path):
     when = pyarrow.array([None, 1], pyarrow.timestamp("us", "Nowhere/City"))
     parquet(tmp_path / "a.parquet", prompt=["a", "b"], when=when)
-    first, second = (row for _, row in rows_in(tmp_path / "a.parquet"))
+    first, second = (row for row in scan_rows(tmp_path / "a.parquet"))
     assert first == {"prompt": "a", "when": None}
     assert "a.parquet, row 2: 'when' (timestamp[us, tz=Nowhere/City]) holds a value" in str(second)
 
@@ -268,7 +268,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path):
     table = pyarrow.table([["a"], ["1"], ["2"]], names=["prompt", "answer", "answer"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="several columns called 'answer'"):
-        list(rows_in(tmp_path / "a.parquet"))
+        list(scan_rows(tmp_path / "a.parquet"))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path):
     [
         ({"ground_truth": float("nan")}, "'ground_truth' holds float 'nan'"),
         ({"ground_truth": float("inf")}, "'ground_truth' holds float 'inf'"),
-        ({"extra_info": {"x": [1, float("-inf")]}}, "'x' holds -inf, which JSON has no number for"),
+        ({"extra_info": {"x": [1, float("-inf")]}}, "'x' holds -inf, which JSON cannot hold"),
     ],
 )
 def test_numbers_that_json_has_not_are_named(tmp_path: Path, field: Any, said: str):
@@ -288,7 +288,7 @@ def test_numbers_that_json_has_not_are_named(tmp_path: Path, field: Any, said: s
 def test_nan_in_the_arguments_of_a_call_is_refused(tmp_path: Path):
     calls = [{"function": {"name": "look", "arguments": '{"x": NaN}'}}]
     row = {"messages": [ASK, {"role": "assistant", "content": "", "tool_calls": calls}]}
-    with pytest.raises(DataError, match="are not JSON: NaN is no number of JSON's"):
+    with pytest.raises(DataError, match="are not JSON: NaN is not a JSON number"):
         open_chats(lines(tmp_path / "a.jsonl", row))
 
 
@@ -309,7 +309,7 @@ ROW = '{"prompt": "2+3=", "answer": "5"}'
 )
 def test_marks_of_utf8_are_no_part_of_the_rows(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert [row for _, row in rows_in(tmp_path / name)] == [json.loads(ROW)] * 2
+    assert list(scan_rows(tmp_path / name)) == [json.loads(ROW)] * 2
     env = make("prompts", data=str(tmp_path / name))
     for number in range(2):  # by number, as a run reads them
         assert env.reset(number)[0] == [ASK]
@@ -329,7 +329,7 @@ def test_marks_of_utf8_are_no_part_of_the_rows(tmp_path: Path, name: str, text: 
 )
 def test_a_name_that_stands_twice_makes_a_bad_row(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match="the name 'answer' stands in it twice"):
+    with pytest.raises(DataError, match="the key 'answer' occurs twice"):
         inspect(str(tmp_path / name))
 
 
@@ -356,4 +356,4 @@ def test_tools_by_their_names_are_read_and_said(tmp_path: Path):
     _, info = env.reset(0)
     assert "tools" not in info and info["meta"]["tools"] == ["search"]
     text = CliRunner().invoke(app, ["data", "show", file]).output
-    assert "tools by name alone: search 1, python 1; the run must bring them" in text
+    assert "tools by name alone: search 1, python 1; the run must provide them" in text

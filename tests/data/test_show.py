@@ -71,8 +71,8 @@ def test_bad_rows_are_told_with_their_fields_and_end_with_1(tmp_path: Path):
     file = write(tmp_path / "a.jsonl", rows)
     code, text = show(file)
     assert code == 1
-    assert "bad rows: 13 of 14 (a run stops there; skip_bad=true leaves them out)" in text
-    assert "    row 2, prompt: 'prompt': there is not a word in it" in text
+    assert "bad rows: 13 of 14 (a run stops; skip_bad=true leaves them out)" in text
+    assert "    row 2, prompt: 'prompt': has no text" in text
     assert text.count("\n    row ") == 10
     assert text.endswith("    and 3 more\n")
     code, text = show(file, "--skip-bad")
@@ -133,7 +133,7 @@ def test_results_inside_the_assistants_words_are_pointed_out(tmp_path: Path):
     said = "<search>Bern</search><result>A city.</result><answer>yes</answer>"
     entries = [{"from": "human", "value": "?"}, {"from": "gpt", "value": said}]
     _, text = show(write(tmp_path / "a.jsonl", [{"conversations": entries}]))
-    assert "tool results inside the assistant's words (<result> </result>): 1 rows" in text
+    assert "tool results inside the assistant's text (<result> </result>): 1 rows" in text
 
 
 def test_a_file_that_breaks_half_way_tells_what_was_read(tmp_path: Path):

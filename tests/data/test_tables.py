@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from graft.data import arrow, hub
+from graft.data.errors import DataError
 from graft.data.hub import locate, read_hub, splits_of
-from graft.data.rows import DataError
 from graft.data.tables import RowTable, data_files, read_table
 
 ROWS = [{"problem": f"{n} + {n}", "answer": str(2 * n)} for n in range(5)]
@@ -62,7 +62,7 @@ def test_a_split_is_what_the_names_of_its_files_start_with(tmp_path: Path):
     assert list(data_files(tmp_path)) == ["train", "test_v2"]
     assert list(read_table(tmp_path, "train")) == ROWS[:4]
     assert list(read_table(tmp_path, "test")) == ROWS[4:]
-    with pytest.raises(DataError, match=r"several splits \(train, test_v2\): say which"):
+    with pytest.raises(DataError, match=r"several splits \(train, test_v2\): choose one"):
         read_table(tmp_path)
     with pytest.raises(DataError, match="no split 'tes'; it has train, test_v2"):
         read_table(tmp_path, "tes")
@@ -180,7 +180,7 @@ def test_a_large_parquet_file_keeps_the_row_groups_used_last(
         pyarrow.parquet.write_table(table, file, row_group_size=5)
     monkeypatch.setattr(arrow, "IN_MEMORY", 12_000)  # two groups of five rows
     table = read_table(tmp_path)
-    assert isinstance(table.rows, arrow.Groups)
+    assert isinstance(table.rows, arrow.RowGroups)
     assert (len(table), table.columns) == (40, ["n", "text"])
     assert [table[n]["n"] for n in (39, 0, 4, 5, 19, 20, 21, 38)] == [39, 0, 4, 5, 19, 20, 21, 38]
     assert list(table.rows._kept) == [4, 7]

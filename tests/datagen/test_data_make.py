@@ -12,7 +12,8 @@ import pytest
 
 from graft import cli
 from graft.data.chats import open_chats
-from graft.data.rows import DataError, read_rows
+from graft.data.errors import DataError
+from graft.data.rows import read_rows
 from graft.datagen.demonstrations import make_rows
 from graft.datagen.row_file import new_rows
 from graft.envs import make

@@ -13,8 +13,8 @@ import pytest
 from graft import cli
 from graft.actions.actions import load_actions
 from graft.config import ConfigError
+from graft.data.readers import ChatRow
 from graft.data.rows import read_rows
-from graft.data.schemas import ChatRow
 from graft.datagen import rejection_sampling as harvest
 from graft.datagen.attempt_log import AttemptLog
 from graft.datagen.rejection_sampling import RejectionSampling, sample_rows

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.envs import ENVS, make
 from graft.envs.earl.calc import TASKS
 from graft.envs.earl.count import Count

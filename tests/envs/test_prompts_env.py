@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from graft.config import load_config
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.envs import make
 from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
 from graft.text.chat import Chat
@@ -263,7 +263,7 @@ def test_snapshots_and_forks_keep_the_source_and_the_rest_of_the_row():
 BAD = [
     ("empty list", row([]), "'prompt': the list of messages is empty; there must be something"),
     ("no prompt", row(None), "'prompt': holds nothing, not a list of messages"),
-    ("no words", row("  "), "'prompt': there is not a word in it"),
+    ("no words", row("  "), "'prompt': has no text"),
     ("a number", row(3), "'prompt': holds int '3', not a list of messages"),
     ("a bare text", row(["Hi"]), "'prompt': message 1 is str 'Hi'; a message is {role, content}"),
     (
@@ -363,7 +363,7 @@ def test_bad_rows_of_a_file_are_named_by_file_and_row(tmp_path: Path, ending: st
 
 def test_a_file_without_the_columns_says_which_key_names_them(tmp_path: Path):
     data = write(tmp_path / "rows.jsonl", [{"query": "?", "reply": "7"}])
-    with pytest.raises(DataError, match=r"no layout fits its columns \(found: query, reply\)"):
+    with pytest.raises(DataError, match=r"no layout matches its columns \(found: query, reply\)"):
         make("prompts", data=data)
     with pytest.raises(DataError, match=r"no column 'prompt' \(found: query, reply\).*prompt_key="):
         make("prompts", data=data, answer_key="reply")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from graft.data.schemas import ChatRow
+from graft.data.readers import ChatRow
 from graft.engine.native.engine import NativeEngine
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder

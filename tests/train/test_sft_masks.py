@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from graft.actions.actions import load_actions
-from graft.data.schemas import ChatRow
+from graft.data.readers import ChatRow
 from graft.rollout.action_spelling import ActionSpeller
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.demonstration import demonstration

@@ -17,11 +17,10 @@ from numbers import Number
 from pathlib import Path
 from typing import Any
 
-from graft.data.errors import BadField
+from graft.data.errors import BadField, DataError
 from graft.data.hub import read_hub, splits_of
-from graft.data.location import open_place, parse_place
+from graft.data.location import open_location, parse_location
 from graft.data.pictures import COLUMNS, refuse_pictures
-from graft.data.rows import DataError
 from graft.data.tables import RowTable, data_files, read_table
 from graft.envs.base import BaseEnv
 from graft.envs.splits import SPLITS, split_of
@@ -174,9 +173,9 @@ def open_table(
             raise ValueError(f"rows= and data={data!r} both name the rows: give one")
         return rows_in_memory(rows), in_one_piece(split, "rows=")
     if data is not None:
-        place = parse_place(data)
+        place = parse_location(data)
         if place.split is not None:  # one split of it was asked for: that is all of the data
-            return open_place(data, check=check), in_one_piece(split, data)
+            return open_location(data, check=check), in_one_piece(split, data)
         if not place.is_hub:
             names = read_place(place.path)
             if not names:  # a single file is all of its data

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.envs.dataset.maths import MathEnv
 from graft.protocols import Observation
 from graft.types import Message

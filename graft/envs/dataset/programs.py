@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.envs.dataset.base import DatasetEnv
 from graft.rewards.code import last_code_block, score_tests, table_of
 from graft.types import Turn

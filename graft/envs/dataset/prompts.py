@@ -20,8 +20,8 @@ from typing import Any
 
 from graft.data.check import SPARED, check
 from graft.data.errors import BadField, DataError
-from graft.data.fields import literal_in
-from graft.data.schemas import RowLayout, by_keys, recognise
+from graft.data.fields import parse_literal
+from graft.data.layouts import RowLayout, by_keys, detect_layout
 from graft.data.tables import RowTable
 from graft.envs.base import Trace
 from graft.envs.dataset.base import DatasetEnv, open_table
@@ -56,7 +56,7 @@ class PromptsEnv(DatasetEnv):
     Numbers and a target are graded as countdown, rows of EARL's sources by EARL's rules
     (`graft.rewards.sources`). A row without an answer is left to a reward from outside: here it earns 0.0.
 
-    What the columns mean is seen in the first rows (`graft.data.schemas`), or said: `layout="verl"`.
+    What the columns mean is seen in the first rows (`graft.data.layouts`), or said: `layout="verl"`.
     Other columns are named by `prompt_key` (a list of {role, content}, or a text) and `answer_key` (a
     text, a number, a list of them, or {"target": any of these}); a point leads into a column. All rows
     are looked at when the first env is built: bad ones are left out up to the share `skip_bad`, which is
@@ -88,19 +88,19 @@ class PromptsEnv(DatasetEnv):
         if not len(table):
             raise DataError(f"{table.source} is empty: it has no rows")
         if prompt_key is None and answer_key is None:
-            self.layout = recognise(table.scan(), table.source, layout, "task")
+            self.layout = detect_layout(table.scan(), table.source, layout, "task")
         elif layout != "auto":
             raise ValueError(f"layout={layout!r} and prompt_key= or answer_key=: give one")
         else:
             self.layout = named(table, prompt_key or VERL[0], answer_key or VERL[1])
-        asks = (key for key in self.layout.asks if key in table.columns)
+        asks = (key for key in self.layout.prompt_columns if key in table.columns)
         super().__init__(
             data=data,
             rows=rows,
             hub=hub,
             hub_split=hub_split,
             split=split,
-            question_key=next(asks, self.layout.asks[0]),
+            question_key=next(asks, self.layout.prompt_columns[0]),
             evaluation=evaluation,
         )
         verdict = check(self.table, self.layout, "task", skip_bad)
@@ -184,7 +184,7 @@ def golds_of(answer: Any) -> list[str]:
     """
     found: list[str] = []
     for gold in accepted_answers(answer):
-        several = literal_in(gold) if gold.startswith(('["', "['")) else []
+        several = parse_literal(gold) if gold.startswith(('["', "['")) else []
         are_texts = isinstance(several, list) and all(isinstance(one, str) for one in several)
         found += [gold, *(several if are_texts else [])]
     return found

@@ -20,9 +20,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graft.data.errors import DataError
 from graft.data.fields import as_object
 from graft.data.hub import locate
-from graft.data.rows import DataError
 from graft.data.tables import RowTable, data_files, read_table
 from graft.envs.base import BaseEnv, Trace
 from graft.envs.splits import check_split, split_of

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from graft.data.rows import DataError, read_rows
+from graft.data.errors import DataError
+from graft.data.rows import read_rows
 
 Page = dict[str, Any]
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.envs.splits import split_of
 from graft.envs.text_ranking import TextRanking
 

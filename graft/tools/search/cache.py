@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graft.data.corpus import whole
+from graft.data.corpus import without_surrogates
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
 
@@ -219,7 +219,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _key(query: str) -> str:
-    return whole(query).strip()
+    return without_surrogates(query).strip()
 
 
 def _encode(answer: Answer) -> str:

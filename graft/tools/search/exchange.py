@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from graft.data.corpus import whole
-from graft.data.rows import DataError
+from graft.data.corpus import without_surrogates
+from graft.data.errors import DataError
 from graft.tools.search.cache import Answer, SearchCache
 
 _TEXTS = ("text", "snippet", "description", "contents", "content")
@@ -59,10 +59,10 @@ def result_text(result: Any, where: str) -> str:
     'Page 1: Lima.\\nPage 2: Peru: A country.'
     """
     if isinstance(result, str):
-        return whole(result)
+        return without_surrogates(result)
     if not isinstance(result, list):
         raise DataError(f"{where}: a result is a text or a list, not {type(result).__name__}")
-    return as_pages([whole(_snippet(item, where)) for item in result])
+    return as_pages([without_surrogates(_snippet(item, where)) for item in result])
 
 
 def answer_text(answer: Answer) -> str:

@@ -30,7 +30,7 @@ from typing import IO, Any
 import numpy as np
 
 from graft.data.corpus import Document, read_documents
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 
 log = logging.getLogger(__name__)
 

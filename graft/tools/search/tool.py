@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from graft.data.corpus import whole
+from graft.data.corpus import without_surrogates
 from graft.tools import ERROR
 from graft.tools.errors import ToolError
 from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, CacheMiss, SearchCache
@@ -108,7 +108,7 @@ class SearchTool:
             self.fingerprint = self.source.fingerprint
 
     def __call__(self, content: str) -> str:
-        query = whole(content).strip()
+        query = without_surrogates(content).strip()
         if not query:
             return self._failed("empty query; write what to look for")
         if len(query) > MAX_QUERY:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from graft.data.corpus import Document, as_document, whole
+from graft.data.corpus import Document, as_document, without_surrogates
 from graft.tools.search.source import MAX_QUERY, MAX_TOPK, Hit
 
 MAX_QUERIES = 1024
@@ -68,7 +68,7 @@ def read_request(data: bytes) -> RetrievalRequest:
     if not isinstance(scores, bool):
         raise BadMessage(f"`return_scores` must be true or false, got {_kind(scores)}")
     # cut, not refused: one endless query must not cost the others in its request their answer
-    cut = [whole(query[:MAX_QUERY]) for query in queries]
+    cut = [without_surrogates(query[:MAX_QUERY]) for query in queries]
     # a topk of 0 asks for the default, as in both originals
     return RetrievalRequest(cut, topk or None, scores, is_single, wire)
 
@@ -87,7 +87,7 @@ def _sent(hit: Hit, request: RetrievalRequest) -> dict[str, Any]:
 
 def write_request(queries: Sequence[str], topk: int, wire: str) -> bytes:
     """Scores are always asked for: the original services fail without."""
-    clean = [whole(query) for query in queries]
+    clean = [without_surrogates(query) for query in queries]
     asked: dict[str, Any] = {"queries": clean}
     if wire == "msgpack":
         (query,) = clean

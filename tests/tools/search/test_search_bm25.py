@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_helpers import write_corpus
 
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.tools.search import make_source
 from graft.tools.search.bm25 import Bm25Source, top
 from graft.tools.search.store import SMALL, build_once
@@ -128,8 +128,8 @@ def test_equal_arguments_give_the_same_source(tmp_path):
 
 OPEN = """
 import sys
-from graft.tools.search.bm25 import Bm25
-source = Bm25(sys.argv[1], index=sys.argv[2])
+from graft.tools.search.bm25 import Bm25Source
+source = Bm25Source(sys.argv[1], index=sys.argv[2])
 print([hit.id for hit in source.retrieve(["red"], 9)[0]])
 """
 

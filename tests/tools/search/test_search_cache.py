@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft.data.rows import DataError
+from graft.data.errors import DataError
 from graft.tools.search import Hit, SearchCache, export_json, import_json
 from graft.tools.search.cache import CacheBroken
 

@@ -1,86 +1,59 @@
-"""Rows in order from any file, a cursor that goes on where it was, and what breaks on the way."""
+"""Rows of a file in order, and the errors of files that are damaged."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from graft.data import records
-from graft.data.rows import DataError, read_rows, rows_in
-from graft.data.stream import Stream
+from graft.data.errors import DataError
+from graft.data.rows import read_rows, scan_rows
+from graft.data.tables import read_table
 from tests.data.test_tables import write
 
 ROWS = [{"a": str(n), "b": 'é\n,"x" [{' * n} for n in range(1, 8)]
 ENDINGS = [".jsonl", ".json", ".csv", ".parquet", ".arrow", "stream.arrow"]
 
 
-def left(stream: Stream) -> list[dict[str, Any]]:
-    return list(stream)
-
-
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("chunk", [1 << 20, 7])
-def test_a_cursor_goes_on_at_every_row(
+def test_rows_are_read_in_order_and_by_number_whatever_the_size_of_a_read(
     tmp_path: Path, ending: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(records, "CHUNK", chunk)  # rows of json that go on behind what was read
-    files = [
-        write(tmp_path / f"one{ending}", ROWS[:4]),
-        write(tmp_path / f"two{ending}", ROWS[4:]),
-    ]
-    assert left(Stream(files)) == ROWS
-    for count in range(len(ROWS) + 1):
-        stream = Stream(files)
-        for _ in range(count):
-            next(stream)
-        state = json.loads(json.dumps(stream.state()))
-        assert state["row"] == count
-        assert left(Stream(files, state)) == ROWS[count:]
+    monkeypatch.setattr(records, "CHUNK", chunk)  # rows of json that continue in the next read
+    file = write(tmp_path / f"rows{ending}", ROWS)
+    assert list(read_rows(str(file))) == ROWS
+    table = read_table(file)
+    assert [table[number] for number in range(len(ROWS))] == ROWS
 
 
-def test_a_cursor_in_a_parquet_file_passes_over_whole_row_groups(tmp_path: Path):
+def test_a_parquet_file_of_several_row_groups_is_read_in_order(tmp_path: Path):
     table = pyarrow.Table.from_pylist([{"n": n} for n in range(1000)])
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=300)
-    for at in (0, 1, 299, 300, 301, 555, 999, 1000):
-        found = [row["n"] for _, row in rows_in(tmp_path / "rows.parquet", at)]
-        assert found == list(range(at, 1000))
+    assert [row["n"] for row in scan_rows(tmp_path / "rows.parquet")] == list(range(1000))
 
 
-def test_a_row_of_json_starts_where_the_cursor_says(tmp_path: Path):
+def test_a_row_of_json_starts_at_the_byte_that_records_gives(tmp_path: Path):
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf [{"a": "\xc3\xa9"} ,\n {"a": 2}]\n')
-    places = list(records.JsonList(tmp_path / "a.json").places())
-    assert places == [(5, b'{"a": "\xc3\xa9"}'), (20, b'{"a": 2}')]
+    found = list(records.JsonList(tmp_path / "a.json").records())
+    assert found == [(5, b'{"a": "\xc3\xa9"}'), (20, b'{"a": 2}')]
 
 
-def test_a_bad_row_stops_a_stream_which_goes_on_behind_it(tmp_path: Path):
+def test_a_scan_continues_behind_a_bad_row(tmp_path: Path):
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{oops\n[2]\n{"a": 4}\n')
-    stream = Stream([tmp_path / "a.jsonl"])
-    assert next(stream) == {"a": 1}
+    first, second, third, last = scan_rows(tmp_path / "a.jsonl")
+    assert (first, last) == ({"a": 1}, {"a": 4})
+    assert "line 2 is not JSON" in str(second)
+    assert "row 3 is list, not an object" in str(third)
     with pytest.raises(DataError, match="line 2 is not JSON"):
-        next(stream)
-    state = stream.state()
-    for one in (stream, Stream([tmp_path / "a.jsonl"], state)):
-        with pytest.raises(DataError, match="row 3 is list, not an object"):
-            next(one)
-        assert list(one) == [{"a": 4}]
-
-
-def test_a_cursor_into_a_file_that_has_changed_is_refused(tmp_path: Path):
-    file = write(tmp_path / "a.jsonl", ROWS)
-    stream = Stream([file])
-    next(stream)
-    write(file, ROWS[:2])
-    with pytest.raises(DataError, match=r"when row 1 was read .* start from the first row"):
-        Stream([file], stream.state())
+        list(read_rows(str(tmp_path / "a.jsonl")))
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".arrow", "stream.arrow", ".json"])
-def test_a_file_that_is_cut_off_says_so(tmp_path: Path, ending: str):
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path, ending: str):
     file = write(tmp_path / f"rows{ending}", [{"a": "x" * 50, "n": n} for n in range(200)])
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) * 2 // 3])
@@ -97,8 +70,8 @@ def test_a_parquet_file_that_is_damaged_inside_says_from_which_row_on(tmp_path: 
     text = bytearray(file.read_bytes())
     text[second : second + 300] = b"\xff" * 300
     file.write_bytes(text)
-    rows = rows_in(file)
-    assert [next(rows)[0] for _ in range(100)] == list(range(1, 101))
+    rows = scan_rows(file)
+    assert [next(rows)["n"][:7] for _ in range(100)] == [f"{n:07}" for n in range(100)]
     with pytest.raises(DataError, match=r"rows\.parquet cannot be read from row 101 on"):
         next(rows)
 
@@ -107,7 +80,7 @@ def test_text_of_a_parquet_file_that_is_not_utf8_is_a_bad_row(tmp_path: Path):
     raw = pyarrow.array([b"fine", b"\xff\xfe", b"too"], pyarrow.binary())
     table = pyarrow.table({"a": raw.view(pyarrow.string())})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    found = [row for _, row in rows_in(tmp_path / "a.parquet")]
+    found = list(scan_rows(tmp_path / "a.parquet"))
     assert (found[0], found[2]) == ({"a": "fine"}, {"a": "too"})
     assert "row 2: 'a' holds text that is not UTF-8" in str(found[1])
 
@@ -158,13 +131,13 @@ def test_a_cell_may_hold_a_chat_and_an_empty_one_is_nothing(tmp_path: Path):
 def test_a_line_longer_than_any_row_is_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(records, "MOST", 100)
+    monkeypatch.setattr(records, "MAX_ROW", 100)
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": "' + "x" * 200 + '"}\n')
     with pytest.raises(DataError, match=r"line 2 is longer than .* is it one row per line"):
         list(read_rows(str(tmp_path / "a.jsonl")))
 
 
-def test_an_ending_that_says_nothing_is_refused(tmp_path: Path):
+def test_an_unknown_ending_is_refused(tmp_path: Path):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(DataError, match=r"ends in '\.txt'; readable are \.parquet"):
         list(read_rows(str(tmp_path / "a.txt")))

@@ -13,7 +13,7 @@ import pytest
 
 from graft.data.chats import open_chats
 from graft.data.errors import DataError
-from graft.data.schemas import LAYOUTS, MIXED, fitting, recognise
+from graft.data.layouts import LAYOUTS, MIXED, detect_layout, matching_layouts
 from graft.envs import make
 
 ASK = {"role": "user", "content": "2+3="}
@@ -81,8 +81,8 @@ def test_there_is_an_example_of_every_layout():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_layout_is_recognised_among_all_others(name: str):
-    assert [layout.name for layout in fitting(EXAMPLES[name])] == [name]
-    assert recognise([EXAMPLES[name]], "here").name == name
+    assert [layout.name for layout in matching_layouts(EXAMPLES[name])] == [name]
+    assert detect_layout([EXAMPLES[name]], "here").name == name
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -141,21 +141,21 @@ def test_what_is_not_used_of_a_row_goes_to_the_meta():
 def test_a_file_that_can_be_read_in_two_ways_names_both(row: dict[str, Any], names: str):
     first, _, second = names.partition(" or ")
     with pytest.raises(DataError) as caught:
-        recognise([row], "a.jsonl")
+        detect_layout([row], "a.jsonl")
     assert f"a.jsonl can be read as {names} (" in str(caught.value)
     assert f"layout={first}" in str(caught.value)
     for name in (first, second):
-        assert recognise([row], "a.jsonl", layout=name).name == name
+        assert detect_layout([row], "a.jsonl", layout=name).name == name
 
 
 def test_what_a_file_is_for_may_decide():
     row = {**EXAMPLES["alpaca"], **EXAMPLES["plain"]}
-    assert recognise([row], "here", purpose="task").name == "plain"
+    assert detect_layout([row], "here", purpose="task").name == "plain"
 
 
 def test_a_row_that_lacks_a_column_is_a_bad_one_of_the_layout_that_the_others_have():
     lacking = {"prompt": [ASK], "reward_model": None}
-    assert recognise([lacking, EXAMPLES["verl"]], "here").name == "verl"
+    assert detect_layout([lacking, EXAMPLES["verl"]], "here").name == "verl"
     with pytest.raises(DataError, match=r"rows, row 1: 'reward_model.ground_truth' holds nothing"):
         make("prompts", rows=[lacking, EXAMPLES["verl"]])
 
@@ -179,19 +179,17 @@ def test_a_file_of_broken_lines_is_not_called_empty(tmp_path: Path, purpose: str
 
 def test_columns_that_fit_nothing_are_told_with_those_that_would():
     with pytest.raises(DataError) as caught:
-        recognise([{"text": "Hi"}], "a.jsonl")
-    assert "a.jsonl: no layout fits its columns (found: text)" in str(caught.value)
+        detect_layout([{"text": "Hi"}], "a.jsonl")
+    assert "a.jsonl: no layout matches its columns (found: text)" in str(caught.value)
     assert all(f"    {name} " in str(caught.value) for name in LAYOUTS)
-    with pytest.raises(DataError, match="is read as verl, which has nothing to imitate"):
-        recognise([EXAMPLES["verl"]], "a.jsonl", purpose="chat")
-    with pytest.raises(
-        DataError, match="layout=alpaca has no prompt to try; those that have: verl"
-    ):
-        recognise([EXAMPLES["alpaca"]], "a.jsonl", layout="alpaca", purpose="task")
+    with pytest.raises(DataError, match="is read as verl, which has no chats to imitate"):
+        detect_layout([EXAMPLES["verl"]], "a.jsonl", purpose="chat")
+    with pytest.raises(DataError, match="layout=alpaca has no tasks; those that have: verl"):
+        detect_layout([EXAMPLES["alpaca"]], "a.jsonl", layout="alpaca", purpose="task")
     with pytest.raises(DataError, match="unknown layout 'velr'; known: auto, verl, arpo"):
-        recognise([EXAMPLES["verl"]], "a.jsonl", layout="velr")
+        detect_layout([EXAMPLES["verl"]], "a.jsonl", layout="velr")
     with pytest.raises(DataError, match="its rows have several layouts"):
-        recognise([EXAMPLES["verl"], EXAMPLES["openai"]], "here", purpose="task")
+        detect_layout([EXAMPLES["verl"], EXAMPLES["openai"]], "here", purpose="task")
 
 
 @pytest.mark.parametrize("as_text", [True, False])
@@ -270,7 +268,7 @@ BAD = {
         "message 2: `arguments` of the call to 'f' are not JSON",
     ),
     "completion": ({"prompt": "?", "completion": 3}, "completion", "'completion': holds int '3'"),
-    "blank": ({"prompt": " ", "completion": "x"}, "prompt", "'prompt': there is not a word in it"),
+    "blank": ({"prompt": " ", "completion": "x"}, "prompt", "'prompt': has no text"),
     "span": (
         {"messages": [ASK], "spans": [{"author": "me", "text": ""}]},
         "spans",
@@ -363,7 +361,7 @@ def test_an_id_that_was_there_before_is_a_bad_row(tmp_path: Path):
 
 def test_a_file_of_bad_rows_alone_is_refused_even_when_they_may_be_skipped(tmp_path: Path):
     file = write(tmp_path / "a.jsonl", [{"messages": [ASK]}] * 3)
-    with pytest.raises(DataError, match=r"no assistant message.* all 3 rows bad"):
+    with pytest.raises(DataError, match=r"no assistant message.*all 3 rows are bad"):
         open_chats(file, skip_bad=True)
     (tmp_path / "b.jsonl").write_text("\n")
     with pytest.raises(DataError, match=r"b\.jsonl has no rows"):
