@@ -157,7 +157,7 @@ def measure(
 
 def _watch_steps(engine: Any) -> list[float]:
     """Adds up, in the one entry of the list, the time inside the engine's own steps."""
-    spent, runner = [0.0], engine._driver.runner
+    spent, runner = [0.0], engine._loop.runner
     run = runner.run
 
     def watched(*arguments: Any) -> Iterator[Any]:

@@ -57,13 +57,13 @@ def _families(groups: int, members: int, shared: int, own: int) -> np.ndarray:
 
 def _decode(bench: Bench, pages: np.ndarray, length: int, is_shared: bool) -> list[float]:
     from graft.engine.native.cuda.kernels.decode import decode, scratch
-    from graft.engine.native.kv.sharing import share
+    from graft.engine.native.kv.sharing import find_sharing
 
     def device(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.from_numpy(array).to(bench.device, dtype)
 
     rows = len(pages)
-    sharing = share(pages, HEADS // KV_HEADS, KV_HEADS, splits=1)
+    sharing = find_sharing(pages, HEADS // KV_HEADS, KV_HEADS, splits=1)
     if not is_shared:
         sharing.items, sharing.tails, sharing.slots = (
             sharing.items[:0], sharing.tails * 0, sharing.slots * 0,
@@ -83,7 +83,7 @@ def _decode(bench: Bench, pages: np.ndarray, length: int, is_shared: bool) -> li
     space = scratch(rows, slots, HEADS, SIZE, bench.device)
 
     def once() -> None:
-        decode(q, *pool, *inputs, splits=1, slots=slots, rows=sharing.lines, space=space)
+        decode(q, *pool, *inputs, splits=1, slots=slots, tile_rows=sharing.tile_rows, space=space)
 
     return _microseconds(bench, _captured(once))
 

@@ -1,4 +1,4 @@
-"""Engines with kernels beside engines without: what they draw must be the same."""
+"""Engines with kernels beside engines without: both must draw the same."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def small_decoder(**changes: Any) -> Decoder:
 def engine_on(
     device: torch.device, kernels: bool = True, decoder: Decoder | None = None, **options: Any
 ) -> NativeEngine:
-    """An engine that looks every four steps."""
+    """An engine with segments of four steps."""
     decoder = (decoder or small_decoder()).to(device)
     engine = tiny_engine(decoder, **{"page_size": PAGE, "kernels": kernels, **options})
-    engine._driver.typical = 32.0
+    engine._loop.mean_length = 32.0
     return engine
 
 
@@ -57,13 +57,13 @@ def assert_same(some: list[Completion], others: list[Completion]) -> None:
 
 
 def run_both(device: torch.device, scenario: Scenario, **options: Any) -> list[Completion]:
-    """The scenario's completions, which are the same with bursts and without."""
+    """The scenario's completions, the same with bursts and without."""
     completions = scenario(engine_on(device, **options))
     assert_same(completions, scenario(engine_on(device, kernels=False, **options)))
     return completions
 
 
-def families(engine: NativeEngine, *sizes: tuple[int, int]) -> list[NativeContext]:
+def open_forks(engine: NativeEngine, *sizes: tuple[int, int]) -> list[NativeContext]:
     """(tokens of a prompt, forks of it); one fork: a context that shares nothing."""
     contexts: list[NativeContext] = []
     for number, (length, forks) in enumerate(sizes):

@@ -8,12 +8,12 @@ import torch
 
 @pytest.fixture
 def device(kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Of the kernels; in the interpreter they work in small pieces, and few of them."""
+    """Of the kernels; in the interpreter with small chunks, and few of them."""
     if kernel_device.type == "cpu":
-        from graft.engine.native.cuda import runner as burst
-        from graft.engine.native.cuda.kernels import cut, draw
+        from graft.engine.native.cuda import runner
+        from graft.engine.native.cuda.kernels import draw, truncation
 
-        monkeypatch.setattr(burst, "MOST_SPLITS", 1)
+        monkeypatch.setattr(runner, "MAX_SPLITS", 1)
         monkeypatch.setattr(draw, "CHUNK", 16)
-        monkeypatch.setattr(cut, "CHUNK", 32)
+        monkeypatch.setattr(truncation, "CHUNK", 32)
     return kernel_device

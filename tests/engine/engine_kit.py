@@ -65,9 +65,9 @@ def gather(
     contexts: Sequence[NativeContext], samplings: Sequence[Sampling], grammars: Sequence[Any] = ()
 ) -> list[Completion]:
     async def main() -> list[Completion]:
-        rules = grammars or [None] * len(contexts)
-        asked = zip(contexts, samplings, rules, strict=True)
-        return await asyncio.gather(*(c.sample(s, grammar) for c, s, grammar in asked))
+        by_context = grammars or [None] * len(contexts)
+        requests = zip(contexts, samplings, by_context, strict=True)
+        return await asyncio.gather(*(c.sample(s, grammar) for c, s, grammar in requests))
 
     return asyncio.run(main())
 
@@ -103,7 +103,7 @@ def assert_is_what_the_model_says(
 ) -> None:
     """Log-probs and entropies of the completion equal those of a full forward.
 
-    Where a description goes on nothing was chosen, and both are 0.
+    Inside a description nothing is chosen, and both are 0.
     """
     modes = [0] * len(before) + completion.modes
     logp = dense_logp(decoder, before + completion.tokens, [*modes[1:], 0], allowed, temperature)
@@ -147,10 +147,10 @@ TOOLS = Automaton(
 )
 
 
-def tools_space(words: int = 6) -> ActionSpace:
-    """The modes of TOOLS, with so many tokens in the language: the fewer, the more tools."""
+def tools_space(num_tokens: int = 6) -> ActionSpace:
+    """The modes of TOOLS, with `num_tokens` tokens allowed in mode 0: the fewer, the more calls."""
     allowed = np.zeros((4, VOCAB + EXTRA), dtype=bool)
-    allowed[0, :words] = allowed[0, 23:25] = True
+    allowed[0, :num_tokens] = allowed[0, 23:25] = True
     allowed[1, 25:27] = allowed[2, 25:28] = allowed[3, 25:27] = True
     space = ActionSpace(VOCAB, EXTRA, allowed)
     TOOLS.check(space)
@@ -158,7 +158,7 @@ def tools_space(words: int = 6) -> ActionSpace:
 
 
 def assert_is_written_by(grammar: Automaton, completion: Completion, mode: int) -> None:
-    """Tokens and modes are those of the decisions, as the grammar has them; at most the end is cut."""
+    """Tokens and modes are those that the grammar writes for the decisions; only the end may be cut."""
     tokens: list[int] = []
     actions: list[int] = []
     modes: list[int] = []

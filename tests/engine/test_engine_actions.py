@@ -38,7 +38,7 @@ def tools_engine(decoder: Decoder | None = None, **options: Any) -> NativeEngine
     return tiny_engine(decoder, **{"space": tools_space(), **options})
 
 
-def one_way() -> ActionSpace:
+def single_path() -> ActionSpace:
     """Of TOOLS a single path: 23, 25, 27."""
     allowed = np.zeros((4, VOCAB + EXTRA), dtype=bool)
     allowed[0, 23] = allowed[1, 25] = allowed[2, 27] = allowed[3, 25] = True
@@ -46,7 +46,7 @@ def one_way() -> ActionSpace:
 
 
 def test_a_decision_writes_its_description_and_an_exit_ends_the_completion() -> None:
-    engine = tools_engine(space=one_way())
+    engine = tools_engine(space=single_path())
     context = engine.open(prompt(5))
     completion = sample_one(context, Sampling(), TOOLS)
     assert completion.tokens == [5, 6, 7, 9, 10, 14, 15]
@@ -75,7 +75,7 @@ def test_log_probs_of_actions_equal_a_full_forward(tied: bool) -> None:
         assert seen > {NO_ACTION, 23, 24, 25, 26}
         assert Finish.EXIT in {c.finish for c in completions}
         for context, completion in zip(contexts, completions, strict=True):
-            context.append(prompt(4, turn))  # what the tool answers, or anybody else
+            context.append(prompt(4, turn))  # a tool result, or any other text
             if completion.finish is not Finish.EXIT:
                 context.mode = 0
 
@@ -89,17 +89,17 @@ def test_a_mode_may_be_set_from_outside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "finish"), [(2, Finish.LENGTH), (6, Finish.LENGTH), (7, Finish.EXIT)]
+    ("budget", "finish"), [(2, Finish.LENGTH), (6, Finish.LENGTH), (7, Finish.EXIT)]
 )
-def test_a_description_beyond_the_room_is_cut(room: int, finish: Finish) -> None:
-    """23 writes 5 6 7, 25 writes 9 10, 27 writes 14 15 and exits, if there is room for both."""
-    engine = tools_engine(space=one_way())
-    completion = sample_one(engine.open(prompt(5)), Sampling(max_tokens=room), TOOLS)
-    assert completion.tokens == [5, 6, 7, 9, 10, 14, 15][:room]
-    assert completion.actions == [23, NO_ACTION, NO_ACTION, 25, NO_ACTION, 27, NO_ACTION][:room]
+def test_a_description_beyond_the_budget_is_cut(budget: int, finish: Finish) -> None:
+    """23 writes 5 6 7, 25 writes 9 10, 27 writes 14 15 and exits, if the budget allows both."""
+    engine = tools_engine(space=single_path())
+    completion = sample_one(engine.open(prompt(5)), Sampling(max_tokens=budget), TOOLS)
+    assert completion.tokens == [5, 6, 7, 9, 10, 14, 15][:budget]
+    assert completion.actions == [23, NO_ACTION, NO_ACTION, 25, NO_ACTION, 27, NO_ACTION][:budget]
     assert completion.finish is finish
-    window = tiny_decoder(extra=EXTRA, max_positions=5 + room)
-    engine = tools_engine(window, space=one_way())
+    window = tiny_decoder(extra=EXTRA, max_positions=5 + budget)
+    engine = tools_engine(window, space=single_path())
     assert sample_one(engine.open(prompt(5)), Sampling(), TOOLS).tokens == completion.tokens
 
 
@@ -126,8 +126,8 @@ def test_an_action_that_writes_something_else_is_no_stop_token() -> None:
 
 
 def test_min_tokens_counts_what_was_written() -> None:
-    """5 may not be chosen before 6 tokens stand there, however few decisions wrote them."""
-    engine = tools_engine(space=tools_space(words=6))
+    """5 may not be chosen before 6 tokens are written, by any number of decisions."""
+    engine = tools_engine(space=tools_space(num_tokens=6))
     contexts = [engine.open(prompt(5), key=key) for key in range(40)]
     sampling = Sampling(max_tokens=30, min_tokens=6, stop_tokens=(5,))
     completions = gather(contexts, [sampling] * 40, [TOOLS] * 40)
@@ -145,17 +145,17 @@ class LetterTokenizer(ByteTokenizer):
 
 def test_a_stop_string_inside_a_description_ends_behind_it() -> None:
     """23 writes 5 6 7, "fgh"; the string is complete after "fg"."""
-    engine = tools_engine(space=one_way(), tokenizer=LetterTokenizer())
+    engine = tools_engine(space=single_path(), tokenizer=LetterTokenizer())
     completion = sample_one(engine.open([0]), Sampling(stop=("fg",)), TOOLS)
     assert completion.tokens == [5, 6, 7] and completion.finish is Finish.STOP
 
 
-def test_nobody_draws_an_action_without_a_grammar_to_say_what_it_writes() -> None:
+def test_without_a_grammar_no_action_beyond_the_vocabulary_is_drawn() -> None:
     decoder = tiny_decoder(extra=EXTRA)
     hidden = decoder.head_weight.detach()
     hidden[VOCAB:] = 0.0
     hidden[:VOCAB] -= 3 * hidden[:VOCAB].mean(0)  # tokens are no longer the likeliest
-    for space in (None, ActionSpace(VOCAB), tools_space(words=VOCAB)):
+    for space in (None, ActionSpace(VOCAB), tools_space(num_tokens=VOCAB)):
         engine = tiny_engine(decoder, space=space)
         contexts = [engine.open(prompt(5), key=key) for key in range(10)]
         for sampling in (Sampling(max_tokens=20), Sampling(max_tokens=20, top_k=VOCAB + 3)):
@@ -169,7 +169,7 @@ def test_inside_a_tool_only_its_rows_of_the_head_are_computed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder = tiny_decoder(extra=EXTRA)
-    engine = tools_engine(decoder, space=tools_space(words=VOCAB))
+    engine = tools_engine(decoder, space=tools_space(num_tokens=VOCAB))
     whole: list[int] = []
     logits = decoder.logits
     monkeypatch.setattr(decoder, "logits", lambda x: (whole.append(len(x)), logits(x))[1])
@@ -177,11 +177,11 @@ def test_inside_a_tool_only_its_rows_of_the_head_are_computed(
     context.mode = 2
     completion = sample_one(context, Sampling(max_tokens=40), TOOLS)
     assert completion.finish is Finish.EXIT and whole == []
-    narrow = engine._masks.narrow
-    assert narrow is not None and narrow.columns.tolist() == [25, 26, 27]
+    subset = engine._masks.subset
+    assert subset is not None and subset.columns.tolist() == [25, 26, 27]
     table = torch.tensor(engine.space.allowed)
     assert_is_what_the_model_says(decoder, prompt(5), completion, allowed=table)
-    # beside somebody who speaks: one row of the whole head a step, while the other is inside
+    # beside a request in mode 0: one row of the whole head a step, while the other is inside
     inside, outside = (engine.open(prompt(5), key=key) for key in (1, 2))
     inside.mode = 1
     gather([inside, outside], [Sampling(max_tokens=1)] * 2, [TOOLS, TOOLS])
@@ -219,19 +219,19 @@ def test_a_grammar_that_writes_what_the_model_cannot_read_is_refused() -> None:
 
 
 def replayed(engine: NativeEngine, before: list[int], completion: Completion) -> list[float]:
-    """Log-probs of its decisions, asked for one by one; 0 where a description goes on."""
+    """Log-probs of its decisions, scored one by one; 0 inside a description."""
     tokens = before + completion.tokens
     decisions = zip(completion.actions, completion.modes, strict=True)
     return [
         0.0
         if action == NO_ACTION
-        else score_one(engine, tokens, [place], [[action]], mode)[0][0][0]
-        for place, (action, mode) in enumerate(decisions, len(before))
+        else score_one(engine, tokens, [position], [[action]], mode)[0][0][0]
+        for position, (action, mode) in enumerate(decisions, len(before))
     ]
 
 
-def test_forking_in_the_past_and_forcing_an_action_equals_starting_there() -> None:
-    """What a counterfactual does: keep a beginning, enter a tool by force, go on sampling."""
+def test_forking_at_an_earlier_token_and_forcing_an_action_equals_starting_there() -> None:
+    """As in a counterfactual: keep a beginning, force a call, continue sampling."""
     decoder = tiny_decoder(extra=EXTRA)
     engine = tools_engine(decoder)
     context = engine.open(prompt(30), key=3)

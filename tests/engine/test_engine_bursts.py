@@ -1,6 +1,6 @@
-"""Bursts: many draws without the host, and yet every completion is the plain engine's.
+"""Bursts: many draws without the host; every completion equals the plain engine's.
 
-The kernels run on the GPU, or in Triton's interpreter with sizes that it can bear.
+The kernels run on the GPU, or in Triton's interpreter with small sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from burst_kit import (
     assert_all_exact,
     assert_same,
     engine_on,
-    families,
+    open_forks,
     run_both,
     small_decoder,
 )
@@ -33,12 +33,12 @@ from graft.types import Completion, Finish, Sampling
 def test_log_probs_of_forks_and_lone_contexts_equal_a_full_forward(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graft.engine.native.cuda import runner as burst
+    from graft.engine.native.cuda import runner
 
-    monkeypatch.setattr(burst, "MOST_SPLITS", 2)
+    monkeypatch.setattr(runner, "MAX_SPLITS", 2)
 
     def scenario(engine: NativeEngine) -> list[Completion]:
-        contexts = families(engine, (41, 3), (70, 2), (3, 1), (1, 1), (17, 1))
+        contexts = open_forks(engine, (41, 3), (70, 2), (3, 1), (1, 1), (17, 1))
         before = [list(context.tokens) for context in contexts]
         completions = sample_all(contexts, Sampling(temperature=0.9, max_tokens=5))
         assert_all_exact(engine, before, completions, 0.9)
@@ -50,7 +50,7 @@ def test_log_probs_of_forks_and_lone_contexts_equal_a_full_forward(
 
 def test_a_burst_goes_on_from_segment_to_segment(device: torch.device) -> None:
     def scenario(engine: NativeEngine) -> list[Completion]:
-        contexts = families(engine, (30, 2))
+        contexts = open_forks(engine, (30, 2))
         samplings = [Sampling(max_tokens=n) for n in (19, 6)]
         return gather(contexts, samplings)
 
@@ -62,9 +62,11 @@ def test_a_burst_goes_on_from_segment_to_segment(device: torch.device) -> None:
 
 def test_what_forks_share_is_read_in_spans(device: torch.device) -> None:
     engine = engine_on(device)
-    sample_all(families(engine, (41, 3), (3, 1)), Sampling(max_tokens=1))
-    runner: Any = engine._driver.runner
-    kept = [items for lines in runner._lines.values() for items in lines._items.values()]
+    sample_all(open_forks(engine, (41, 3), (3, 1)), Sampling(max_tokens=1))
+    runner: Any = engine._loop.runner
+    kept = [
+        items for decode_state in runner._states.values() for items in decode_state._items.values()
+    ]
     assert any(bool((items[:, 1] > 0).any()) for items in kept)
 
 
@@ -74,7 +76,7 @@ def test_a_stop_token_ends_the_completion_and_what_was_drawn_behind_it_is_forgot
     stops = {2, 5, 7, 11}
 
     def scenario(engine: NativeEngine) -> list[Completion]:
-        contexts = families(engine, (35, 2), (6, 1), (15, 1))
+        contexts = open_forks(engine, (35, 2), (6, 1), (15, 1))
         completions = sample_all(contexts, Sampling(max_tokens=12, stop_tokens=tuple(stops)))
         before = [list(context.tokens) for context in contexts]
         more = sample_all(contexts, Sampling(max_tokens=2))  # goes on right behind the stop
@@ -93,7 +95,7 @@ def test_stop_tokens_are_not_drawn_before_min_tokens(device: torch.device) -> No
     least = (0, 3, 5, 8)
 
     def scenario(engine: NativeEngine) -> list[Completion]:
-        contexts = families(engine, (20, 2), (4, 1), (9, 1))
+        contexts = open_forks(engine, (20, 2), (4, 1), (9, 1))
         samplings = [Sampling(max_tokens=8, min_tokens=n, stop_tokens=stops) for n in least]
         return gather(contexts, samplings)
 
@@ -110,7 +112,7 @@ class LetterTokenizer(ByteTokenizer):
 
 
 def test_a_stop_string_may_be_completed_in_the_middle_of_a_segment(device: torch.device) -> None:
-    """The device does not know: it draws on, and what it draws is not taken."""
+    """The device does not see stop strings: it keeps drawing, and the host discards the rest."""
     letters = np.zeros((1, VOCAB), dtype=bool)
     letters[0, :3] = True
     space = ActionSpace(VOCAB, allowed=letters)
@@ -138,7 +140,7 @@ def test_a_stop_string_may_be_completed_in_the_middle_of_a_segment(device: torch
     assert plain.finish is Finish.LENGTH
 
 
-def test_a_grammar_is_followed_token_by_token_beside_those_without_one(
+def test_rows_with_and_without_a_grammar_share_a_batch(
     device: torch.device,
 ) -> None:
     allowed = np.zeros((2, VOCAB), dtype=bool)
@@ -147,7 +149,7 @@ def test_a_grammar_is_followed_token_by_token_beside_those_without_one(
     grammar = Automaton(0, {(0, a): 1 for a in range(6)} | {(1, a): 0 for a in range(15, VOCAB)})
 
     def scenario(engine: NativeEngine) -> list[Completion]:
-        contexts = families(engine, (18, 2), (5, 1))
+        contexts = open_forks(engine, (18, 2), (5, 1))
         before = [list(context.tokens) for context in contexts]
         sampling = Sampling(temperature=1.3, max_tokens=7)
         completions = gather(contexts, [sampling] * 3, [grammar, grammar, None])
@@ -163,7 +165,7 @@ def test_a_grammar_is_followed_token_by_token_beside_those_without_one(
 
 def test_rows_keep_their_own_settings(device: torch.device) -> None:
     settings = [
-        Sampling(temperature=0, top_k=2, max_tokens=3),  # greedy: the cut does not matter
+        Sampling(temperature=0, top_k=2, max_tokens=3),  # greedy: truncation does not matter
         Sampling(top_k=1, max_tokens=3),
         Sampling(temperature=1.5, max_tokens=3),
         Sampling(max_tokens=2),
@@ -185,7 +187,7 @@ def test_rows_keep_their_own_settings(device: torch.device) -> None:
     assert_all_exact(engines[0], [prompt(9)], [warm], 1.5)
 
 
-def test_a_pool_too_small_for_everybody_changes_nothing_that_is_drawn(
+def test_a_pool_too_small_for_all_requests_changes_no_draw(
     device: torch.device,
 ) -> None:
     def scenario(engine: NativeEngine) -> list[Completion]:
@@ -199,7 +201,7 @@ def test_a_pool_too_small_for_everybody_changes_nothing_that_is_drawn(
 
 
 def test_a_completion_ends_where_the_window_does(device: torch.device) -> None:
-    """The window is a whole number of pages, and a burst for the others asks for no more."""
+    """The window is a whole number of pages, and a burst reserves no more."""
 
     def scenario(engine: NativeEngine) -> list[Completion]:
         contexts = [engine.open(prompt(n, n)) for n in (29, 5, 31)]
@@ -223,9 +225,9 @@ def test_a_long_prompt_comes_in_chunks_while_others_draw(device: torch.device) -
     run_both(device, scenario, prefill_chunk=19)
 
 
-def test_what_a_tool_answers_is_computed_before_the_next_draw(device: torch.device) -> None:
+def test_a_tool_result_is_computed_before_the_next_draw(device: torch.device) -> None:
     def scenario(engine: NativeEngine) -> list[Completion]:
-        contexts = families(engine, (30, 3), (7, 1))
+        contexts = open_forks(engine, (30, 3), (7, 1))
         completions: list[Completion] = []
         for turn in range(2):
             before = [list(context.tokens) for context in contexts]
@@ -242,7 +244,7 @@ def test_what_a_tool_answers_is_computed_before_the_next_draw(device: torch.devi
 
 def test_broken_weights_fail_the_request_and_leave_nothing_behind(device: torch.device) -> None:
     engine = engine_on(device, decoder=small_decoder(tied=False))
-    contexts = families(engine, (20, 3), (5, 1))
+    contexts = open_forks(engine, (20, 3), (5, 1))
     before = [list(context.tokens) for context in contexts]
     weights = engine.decoder.state_dict()
     # one logit of many: the interpreter finds no maximum where there is nothing but NaN
@@ -260,7 +262,7 @@ def test_broken_weights_fail_the_request_and_leave_nothing_behind(device: torch.
 
 
 def test_a_request_that_can_draw_nothing_does_not_spoil_the_others(device: torch.device) -> None:
-    """When it fails all pages are forgotten; what the burst went on to draw without them is not taken."""
+    """When it fails all pages are dropped; draws that the burst made after that are discarded."""
     allowed = np.zeros((1, VOCAB), dtype=bool)
     allowed[0, :3] = True
     engine = engine_on(device, space=ActionSpace(VOCAB, allowed=allowed))
@@ -270,8 +272,8 @@ def test_a_request_that_can_draw_nothing_does_not_spoil_the_others(device: torch
 
     async def main() -> list[Any]:
         samplings = [Sampling(max_tokens=12)] * 3 + [impossible]
-        asked = (c.sample(s) for c, s in zip(contexts, samplings, strict=True))
-        return await asyncio.gather(*asked, return_exceptions=True)
+        samples = (c.sample(s) for c, s in zip(contexts, samplings, strict=True))
+        return await asyncio.gather(*samples, return_exceptions=True)
 
     *completions, error = asyncio.run(main())
     assert isinstance(error, EngineError) and "allows no token" in str(error)
@@ -280,13 +282,13 @@ def test_a_request_that_can_draw_nothing_does_not_spoil_the_others(device: torch
 
 
 def test_batches_of_other_sizes_follow_each_other(device: torch.device) -> None:
-    """Buffers and captured steps are kept from batch to batch; what is left in them is not used."""
+    """Buffers and captured steps are kept from batch to batch; old contents are not used."""
     largest = (8, 8) if device.type == "cuda" else (3, 3)
 
     def scenario(engine: NativeEngine) -> list[Completion]:
         completions: list[Completion] = []
         for groups, forks in (largest, (2, 3), (1, 2)):
-            contexts = families(engine, *((34 + number, forks) for number in range(groups)))
+            contexts = open_forks(engine, *((34 + number, forks) for number in range(groups)))
             before = [list(context.tokens) for context in contexts]
             drawn = sample_all(contexts, Sampling(max_tokens=2))
             assert_all_exact(engine, before, drawn)
@@ -297,35 +299,37 @@ def test_batches_of_other_sizes_follow_each_other(device: torch.device) -> None:
 
 
 def test_a_step_is_recorded_over_empty_buffers(device: torch.device) -> None:
-    """Its rows are dead, and it knows no item: an older batch's may name rows that this one lacks."""
+    """No row is alive and no work item is left: those of an older batch may name rows that this one lacks."""
     from graft.engine.native.cuda.decode_state import GraphKey
     from graft.engine.native.cuda.runner import batch_size
 
     engine = engine_on(device)
-    sample_all(families(engine, (41, 4)), Sampling(max_tokens=2))  # leaves items behind
-    runner: Any = engine._driver.runner
-    lines = runner._lines[batch_size(4)]
-    (many,) = (many for many, items in lines._items.items() if items.any())
-    key = GraphKey(batch_size(4), splits=1, slots=2, items=many, lines=16, stops=0, has_cut=False)
-    lines.state.fill_(1)
+    sample_all(open_forks(engine, (41, 4)), Sampling(max_tokens=2))  # leaves items behind
+    runner: Any = engine._loop.runner
+    decode_state = runner._states[batch_size(4)]
+    (count,) = (count for count, items in decode_state._items.items() if items.any())
+    key = GraphKey(
+        batch_size(4), splits=1, slots=2, items=count, tile_rows=16, stops=0, is_truncated=False
+    )
+    decode_state.state.fill_(1)
     before = engine._tree.pages.pool.clone()
     recorded: list[bool] = []
 
     class Recorder:
         def record(self, step: Any) -> Any:
-            recorded.append(bool(lines.state.any()) or bool(lines.items(many).any()))
+            recorded.append(bool(decode_state.state.any()) or bool(decode_state.items(count).any()))
             step()
             return step
 
     runner.graphs, runner._captured = Recorder(), {}
     with torch.no_grad():
-        runner._replay(key, lines)
+        runner._replay(key, decode_state)
     assert recorded == [False]
     assert torch.equal(engine._tree.pages.pool, before)
 
 
 def test_short_prompts_are_padded_and_replayed(device: torch.device) -> None:
-    """As graphs do it, with calls in their place: fixed buffers, padded, used again and again."""
+    """As with graphs, but with plain calls: fixed buffers, padded, used repeatedly."""
 
     class Recorder:
         def record(self, step: Any) -> Any:
@@ -333,9 +337,9 @@ def test_short_prompts_are_padded_and_replayed(device: torch.device) -> None:
             return step
 
     def scenario(engine: NativeEngine) -> list[Completion]:
-        runner: Any = engine._driver.runner
+        runner: Any = engine._loop.runner
         if device.type == "cpu" and hasattr(runner, "graphs"):
-            runner.graphs = runner.prompts.graphs = Recorder()
+            runner.graphs = runner.prefill.graphs = Recorder()
         completions: list[Completion] = []
         for lengths in ((17, 3, 9), (5,), (30, 2)):  # 26, 4 and 30 tokens to fill: sizes 64, 16, 64
             contexts = [engine.open(prompt(length, salt=length)) for length in lengths]
@@ -344,27 +348,27 @@ def test_short_prompts_are_padded_and_replayed(device: torch.device) -> None:
             assert_all_exact(engine, before, drawn)
             completions += drawn
         if device.type == "cpu" and hasattr(runner, "graphs"):
-            assert sorted(runner.prompts._captured) == [16, 64]
+            assert sorted(runner.prefill._captured) == [16, 64]
         return completions
 
     run_both(device, scenario)
 
 
-def test_an_error_of_the_device_reaches_everybody_even_if_nothing_can_be_cleaned_up(
+def test_a_device_error_reaches_every_request_even_if_the_cleanup_fails(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_on(device, max_running=2)
-    contexts = families(engine, (20, 3), (5, 1))  # two of them run, two wait
+    contexts = open_forks(engine, (20, 3), (5, 1))  # two of them run, two wait
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("the device is gone")
 
     async def main() -> list[Any]:
-        asked = (context.sample(Sampling(max_tokens=4)) for context in contexts)
-        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 20)
+        samples = (context.sample(Sampling(max_tokens=4)) for context in contexts)
+        return await asyncio.wait_for(asyncio.gather(*samples, return_exceptions=True), 20)
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine._driver.runner, "run", broken)
+        patched.setattr(engine._loop.runner, "run", broken)
         patched.setattr(engine._tree.pages, "wipe", broken)
         assert [str(error) for error in asyncio.run(main())] == ["the device is gone"] * 4
     completions = sample_all(contexts[:2], Sampling(max_tokens=2))

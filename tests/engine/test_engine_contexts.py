@@ -1,4 +1,4 @@
-"""The life of a context: turns, forks, aborts, windows, weights that change under it."""
+"""Contexts over time: turns, forks, aborts, windows, weights that change meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from graft.registry import resolve
 from graft.types import Completion, Finish, Sampling
 
 
-def test_the_table_leads_to_an_engine_as_the_protocol_asks() -> None:
+def test_the_native_engine_of_the_table_meets_the_protocol() -> None:
     assert resolve("native", ENGINES, "engine") is NativeEngine
     engine: protocols.Engine = tiny_engine()
     context: protocols.Context = engine.open([1])
@@ -47,7 +47,7 @@ def test_appending_after_a_sample_continues_the_same_context() -> None:
     assert engine.stats["pages_free"] == engine.stats["pages_total"]
 
 
-def test_closing_while_sampling_resolves_with_what_there_is() -> None:
+def test_closing_while_sampling_resolves_with_the_tokens_so_far() -> None:
     engine = tiny_engine()
 
     async def main() -> Completion:
@@ -144,9 +144,9 @@ def test_a_context_larger_than_the_pool_fails_alone_and_says_what_to_raise() -> 
     # one that grows beyond the pool fails when it gets there
     with pytest.raises(EngineError, match="33 tokens needs 9 KV pages of 4 tokens, and the pool"):
         sample_one(engine.open(prompt(30)), Sampling(max_tokens=20))
-    # and one that waits behind a hopeless one gets its turn
-    narrow = tiny_engine(kv_tokens=32, max_running=1)
-    contexts = [narrow.open(prompt(40)), narrow.open(prompt(6))]
+    # and one that waits behind it is served
+    single = tiny_engine(kv_tokens=32, max_running=1)
+    contexts = [single.open(prompt(40)), single.open(prompt(6))]
 
     async def queue() -> list[Completion | BaseException]:
         samples = (c.sample(Sampling(max_tokens=2)) for c in contexts)
@@ -176,7 +176,7 @@ def test_weights_changed_in_place_are_used_after_load() -> None:
         assert_is_what_the_model_says(decoder, before, completion)
 
 
-def test_a_sample_in_flight_keeps_its_past_and_the_context_forgets_it_afterwards() -> None:
+def test_a_sample_in_progress_keeps_its_pages_and_they_are_dropped_afterwards() -> None:
     decoder = tiny_decoder()
     engine = tiny_engine(decoder)
     context = engine.open(prompt(9))
@@ -192,7 +192,7 @@ def test_a_sample_in_flight_keeps_its_past_and_the_context_forgets_it_afterwards
 
     completion = asyncio.run(main())
     assert completion.version == 0 and len(completion.tokens) == 12
-    assert engine.stats["prefill_tokens"] == 9  # not computed again in flight
+    assert engine.stats["prefill_tokens"] == 9  # not computed again while it samples
     before = list(context.tokens)
     after = sample_one(context, Sampling(max_tokens=5))
     assert after.version == 4
@@ -277,7 +277,7 @@ def test_an_error_in_the_model_reaches_every_sample_and_the_engine_survives() ->
     assert_is_what_the_model_says(decoder, before, completion)
 
 
-def test_closing_the_engine_ends_what_is_under_way() -> None:
+def test_closing_the_engine_ends_running_samples() -> None:
     engine = tiny_engine()
     context = engine.open(prompt(4))
 
@@ -332,7 +332,7 @@ def test_misuse_is_refused_with_a_reason() -> None:
 def test_spaces_and_sizes_the_engine_cannot_serve_are_refused_at_start() -> None:
     with pytest.raises(EngineError, match="extra actions need head rows"):
         tiny_engine(space=ActionSpace(VOCAB, extra=2))
-    with pytest.raises(EngineError, match=f"made for 5 tokens, the model has {VOCAB}"):
+    with pytest.raises(EngineError, match=f"has 5 tokens, the model has {VOCAB}"):
         tiny_engine(space=ActionSpace(5))
     with pytest.raises(ValueError, match="holds no page"):
         tiny_engine(kv_tokens=3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from graft.engine.native.kv.sharing import share
+from graft.engine.native.kv.sharing import find_sharing
 from graft.engine.native.sampling.sampler import SamplingParams, sample, survivors
 from graft.engine.native.sampling.uniforms import row_keys, uniforms
 
@@ -17,7 +17,7 @@ PAGE = 16
 def ragged_table(
     groups: list[tuple[int, list[int]]], generator: torch.Generator
 ) -> tuple[np.ndarray, list[int]]:
-    """A page table of families: (shared pages, lengths of the members); and the lengths, flat."""
+    """A page table of sibling groups: (shared pages, lengths of the members); and the lengths, flat."""
     rows: list[list[int]] = []
     lengths: list[int] = []
     page = 1
@@ -44,8 +44,8 @@ def dense(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("nhl,lhd->nhd", score.softmax(-1), values)
 
 
-def trajectories_of(pool: Tensor, pages: list[int], length: int) -> Tensor:
-    """[L, K, d] of a sequence."""
+def read_sequence(pool: Tensor, pages: list[int], length: int) -> Tensor:
+    """Keys or values of a sequence, [L, K, d]."""
     return pool[pages].transpose(1, 2).flatten(0, 1)[:length]
 
 
@@ -73,21 +73,21 @@ def poisoned_pool(table: np.ndarray, lengths: list[int], heads: int, size: int, 
         (2, 2, 128, 1, torch.bfloat16),
     ],
 )
-def test_decoding_reads_shared_pages_as_if_they_were_everyones_own(
+def test_decoding_with_shared_pages_equals_dense_attention_of_each_row(
     group, kv_heads, size, splits, dtype, kernel_device
 ):
     from graft.engine.native.cuda.kernels.decode import decode, scratch
 
     generator = torch.Generator().manual_seed(0)
-    families = [(3, [49, 64, 80]), (0, [1]), (2, [33] * 18), (0, [17])]
-    table, lengths = ragged_table(families, generator)
-    sharing = share(table, group, kv_heads, splits)
+    groups = [(3, [49, 64, 80]), (0, [1]), (2, [33] * 18), (0, [17])]
+    table, lengths = ragged_table(groups, generator)
+    sharing = find_sharing(table, group, kv_heads, splits)
     assert len(sharing.items) > 0
     table, lengths = table[sharing.order], [lengths[i] for i in sharing.order]
     pool = poisoned_pool(table, lengths, kv_heads, size, dtype, kernel_device)
     q = torch.randn(len(table), kv_heads * group, size, generator=generator)
     q = q.to(kernel_device, dtype)
-    dead = 2  # a row that is over: nothing of it may be read
+    dead = 2  # a row that is over: none of its pages may be read
     seen = torch.tensor(lengths, device=kernel_device)
     seen[dead] = 0
     slots = splits + int(sharing.slots.max())
@@ -105,14 +105,14 @@ def test_decoding_reads_shared_pages_as_if_they_were_everyones_own(
         torch.tensor(sharing.slots, device=kernel_device),
         splits=splits,
         slots=slots,
-        rows=sharing.lines,
+        tile_rows=sharing.tile_rows,
         space=space,
     ).cpu()
     pool, q = pool.cpu().float(), q.cpu().float()
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for row, length in enumerate(lengths):
         if row != dead:
-            keys, values = (trajectories_of(pool[i], table[row].tolist(), length) for i in (0, 1))
+            keys, values = (read_sequence(pool[i], table[row].tolist(), length) for i in (0, 1))
             want = dense(q[row : row + 1], keys, values)[0]
             torch.testing.assert_close(out[row].double(), want, atol=tolerance, rtol=tolerance)
 
@@ -136,11 +136,11 @@ def test_one_slot_is_written_without_a_merge(kernel_device):
         zeros,
         splits=1,
         slots=1,
-        rows=16,
+        tile_rows=16,
         space=scratch(0, 1, 4, 32, kernel_device),
     ).cpu()
     for row, length in enumerate(lengths):
-        keys, values = (trajectories_of(pool[i].cpu(), table[row].tolist(), length) for i in (0, 1))
+        keys, values = (read_sequence(pool[i].cpu(), table[row].tolist(), length) for i in (0, 1))
         want = dense(q[row : row + 1].cpu(), keys, values)[0]
         torch.testing.assert_close(out[row].double(), want, atol=2e-5, rtol=2e-5)
 
@@ -182,19 +182,19 @@ def test_extending_sees_the_past_and_itself(group, size, dtype, kernel_device):
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         for number in range(0, count, 13):
             seen = length - count + number + 1
-            keys, values = (trajectories_of(pool[i], table[row].tolist(), seen) for i in (0, 1))
+            keys, values = (read_sequence(pool[i], table[row].tolist(), seen) for i in (0, 1))
             want = dense(q[first + number : first + number + 1], keys, values)
             got = out[first + number : first + number + 1].double()
             torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
         first += count
 
 
-def burst_state(rows: int, device: torch.device, **lines: list[int]) -> Tensor:
+def burst_state(rows: int, device: torch.device, **fields: list[int]) -> Tensor:
     from graft.engine.native.cuda.kernels.draw import FIELDS, DrawField
 
     state = torch.zeros(FIELDS, rows, dtype=torch.int64)
-    state[DrawField.ROOM] = 9
-    for name, values in lines.items():
+    state[DrawField.BUDGET] = 9
+    for name, values in fields.items():
         state[DrawField[name.upper()]] = torch.tensor(values)
     return state.to(device)
 
@@ -249,26 +249,26 @@ def test_a_draw_is_the_plain_samplers_draw(vocabulary, kernel_device):
     assert results[:, 1:].isnan().all()
 
 
-def test_a_row_stops_at_its_room_and_stop_tokens_wait_for_min_tokens(kernel_device):
+def test_a_row_stops_at_its_budget_and_stop_tokens_wait_for_min_tokens(kernel_device):
     from graft.engine.native.cuda.kernels.draw import DrawField, draw
 
     logits = torch.full((3, 10), -20.0)
     logits[:, 4] = 5.0  # the stop token is by far the likeliest
     logits[:, 6] = 1.0
     state = burst_state(
-        3, kernel_device, position=[0, 0, 0], length=[1, 1, 0], forced=[2, 0, 0], room=[3, 3, 3]
+        3, kernel_device, position=[0, 0, 0], length=[1, 1, 0], forced=[2, 0, 0], budget=[3, 3, 3]
     )
     results = torch.full((3, 3, 3), torch.nan, device=kernel_device)
     stops = torch.full((3, 1), 4, dtype=torch.int32, device=kernel_device)
-    cool = torch.ones(3, device=kernel_device)
+    inv_temperature = torch.ones(3, device=kernel_device)
     for _ in range(3):
-        draw(logits.to(kernel_device), state, cool, stops, results)
+        draw(logits.to(kernel_device), state, inv_temperature, stops, results)
     assert results[0, :, 0].tolist() == [6, 6, 4]
     assert results[0, 0, 1] == 4 and results[0, 1:, 1].isnan().all()
-    assert results[:, :, 2].isnan().all()  # nobody was there
+    assert results[:, :, 2].isnan().all()  # an unused row
     assert state[DrawField.DRAWN].tolist() == [3, 1, 0]
     assert state[DrawField.LENGTH].tolist() == [0, 0, 0]
-    # forced to go on, the stop token was not part of the distribution
+    # before min_tokens the stop token is not part of the distribution
     assert results[1, 0, 0].item() == pytest.approx(0.0, abs=1e-6)
 
 
@@ -282,14 +282,21 @@ def test_what_is_not_a_number_has_no_log_prob(kernel_device):
     state = burst_state(2, kernel_device, length=[1, 1], mode=[0, 1])
     results = torch.zeros(3, 2, 2, device=kernel_device)
     none = torch.zeros(2, 0, dtype=torch.int32, device=kernel_device)
-    cool = torch.ones(2, device=kernel_device)
-    draw(logits.to(kernel_device), state, cool, none, results, allowed=allowed.to(kernel_device))
+    inv_temperature = torch.ones(2, device=kernel_device)
+    draw(
+        logits.to(kernel_device),
+        state,
+        inv_temperature,
+        none,
+        results,
+        allowed=allowed.to(kernel_device),
+    )
     assert results[1, 0].isnan().all()
     assert state[DrawField.LENGTH].tolist() == [0, 0]
 
 
-def test_cuts_leave_what_the_sorted_list_leaves(kernel_device):
-    from graft.engine.native.cuda.kernels.cut import cut
+def test_truncation_keeps_what_a_sorted_list_keeps(kernel_device):
+    from graft.engine.native.cuda.kernels.truncation import truncation_floors
 
     generator = torch.Generator().manual_seed(0)
     vocabulary = 300
@@ -298,7 +305,7 @@ def test_cuts_leave_what_the_sorted_list_leaves(kernel_device):
     rows = len(settings)
     logits = torch.randn(rows, vocabulary, generator=generator) * 3
     top_k, top_p, min_p = torch.tensor(settings).T.contiguous()
-    floors = cut(
+    floors = truncation_floors(
         logits.to(kernel_device),
         burst_state(rows, kernel_device, length=[1] * rows),
         torch.full((rows,), 0.5, device=kernel_device),
@@ -323,7 +330,7 @@ def test_spans_are_shared_from_the_root_outwards():
             [1, 2, 3, 0, 0, 0],
         ]
     )
-    sharing = share(table, group=2, kv_heads=8, splits=1)
+    sharing = find_sharing(table, group=2, kv_heads=8, splits=1)
     covered = {(first, rows, start, stop) for first, rows, start, stop, _ in sharing.items.tolist()}
     assert covered == {(0, 4, 0, 2), (0, 4, 2, 3), (1, 2, 3, 5)}
     assert sharing.order.tolist() == [4, 3, 1, 2, 0]

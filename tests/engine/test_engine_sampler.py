@@ -23,13 +23,13 @@ def sweep(count: int = 10_000) -> Tensor:
 
 
 def frequencies(
-    probs: list[float], knobs: SamplingParams, allowed: list[bool] | None = None
+    probs: list[float], params: SamplingParams, allowed: list[bool] | None = None
 ) -> tuple[list[float], Tensor, Tensor, Tensor]:
     uniform = sweep()
     rows = len(uniform)
     logits = torch.tensor(probs).log().expand(rows, -1)
     mask = None if allowed is None else torch.tensor(allowed).expand(rows, -1)
-    token, logp, entropy = sample(logits, uniform, knobs, mask)
+    token, logp, entropy = sample(logits, uniform, params, mask)
     counts = torch.bincount(token, minlength=len(probs)) / rows
     return counts.tolist(), token, logp, entropy
 
@@ -44,7 +44,7 @@ def cuts(top_k: int = 4, top_p: float = 1.0, min_p: float = 0.0) -> SamplingPara
 
 
 @pytest.mark.parametrize(
-    "knobs, want",
+    "params, want",
     [
         (SamplingParams(), PROBS),
         (cuts(top_k=2), [0.625, 0.375, 0, 0]),
@@ -59,9 +59,9 @@ def cuts(top_k: int = 4, top_p: float = 1.0, min_p: float = 0.0) -> SamplingPara
     ],
 )
 def test_truncation_leaves_the_support_and_frequencies_worked_by_hand(
-    knobs: SamplingParams, want: list[float]
+    params: SamplingParams, want: list[float]
 ) -> None:
-    got, token, logp, entropy = frequencies(PROBS, knobs)
+    got, token, logp, entropy = frequencies(PROBS, params)
     assert got == pytest.approx(want, abs=2e-4)
     expected = torch.tensor(want).log()[token]
     torch.testing.assert_close(logp, expected, atol=1e-6, rtol=0)
@@ -84,21 +84,21 @@ def test_temperature_two_takes_square_roots() -> None:
 def test_greedy_takes_the_likeliest_allowed_token_under_temperature_one() -> None:
     logits = torch.tensor([PROBS, PROBS]).log()
     allowed = torch.tensor([[True] * 4, [False, True, True, True]])
-    knobs = SamplingParams(greedy=torch.tensor([True, True]))
-    token, logp, _ = sample(logits, torch.tensor([0.99, 0.99]), knobs, allowed)
+    params = SamplingParams(greedy=torch.tensor([True, True]))
+    token, logp, _ = sample(logits, torch.tensor([0.99, 0.99]), params, allowed)
     assert token.tolist() == [0, 1]
     assert logp.tolist() == pytest.approx([math.log(0.5), math.log(0.6)], abs=1e-6)
 
 
 def test_rows_have_their_own_settings() -> None:
     logits = torch.tensor(PROBS).log().expand(3, -1)
-    knobs = SamplingParams(
+    params = SamplingParams(
         temperature=torch.tensor([1.0, 1e-4, 1.0]),
         top_k=torch.tensor([1, 4, 4]),
         top_p=torch.tensor([1.0, 1.0, 1.0]),
         min_p=torch.tensor([0.0, 0.0, 0.0]),
     )
-    token, logp, _ = sample(logits, torch.tensor([0.9, 0.9, 0.99]), knobs)
+    token, logp, _ = sample(logits, torch.tensor([0.9, 0.9, 0.99]), params)
     assert token.tolist() == [0, 0, 3]
     assert logp.tolist() == pytest.approx([0, 0, math.log(0.05)], abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""Scores of many continuations after many places equal as many full forwards."""
+"""Scores of many continuations after many positions equal as many full forwards."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from graft.protocols import Engine
 def plainly(
     decoder: Decoder,
     tokens: list[int],
-    place: int,
+    position: int,
     continuation: list[int],
     mode: int,
     allowed: torch.Tensor | None,
 ) -> list[float]:
     """One full forward per continuation; its last action is not part of it."""
-    read = tokens[:place] + continuation[:-1]
+    read = tokens[:position] + continuation[:-1]
     logp = dense_logp(decoder, read, [mode] * len(read), allowed)
-    return [logp[place - 1 + k, action].item() for k, action in enumerate(continuation)]
+    return [logp[position - 1 + k, action].item() for k, action in enumerate(continuation)]
 
 
-@pytest.mark.parametrize("most", [scoring.MOST_ROWS, 40, 1])
+@pytest.mark.parametrize("most", [scoring.MAX_ROWS, 40, 1])
 def test_scores_equal_full_forwards(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "MOST_ROWS", most)  # one forward, several, one per place
+    monkeypatch.setattr(scoring, "MAX_ROWS", most)  # one forward, several, one per position
     decoder = tiny_decoder(extra=EXTRA)
-    space = tools_space(words=VOCAB)
+    space = tools_space(num_tokens=VOCAB)
     engine: Engine = tiny_engine(decoder, space=space)
     tokens, at = prompt(31), [31, 1, 7, 8, 30, 7]
     continuations = [[4, 9, 2], [23], [5, 24], [6]]
     allowed = torch.tensor(space.allowed)
     scores = score_one(engine, tokens, at, continuations)
-    assert [[len(actions) for actions in place] for place in scores] == [[3, 1, 2, 1]] * 6
-    for place, found in zip(at, scores, strict=True):
+    assert [[len(actions) for actions in position] for position in scores] == [[3, 1, 2, 1]] * 6
+    for position, found in zip(at, scores, strict=True):
         for continuation, got in zip(continuations, found, strict=True):
-            want = plainly(decoder, tokens, place, continuation, 0, allowed)
+            want = plainly(decoder, tokens, position, continuation, 0, allowed)
             assert got == pytest.approx(want, abs=1e-5)
 
 
 def test_the_trunk_stands_first_and_branches_from_its_end_to_its_beginning() -> None:
     """1 2 3 4 with "a b c" after 2 and 4 tokens: 4 is seen by the branch after it, not by the other."""
     a, b, c = 7, 8, 9
-    tree = scoring.Trees()
+    tree = scoring.ScoringRows()
     tree.add([1, 2, 3, 4], [2, 4], [[a, b, c]])
     assert tree.tokens == [1, 2, 3, 4, a, b, a, b]
     assert tree.positions == [0, 1, 2, 3, 4, 5, 2, 3]
@@ -67,7 +67,7 @@ def test_the_trunk_stands_first_and_branches_from_its_end_to_its_beginning() -> 
 
 
 def test_ends_and_runs_say_the_same() -> None:
-    tree = scoring.Trees()
+    tree = scoring.ScoringRows()
     tree.add(prompt(9), [1, 4, 5, 8], [[3], [4, 5, 6], [7, 8]])
     tree.add(prompt(4), [2, 4], [[3], [4, 5, 6], [7, 8]])
     seen = torch.zeros(len(tree.tokens), len(tree.tokens), dtype=torch.bool)
@@ -80,24 +80,28 @@ def test_ends_and_runs_say_the_same() -> None:
 
 def test_scores_on_a_device_with_kernels(device: torch.device) -> None:
     decoder = small_decoder(extra=EXTRA, heads=4, kv_heads=2)
-    space = tools_space(words=VOCAB)
-    tokens, asked = prompt(70), [[4, 9, 2], [23]]
-    want = score_one(tiny_engine(decoder, space=space, kernels=False), tokens, range(1, 71), asked)
-    got = score_one(engine_on(device, decoder=decoder, space=space), tokens, range(1, 71), asked)
+    space = tools_space(num_tokens=VOCAB)
+    tokens, continuations = prompt(70), [[4, 9, 2], [23]]
+    want = score_one(
+        tiny_engine(decoder, space=space, kernels=False), tokens, range(1, 71), continuations
+    )
+    got = score_one(
+        engine_on(device, decoder=decoder, space=space), tokens, range(1, 71), continuations
+    )
     for mine, other in zip(got, want, strict=True):
         for some, others in zip(mine, other, strict=True):
             assert some == pytest.approx(others, abs=2e-5)
 
 
-def test_a_branch_sees_its_place_and_nothing_behind_it() -> None:
+def test_a_branch_sees_the_tokens_before_its_position_only() -> None:
     engine = tiny_engine()
     one, other = prompt(9), prompt(9)[:5] + prompt(4, 3)
     assert one != other
-    places, asked = [2, 5], [[3, 1, 4], [8]]
-    near, far = (score_one(engine, tokens, places, asked) for tokens in (one, other))
+    positions, continuations = [2, 5], [[3, 1, 4], [8]]
+    near, far = (score_one(engine, tokens, positions, continuations) for tokens in (one, other))
     assert near[0][0] == pytest.approx(far[0][0], abs=1e-6)
     assert near[1][0] == pytest.approx(far[1][0], abs=1e-6)
-    assert score_one(engine, one, [9], asked)[0][0] != pytest.approx(near[0][0], abs=1e-3)
+    assert score_one(engine, one, [9], continuations)[0][0] != pytest.approx(near[0][0], abs=1e-3)
 
 
 def test_a_mode_says_what_the_scores_are_normalised_over() -> None:
@@ -132,11 +136,13 @@ def test_several_texts_score_as_each_does_alone(monkeypatch: pytest.MonkeyPatch)
     engine = tiny_engine()
     texts = [prompt(9), prompt(4, salt=1), prompt(13, salt=2), prompt(6, salt=3)]
     at = [[2, 9, 5], [4], list(range(1, 14)), []]
-    asked = [[3], [1, 2, 5]]
-    alone = [score_one(engine, text, some, asked) for text, some in zip(texts, at, strict=True)]
-    for most in (scoring.MOST_ROWS, 30, 9, 1):  # one forward, or cut within and between texts
-        monkeypatch.setattr(scoring, "MOST_ROWS", most)
-        together = engine.score(texts, at, asked)
+    continuations = [[3], [1, 2, 5]]
+    alone = [
+        score_one(engine, text, some, continuations) for text, some in zip(texts, at, strict=True)
+    ]
+    for most in (scoring.MAX_ROWS, 30, 9, 1):  # one forward, or cut within and between texts
+        monkeypatch.setattr(scoring, "MAX_ROWS", most)
+        together = engine.score(texts, at, continuations)
         assert [len(part) for part in together] == [3, 1, 13, 0]
         for mine, want in zip(together, alone, strict=True):
             for one, other in zip(mine, want, strict=True):

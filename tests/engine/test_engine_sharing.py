@@ -11,10 +11,11 @@ from engine_kit import prompt, tiny_decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graft.engine.native.kv.pages import NOBODY, Pages
+from graft.engine.native.kv.pages import PAD_PAGE, Pages
 from graft.engine.native.kv.sequences import SequenceTree
-from graft.engine.native.kv.sharing import MOST_SLOTS, share
-from graft.engine.native.scheduler import PlannedWork, SampleRequest, Scheduler
+from graft.engine.native.kv.sharing import MAX_SLOTS, find_sharing
+from graft.engine.native.request import SampleRequest
+from graft.engine.native.scheduler import PlannedWork, Scheduler
 from graft.types import Sampling
 
 PAGE = 16
@@ -36,7 +37,7 @@ def forests(draw: st.DrawFn) -> np.ndarray:
         own = draw(st.integers(1, draw(st.sampled_from([1, 3, 40]))))
         rows.append(stem + [next(fresh) for _ in range(own)])
     names = np.random.default_rng(draw(st.integers(0, 99))).permutation(next(fresh)) + 1
-    table = np.full((count, max(map(len, rows))), NOBODY, dtype=np.int64)
+    table = np.full((count, max(map(len, rows))), PAD_PAGE, dtype=np.int64)
     for line, row in zip(table, rows, strict=True):
         line[: len(row)] = names[np.array(row) - 1]
     return table
@@ -51,34 +52,34 @@ def forests(draw: st.DrawFn) -> np.ndarray:
 def test_every_page_of_a_row_is_read_once_by_a_span_or_its_tail(
     table: np.ndarray, group: int, kv_heads: int, splits: int
 ) -> None:
-    sharing = share(table, group, kv_heads, splits)
+    sharing = find_sharing(table, group, kv_heads, splits)
     assert sorted(sharing.order.tolist()) == list(range(len(table)))
     table = table[sharing.order]
-    held = (table != NOBODY).sum(1)
+    held = (table != PAD_PAGE).sum(1)
     reads = np.zeros_like(table)
     slots: list[list[int]] = [[] for _ in table]
     for first, rows, start, stop, slot in sharing.items.tolist():
-        assert rows >= 1 and start < stop and rows * group <= max(sharing.lines, group)
+        assert rows >= 1 and start < stop and rows * group <= max(sharing.tile_rows, group)
         members = table[first : first + rows, start:stop]
         assert len(members) == rows  # none beyond the batch
-        assert (members == members[0]).all() and (members != NOBODY).all()
+        assert (members == members[0]).all() and (members != PAD_PAGE).all()
         reads[first : first + rows, start:stop] += 1
         for row in range(first, first + rows):
             slots[row].append(slot)
     for row, tail in enumerate(sharing.tails.tolist()):
         assert tail < held[row]  # the page it writes to is its own
         assert (reads[row, :tail] == 1).all() and (reads[row, tail:] == 0).all()
-        # the kernel adds up as many slots as it is told, from `splits` on
+        # the kernel merges `slots[row]` slots, from `splits` on
         assert sorted(slots[row]) == list(range(splits, splits + sharing.slots[row]))
-        assert sharing.slots[row] <= MOST_SLOTS
+        assert sharing.slots[row] <= MAX_SLOTS
 
 
 @given(forests())
 def test_rows_that_share_enough_are_not_read_one_by_one(table: np.ndarray) -> None:
-    """Where all rows have two pages or more in common, nobody's tail begins before them."""
+    """Where all rows have two pages or more in common, no tail begins before them."""
     common = int((table == table[0]).all(0).cumprod().sum())
     if len(table) > 2 and common >= 2:
-        assert share(table, 2, 8, 1).tails.min() >= min(common, 2)
+        assert find_sharing(table, 2, 8, 1).tails.min() >= min(common, 2)
 
 
 def pool_of(num_pages: int) -> SequenceTree:
@@ -86,22 +87,22 @@ def pool_of(num_pages: int) -> SequenceTree:
     return SequenceTree(Pages(shape, num_pages, PAGE, torch.device("cpu"), torch.float32))
 
 
-def drawing(tree: SequenceTree, length: int, room: int) -> PlannedWork:
-    """A sequence whose last token is all it lacks."""
+def drawing(tree: SequenceTree, length: int, budget: int) -> PlannedWork:
+    """A sequence that lacks only its last token."""
     sequence = tree.open(prompt(length))
     assert tree.reserve(sequence, length)
     sequence.cached = length - 1
-    sampling = Sampling(max_tokens=room)
+    sampling = Sampling(max_tokens=budget)
     loop = asyncio.new_event_loop()
     request = SampleRequest(
-        sequence, 0, sampling, frozenset(), None, None, 0, room, 0, loop.create_future()
+        sequence, 0, sampling, frozenset(), None, None, 0, budget, 0, loop.create_future()
     )
     loop.close()
     return PlannedWork(sequence, 1, request)
 
 
 def scheduler_of(tree: SequenceTree, works: list[PlannedWork]) -> Scheduler:
-    scheduler = Scheduler(tree, prefill_chunk=64, max_running=64, draws_apart=True)
+    scheduler = Scheduler(tree, prefill_chunk=64, max_running=64, separate_prefill=True)
     scheduler.running = [work.request for work in works if work.request is not None]
     return scheduler
 
@@ -112,17 +113,17 @@ def scheduler_of(tree: SequenceTree, works: list[PlannedWork]) -> Scheduler:
     st.integers(1, 128),
 )
 def test_a_burst_is_as_long_as_the_pool_allows(
-    rows: list[tuple[int, int]], spare: int, asked: int
+    rows: list[tuple[int, int]], spare: int, max_steps: int
 ) -> None:
     tree = pool_of(sum(-(-length // PAGE) for length, _ in rows) + spare)
-    works = [drawing(tree, length, room) for length, room in rows]
+    works = [drawing(tree, length, budget) for length, budget in rows]
     before = [list(work.sequence.pages) for work in works]
-    steps = scheduler_of(tree, works).look_ahead(works, asked)
+    steps = scheduler_of(tree, works).reserve_ahead(works, max_steps)
     held = [page for work in works for page in work.sequence.pages]
-    assert 1 <= steps <= min(asked, max(room for _, room in rows))
+    assert 1 <= steps <= min(max_steps, max(budget for _, budget in rows))
     assert len(set(held)) == len(held) and len(held) + tree.pages.free == tree.pages.total
-    for work, pages, (length, room) in zip(works, before, rows, strict=True):
-        end = length - 1 + min(steps, room)
+    for work, pages, (length, budget) in zip(works, before, rows, strict=True):
+        end = length - 1 + min(steps, budget)
         assert work.sequence.pages[: len(pages)] == pages
         assert len(work.sequence.pages) == max(len(pages), -(-end // PAGE))  # and not one more
         assert steps == 1 or work.sequence.writable >= end
@@ -130,21 +131,21 @@ def test_a_burst_is_as_long_as_the_pool_allows(
         assert [work.sequence.pages for work in works] == before
 
 
-def test_contexts_nobody_samples_from_give_way_to_a_longer_burst() -> None:
+def test_idle_contexts_are_evicted_for_a_longer_burst() -> None:
     tree = pool_of(3)
     works = [drawing(tree, 10, 30)]
     idle = tree.open(prompt(20))
     assert tree.reserve(idle, 20)
     idle.cached = 20
     scheduler = scheduler_of(tree, works)
-    assert scheduler.look_ahead(works, 30) == 30  # 39 positions: three pages
+    assert scheduler.reserve_ahead(works, 30) == 30  # 39 positions: three pages
     assert idle.pages == [] and scheduler.evictions == 1
-    assert scheduler.look_ahead([], 8) == 1
+    assert scheduler.reserve_ahead([], 8) == 1
 
 
-@pytest.mark.parametrize(("asked", "got"), [(6, 6), (7, 3), (64, 4)])
-def test_a_burst_is_halved_until_it_fits(asked: int, got: int) -> None:
+@pytest.mark.parametrize(("max_steps", "got"), [(6, 6), (7, 3), (64, 4)])
+def test_a_burst_is_halved_until_it_fits(max_steps: int, got: int) -> None:
     tree = pool_of(2)
     works = [drawing(tree, 11, 64), drawing(tree, 5, 64)]  # positions 10 and 4 are next
-    assert scheduler_of(tree, works).look_ahead(works, asked) == got
+    assert scheduler_of(tree, works).reserve_ahead(works, max_steps) == got
     assert tree.pages.free == 0

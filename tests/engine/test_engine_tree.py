@@ -1,4 +1,4 @@
-"""Pages and the tree: nothing leaks, nothing is shared that should not be."""
+"""Pages and the tree: no page leaks, no page is shared by mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graft.engine.errors import EngineError
 from graft.engine.native.context import NativeContext
 from graft.engine.native.kv.pages import Pages
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
-from graft.engine.native.kv.siblings import cut, find_families, limit
+from graft.engine.native.kv.siblings import find_sibling_groups, split_by_size, split_by_total
 from graft.models.shape import ModelShape
 from graft.types import Finish, Sampling
 
@@ -45,15 +45,15 @@ def test_a_fork_shares_full_pages_and_copies_the_half_full_one_on_writing() -> N
     stem = left.stem
     assert stem is not None and stem is root.stem is right.stem
     assert stem.tokens == [0, 1, 2, 3, 4]
-    assert tree.ready(left) is stem
+    assert tree.next_to_compute(left) is stem
     compute(tree, stem)
     tree.pages.pool[:, :, 2] = 7.0  # what the stem wrote
     for fork, own in ((left, 3), (right, 4)):
-        assert tree.ready(fork) is fork and fork.cached == 5 and fork.pages == [1, 2]
-        assert tree.missing(fork, 6) == 1
+        assert tree.next_to_compute(fork) is fork and fork.cached == 5 and fork.pages == [1, 2]
+        assert tree.missing_pages(fork, 6) == 1
         assert tree.reserve(fork, 6) and fork.pages == [1, own]
         assert tree.table[fork.row, :3].tolist() == [1, own, 0]
-    assert [tree.pages.holders(page) for page in (1, 2, 3, 4)] == [3, 1, 1, 1]
+    assert [tree.pages.ref_count(page) for page in (1, 2, 3, 4)] == [3, 1, 1, 1]
     tree.pages.flush_copies()
     assert (tree.pages.pool[:, :, 3:5] == 7.0).all()
     for sequence in (root, left, right):
@@ -67,18 +67,18 @@ def test_a_fork_at_a_page_boundary_copies_nothing() -> None:
     fork = tree.fork(root)
     assert fork.stem is not None
     compute(tree, fork.stem)
-    assert tree.ready(fork) is fork and tree.missing(fork, 5) == 1
+    assert tree.next_to_compute(fork) is fork and tree.missing_pages(fork, 5) == 1
     assert tree.reserve(fork, 5) and fork.pages == [1, 2]
 
 
-def test_the_one_who_was_there_goes_on_in_the_half_full_page() -> None:
+def test_the_forked_sequence_continues_in_the_half_full_page() -> None:
     tree = tiny_tree()
     root = tree.open([0, 1, 2, 3, 4, 5, 6])
     compute(tree, root)
     root.tokens.append(7)  # drawn, not computed
     fork = tree.fork(root)
-    assert tree.ready(root) is root and root.writable == 8 and root.pages == [1, 2]
-    assert tree.ready(fork) is fork and tree.reserve(fork, 8) and fork.pages == [1, 3]
+    assert tree.next_to_compute(root) is root and root.writable == 8 and root.pages == [1, 2]
+    assert tree.next_to_compute(fork) is fork and tree.reserve(fork, 8) and fork.pages == [1, 3]
 
 
 def test_reserving_more_than_is_free_changes_nothing() -> None:
@@ -114,39 +114,39 @@ def test_the_table_grows_with_rows_and_columns() -> None:
         assert not row[len(sequence.pages) :].any()
 
 
-def test_families_form_where_most_page_reads_are_saved() -> None:
+def test_sibling_groups_form_where_they_save_most_page_reads() -> None:
     tree = tiny_tree(num_pages=100, page_size=1)
     root = tree.open(list(range(21)))
     early = [tree.fork(root) for _ in range(3)]
     early[0].tokens.extend(range(9))
-    late = [tree.fork(early[0]) for _ in range(2)]  # stands on 29 tokens, on 20 of the root
-    loner = tree.open(list(range(30)))
-    everybody = [root, *early, *late, loner]
-    for sequence in everybody:
-        while (ready := tree.ready(sequence)) is not sequence:
+    late = [tree.fork(early[0]) for _ in range(2)]  # stems of 29 tokens, and of 20 of the root
+    single = tree.open(list(range(30)))
+    sequences = [root, *early, *late, single]
+    for sequence in sequences:
+        while (ready := tree.next_to_compute(sequence)) is not sequence:
             compute(tree, ready)
         compute(tree, sequence)
-    families, alone = find_families(everybody, page_size=1)
-    assert alone == [loner]
+    groups, alone = find_sibling_groups(sequences, page_size=1)
+    assert alone == [single]
     # 6 on the root's 20 pages save 100 reads; 3 on the branch's 29 would save 58
-    assert [(f.pages, f.members) for f in families] == [(20, [root, *early, *late])]
-    families, alone = find_families(late, page_size=1)
-    assert [(f.pages, f.members) for f in families] == [(29, late)] and not alone
+    assert [(f.pages, f.members) for f in groups] == [(20, [root, *early, *late])]
+    groups, alone = find_sibling_groups(late, page_size=1)
+    assert [(f.pages, f.members) for f in groups] == [(29, late)] and not alone
 
 
-def test_stems_that_end_in_one_page_are_one_family() -> None:
+def test_stems_that_end_in_one_page_are_one_group() -> None:
     tree = tiny_tree(num_pages=20, page_size=4)
     root = tree.open(list(range(18)))
     alone = tree.fork(root)
     alone.tokens.append(0)
-    twig = tree.fork(alone)  # stands on 18 tokens, on 17 of the root: 4 full pages both times
+    twig = tree.fork(alone)  # stems of 18 tokens, and of 17 of the root: 4 full pages both
     for sequence in (alone, twig):
-        while (ready := tree.ready(sequence)) is not sequence:
+        while (ready := tree.next_to_compute(sequence)) is not sequence:
             compute(tree, ready)
         compute(tree, sequence)
-    assert find_families([twig], page_size=4) == ([], [twig])
-    families, _ = find_families([alone, twig], page_size=4)
-    assert [(f.pages, len(f.members)) for f in families] == [(4, 2)]
+    assert find_sibling_groups([twig], page_size=4) == ([], [twig])
+    groups, _ = find_sibling_groups([alone, twig], page_size=4)
+    assert [(f.pages, len(f.members)) for f in groups] == [(4, 2)]
 
 
 def test_the_least_recently_used_context_loses_its_pages_first() -> None:
@@ -160,7 +160,7 @@ def test_the_least_recently_used_context_loses_its_pages_first() -> None:
     assert engine.stats["evictions"] == 1
 
 
-def test_a_request_waits_rather_than_be_preempted_at_once() -> None:
+def test_a_request_waits_instead_of_being_preempted_at_once() -> None:
     engine = tiny_engine(kv_tokens=76)
     contexts = [engine.open(prompt(24, salt)) for salt in range(3)]
     sample_all(contexts, Sampling(max_tokens=6))  # first 6 pages each, then 8, of 19 in all
@@ -169,9 +169,9 @@ def test_a_request_waits_rather_than_be_preempted_at_once() -> None:
 
 
 def test_runs_are_cut_by_size_and_limited_in_total() -> None:
-    assert cut([15, 100, 40, 46, 60], key=int) == [[100, 60, 46], [40], [15]]
-    assert limit([2, 2, 2, 7], 5, key=int) == [[2, 2], [2], [7]]
-    assert cut([], key=int) == [] and limit([], 5, key=int) == []
+    assert split_by_size([15, 100, 40, 46, 60], key=int) == [[100, 60, 46], [40], [15]]
+    assert split_by_total([2, 2, 2, 7], 5, key=int) == [[2, 2], [2], [7]]
+    assert split_by_size([], key=int) == [] and split_by_total([], 5, key=int) == []
 
 
 ACTIONS = st.lists(
@@ -186,8 +186,8 @@ ACTIONS = st.lists(
 
 @settings(max_examples=60)
 @given(ACTIONS, st.sampled_from([48, 96, 800]))
-def test_random_lives_leak_no_page(actions: list[tuple[str, int]], kv_tokens: int) -> None:
-    """Fork, append, sample, abort and close in any order, with and without room for all."""
+def test_random_operations_leak_no_page(actions: list[tuple[str, int]], kv_tokens: int) -> None:
+    """Fork, append, sample, abort and close in any order, with and without pages for all."""
     decoder = tiny_decoder(layers=1, width=8, heads=2, kv_heads=1, head_dim=4, ff=8)
     engine = tiny_engine(decoder, kv_tokens=kv_tokens, prefill_chunk=9)
     pages, tree = engine._tree.pages, engine._tree
@@ -231,28 +231,28 @@ def test_random_lives_leak_no_page(actions: list[tuple[str, int]], kv_tokens: in
                 busy[context] = asyncio.ensure_future(sample(context, before, number))
                 tasks.append(busy[context])
                 await asyncio.sleep(0)
-            check_holders()
+            check_ref_counts()
         await asyncio.gather(*tasks)
         for context in contexts:
             context.close()
 
-    def check_holders() -> None:
+    def check_ref_counts() -> None:
         held = np.zeros(pages.total + 1, dtype=int)
         for sequence in tree.sequences:
             assert len(set(sequence.pages)) == len(sequence.pages)
             np.add.at(held, sequence.pages, 1)
-        assert held.tolist() == [pages.holders(page) for page in range(pages.total + 1)]
+        assert held.tolist() == [pages.ref_count(page) for page in range(pages.total + 1)]
         assert pages.free == (held[1:] == 0).sum()
 
     asyncio.run(main())
     assert pages.free == pages.total
     assert not tree.sequences
-    assert all(pages.holders(page) == 0 for page in range(pages.total + 1))
+    assert all(pages.ref_count(page) == 0 for page in range(pages.total + 1))
     assert (tree.table == 0).all()
-    assert not pages.pool[:, :, 0].any()  # nobody's page was never written
+    assert not pages.pool[:, :, 0].any()  # the padding page was never written
 
 
-def test_a_fork_in_the_past_stands_on_the_right_ancestor() -> None:
+def test_a_fork_at_an_earlier_token_gets_the_right_stem() -> None:
     """Stems of 3 and 6 tokens below a sequence of 9, forked everywhere."""
     tree = tiny_tree(num_pages=20, page_size=4)
     root = tree.open(list(range(4)))
@@ -273,9 +273,9 @@ def test_a_fork_in_the_past_stands_on_the_right_ancestor() -> None:
         assert at == 1 or fork.stem in way
         assert [len(s.tokens) for s in way] == sorted({len(s.tokens) for s in way}, reverse=True)
     # the first 6 tokens were computed: forks share them, and copy the page they write into
-    assert tree.ready(forks[5]) is forks[5]
+    assert tree.next_to_compute(forks[5]) is forks[5]
     assert forks[5].cached == 4 and forks[5].pages == first.pages[:1]
-    assert tree.ready(forks[7]) is forks[7] and tree.missing(forks[7], 7) == 1
+    assert tree.next_to_compute(forks[7]) is forks[7] and tree.missing_pages(forks[7], 7) == 1
     for sequence in (root, first, leaf, *forks.values()):
         tree.close(sequence)
     assert tree.pages.free == 20 and not tree.sequences
@@ -290,7 +290,7 @@ def test_a_fork_in_the_past_stands_on_the_right_ancestor() -> None:
 def test_a_fork_anywhere_equals_a_fresh_context_over_the_same_tokens(
     moves: list[tuple[int, int, bool]], page_size: int, kv_tokens: int
 ) -> None:
-    """Forks of forks in the past, some after their pages were lost."""
+    """Forks of forks at earlier tokens, some after their pages were dropped."""
     decoder = tiny_decoder(layers=1)
     engine = tiny_engine(decoder, page_size=page_size, kv_tokens=kv_tokens)
     contexts = [engine.open(prompt(13), key=0)]
@@ -311,7 +311,8 @@ def test_a_fork_anywhere_equals_a_fresh_context_over_the_same_tokens(
         contexts.append(fork)
     before = [list(context.tokens) for context in contexts]
     for tokens, more in zip(before, sample_all(contexts, Sampling(max_tokens=3)), strict=True):
-        assert_is_what_the_model_says(decoder, tokens, more)  # nobody wrote into another's pages
+        # no sequence wrote into another's pages
+        assert_is_what_the_model_says(decoder, tokens, more)
     for context in contexts:
         context.close()
     assert engine.stats["pages_free"] == engine.stats["pages_total"]

@@ -454,12 +454,12 @@ def test_a_burst_that_is_paused_between_two_looks_of_the_host_is_exact_too(
     from graft.engine.native.cuda.kernels import draw
 
     if kernel_device.type == "cpu":  # the interpreter works in small pieces
-        monkeypatch.setattr(burst, "MOST_SPLITS", 1)
+        monkeypatch.setattr(burst, "MAX_SPLITS", 1)
         monkeypatch.setattr(draw, "CHUNK", 16)
     models = [decoder(seed) for seed in (0, 9)]
     short = {"sampling": Sampling(max_tokens=14), "make_env": Talking}
     setup = setup_of(decoder(0).to(kernel_device), kernels=True, **short)
-    setup.engine._driver.typical = 32.0  # a look every four steps
+    setup.engine._loop.mean_length = 32.0  # segments of four steps
     episode = grown(setup, independent(2), at=(6,), weights=(weights_of(models[1]),))
     rows = trajectories_of([episode])
     batch = to_batch(rows)

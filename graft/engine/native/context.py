@@ -1,4 +1,4 @@
-"""A sequence of tokens kept ready to continue: what rollouts hold in their hands."""
+"""A sequence of tokens with its keys and values: the object that rollouts append to, fork and sample."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import TracebackType
 from graft.engine.errors import EngineError
 from graft.engine.native.kv.sequences import Sequence
 from graft.engine.native.loop import EngineLoop
+from graft.engine.native.request import SampleRequest
 from graft.engine.native.sampling.uniforms import derive
-from graft.engine.native.scheduler import SampleRequest
 from graft.protocols import Grammar
 from graft.types import Completion, Finish, Sampling
 
@@ -18,7 +18,7 @@ MakeRequest = Callable[["NativeContext", Sampling, Grammar | None], SampleReques
 
 
 class NativeContext:
-    """Tokens with their keys and values behind them.
+    """Tokens, and the KV pages that hold their keys and values.
 
         context = engine.open(prompt)
         twin = context.fork()                       # shares the prompt's pages
@@ -27,32 +27,32 @@ class NativeContext:
         completion = await context.sample(sampling)
         context.close()
 
-    `tokens` is the live list: read it, never write it. The randomness of a sample is a function of
-    (engine seed, `key`, position), nothing else. A grammar's mode is kept from sample to sample; set
-    `mode` to start the next one elsewhere.
+    `tokens` is the live list: do not modify it. The randomness of a sample is a function of (engine seed,
+    `key`, position) alone. A grammar's mode is kept from sample to sample; set `mode` to start the next
+    one in another.
     """
 
     def __init__(
-        self, sequence: Sequence, key: int, driver: EngineLoop, make_request: MakeRequest
+        self, sequence: Sequence, key: int, loop: EngineLoop, make_request: MakeRequest
     ) -> None:
         self.tokens = sequence.tokens
         self.key = key % 2**64
         self.mode: int | None = None
         self.sequence = sequence
-        self._driver, self._make_request = driver, make_request
+        self._loop, self._make_request = loop, make_request
         self._forks = 0
         self._request: SampleRequest | None = None
         self._is_open = True
 
     def append(self, tokens: Tokens[int]) -> None:
-        """Add tokens somebody else wrote; they are computed when the context samples next."""
+        """Add tokens that the model did not draw; they are computed with the next sample."""
         self._check_free("append to")
-        self.tokens.extend(check_tokens(tokens, self._driver.space.vocab_size))
+        self.tokens.extend(check_tokens(tokens, self._loop.space.vocab_size))
 
     def fork(self, key: int | None = None, at: int | None = None) -> NativeContext:
-        """A context with the same tokens, or the first `at`, and its own future; full pages are shared.
+        """A context with the same tokens, or the first `at`, and draws of its own; full pages are shared.
 
-        Of a fork in the past nobody knows the mode: its `mode` is None until somebody sets it.
+        A fork at an earlier token has mode None (the grammar's start) until the caller sets it.
         """
         self._check_free("fork")
         length = len(self.tokens)
@@ -61,48 +61,48 @@ class NativeContext:
             raise ValueError(f"cannot fork at token {at} of a context of {length}: need 1 or more")
         self._forks += 1
         child = NativeContext(
-            self._driver.tree.fork(self.sequence, at),
+            self._loop.tree.fork(self.sequence, at),
             derive(self.key, self._forks) if key is None else key,
-            self._driver,
+            self._loop,
             self._make_request,
         )
         child.mode = self.mode if at == length else None
         return child
 
     async def sample(self, sampling: Sampling, grammar: Grammar | None = None) -> Completion:
-        """Draw until a stop, `max_tokens` or the window; the tokens are part of the context then.
+        """Draw until a stop, `max_tokens` or the window, and add the tokens to the context.
 
-        If it fails or is cancelled the context is as before.
+        If it fails or is cancelled the context is unchanged.
         """
         self._check_free("sample from")
         request = self._make_request(self, sampling, grammar)
-        if request.room < 1:  # the window is full: nothing to compute
+        if request.budget < 1:  # the window is full: nothing to compute
             request.finish(Finish.LENGTH)
             return await request.future
         self._request = request
         try:
-            completion = await self._driver.submit(request)
+            completion = await self._loop.submit(request)
         except BaseException:
             if self._is_open:
-                self._driver.tree.truncate(self.sequence, request.start)
+                self._loop.tree.truncate(self.sequence, request.start)
             raise
         finally:
             self._request = None
             if self._is_open:
-                self._driver.settle(self.sequence)
+                self._loop.end_sample(self.sequence)
         if grammar is not None:
             self.mode = request.mode
         return completion
 
     def close(self) -> None:
-        """Give the pages back; a sample in flight ends with what it has, finish "abort"."""
+        """Release the pages; a sample in progress ends as it is, finish "abort"."""
         if not self._is_open:
             return
         self._is_open = False
         if self._request is not None and not self._request.is_over:
             self._request.finish(Finish.ABORT)
-        self._driver.settle(self.sequence)
-        self._driver.tree.close(self.sequence)
+        self._loop.end_sample(self.sequence)
+        self._loop.tree.close(self.sequence)
 
     def __enter__(self) -> NativeContext:
         return self
@@ -126,7 +126,7 @@ class NativeContext:
 
 
 def check_tokens(tokens: Tokens[int], vocab_size: int) -> list[int]:
-    """The tokens as a list of ints; a bad id here would break the whole batch later."""
+    """The tokens as a list of ints; an id outside the vocabulary would break the whole batch later."""
     ids = [int(token) for token in tokens]
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         bad = next(i for i in ids if not 0 <= i < vocab_size)

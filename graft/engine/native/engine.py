@@ -15,9 +15,10 @@ from graft.engine.native.cpu.runner import CpuRunner
 from graft.engine.native.kv.pages import Pages, pool_tokens
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.loop import EngineLoop
+from graft.engine.native.request import SampleRequest
 from graft.engine.native.sampling.masks import Masks
 from graft.engine.native.sampling.uniforms import derive
-from graft.engine.native.scheduler import SampleRequest, Scheduler
+from graft.engine.native.scheduler import Scheduler
 from graft.engine.native.scoring import Scores, score
 from graft.engine.stop_strings import StopStrings, TokenPieces
 from graft.models.decoder import Decoder
@@ -25,15 +26,15 @@ from graft.models.device import has_kernels
 from graft.protocols import Grammar, Tokenizer
 from graft.types import Sampling
 
-MOST_GROUP = 32
+MAX_GROUP = 32
 """Query heads to a KV head that one tile of the decode kernel holds."""
 
 
 class NativeEngine:
     """Continuous batching over paged keys and values that forks share.
 
-    decoder        sampled from as it is at each step; the engine holds no copy of its weights
-    tokenizer      only to look for stop strings
+    decoder        sampled with its current weights at each step; the engine holds no copy of them
+    tokenizer      only to find stop strings
     eos_ids        stop tokens of every sample
     kv_tokens      size of the KV pool; None: from the memory of the device
     page_size      tokens per page; None: 64 for the kernels, 16 without them
@@ -41,8 +42,8 @@ class NativeEngine:
     max_running    requests that share a step
     seed           of every draw, together with the context's key and the position
     space          modes and their masks; None: every token is allowed, mode 0 only. Actions beyond
-                   the vocabulary need head rows, and a grammar that says what they write
-    kernels        Triton kernels and bursts of steps; None: where they run, that is, on a GPU
+                   the vocabulary need head rows, and a grammar that defines what they write
+    kernels        Triton kernels and bursts of steps; None: on a GPU
     """
 
     def __init__(
@@ -71,8 +72,7 @@ class NativeEngine:
             )
         if space.vocab_size != shape.vocab_size:
             raise EngineError(
-                f"the action space is made for {space.vocab_size} tokens, the model has "
-                f"{shape.vocab_size}"
+                f"the action space has {space.vocab_size} tokens, the model has {shape.vocab_size}"
             )
         for name, value in (
             ("page_size", page_size),
@@ -86,7 +86,7 @@ class NativeEngine:
         if kv_tokens < page_size:
             raise ValueError(
                 f"kv_tokens={kv_tokens} holds no page of {page_size} tokens; set engine.kv_tokens to some "
-                "thousands, or to 0, which chooses by memory"
+                "thousands, or to 0, which chooses by the memory of the device"
             )
         self.decoder, self.space = decoder, space
         self.vocab_size = shape.vocab_size
@@ -99,24 +99,24 @@ class NativeEngine:
             self._tree,
             prefill_chunk=prefill_chunk,
             max_running=max_running,
-            draws_apart=kernels,
+            separate_prefill=kernels,
         )
         if kernels:
             from graft.engine.native.cuda.runner import CudaRunner
 
             if page_size & (page_size - 1) or page_size < 16:
                 raise ValueError(
-                    f"page_size={page_size}: the kernels want a power of two of 16 or more"
+                    f"page_size={page_size}: the kernels need a power of two of 16 or more"
                 )
-            if shape.heads > MOST_GROUP * shape.kv_heads:
+            if shape.heads > MAX_GROUP * shape.kv_heads:
                 raise EngineError(
                     f"{shape.heads // shape.kv_heads} query heads share a KV head; the kernels take "
-                    f"up to {MOST_GROUP}; pass kernels=False"
+                    f"up to {MAX_GROUP}; pass kernels=False"
                 )
             runner = CudaRunner(decoder, self._tree, space, self._masks, seed)
         else:
             runner = CpuRunner(decoder, self._tree, self._masks, seed)
-        self._driver = EngineLoop(self._tree, self._scheduler, runner, space)
+        self._loop = EngineLoop(self._tree, self._scheduler, runner, space)
         self._pieces = None if tokenizer is None else TokenPieces(tokenizer)
         self._opened = 0
         self._is_open = True
@@ -130,7 +130,7 @@ class NativeEngine:
             raise ValueError("cannot open a context without tokens: there is nothing to continue")
         self._opened += 1
         key = derive(0, self._opened) if key is None else key
-        return NativeContext(self._tree.open(ids), key, self._driver, self._request)
+        return NativeContext(self._tree.open(ids), key, self._loop, self._request)
 
     def score(
         self,
@@ -140,36 +140,36 @@ class NativeEngine:
         mode: int = 0,
         temperature: float = 1.0,
     ) -> list[Scores]:
-        """Of each text: log-probs [i][j][k] of action k of continuations[j] right after text[: at[i]].
+        """For each text: log-probs [i][j][k] of action k of continuations[j] right after text[: at[i]].
 
-        In the distribution of `mode` at `temperature`; an action that it forbids has -inf. Only the
-        last action of a continuation may lie beyond the vocabulary: it is never fed to the model.
+        Under the mask of `mode`, at `temperature`; a forbidden action has -inf. Only the last action of
+        a continuation may lie beyond the vocabulary: it is never fed to the model.
         """
         trunks = [check_tokens(text, self.vocab_size) for text in texts]
-        asked = [[int(action) for action in actions] for actions in continuations]
-        for ids, places in zip(trunks, at, strict=True):
-            outside = [place for place in places if not 1 <= place <= len(ids)]
+        wanted = [[int(action) for action in actions] for actions in continuations]
+        for ids, positions in zip(trunks, at, strict=True):
+            outside = [position for position in positions if not 1 <= position <= len(ids)]
             if outside:
                 raise ValueError(f"cannot score after {outside[0]} tokens of {len(ids)}")
         if not 0 <= mode < self.space.num_modes:
             raise ValueError(
                 f"cannot score in mode {mode}: the space has modes 0 to {self.space.num_modes - 1}"
             )
-        for actions in asked:
+        for actions in wanted:
             check_tokens(actions[:-1], self.vocab_size)
             if not actions or not 0 <= actions[-1] < self.space.num_actions:
                 raise ValueError(
                     f"cannot score the continuation {actions}: it needs an action, and the last one "
                     f"must be one of the space's {self.space.num_actions}"
                 )
-        return score(self.decoder, trunks, at, asked, mode, self._masks.allowed, temperature)
+        return score(self.decoder, trunks, at, wanted, mode, self._masks.allowed, temperature)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Take over new weights: None if they were changed in place, else by Hugging Face name (and
         rows of actions beyond the vocabulary as `graft.models.policy` names them).
 
-        Cached keys and values are forgotten. A completion in flight goes on from its own past.
+        Cached keys and values are dropped, except those of completions in progress, which continue.
         """
         if weights is not None:
             from graft.models.policy import weights_of
@@ -182,21 +182,21 @@ class NativeEngine:
                     f"these weights are not the model's: missing {missing[:4]}, "
                     f"unknown {unknown[:4]} (of {len(missing)} and {len(unknown)})"
                 )
-            for name in weights:  # in their own order: those of a split model are gathered as read
+            for name in weights:  # in their order: a sharded model gathers each as it is read
                 views[name].copy_(weights[name])
         self.version = version
-        self._driver.forget()
+        self._loop.drop_stale_pages()
 
     def pause(self) -> None:
-        """End every sample that is running with what it has, finish "pause"."""
-        self._driver.pause()
+        """End every running sample as it is, finish "pause"."""
+        self._loop.pause()
 
     def close(self) -> None:
-        """End every sample with an error and give the pool back."""
+        """End every sample with an error and free the pool."""
         if not self._is_open:
             return
         self._is_open = False
-        self._driver.fail_all(EngineError("the engine was closed while this context sampled"))
+        self._loop.fail_all(EngineError("the engine was closed while this context sampled"))
         self._tree.pages.discard()
 
     @property
@@ -204,9 +204,9 @@ class NativeEngine:
         """Counters since the start; `decode_tokens` were computed one per request and step."""
         pages = self._tree.pages
         return {
-            "steps": self._driver.steps,
-            "prefill_tokens": self._driver.prefill_tokens,
-            "decode_tokens": self._driver.decode_tokens,
+            "steps": self._loop.steps,
+            "prefill_tokens": self._loop.prefill_tokens,
+            "decode_tokens": self._loop.decode_tokens,
             "evictions": self._scheduler.evictions,
             "preemptions": self._scheduler.preemptions,
             "running": len(self._scheduler.requests),
@@ -244,7 +244,7 @@ class NativeEngine:
             stop_strings=stop_strings,
             grammar=grammar,
             mode=mode,
-            room=min(sampling.max_tokens, window),
+            budget=min(sampling.max_tokens, window),
             version=self.version,
             future=asyncio.get_running_loop().create_future(),
         )

@@ -1,15 +1,13 @@
-"""How likely continuations are after many places of several texts, in one forward over trees.
+"""Log-probs of continuations after many positions of several texts, in one forward over trees.
 
-    T tokens of the trunk, P places, U log-probs
-
-    trunk 1 2 3 4, places 2 and 4, continuation "a b c"      rows   0 1 2 3 4 5 6 7
+    trunk 1 2 3 4, positions 2 and 4, continuation "a b c"   rows   0 1 2 3 4 5 6 7
         1 2 3 4                                              tokens 1 2 3 4 a b a b
-        |   └── a b   (c is only asked for)                  ends   8 8 6 6 6 6 8 8
+        |   └── a b   (c is only a label)                    ends   8 8 6 6 6 6 8 8
         └── a b
 
-The trunk comes first, then the branches from its last place back to its first: so the descendants
-of a token are one interval, as `packing` has them. The last action of a continuation is a label and
-no row; of a continuation of one action nothing is computed but the head.
+The trunk comes first, then the branches from its last position back to its first: so the descendants
+of a token are one interval, as in `packing`. The last action of a continuation is a label and no row;
+for a continuation of one action only the head is computed.
 """
 
 from __future__ import annotations
@@ -26,18 +24,18 @@ from graft.models.tree.attention import attention_over, why_no_kernel
 from graft.models.tree.packing import TokenRun
 from graft.transfer import transfer
 
-MOST_ROWS = 1 << 14
-"""Rows of a forward; a trunk longer than that goes with one place at a time."""
-MOST_GATHERED = 1 << 25
-"""Elements of keys that plain attention gathers for branches, each of which reads its whole past."""
+MAX_ROWS = 1 << 14
+"""Rows of a forward; a longer trunk is computed with one position at a time."""
+MAX_GATHERED = 1 << 25
+"""Elements of keys that plain attention gathers for branches, each of which reads all tokens before it."""
 
 Scores = list[list[list[float]]]
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """The number of a text, and how many of its tokens come before."""
 
 
-@torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
+@torch.no_grad()  # not inference_mode: the trainer uses these tensors too
 def score(
     decoder: Decoder,
     texts: Sequence[Sequence[int]],
@@ -47,73 +45,75 @@ def score(
     allowed: Tensor | None,
     temperature: float = 1.0,
 ) -> list[Scores]:
-    """Of each text, [i][j][k]: of action k of continuations[j] right after text[: at[i]]."""
+    """For each text: log-probs [i][j][k] of action k of continuations[j] right after text[: at[i]]."""
     if not continuations:
-        return [[[] for _ in places] for places in at]
-    found: dict[Place, list[list[float]]] = {}
-    wanted = [(text, place) for text, places in enumerate(at) for place in sorted(set(places))]
+        return [[[] for _ in positions] for positions in at]
+    found: dict[Position, list[list[float]]] = {}
+    wanted = [
+        (text, position) for text, positions in enumerate(at) for position in sorted(set(positions))
+    ]
     for part in _parts(decoder, wanted, continuations):
         found |= _score_part(decoder, texts, part, continuations, mode, allowed, temperature)
-    return [[found[text, place] for place in places] for text, places in enumerate(at)]
+    return [[found[text, position] for position in positions] for text, positions in enumerate(at)]
 
 
 def _parts(
-    decoder: Decoder, wanted: list[Place], continuations: Sequence[Sequence[int]]
-) -> list[list[Place]]:
-    """The places, in their order, in runs that one forward can hold."""
+    decoder: Decoder, wanted: list[Position], continuations: Sequence[Sequence[int]]
+) -> list[list[Position]]:
+    """The positions, in order, in runs that fit one forward."""
     branch = sum(len(actions) - 1 for actions in continuations)
     branches = sum(len(actions) > 1 for actions in continuations)
     shape, device = decoder.shape, decoder.device
     has_kernel = has_kernels(device) and not why_no_kernel(shape.head_dim, decoder.dtype, device)
     gathers = 0 if has_kernel else branches * shape.kv_size
-    parts: list[list[Place]] = []
-    rows = gathered = trunk = 0  # rows of branches and of trunks that are complete
-    for text, place in wanted:
+    parts: list[list[Position]] = []
+    rows = gathered = trunk = 0  # rows of branches and of complete trunks
+    for text, position in wanted:
         if parts and parts[-1][-1][0] != text:
-            rows += trunk  # the trunk before ends with its last place
-        trunk = place
-        rows, gathered = rows + branch, gathered + gathers * (place + branch)
-        if not parts or rows + trunk > MOST_ROWS or gathered > MOST_GATHERED:
+            rows += trunk  # the previous trunk ends with its last position
+        trunk = position
+        rows, gathered = rows + branch, gathered + gathers * (position + branch)
+        if not parts or rows + trunk > MAX_ROWS or gathered > MAX_GATHERED:
             parts.append([])
-            rows, gathered = branch, gathers * (place + branch)
-        parts[-1].append((text, place))
+            rows, gathered = branch, gathers * (position + branch)
+        parts[-1].append((text, position))
     return parts
 
 
-class Trees:
-    """The rows of a forward while they are written down, and what is asked of them."""
+class ScoringRows:
+    """The rows of a forward, and the actions to score after them."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.positions: list[int] = []
         self.ends: list[int] = []
         self.runs: list[TokenRun] = []
-        self.before: list[int] = []  # the row whose hidden state each asked action follows
+        self.before: list[int] = []  # the row whose hidden state each scored action follows
         self.actions: list[int] = []
 
     def add(
-        self, text: Sequence[int], places: list[int], continuations: Sequence[Sequence[int]]
+        self, text: Sequence[int], positions: list[int], continuations: Sequence[Sequence[int]]
     ) -> None:
-        """A trunk up to the last of its places, ascending, and branches from there back."""
-        first, trunk = len(self.tokens), places[-1]
+        """A trunk up to the last of its ascending positions, and branches from there back."""
+        first, trunk = len(self.tokens), positions[-1]
         self.tokens += text[:trunk]
         self.positions += range(trunk)
         self.ends += [0] * trunk
         self.runs.append(TokenRun(first, first + trunk, []))
         filled = trunk  # tokens of the trunk whose end is known
-        for place in reversed(places):
-            # branches of this place and of earlier ones come behind those that end here
-            self.ends[first + place : first + filled] = [len(self.tokens)] * (filled - place)
-            filled = place
+        for position in reversed(positions):
+            # branches of this position and of earlier ones come after those that end here
+            self.ends[first + position : first + filled] = [len(self.tokens)] * (filled - position)
+            filled = position
             for actions in continuations:
                 start, fed = len(self.tokens), actions[:-1]
                 self.tokens += fed
                 stop = len(self.tokens)
-                self.positions += range(place, place + len(fed))
+                self.positions += range(position, position + len(fed))
                 self.ends += [stop] * len(fed)
                 if fed:
-                    self.runs.append(TokenRun(start, stop, [(first, first + place)]))
-                self.before += [first + place - 1, *range(start, stop)]
+                    self.runs.append(TokenRun(start, stop, [(first, first + position)]))
+                self.before += [first + position - 1, *range(start, stop)]
                 self.actions += actions
         self.ends[first : first + filled] = [len(self.tokens)] * filled
 
@@ -121,21 +121,21 @@ class Trees:
 def _score_part(
     decoder: Decoder,
     texts: Sequence[Sequence[int]],
-    part: list[Place],
+    part: list[Position],
     continuations: Sequence[Sequence[int]],
     mode: int,
     allowed: Tensor | None,
     temperature: float,
-) -> dict[Place, list[list[float]]]:
-    """[j][k] of each place."""
-    places: dict[int, list[int]] = {}
-    for text, place in part:
-        places.setdefault(text, []).append(place)
-    rows = Trees()
-    for text, some in places.items():
-        rows.add(texts[text], some, continuations)
+) -> dict[Position, list[list[float]]]:
+    """[j][k] of each position."""
+    by_text: dict[int, list[int]] = {}
+    for text, position in part:
+        by_text.setdefault(text, []).append(position)
+    rows = ScoringRows()
+    for text, positions in by_text.items():
+        rows.add(texts[text], positions, continuations)
     device, shape = decoder.device, decoder.shape
-    placed = transfer(
+    moved = transfer(
         {
             name: torch.tensor(getattr(rows, name))
             for name in ("tokens", "positions", "before", "actions")
@@ -143,18 +143,18 @@ def _score_part(
         device,
     )
     attend = attention_over(rows.runs, torch.tensor(rows.ends), shape.heads, shape.kv_heads, device)
-    hidden = decoder(placed["tokens"], placed["positions"], attend)
+    hidden = decoder(moved["tokens"], moved["positions"], attend)
     logp, _ = action_logprobs(
-        hidden.index_select(0, placed["before"]),
+        hidden.index_select(0, moved["before"]),
         decoder.head_weight,
-        placed["actions"],
-        modes=torch.full_like(placed["actions"], mode),
+        moved["actions"],
+        modes=torch.full_like(moved["actions"], mode),
         allowed=allowed,
         temperature=temperature,
     )
     left = iter(logp.tolist())
     return {
-        (text, place): [[next(left) for _ in actions] for actions in continuations]
-        for text, some in places.items()
-        for place in reversed(some)
+        (text, position): [[next(left) for _ in actions] for actions in continuations]
+        for text, positions in by_text.items()
+        for position in reversed(positions)
     }

@@ -1,0 +1,1 @@
+"""A step in plain PyTorch; read `runner` first."""

@@ -1,10 +1,10 @@
-"""Attention of one step: every bucket of sequences against its pages.
+"""Attention of one step: each bucket of sequences over its pages.
 
     S sequences of m new tokens each, K key/value heads, G query heads to each of them, d head size,
     P pages of a sequence, L = P * page positions
 
 The G query heads of a group become G more query rows of their key/value head, so keys and values
-are never repeated. Buckets lie one after another in the flat list of tokens.
+are never repeated. Buckets are consecutive parts of the flat list of tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graft.models.decoder import Attend
 
 
 class Bucket(Protocol):
-    """Some sequences of the step; `tokens` is how many of the flat list are theirs."""
+    """Some sequences of the step; `tokens` is their number of tokens in the flat list."""
 
     tokens: int
 
@@ -29,7 +29,7 @@ class Bucket(Protocol):
 
 
 def paged(pages: Pages, write_rows: Tensor, buckets: list[Bucket]) -> Attend:
-    """The `attend` of a step: store the new keys and values, then let every bucket look."""
+    """The `attend` of a step: store the new keys and values, then attend bucket by bucket."""
     sizes = [bucket.tokens for bucket in buckets]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Fresh:
 
 @dataclass(slots=True)
 class Extend:
-    """Sequences that go on from cached tokens: a chunk of a prompt, a tool's answer, one token."""
+    """Sequences that continue from cached tokens: a chunk of a prompt, a tool result, one token."""
 
     tokens: int
     padding: Padding

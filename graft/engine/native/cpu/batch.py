@@ -1,4 +1,4 @@
-"""The work of a step as tensors: one flat list of tokens, cut into buckets of like sequences."""
+"""The work of a step as tensors: one flat list of tokens in buckets of like sequences."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from graft.engine.native.cpu.attention import Bucket, Extend, Fresh
 from graft.engine.native.cpu.decode_cache import DecodeCache
 from graft.engine.native.cpu.page_layout import PageLayout
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
-from graft.engine.native.kv.siblings import by_pages, cut
-from graft.engine.native.scheduler import PlannedWork, SampleRequest
+from graft.engine.native.kv.siblings import split_by_pages, split_by_size
+from graft.engine.native.request import SampleRequest
+from graft.engine.native.scheduler import PlannedWork
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """T tokens of the step; those at `last` [B] are followed by a draw for `requests`."""
+    """T tokens of the step; after each of those at `last` [B] comes a draw for one of `requests`."""
 
     tokens: Tensor
     positions: Tensor
@@ -32,14 +33,14 @@ class StepBatch:
 class StepBatcher:
     """Builds batches for one tree; a bucket gathers at most `gather_limit` elements of keys."""
 
-    def __init__(self, tree: SequenceTree, group: int, gather_limit: int) -> None:
+    def __init__(self, tree: SequenceTree, group_size: int, gather_limit: int) -> None:
         self.tree = tree
-        self.layout = PageLayout(tree, group)
+        self.layout = PageLayout(tree, group_size)
         page = tree.pages.kv_heads * tree.pages.size * tree.pages.head_dim
         self.max_pages = max(gather_limit // page, 1)
-        self.traffic = DecodeCache(self.layout, self.max_pages)
-        # lower precisions go through the fused kernels, which add up in float32
-        self.has_lanes = tree.pages.pool.dtype == torch.float32
+        self.decode_cache = DecodeCache(self.layout, self.max_pages)
+        # lower precisions use the fused kernels, which sum in float32
+        self.has_decode_batches = tree.pages.pool.dtype == torch.float32
 
     def build(self, works: list[PlannedWork]) -> StepBatch:
         work_of = {work.sequence: work for work in works}
@@ -79,18 +80,18 @@ class StepBatcher:
         )
 
     def _buckets(self, counts: dict[Sequence, int]) -> list[tuple[list[Sequence], Bucket]]:
-        """The sequences in groups that are alike enough to be padded together."""
-        single = [s for s, count in counts.items() if count == 1 and self.has_lanes]
-        several = [s for s, count in counts.items() if count > 1 or not self.has_lanes]
+        """The sequences in groups of similar length, which are padded together."""
+        single = [s for s, count in counts.items() if count == 1 and self.has_decode_batches]
+        several = [s for s, count in counts.items() if count > 1 or not self.has_decode_batches]
         buckets: list[tuple[list[Sequence], Bucket]] = []
-        buckets += self.traffic.arrange(single)
+        buckets += self.decode_cache.arrange(single)
         fresh = [s for s in several if s.cached == 0]
-        for part in cut(fresh, key=lambda s: counts[s]):
+        for part in split_by_size(fresh, key=lambda s: counts[s]):
             count = np.array([counts[s] for s in part])
             buckets.append((part, Fresh(int(count.sum()), self.layout.padding(count))))
-        going_on = [s for s in several if s.cached > 0]
-        for like in cut(going_on, key=lambda s: counts[s]):
-            for part in by_pages(like, self.max_pages):
+        continued = [s for s in several if s.cached > 0]
+        for like in split_by_size(continued, key=lambda s: counts[s]):
+            for part in split_by_pages(like, self.max_pages):
                 buckets.append((part, self._extend(part, [counts[s] for s in part])))
         return buckets
 
@@ -99,7 +100,7 @@ class StepBatcher:
         start = np.array([sequence.cached for sequence in sequences])
         table = self.layout.table(sequences)
         position = np.tile(
-            start[:, None] + np.arange(count.max()), (1, self.layout.group)
+            start[:, None] + np.arange(count.max()), (1, self.layout.group_size)
         )  # [S, G*m]
         seen = np.arange(table.shape[1] * self.tree.pages.size) <= position[:, :, None]
         bias = self.layout.bias(seen)[:, None].to(self.tree.pages.pool.dtype)

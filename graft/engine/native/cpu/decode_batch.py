@@ -2,10 +2,10 @@
 
     S slots, K key/value heads, G query heads to each of them, d head size, L positions
 
-Gathering pages costs as much as attending to them, so a lane keeps what it gathered: as long as the
-same sequences go on, a step only writes their one new key and value beside the old ones. A sequence
-that ends leaves an idle slot behind; when many are idle, or a new sequence comes, lanes are built
-anew from the pages.
+Gathering pages costs as much as attending to them, so a decode batch keeps what it gathered: as long
+as the same sequences continue, a step only writes one new key and value for each. A sequence that ends
+leaves an idle slot; when many are idle, or a new sequence comes, decode batches are built anew from
+the pages.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Dense = tuple[Tensor, Tensor]
 """Keys and values side by side, [rows*K, L, d] each."""
 
 Partial = tuple[Tensor, ...]
-"""Attention over a part of the past: largest score, sum of weights, weighted values."""
+"""Attention over some of the positions: largest score, sum of weights, weighted values."""
 
 
 class SharedPrefix:
-    """The past that siblings share, read once for all of them.
+    """The prefix that siblings share, read once for all of them.
 
     g groups of R siblings (padded by repeating one), each with its shared pages; the slots of a
-    lane are the siblings of the first group, then those of the second, and so on.
+    decode batch are the siblings of the first group, then those of the second, and so on.
     """
 
     def __init__(self, siblings: Padding, tiles: Tensor, bias: Tensor | None) -> None:
@@ -39,8 +39,8 @@ class SharedPrefix:
         self.tiles = tiles
         """[g*K, P], see `Pages.gather`."""
         self.bias = bias
-        """[g*K, 1, L], 0 or -inf; None if all groups share equally much."""
-        self.kept: dict[int, Dense] = {}
+        """[g*K, 1, L], 0 or -inf; None if all prefixes are equally long."""
+        self.dense: dict[int, Dense] = {}
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, heads: int) -> Partial:
         """Of q [S, H, d], scaled, over keys and values [g*K, L, d]."""
@@ -61,16 +61,16 @@ class SharedPrefix:
 
 
 class DecodeBatch:
-    """Sequences that decode side by side; a bucket that lives for many steps.
+    """Sequences that decode together; a bucket that is kept for many steps.
 
-    `starts` [S] is the first position in the slot's own part (what comes before is common).
+    `starts` [S] is the first position in the slot's own part; those before are in `prefix`.
     """
 
     def __init__(
-        self, starts: Ints, tiles: Tensor, bias: Tensor, common: SharedPrefix | None, keep: bool
+        self, starts: Ints, tiles: Tensor, bias: Tensor, prefix: SharedPrefix | None, keep: bool
     ) -> None:
-        self.starts, self.common = starts, common
-        self.tokens = len(starts)  # slots in use: as many rows of the step are ours
+        self.starts, self.prefix = starts, prefix
+        self.tokens = len(starts)  # slots in use, each one row of the step
         self.tiles = tiles
         """[S*K, P], see `Pages.gather`."""
         self.bias = bias
@@ -78,12 +78,12 @@ class DecodeBatch:
         self._keep = keep
         self._kept: dict[int, Dense] = {}
         self._used: Tensor | None = None  # [tokens] slots in use, None: all
-        self._rows: Tensor | None = None  # [tokens*K] where in [S*K*L] the new keys go
-        self._asks: Tensor | None = None  # [S] a row of the step for every slot
+        self._rows: Tensor | None = None  # [tokens*K] rows of [S*K*L] for the new keys
+        self._row_of_slot: Tensor | None = None  # [S]; None: slot and row are the same
 
     @property
     def length(self) -> int:
-        """Positions there is space for."""
+        """Positions that fit."""
         return self.bias.shape[-1]
 
     @property
@@ -91,7 +91,7 @@ class DecodeBatch:
         return self._keep
 
     def advance(self, slots: Ints, positions: Ints, heads: int) -> None:
-        """Get ready for the next step: `slots` go on, each with a token at its position."""
+        """Prepare the next step: `slots` continue, each with a token at its position."""
         device = self.bias.device
         own = positions - self.starts[slots]
         rows = (slots[:, None] * heads + np.arange(heads)) * self.length + own[:, None]
@@ -99,33 +99,33 @@ class DecodeBatch:
         used, at = torch.from_numpy(slots).to(device), torch.from_numpy(own).to(device)
         self.bias.view(len(self.starts), -1, self.length)[used, :, at] = 0
         self.tokens = len(slots)
-        self._used = self._asks = None
+        self._used = self._row_of_slot = None
         if len(slots) < len(self.starts):
-            asks = np.zeros(len(self.starts), dtype=np.int64)  # idle slots repeat row 0
-            asks[slots] = np.arange(len(slots))
-            self._used, self._asks = used, torch.from_numpy(asks).to(device)
+            row_of_slot = np.zeros(len(self.starts), dtype=np.int64)  # idle slots repeat row 0
+            row_of_slot[slots] = np.arange(len(slots))
+            self._used, self._row_of_slot = used, torch.from_numpy(row_of_slot).to(device)
 
     def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[tokens, H, d]"""
-        if self._asks is not None:
-            q = q.index_select(0, self._asks)
+        if self._row_of_slot is not None:
+            q = q.index_select(0, self._row_of_slot)
         keys, values = self._dense(pages, layer, k, v)
         q_scaled = q * pages.head_dim**-0.5
-        asked = q_scaled.reshape(len(self.bias), -1, pages.head_dim)
-        scores = torch.baddbmm(self.bias, asked, keys.transpose(1, 2))
-        if self.common is None:
+        queries = q_scaled.reshape(len(self.bias), -1, pages.head_dim)
+        scores = torch.baddbmm(self.bias, queries, keys.transpose(1, 2))
+        if self.prefix is None:
             seen = torch.bmm(scores.softmax(-1), values).view(q.shape)
         else:
             own = partial_attention(scores, values)
-            past_kv = self._past(pages, layer, self.common)
-            past = self.common.attend(q_scaled, *past_kv, pages.kv_heads)
-            seen = merge(past, tuple(x.view(*q.shape[:2], -1) for x in own))
+            prefix_kv = self._prefix(pages, layer, self.prefix)
+            shared = self.prefix.attend(q_scaled, *prefix_kv, pages.kv_heads)
+            seen = merge(shared, tuple(x.view(*q.shape[:2], -1) for x in own))
         return seen if self._used is None else seen.index_select(0, self._used)
 
-    def _past(self, pages: Pages, layer: int, common: SharedPrefix) -> Dense:
-        dense = common.kept.get(layer) or _gather(pages, layer, common.tiles)
+    def _prefix(self, pages: Pages, layer: int, prefix: SharedPrefix) -> Dense:
+        dense = prefix.dense.get(layer) or _gather(pages, layer, prefix.tiles)
         if self._keep:
-            common.kept[layer] = dense
+            prefix.dense[layer] = dense
         return dense
 
     def _dense(self, pages: Pages, layer: int, k: Tensor, v: Tensor) -> Dense:

@@ -1,4 +1,4 @@
-"""Page tables, masks and paddings as tensors: the arithmetic behind buckets and lanes."""
+"""Page tables, masks and paddings as tensors: the index arithmetic of buckets and decode batches."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from graft.engine.native.kv.siblings import SiblingGroup
 
 
 class PageLayout:
-    """Turns sequences of one tree into index tensors; `group` query heads share a KV head."""
+    """Turns sequences of one tree into index tensors; `group_size` query heads share a KV head."""
 
-    def __init__(self, tree: SequenceTree, group: int) -> None:
-        self.tree, self.group = tree, group
+    def __init__(self, tree: SequenceTree, group_size: int) -> None:
+        self.tree, self.group_size = tree, group_size
         self.device = tree.pages.pool.device
 
-    def lane(self, sequences: list[Sequence], keep: bool) -> DecodeBatch:
-        """For sequences that share nothing worth the trouble."""
+    def decode_batch(self, sequences: list[Sequence], keep: bool) -> DecodeBatch:
+        """For sequences that share no prefix, or a short one."""
         skip = np.zeros(len(sequences), dtype=np.int64)
         return DecodeBatch(skip, *self._own(sequences, skip), None, keep)
 
-    def family_lane(self, families: list[SiblingGroup], keep: bool) -> DecodeBatch:
-        """For siblings: their own pages in the lane, the shared ones in its `common`."""
-        members = [member for family in families for member in family.members]
-        sizes = np.array([len(family.members) for family in families])
-        pages = np.array([family.pages for family in families])
-        heads_of = [family.members[0] for family in families]
-        table = self.table(heads_of)[:, : pages.max()]
+    def sibling_batch(self, groups: list[SiblingGroup], keep: bool) -> DecodeBatch:
+        """For siblings: their own pages in the batch, the shared ones in its `prefix`."""
+        members = [member for group in groups for member in group.members]
+        sizes = np.array([len(group.members) for group in groups])
+        pages = np.array([group.pages for group in groups])
+        first_members = [group.members[0] for group in groups]
+        table = self.table(first_members)[:, : pages.max()]
         bias = None
         if pages.min() < pages.max():
             seen = np.arange(table.shape[1] * self.tree.pages.size) < (
                 pages[:, None] * self.tree.pages.size
             )
             bias = self.bias(seen).repeat_interleave(self.tree.pages.kv_heads, 0)[:, None]
-        common = SharedPrefix(self.padding(sizes), self.tiles(table), bias)
+        prefix = SharedPrefix(self.padding(sizes), self.tiles(table), bias)
         skip = pages.repeat(sizes)
-        return DecodeBatch(skip * self.tree.pages.size, *self._own(members, skip), common, keep)
+        return DecodeBatch(skip * self.tree.pages.size, *self._own(members, skip), prefix, keep)
 
     def table(self, sequences: list[Sequence]) -> Ints:
-        """[S, P], padded with the page that is nobody's."""
+        """[S, P], padded with `PAD_PAGE`."""
         width = max(len(sequence.pages) for sequence in sequences)
         return self.tree.table[[sequence.row for sequence in sequences], :width]
 
@@ -81,5 +81,5 @@ class PageLayout:
             table = np.where(inside, np.take_along_axis(table, columns * inside, axis=1), 0)
         lengths = np.array([sequence.cached + 1 for sequence in sequences]) - skip * pages.size
         seen = np.arange(table.shape[1] * pages.size) < lengths[:, None]
-        bias = self.bias(seen)[:, None, None].expand(-1, pages.kv_heads, self.group, -1)
-        return self.tiles(table), bias.contiguous().view(-1, self.group, bias.shape[-1])
+        bias = self.bias(seen)[:, None, None].expand(-1, pages.kv_heads, self.group_size, -1)
+        return self.tiles(table), bias.contiguous().view(-1, self.group_size, bias.shape[-1])

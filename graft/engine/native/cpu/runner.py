@@ -1,4 +1,4 @@
-"""One step in plain PyTorch: a forward over the batch, the head where a draw follows, the draws."""
+"""One step in plain PyTorch: a forward over the batch, then the head and a draw for each request."""
 
 from __future__ import annotations
 
@@ -12,27 +12,22 @@ from torch import Tensor
 from graft.engine.native.cpu.attention import paged
 from graft.engine.native.cpu.batch import StepBatcher
 from graft.engine.native.kv.sequences import SequenceTree
-from graft.engine.native.sampling.masks import Masks, Narrow
+from graft.engine.native.request import Draw, SampleRequest
+from graft.engine.native.sampling.masks import HeadSubset, Masks
 from graft.engine.native.sampling.sampler import SamplingParams, sample
 from graft.engine.native.sampling.uniforms import uniforms
-from graft.engine.native.scheduler import PlannedWork, SampleRequest
+from graft.engine.native.scheduler import PlannedWork
 from graft.models.decoder import Decoder
 from graft.protocols import Grammar
 
 GATHER_LIMIT = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Elements of keys that one bucket may gather at a time: small enough for caches and memory."""
-
-Draw = tuple[SampleRequest, list[int], list[float], list[float]]
-"""The request, its new actions, their log-probs, the entropies they were drawn under.
-
-`NO_ACTION` stands where a step wrote the next token of a description and drew nothing.
-"""
+"""Elements of keys that one bucket may gather at a time: chosen for caches and memory."""
 
 
 class CpuRunner:
     """Holds the decoder (the trainer's own module) and turns planned work into drawn tokens."""
 
-    bursts = False
+    has_bursts = False
 
     def __init__(self, decoder: Decoder, tree: SequenceTree, masks: Masks, seed: int) -> None:
         self.decoder, self.tree, self.masks, self.seed = decoder, tree, masks, seed
@@ -40,13 +35,13 @@ class CpuRunner:
         limit = GATHER_LIMIT.get(decoder.device.type, GATHER_LIMIT["cuda"])
         self.batcher = StepBatcher(tree, shape.heads // shape.kv_heads, limit)
 
-    @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
+    @torch.no_grad()  # not inference_mode: the trainer uses these tensors too
     def run(
         self, works: list[PlannedWork], steps: int, segment: int, go_on: Callable[[], bool]
     ) -> Iterator[list[Draw]]:
-        """Compute the works, mark their tokens as cached, draw where a request waits for it.
+        """Compute the works, mark their tokens as cached, draw one token for each that has a request.
 
-        One token each, whatever `steps` would allow: here the host takes part in every draw.
+        `steps` and `segment` are 1 here: the host takes part in every draw.
         """
         yield self._step(works)
 
@@ -66,13 +61,13 @@ class CpuRunner:
 
     def _draw(self, hidden: Tensor, requests: list[SampleRequest]) -> list[Draw]:
         """One action for each request after its hidden state [B, D]."""
-        narrow = self.masks.narrow
-        if narrow is None:
+        subset = self.masks.subset
+        if subset is None:
             return self._draw_from(self.decoder.logits(hidden), requests, None)
-        is_narrow = [self.masks.line(request) in narrow.lines for request in requests]
+        is_small = [self.masks.row(request) in subset.rows for request in requests]
         draws: list[Draw] = []
-        for part in (narrow, None):  # those inside tools, then those who need the whole head
-            rows = [row for row, flag in enumerate(is_narrow) if flag is (part is not None)]
+        for part in (subset, None):  # requests inside tools, then those that need the whole head
+            rows = [row for row, flag in enumerate(is_small) if flag is (part is not None)]
             if not rows:
                 continue
             seen = hidden
@@ -86,51 +81,53 @@ class CpuRunner:
         return draws
 
     def _draw_from(
-        self, logits: Tensor, requests: list[SampleRequest], narrow: Narrow | None
+        self, logits: Tensor, requests: list[SampleRequest], subset: HeadSubset | None
     ) -> list[Draw]:
-        """From logits of the whole head, or of the columns that `narrow` names."""
-        forbidden = None if narrow is not None else self.masks.forbidden_to_all(requests)
-        if forbidden is not None:  # far less than a mask as large as the logits
+        """From logits of the whole head, or of the columns of `subset`."""
+        forbidden = None if subset is not None else self.masks.forbidden_to_all(requests)
+        if forbidden is not None:  # much cheaper than a mask as large as the logits
             logits.index_fill_(1, forbidden, -torch.inf)
         action, logp, entropy = sample(
             logits,
             self._uniforms(requests),
-            self._knobs(requests),
-            self._allowed(requests, narrow, has_mask=forbidden is None),
+            self._params(requests),
+            self._allowed(requests, subset, has_mask=forbidden is None),
         )
-        if narrow is not None:
-            action = narrow.columns.index_select(0, action)
+        if subset is not None:
+            action = subset.columns.index_select(0, action)
         # float32 holds ids exactly up to 2**24; one transfer for all three
         actions, logprobs, entropies = torch.stack([action.float(), logp, entropy]).tolist()
         drawn = zip(requests, map(int, actions), logprobs, entropies, strict=True)
-        return [(request, [action], [logp], [entropy]) for request, action, logp, entropy in drawn]
+        return [
+            Draw(request, [action], [logp], [entropy]) for request, action, logp, entropy in drawn
+        ]
 
-    def follows(self, grammar: Grammar) -> bool:
-        """Nobody's grammar: the host takes part in every draw."""
+    def can_follow(self, grammar: Grammar) -> bool:
+        """False: the host takes part in every draw."""
         return False
 
-    def rest(self) -> None:
-        """Nothing runs: give back the memory that is kept between steps."""
-        self.batcher.traffic.clear()
+    def on_idle(self) -> None:
+        """No request is left: free the memory that is kept between steps."""
+        self.batcher.decode_cache.clear()
 
     def _uniforms(self, requests: list[SampleRequest]) -> Tensor:
         keys = np.array([request.key for request in requests], dtype=np.uint64)
         lengths = np.array([len(r.sequence.tokens) for r in requests], dtype=np.uint64)
         return self._tensor(uniforms(self.seed, keys, lengths))
 
-    def _knobs(self, requests: list[SampleRequest]) -> SamplingParams:
+    def _params(self, requests: list[SampleRequest]) -> SamplingParams:
         first = requests[0].sampling
-        if all(request.sampling is first for request in requests):  # the usual case, and quick
+        if all(request.sampling is first for request in requests):  # the usual case: kept fast
             settings = [first]
         else:
             settings = [request.sampling for request in requests]
         temperature = np.array([s.temperature for s in settings], dtype=np.float32)
         is_greedy = temperature == 0
-        knobs: dict[str, Tensor | None] = {}
+        params: dict[str, Tensor | None] = {}
         if (temperature != 1).any():
-            knobs["temperature"] = self._rows(np.where(is_greedy, 1, temperature), requests)
+            params["temperature"] = self._rows(np.where(is_greedy, 1, temperature), requests)
         if is_greedy.any():
-            knobs["greedy"] = self._rows(is_greedy, requests)
+            params["greedy"] = self._rows(is_greedy, requests)
         truncating = [s.is_truncating and s.temperature > 0 for s in settings]
         if any(truncating):
             everything = self.masks.width
@@ -139,27 +136,27 @@ class CpuRunner:
                 for s, t in zip(settings, truncating, strict=True)
             ]
             top_k, top_p, min_p = zip(*cuts, strict=True)
-            knobs["top_k"] = self._rows(np.array(top_k), requests)
-            knobs["top_p"] = self._rows(np.array(top_p, dtype=np.float32), requests)
-            knobs["min_p"] = self._rows(np.array(min_p, dtype=np.float32), requests)
-        return SamplingParams(**knobs)
+            params["top_k"] = self._rows(np.array(top_k), requests)
+            params["top_p"] = self._rows(np.array(top_p, dtype=np.float32), requests)
+            params["min_p"] = self._rows(np.array(min_p, dtype=np.float32), requests)
+        return SamplingParams(**params)
 
     def _allowed(
-        self, requests: list[SampleRequest], narrow: Narrow | None, has_mask: bool
+        self, requests: list[SampleRequest], subset: HeadSubset | None, has_mask: bool
     ) -> Tensor | None:
-        """[B, V] bool: the mode's line, less the stop tokens of those who must go on. None: all."""
+        """[B, V] bool: the row of the mode, without stop tokens before `min_tokens`. None: all."""
         banned = [
-            (row, token if narrow is None else narrow.place[token])
+            (row, token if subset is None else subset.index[token])
             for row, request in enumerate(requests)
             if len(request.logprobs) < request.sampling.min_tokens
             for token in request.stop_tokens
-            if narrow is None or token in narrow.place
+            if subset is None or token in subset.index
         ]
         allowed = None
-        table = self.masks.allowed if narrow is None else narrow.allowed
+        table = self.masks.allowed if subset is None else subset.allowed
         if table is not None and has_mask:
-            lines = np.array([self.masks.line(request) for request in requests])
-            allowed = table.index_select(0, self._tensor(lines))
+            table_rows = np.array([self.masks.row(request) for request in requests])
+            allowed = table.index_select(0, self._tensor(table_rows))
         if banned:
             if allowed is None:
                 shape = (len(requests), self.masks.width)

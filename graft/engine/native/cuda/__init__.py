@@ -1,0 +1,1 @@
+"""Steps in Triton kernels and CUDA graphs; read `runner` first."""

@@ -8,17 +8,17 @@ import torch
 
 
 class Graphs:
-    """Records steps; all graphs share their working memory, since one runs at a time."""
+    """Captures steps; all graphs share their working memory, since one runs at a time."""
 
     def __init__(self) -> None:
         self._pool: torch.cuda._POOL_HANDLE | None = None
 
     def record(self, step: Callable[[], None]) -> Callable[[], None]:
-        """What replays `step`, which has to do with fixed buffers and must not wait for anything."""
+        """A function that replays `step`, which works on fixed buffers and never synchronises."""
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            step()  # compiles kernels, lets libraries set themselves up
+            step()  # compiles kernels and initialises libraries before the capture
         torch.cuda.current_stream().wait_stream(aside)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

@@ -1,10 +1,9 @@
-"""Prompts and tools' answers on a GPU: tokens nobody draws after, of many sequences at a time.
+"""Prompts and tool results on a GPU: tokens without a draw, of many sequences at a time.
 
     T tokens in one list, P pages of a sequence
 
-Long chunks are computed as they are; their kernels are busy longer than the host takes to launch the
-next. Short ones would wait for the host, so they are padded to a size of `SIZES` and computed by a
-graph.
+Long chunks are launched kernel by kernel: a kernel takes longer than the host needs to launch the next.
+Short ones would wait for the host, so they are padded to a size of `SIZES` and computed by a graph.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ SIZES = (16, 64, 256, 1024)
 
 
 class PrefillChunk(NamedTuple):
-    """The tokens of a step, on the device or on their way there."""
+    """The tokens of a step as arrays, on the host or on the device."""
 
     tokens: Any  # [T]
-    rows: Any  # [T] line of the table
+    rows: Any  # [T] row of the table
     positions: Any  # [T]
     blocks: Any  # [n, 4], see `kernels.extend`
     table: Any  # [rows, P]
-    alive: Any  # [rows] 1, or 0 in lines that pad
+    alive: Any  # [rows] 1, or 0 in rows that pad
 
 
 class Prefill:
-    """Computes keys and values of what is not sampled."""
+    """Computes keys and values of tokens that are not drawn."""
 
     def __init__(self, decoder: Decoder, tree: SequenceTree, graphs: Graphs | None) -> None:
         self.decoder, self.tree, self.graphs = decoder, tree, graphs
@@ -87,7 +86,7 @@ class Prefill:
         return PrefillChunk(**transfer(arrays, self.device))
 
     def _capture(self, size: int, graphs: Graphs) -> tuple[PrefillChunk, Callable[[], None]]:
-        """Buffers for `size` tokens of up to as many sequences, and what computes them."""
+        """Buffers for `size` tokens of up to as many sequences, and the graph that computes them."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -96,9 +95,9 @@ class Prefill:
             tokens=zeros(size, dtype=torch.int64),
             rows=zeros(size, dtype=torch.int64),
             positions=zeros(size, dtype=torch.int64),
-            blocks=zeros(most_blocks(size), BLOCK_FIELDS),
+            blocks=zeros(max_blocks(size), BLOCK_FIELDS),
             table=zeros(size, self.widest),
-            alive=zeros(size),  # nobody: recording writes nothing
+            alive=zeros(size),  # no row: the capture writes nothing
         )
         self._captured[size] = buffers, graphs.record(lambda: self._forward(buffers))
         return self._captured[size]
@@ -109,17 +108,17 @@ class Prefill:
         def attend(layer: int, q: Tensor, *_: None) -> Tensor:
             return extend(q, pool[layer, 0], pool[layer, 1], chunk.table, chunk.blocks)
 
-        place = KVSlots(pool, chunk.table, chunk.rows, chunk.positions, chunk.alive)
-        self.decoder(chunk.tokens, chunk.positions, attend, place)
+        kv_slots = KVSlots(pool, chunk.table, chunk.rows, chunk.positions, chunk.alive)
+        self.decoder(chunk.tokens, chunk.positions, attend, kv_slots)
 
 
-def most_blocks(size: int) -> int:
-    """Blocks that `size` tokens can fall into, however many sequences they are of."""
+def max_blocks(size: int) -> int:
+    """Blocks of `size` tokens at most, for any number of sequences."""
     return size + size // BLOCK
 
 
 def _pad(chunk: PrefillChunk, size: int) -> PrefillChunk:
-    """Tokens behind the last belong to a line where nobody is, blocks behind the last are empty."""
+    """Padding tokens belong to an unused row of the table, padding blocks are empty."""
 
     def longer(array: np.ndarray, rows: int, fill: int = 0) -> np.ndarray:
         padding = np.full((rows - len(array), *array.shape[1:]), fill, dtype=array.dtype)
@@ -127,9 +126,9 @@ def _pad(chunk: PrefillChunk, size: int) -> PrefillChunk:
 
     return PrefillChunk(
         tokens=longer(chunk.tokens, size),
-        rows=longer(chunk.rows, size, fill=size - 1),  # free, unless there is nothing to pad
+        rows=longer(chunk.rows, size, fill=size - 1),  # unused, unless there is nothing to pad
         positions=longer(chunk.positions, size),
-        blocks=longer(chunk.blocks, most_blocks(size)),
+        blocks=longer(chunk.blocks, max_blocks(size)),
         table=longer(chunk.table, size),
         alive=longer(chunk.alive, size),
     )

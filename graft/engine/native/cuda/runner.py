@@ -1,12 +1,12 @@
-"""Steps on a GPU: prompts in chunks, then bursts of decoding that never wait for the host.
+"""Steps on a GPU: chunked prefill, then decoding in a burst that never waits for the host.
 
-    B rows (sequences that draw)
+    B rows (requests that draw)
 
 A burst feeds every row its own draws for a number of steps: tokens, positions, lengths, the test
-for stop tokens and the grammar (`DeviceGrammar`) live on the device (`kernels.draw`), and one step, from
-embedding to drawn token, is a CUDA graph that is replayed. The host writes down the rows before
-(`DecodeState`), and reads what was drawn segment by segment, each while the next one runs (`InflightBurst`).
-Graphs are captured on first use, for batches rounded up to `SIZES`.
+for stop tokens and the grammar (`DeviceGrammar`) are on the device (`kernels.draw`), and one step, from
+embedding to drawn token, is a CUDA graph that is replayed. The host writes the rows before the burst
+(`DecodeState`), and reads each segment of draws while the next one runs (`InflightBurst`). Graphs are
+captured on first use, for batches rounded up to `SIZES`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from torch import Tensor
 
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
-from graft.engine.native.cpu.runner import Draw
-from graft.engine.native.cuda.decode_state import MOST_STEPS, DecodeState, GraphKey
+from graft.engine.native.cuda.decode_state import MAX_STEPS, DecodeState, GraphKey
 from graft.engine.native.cuda.graphs import Graphs
-from graft.engine.native.cuda.inflight import InflightBurst
-from graft.engine.native.cuda.kernels.cut import cut
+from graft.engine.native.cuda.inflight_burst import InflightBurst
 from graft.engine.native.cuda.kernels.decode import decode, scratch
 from graft.engine.native.cuda.kernels.draw import DrawField, draw, occupied_chunks
+from graft.engine.native.cuda.kernels.truncation import truncation_floors
 from graft.engine.native.cuda.prefill import Prefill
 from graft.engine.native.kv.sequences import SequenceTree
-from graft.engine.native.kv.sharing import share
+from graft.engine.native.kv.sharing import find_sharing
+from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.grammar_tables import DeviceGrammar
 from graft.engine.native.sampling.masks import Masks
-from graft.engine.native.scheduler import PlannedWork, SampleRequest
+from graft.engine.native.scheduler import PlannedWork
 from graft.models.decoder import Decoder
 from graft.models.kv_slots import KVSlots
 from graft.protocols import Grammar
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Batches that graphs are captured for; larger ones go on in multiples of 512."""
-PATIENCE = 4
-"""Chunks of prompts that may run in a row before those who draw get their turn."""
+"""Batches that graphs are captured for; larger ones are multiples of 512."""
+MAX_PREFILL_STEPS = 4
+"""Prefill steps in a row, at most, while requests wait to draw."""
 PROGRAMS = 512
-"""Parts that a batch's tails are cut into, over all heads: about four to a multiprocessor."""
-MOST_SPLITS = 8
+"""Parts that the tails of a batch are split into, over all heads: about four to a multiprocessor."""
+MAX_SPLITS = 8
 
 
 class CudaRunner:
     """Holds the decoder (the trainer's own module) and turns planned work into drawn tokens."""
 
-    bursts = True
+    has_bursts = True
 
     def __init__(
         self, decoder: Decoder, tree: SequenceTree, space: ActionSpace, masks: Masks, seed: int
@@ -55,54 +55,54 @@ class CudaRunner:
         self.decoder, self.tree, self.masks, self.seed = decoder, tree, masks, seed
         self.device = decoder.device
         self.group = decoder.shape.heads // decoder.shape.kv_heads
-        self.rules = DeviceGrammar(space, masks, self.device)
+        self.grammar = DeviceGrammar(space, masks, self.device)
         self.occupied = None if masks.allowed is None else occupied_chunks(masks.allowed)
         self.graphs = Graphs() if self.device.type == "cuda" else None  # else: the interpreter
-        self.prompts = Prefill(decoder, tree, self.graphs)
-        self._lines: dict[int, DecodeState] = {}
+        self.prefill = Prefill(decoder, tree, self.graphs)
+        self._states: dict[int, DecodeState] = {}
         self._captured: dict[GraphKey, Callable[[], None]] = {}
-        self._waited = 0
+        self._prefill_steps = 0
 
-    @torch.no_grad()  # not inference_mode: the trainer must be able to use what we touch
+    @torch.no_grad()  # not inference_mode: the trainer uses these tensors too
     def run(
         self, works: list[PlannedWork], steps: int, segment: int, go_on: Callable[[], bool]
     ) -> Iterator[list[Draw]]:
-        """Compute the prompts among the works, or let the others draw up to `steps` tokens each.
+        """Compute the prefill works, or draw up to `steps` tokens for each of the others.
 
-        Every `segment` steps there are draws to take; another segment begins if `go_on()`, asked
-        before the last one is read, so that the device never waits for the host.
+        Yields the draws of every `segment` steps; the next segment starts if `go_on()`, before the
+        last one is read, so that the device never waits for the host.
         """
-        prompts = [work for work in works if work.request is None]
+        prefill = [work for work in works if work.request is None]
         drawing = [work for work in works if work.request is not None]
         self.tree.pages.flush_copies()
-        if prompts:
-            self.prompts.compute(prompts)
-            self._waited += 1
-        if not drawing or (prompts and self._waited < PATIENCE):
+        if prefill:
+            self.prefill.compute(prefill)
+            self._prefill_steps += 1
+        if not drawing or (prefill and self._prefill_steps < MAX_PREFILL_STEPS):
             yield []
             return
-        self._waited = 0
-        flight = self._start(drawing, steps)
-        flight.launch(segment)
-        while flight.pending:
-            if flight.left and go_on():
-                flight.launch(segment)
-            yield flight.read()
+        self._prefill_steps = 0
+        burst = self._start(drawing, steps)
+        burst.launch(segment)
+        while burst.pending:
+            if burst.left and go_on():
+                burst.launch(segment)
+            yield burst.read()
 
-    def follows(self, grammar: Grammar) -> bool:
-        """Whether the device can do without the host while a request follows this grammar."""
-        return self.rules.follows(grammar)
+    def can_follow(self, grammar: Grammar) -> bool:
+        """Whether the device can follow this grammar without the host."""
+        return self.grammar.can_follow(grammar)
 
-    def rest(self) -> None:
-        """Nothing runs. Graphs and their memory stay: the next step comes soon."""
+    def on_idle(self) -> None:
+        """Graphs and their memory stay for the next step."""
 
     def _start(self, works: list[PlannedWork], steps: int) -> InflightBurst:
-        """Write the rows down; nothing runs yet."""
+        """Write the rows to the device; nothing runs yet."""
         size, kv_heads = batch_size(len(works)), self.tree.pages.kv_heads
         splits = num_splits(size, kv_heads)
         width = max(len(work.sequence.pages) for work in works)
         table = self.tree.table[[work.sequence.row for work in works], :width]
-        sharing = share(table, self.group, kv_heads, splits)
+        sharing = find_sharing(table, self.group, kv_heads, splits)
         works = [works[i] for i in sharing.order.tolist()]
         requests = [work.request for work in works if work.request is not None]
         samplings = [request.sampling for request in requests]
@@ -111,40 +111,41 @@ class CudaRunner:
             splits=splits,
             slots=splits + round_up(int(sharing.slots.max())),
             items=round_up(len(sharing.items)),
-            lines=sharing.lines,
+            tile_rows=sharing.tile_rows,
             stops=round_up(max(len(request.stop_tokens) for request in requests)),
-            has_cut=any(s.is_truncating and s.temperature > 0 for s in samplings),
-            rules=self._load_grammar(requests),
+            is_truncated=any(s.is_truncating and s.temperature > 0 for s in samplings),
+            grammar_sizes=self._load_grammar(requests),
         )
-        if size not in self._lines:
-            self._lines[size] = DecodeState(size, self.prompts.widest, self.device)
-        lines = self._lines[size]
-        replay = self._replay(key, lines)
-        lines.write(key, requests, sharing, table[sharing.order], self.seed, self.masks)
-        return InflightBurst(requests, lines, replay, min(steps, MOST_STEPS))
+        if size not in self._states:
+            self._states[size] = DecodeState(size, self.prefill.widest, self.device)
+        decode_state = self._states[size]
+        replay = self._replay(key, decode_state)
+        decode_state.write(key, requests, sharing, table[sharing.order], self.seed, self.masks)
+        return InflightBurst(requests, decode_state, replay, min(steps, MAX_STEPS))
 
     def _load_grammar(self, requests: list[SampleRequest]) -> tuple[int, int]:
-        """Sizes of the tables of the one grammar of these rows; (0, 0): the host follows theirs."""
+        """Sizes of the tables of the one grammar of these rows; (0, 0): none, or the host follows it."""
         grammars = {id(r.grammar): r.grammar for r in requests if r.grammar is not None}
         grammar = next(iter(grammars.values()), None)
-        if len(grammars) > 1 or not isinstance(grammar, Automaton) or not self.follows(grammar):
+        if len(grammars) > 1 or not isinstance(grammar, Automaton) or not self.can_follow(grammar):
             return 0, 0
-        return self.rules.load(grammar)
+        return self.grammar.load(grammar)
 
-    def _replay(self, key: GraphKey, lines: DecodeState) -> Callable[[], None]:
-        """A call that takes one step; captured where there is a device to capture on."""
+    def _replay(self, key: GraphKey, decode_state: DecodeState) -> Callable[[], None]:
+        """A function that takes one step: a captured graph on a GPU."""
         if self.graphs is None:
-            return lambda: self._step(key, lines)
+            return lambda: self._step(key, decode_state)
         if key not in self._captured:
-            lines.forget(key)  # the steps of the recording must touch nobody
-            self._captured[key] = self.graphs.record(lambda: self._step(key, lines))
+            decode_state.clear(key)  # the steps of the capture must change nothing
+            self._captured[key] = self.graphs.record(lambda: self._step(key, decode_state))
         return self._captured[key]
 
-    def _step(self, key: GraphKey, lines: DecodeState) -> None:
-        """From each row's token to its next one."""
-        state, pool, shape = lines.state, self.tree.pages.pool, self.decoder.shape
-        items, stops = lines.items(key.items), lines.stops(key.stops)
-        rows = key.rows if key.slots > 1 else 0  # a single slot is written straight to the output
+    def _step(self, key: GraphKey, decode_state: DecodeState) -> None:
+        """One token for each row."""
+        state, pool, shape = decode_state.state, self.tree.pages.pool, self.decoder.shape
+        items, stops = decode_state.items(key.items), decode_state.stops(key.stops)
+        # with one slot the kernel writes the output directly
+        rows = key.rows if key.slots > 1 else 0
         space = scratch(rows, key.slots, shape.heads, shape.head_dim, self.device)
 
         def attend(layer: int, q: Tensor, *_: None) -> Tensor:
@@ -152,42 +153,46 @@ class CudaRunner:
                 q,
                 pool[layer, 0],
                 pool[layer, 1],
-                lines.table,
+                decode_state.table,
                 state[DrawField.LENGTH],
                 state[DrawField.TAIL],
                 items,
                 state[DrawField.SHARED],
                 splits=key.splits,
                 slots=key.slots,
-                rows=key.lines,
+                tile_rows=key.tile_rows,
                 space=space,
             )
 
         position = state[DrawField.POSITION]
-        place = KVSlots(pool, lines.table, lines.row, position, state[DrawField.LENGTH])
-        hidden = self.decoder(state[DrawField.TOKEN], position, attend, place)
+        kv_slots = KVSlots(
+            pool, decode_state.table, decode_state.row, position, state[DrawField.LENGTH]
+        )
+        hidden = self.decoder(state[DrawField.TOKEN], position, attend, kv_slots)
         logits = self.decoder.logits(hidden)
-        asked = (logits, state, lines.inv_temperature, stops)
+        inputs = (logits, state, decode_state.inv_temperature, stops)
         allowed = self.masks.allowed
-        floors = cut(*asked, *lines.cuts, allowed=allowed) if key.has_cut else None
+        floors = None
+        if key.is_truncated:
+            floors = truncation_floors(*inputs, *decode_state.truncations, allowed=allowed)
         draw(
-            *asked,
-            lines.results,
+            *inputs,
+            decode_state.results,
             allowed=allowed,
             occupied=self.occupied,
             floors=floors,
-            rules=self.rules.tables(key.rules),
+            grammar=self.grammar.tables(key.grammar_sizes),
         )
 
 
 def batch_size(rows: int) -> int:
-    """The captured size for so many rows."""
+    """The captured size for `rows` rows."""
     return next((size for size in SIZES if size >= rows), -(-rows // 512) * 512)
 
 
 def num_splits(rows: int, kv_heads: int) -> int:
-    """Parts of a tail: with few rows, more programs to read them."""
-    return min(round_up(-(-PROGRAMS // (rows * kv_heads))), MOST_SPLITS)
+    """Parts of a tail: more where there are few rows."""
+    return min(round_up(-(-PROGRAMS // (rows * kv_heads))), MAX_SPLITS)
 
 
 def round_up(number: int) -> int:

@@ -1,9 +1,9 @@
-"""The memory of the engine: keys and values in pages of a few tokens, counted by reference.
+"""The KV pool: keys and values in pages of a few tokens, with reference counts.
 
     pool  [layers, 2, pages, K, page, d]     2: keys, values; K key/value heads of size d
 
-One page of one head is a contiguous tile, so a gather moves whole tiles. Page 0 belongs to nobody:
-tables are padded with it, and it stays zero.
+One page of one head is a contiguous tile, so a gather moves whole tiles. Page 0 is never allocated:
+it pads tables, and it stays zero.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import Tensor
 from graft.models.device import has_kernels
 from graft.models.shape import ModelShape
 
-NOBODY = 0
+PAD_PAGE = 0
 """The page that pads tables."""
 
 CPU_TOKENS = 65_536
 CPU_BYTES = 2 << 30
-GPU_SHARE = 0.4  # of what is free when the engine starts: a trainer lives beside it
+GPU_SHARE = 0.4  # of the memory free when the engine starts: the trainer needs the rest
 
 
 class Pages:
     """Free list, reference counts and the tensor behind them.
 
-    take(2) -> [1, 2]; share([1]) -> page 1 has two holders; release([1, 2]) -> 2 is free, 1 is not.
+    take(2) -> [1, 2]; share([1]) -> page 1 has two references; release([1, 2]) -> 2 is free, 1 is not.
     """
 
     def __init__(
@@ -46,36 +46,36 @@ class Pages:
         )
         self._rows = self.pool.view(shape.layers, 2, -1, shape.head_dim)
         self._tiles = self.pool.view(shape.layers, 2, -1, page_size * shape.head_dim)
-        self._free = list(range(num_pages, 0, -1))  # low numbers are taken first
-        self._holders = [0] * (num_pages + 1)
+        self._free = list(range(num_pages, 0, -1))  # pop() takes low numbers first
+        self._ref_counts = [0] * (num_pages + 1)
         self._copies: list[tuple[int, int]] = []
 
     @property
     def free(self) -> int:
         return len(self._free)
 
-    def holders(self, page: int) -> int:
-        return self._holders[page]
+    def ref_count(self, page: int) -> int:
+        return self._ref_counts[page]
 
     def take(self, count: int) -> list[int]:
-        """`count` fresh pages with one holder each; the caller has looked at `free`."""
+        """`count` new pages with one reference each; the caller has checked `free`."""
         taken = [self._free.pop() for _ in range(count)]
         for page in taken:
-            self._holders[page] = 1
+            self._ref_counts[page] = 1
         return taken
 
     def share(self, pages: list[int]) -> None:
         for page in pages:
-            self._holders[page] += 1
+            self._ref_counts[page] += 1
 
     def release(self, pages: list[int]) -> None:
         for page in pages:
-            self._holders[page] -= 1
-            if self._holders[page] == 0:
+            self._ref_counts[page] -= 1
+            if self._ref_counts[page] == 0:
                 self._free.append(page)
 
     def copy_later(self, source: int, target: int) -> None:
-        """Copy a page before the next write; all copies of a step go in one call."""
+        """Copy a page before the next write; `flush_copies` does all copies of a step in one call."""
         self._copies.append((source, target))
 
     def flush_copies(self) -> None:
@@ -92,12 +92,12 @@ class Pages:
             self.pool[:, :, target] = self.pool[:, :, source]
 
     def wipe(self) -> None:
-        """Forget every value (not the holders): after NaN nothing stored can be trusted."""
+        """Zero every value (not the reference counts): after a NaN no stored value can be trusted."""
         self._copies.clear()
         self.pool.zero_()
 
     def discard(self) -> None:
-        """Give the memory back; the page numbers stay valid for those who still release them."""
+        """Free the memory; pages can still be released."""
         self.pool = self._rows = self._tiles = self.pool.new_empty(0)
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
@@ -115,7 +115,7 @@ class Pages:
 
 
 def pool_tokens(shape: ModelShape, device: torch.device, dtype: torch.dtype) -> int:
-    """How many tokens of KV to hold when nobody says: from the memory of the device."""
+    """The default size of the pool in tokens, from the memory of the device."""
     per_token = shape.layers * 2 * shape.kv_size * dtype.itemsize
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) // per_token

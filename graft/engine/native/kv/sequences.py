@@ -1,6 +1,6 @@
-"""Sequences that share their past share its pages.
+"""Sequences that share a prefix share its pages.
 
-A fork freezes the common past as a *stem*, a sequence nobody samples from:
+A fork freezes the common tokens as a *stem*, a sequence that is never sampled from:
 
     open "abcdef" (pages of 4), fork twice        stem "abcde"   pages [1 2]
                                                   ├── "abcdef"
@@ -10,62 +10,71 @@ A fork freezes the common past as a *stem*, a sequence nobody samples from:
     into the half-full page 2 it first takes its own copy: pages [1 3].
 
 A stem ends one token before the fork, since every child computes the last token itself to get its
-logits. Losing pages (eviction, preemption, new weights) costs time only: what is not cached is
-computed again, stems first, so that siblings share again.
+logits. A sequence that loses its pages (eviction, preemption, new weights) is computed again, stems
+first, so that siblings share again.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from graft.engine.native.kv.pages import NOBODY, Pages
+from graft.engine.native.kv.pages import PAD_PAGE, Pages
 
 ROWS = 1024
-"""Sequences that the table has lines for before it grows."""
+"""Rows of the table before it grows."""
 
 
 class Sequence:
     """Tokens, and the pages that hold the keys and values of the first `cached` of them.
 
-    `cached` is 0 or at least the length of the stem. `row` is its line in `SequenceTree.table`. Positions
-    from `cached` to `writable` lie in pages that nobody else writes to: the one who was there
-    before a fork goes on in the half-full page, its siblings take copies.
+    `cached` is 0 or at least the length of the stem. `row` is its row in `SequenceTree.table`. Positions
+    from `cached` to `writable` lie in pages that no other sequence writes to: the sequence that was
+    forked continues in the half-full page, its siblings take copies.
     """
 
-    __slots__ = ("cached", "pages", "row", "stem", "tokens", "used", "users", "writable")
+    __slots__ = (
+        "cached",
+        "last_used",
+        "num_children",
+        "pages",
+        "row",
+        "stem",
+        "tokens",
+        "writable",
+    )
 
     def __init__(self, tokens: list[int], stem: Sequence | None, row: int) -> None:
         self.tokens, self.stem, self.row = tokens, stem, row
         self.pages: list[int] = []
         self.cached = self.writable = 0
-        self.users = 0  # sequences that stand on this one, if it is a stem
-        self.used = 0  # the step that last computed or adopted it
+        self.num_children = 0  # sequences whose stem this is
+        self.last_used = 0  # the step that last computed or adopted it
 
 
 class SequenceTree:
-    """All living sequences, and the table of their pages, one line each, for the batch to index."""
+    """All open sequences, and the table of their pages, one row each, which batches index."""
 
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
         self.sequences: dict[Sequence, None] = {}  # an ordered set
         # [rows, longest sequence in pages]; both grow by doubling
-        self.table = np.full((ROWS, 16), NOBODY, dtype=np.int64)
+        self.table = np.full((ROWS, 16), PAD_PAGE, dtype=np.int64)
         self._rows = list(range(ROWS - 1, -1, -1))
         self.clock = 0
 
     def open(self, tokens: list[int], stem: Sequence | None = None) -> Sequence:
         if not self._rows:
             rows = len(self.table)
-            self.table = np.concatenate([self.table, np.full_like(self.table, NOBODY)])
+            self.table = np.concatenate([self.table, np.full_like(self.table, PAD_PAGE)])
             self._rows = list(range(2 * rows - 1, rows - 1, -1))
         sequence = Sequence(tokens, stem, self._rows.pop())
         self.sequences[sequence] = None
         if stem is not None:
-            stem.users += 1
+            stem.num_children += 1
         return sequence
 
     def close(self, sequence: Sequence) -> None:
-        """Give back its pages and its line; stems go with the last sequence that stood on them."""
+        """Release its pages and its row; a stem is closed with its last child."""
         closing: Sequence | None = sequence
         while closing is not None:
             self.drop(closing)
@@ -73,15 +82,14 @@ class SequenceTree:
             self._rows.append(closing.row)
             stem = closing.stem
             if stem is not None:
-                stem.users -= 1
-            closing = stem if stem is not None and stem.users == 0 else None
+                stem.num_children -= 1
+            closing = stem if stem is not None and stem.num_children == 0 else None
 
     def fork(self, sequence: Sequence, at: int | None = None) -> Sequence:
-        """A sequence with the first `at` tokens (None: all); both stand on one stem from now on.
+        """A sequence with the first `at` tokens (None: all); both share one stem from now on.
 
-        In the past the stem is put where it belongs on the way to the root: stems "abc", "abcdef"
-        under "abcdefgh" forked at 5 become "abc", "abcd" (new), "abcdef", and "abcde" stands on
-        "abcd".
+        At an earlier token the stem is inserted between existing ones: stems "abc", "abcdef" under
+        "abcdefgh" forked at 5 become "abc", "abcd" (new), "abcdef", and the stem of "abcde" is "abcd".
         """
         tokens = sequence.tokens[:at]
         length = len(tokens) - 1
@@ -93,29 +101,29 @@ class SequenceTree:
             stem = self._insert_stem(above, length)
         return self.open(tokens, stem)
 
-    def ready(self, sequence: Sequence) -> Sequence:
-        """What to compute next so that `sequence` can go on: itself, or a stem below it."""
+    def next_to_compute(self, sequence: Sequence) -> Sequence:
+        """What to compute next so that `sequence` can continue: itself, or one of its stems."""
         while (stem := sequence.stem) is not None and sequence.cached < len(stem.tokens):
             if stem.cached == len(stem.tokens):
                 self.drop(sequence)
-                self._point(sequence, stem.pages, stem.cached)
-                stem.used = sequence.used = self.clock
+                self._adopt(sequence, stem.pages, stem.cached)
+                stem.last_used = sequence.last_used = self.clock
                 break
             sequence = stem
         return sequence
 
-    def missing(self, sequence: Sequence, length: int) -> int:
+    def missing_pages(self, sequence: Sequence, length: int) -> int:
         """Pages to take before positions `cached` to `length` can be written."""
         whole = -(-length // self.pages.size) - len(sequence.pages)
         return whole + (self._shared_tail(sequence) is not None)
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
-        """Make positions `cached` to `length` writable, or change nothing and say False."""
-        missing = self.missing(sequence, length)
+        """Make positions `cached` to `length` writable; False, and no change, if pages are short."""
+        missing = self.missing_pages(sequence, length)
         if missing > self.pages.free:
             return False
         tail = self._shared_tail(sequence)
-        if tail is not None:  # half-full, and somebody else may be writing here: take a copy
+        if tail is not None:  # half-full, and another sequence may write here: take a copy
             own = self.pages.take(1)
             self.pages.copy_later(sequence.pages[tail], own[0])
             self.pages.release([sequence.pages[tail]])
@@ -128,33 +136,33 @@ class SequenceTree:
         return True
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget its keys and values; they are computed again on next use."""
+        """Release its pages; keys and values are computed again on next use."""
         if sequence.pages:
             self.pages.release(sequence.pages)
-            self.table[sequence.row, : len(sequence.pages)] = NOBODY
+            self.table[sequence.row, : len(sequence.pages)] = PAD_PAGE
             sequence.pages = []
         sequence.cached = sequence.writable = 0
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Take back the tokens after `length`, with their pages."""
+        """Remove the tokens after `length`, and their pages."""
         del sequence.tokens[length:]
         cached = min(sequence.cached, length - 1)
         keep = -(-cached // self.pages.size)
         self.pages.release(sequence.pages[keep:])
-        self.table[sequence.row, keep : len(sequence.pages)] = NOBODY
+        self.table[sequence.row, keep : len(sequence.pages)] = PAD_PAGE
         del sequence.pages[keep:]
         sequence.cached = cached
         sequence.writable = min(sequence.writable, keep * self.pages.size)
 
     def _insert_stem(self, above: Sequence, length: int) -> Sequence:
-        """A stem of the first `length` tokens between `above` and what it stood on."""
+        """A stem of the first `length` tokens, inserted between `above` and its stem."""
         stem = self.open(above.tokens[:length], above.stem)
         if above.stem is not None:
-            above.stem.users -= 1  # now reached through the new stem
+            above.stem.num_children -= 1  # now reached through the new stem
         above.stem = stem
-        stem.users = 1
-        stem.used = above.used
-        self._point(stem, above.pages, min(above.cached, length))
+        stem.num_children = 1
+        stem.last_used = above.last_used
+        self._adopt(stem, above.pages, min(above.cached, length))
         if above.cached < length:
             self.drop(above)  # the rest is computed in the stem, then adopted
         return stem
@@ -162,12 +170,12 @@ class SequenceTree:
     def _shared_tail(self, sequence: Sequence) -> int | None:
         """Index of the page that `cached` points into, if another sequence holds it too."""
         index = sequence.cached // self.pages.size
-        if index < len(sequence.pages) and self.pages.holders(sequence.pages[index]) > 1:
+        if index < len(sequence.pages) and self.pages.ref_count(sequence.pages[index]) > 1:
             return index
         return None
 
-    def _point(self, sequence: Sequence, pages: list[int], cached: int) -> None:
-        """Let an empty sequence hold the pages of the first `cached` tokens of another."""
+    def _adopt(self, sequence: Sequence, pages: list[int], cached: int) -> None:
+        """Make an empty sequence share the pages of the first `cached` tokens of another."""
         shared = pages[: -(-cached // self.pages.size)]
         self.pages.share(shared)
         self._extend(sequence, shared)
@@ -176,7 +184,7 @@ class SequenceTree:
     def _extend(self, sequence: Sequence, pages: list[int]) -> None:
         start, stop = len(sequence.pages), len(sequence.pages) + len(pages)
         if stop > self.table.shape[1]:
-            wider = np.full((len(self.table), max(stop, 2 * self.table.shape[1])), NOBODY)
+            wider = np.full((len(self.table), max(stop, 2 * self.table.shape[1])), PAD_PAGE)
             wider[:, : self.table.shape[1]] = self.table
             self.table = wider
         self.table[sequence.row, start:stop] = pages

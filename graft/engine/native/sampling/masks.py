@@ -1,13 +1,13 @@
-"""The table of an action space as the engine reads it: as wide as the head, one line per mode.
+"""The table of an action space as the engine uses it: as wide as the head, one row per mode.
 
     V rows of the head: the vocabulary, actions beyond it, padding
 
     vocabulary a b c, action "call", padding _            a b c call _
         mode 0  a token or the call                       1 1 1  1   0
         mode 1  inside the call: b or c                   0 1 1  0   0
-        plain   who follows no grammar                    1 1 1  0   0
+        plain   without a grammar                         1 1 1  0   0
 
-Nobody can say what an action beyond the vocabulary writes but a grammar, so whoever has none draws
+Only a grammar defines what an action beyond the vocabulary writes, so a request without one draws
 tokens only. Inside a tool a few actions are allowed, and only their rows of the head are computed.
 """
 
@@ -20,69 +20,68 @@ import torch
 from torch import Tensor
 
 from graft.actions.space import ActionSpace
-from graft.engine.native.scheduler import SampleRequest
+from graft.engine.native.request import SampleRequest
 from graft.models.shape import ModelShape
 
-NARROW = 256
-"""Actions of a narrow mode at most; more than a quarter of the head is never narrow."""
+MAX_SUBSET = 256
+"""Actions of a mode, at most, for which only a subset of the head is computed; and a quarter of it."""
 
-
-FEW = 1024
-"""Columns that a mode may forbid to be told by them rather than by its whole line."""
+MAX_FORBIDDEN = 1024
+"""Columns that a mode forbids, at most, to be masked one by one rather than by its whole row."""
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
-    """What narrow modes allow, all of them together: `columns` [n] of the head."""
+class HeadSubset:
+    """What the modes `rows`, which allow few actions, allow together: `columns` [n] of the head."""
 
-    lines: frozenset[int]
+    rows: frozenset[int]
     columns: Tensor
     allowed: Tensor
-    """[lines, n] bool, those columns of the table."""
-    place: dict[int, int]
-    """Where in `columns` an action stands."""
+    """[modes + 1, n] bool, those columns of the table."""
+    index: dict[int, int]
+    """Action -> its index in `columns`."""
 
 
 class Masks:
-    """`allowed` [modes + 1, V] bool; None: one mode, and the head has nothing but tokens."""
+    """`allowed` [modes + 1, V] bool; None: one mode, and every row of the head is an allowed token."""
 
     def __init__(self, space: ActionSpace, shape: ModelShape, device: torch.device) -> None:
         self.width = shape.head_rows
-        self.num_lines = space.num_modes + 1
-        self.plain = space.num_modes
+        self.num_rows = space.num_modes + 1
+        self.plain_row = space.num_modes
         self.allowed: Tensor | None = None
-        self.narrow: Narrow | None = None
+        self.subset: HeadSubset | None = None
         self.forbidden: list[tuple[int, Tensor | None]] = []
-        """Of each line: the first one that is equal to it, and what it forbids, where that is little."""
+        """Of each row: the first row equal to it, and the columns it forbids, where they are few."""
         if space.allowed is None and self.width == shape.vocab_size:
             return
-        table = np.zeros((self.num_lines, self.width), dtype=np.bool_)
+        table = np.zeros((self.num_rows, self.width), dtype=np.bool_)
         for mode in range(space.num_modes):
             table[mode, : space.num_actions] = space.row(mode)
-        table[self.plain, : space.vocab_size] = table[0, : space.vocab_size]
+        table[self.plain_row, : space.vocab_size] = table[0, : space.vocab_size]
         self.allowed = torch.from_numpy(table).to(device)
         known: dict[bytes, tuple[int, Tensor | None]] = {}
-        for line, row in enumerate(table):
+        for number, row in enumerate(table):
             few = np.flatnonzero(~row)
-            columns = torch.from_numpy(few).to(device) if len(few) <= FEW else None
-            self.forbidden.append(known.setdefault(row.tobytes(), (line, columns)))
-        is_narrow = table.sum(axis=1) <= min(NARROW, self.width // 4)
-        if is_narrow.any():
-            columns = np.flatnonzero(table[is_narrow].any(axis=0))
-            self.narrow = Narrow(
-                frozenset(np.flatnonzero(is_narrow).tolist()),
+            columns = torch.from_numpy(few).to(device) if len(few) <= MAX_FORBIDDEN else None
+            self.forbidden.append(known.setdefault(row.tobytes(), (number, columns)))
+        is_small = table.sum(axis=1) <= min(MAX_SUBSET, self.width // 4)
+        if is_small.any():
+            columns = np.flatnonzero(table[is_small].any(axis=0))
+            self.subset = HeadSubset(
+                frozenset(np.flatnonzero(is_small).tolist()),
                 torch.from_numpy(columns).to(device),
                 torch.from_numpy(table[:, columns]).to(device),
-                {action: place for place, action in enumerate(columns.tolist())},
+                {action: index for index, action in enumerate(columns.tolist())},
             )
 
     def forbidden_to_all(self, requests: list[SampleRequest]) -> Tensor | None:
-        """The few columns that every one of these may not draw; None if they differ, or many are."""
+        """The columns that all of these requests may not draw; None if they differ, or are many."""
         if not self.forbidden:
             return None
-        kinds = {self.forbidden[self.line(request)][0] for request in requests}
-        return self.forbidden[kinds.pop()][1] if len(kinds) == 1 else None
+        rows = {self.forbidden[self.row(request)][0] for request in requests}
+        return self.forbidden[rows.pop()][1] if len(rows) == 1 else None
 
-    def line(self, request: SampleRequest) -> int:
-        """The line of the table that the request's next draw obeys."""
-        return self.plain if request.grammar is None else request.mode
+    def row(self, request: SampleRequest) -> int:
+        """The row of the table that masks the next draw of the request."""
+        return self.plain_row if request.grammar is None else request.mode

@@ -1,4 +1,4 @@
-"""From logits to a token, its log-prob and the entropy, all of the distribution really drawn from.
+"""From logits to a token, its log-prob and the entropy, all of the distribution that is drawn from.
 
     B rows, V vocabulary
 
@@ -21,7 +21,7 @@ _FLOOR = -1e4  # exp of it is 0 in float32; keeps 0 * log 0 at 0
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Settings per row; None where no row of the batch uses a setting."""
+    """Sampling parameters per row; None where no row of the batch uses one."""
 
     temperature: Tensor | None = None
     """[B], all above 0; None: 1 everywhere."""
@@ -34,7 +34,7 @@ class SamplingParams:
 
 
 def sample(
-    logits: Tensor, uniform: Tensor, knobs: SamplingParams, allowed: Tensor | None = None
+    logits: Tensor, uniform: Tensor, params: SamplingParams, allowed: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Token, log-prob and entropy, each [B], of logits [B,V], uniform [B], allowed [B,V] bool.
 
@@ -43,18 +43,18 @@ def sample(
     logits or nothing allowed has log-prob NaN.
     """
     scores = logits.float()
-    if knobs.temperature is not None:
-        scores = scores / knobs.temperature[:, None]
+    if params.temperature is not None:
+        scores = scores / params.temperature[:, None]
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    if knobs.top_k is not None and knobs.top_p is not None and knobs.min_p is not None:
-        keep = survivors(scores.softmax(-1), knobs.top_k, knobs.top_p, knobs.min_p)
+    if params.top_k is not None and params.top_p is not None and params.min_p is not None:
+        keep = survivors(scores.softmax(-1), params.top_k, params.top_p, params.min_p)
         scores = scores.masked_fill(~keep, -torch.inf)
     logp = scores.log_softmax(-1)
     probs = logp.exp()
     token = invert(probs, uniform)
-    if knobs.greedy is not None:
-        token = torch.where(knobs.greedy, logp.argmax(-1), token)
+    if params.greedy is not None:
+        token = torch.where(params.greedy, logp.argmax(-1), token)
     entropy = -(probs * logp.clamp_min(_FLOOR)).sum(-1)
     return token, logp.gather(-1, token[:, None])[:, 0], entropy
 
@@ -62,8 +62,8 @@ def sample(
 def invert(probs: Tensor, uniform: Tensor) -> Tensor:
     """The first token whose cumulative probability exceeds `uniform`; never one of probability 0.
 
-    Rounding could leave the sum short of `uniform`, or let a parallel sum step on a token of
-    probability 0; so those are taken out, and the target stays below the largest sum.
+    Rounding could leave the sum short of `uniform`, or let a parallel sum increase at a token of
+    probability 0: such tokens are excluded, and the target stays below the largest sum.
     """
     cumulative = probs.cumsum(-1).masked_fill_(probs == 0, 0)
     total = cumulative.amax(-1)

@@ -1,7 +1,7 @@
-"""Random numbers by name instead of by order: a hash of (seed, context key, position).
+"""Random numbers that do not depend on order: a hash of (seed, context key, position).
 
-A sample then depends neither on its batch mates nor on how often it was preempted, and a context
-opened again with the same key draws the same tokens.
+A sample then depends neither on the rest of its batch nor on preemptions, and a context opened again
+with the same key draws the same tokens.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_WORD = (1 << 64) - 1
+_MASK_64 = (1 << 64) - 1
 
 
 def derive(key: int, number: int) -> int:
-    """The key of the `number`-th child of `key`: 64 bits, unlike its parent's and siblings'."""
+    """The 64-bit key of the `number`-th child of `key`."""
     return _mix_one(_mix_one(key) + number * _GOLDEN + 1)
 
 
 def _mix_one(x: int) -> int:
-    """`_mix` of one Python integer: a fork asks for it, and an array of one costs 20 times as much."""
-    x = (x + _GOLDEN) & _WORD
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    """`_mix` of one Python integer, for forks: a NumPy array of one element takes 20 times as long."""
+    x = (x + _GOLDEN) & _MASK_64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return x ^ (x >> 31)
 
 
 def row_keys(seed: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """What is left of seed and key: the rest of the hash wants the position alone. [B]"""
-    return _mix(keys ^ _mix(np.array([seed & _WORD], dtype=np.uint64)))
+    """The part of the hash that depends on seed and key; the rest needs the position alone. [B]"""
+    return _mix(keys ^ _mix(np.array([seed & _MASK_64], dtype=np.uint64)))
 
 
 def uniforms(
     seed: int, keys: NDArray[np.uint64], positions: NDArray[np.uint64]
 ) -> NDArray[np.float32]:
-    """One number in [0, 1) per row, with 24 random bits (all that a float32 can hold). [B]"""
+    """One number in [0, 1) per row, with 24 random bits (the precision of a float32). [B]"""
     hashed = _mix(row_keys(seed, keys) + positions * np.uint64(_GOLDEN))
     return (hashed >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 

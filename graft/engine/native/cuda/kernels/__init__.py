@@ -1,10 +1,10 @@
-"""Triton kernels of the engine, each with a plain PyTorch twin that tests compare it with.
+"""Triton kernels of the engine, each with a plain PyTorch counterpart that tests compare it with.
 
-New keys and values reach their pages by `graft.models.kernels.rope`, which has them in hand.
+`graft.models.kernels.rope` writes new keys and values into their pages, since it computes them.
 
-write    new keys and values into their pages                 pages.Pages.write
-decode   one query per sequence, shared pages read once       attention.Extend
-extend   many queries per sequence against their pages        attention.Extend
-draw     logits to token, log-prob and entropy in one pass    sampler.sample
-cut      the thresholds of top-k, top-p and min-p             sampler.survivors
+copy         pages of forks                                       pages.Pages.flush_copies
+decode       one query per sequence, shared pages read once       attention.Extend
+extend       many queries per sequence over their pages           attention.Extend
+draw         logits to token, log-prob and entropy in one pass    sampler.sample
+truncation   the thresholds of top-k, top-p and min-p             sampler.survivors
 """

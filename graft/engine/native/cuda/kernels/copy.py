@@ -1,4 +1,4 @@
-"""Copy pages: what a fork costs on the device, all forks of a step in one launch.
+"""Copy pages: all forks of a step in one launch.
 
 pool [layers, 2, pages, K, page, d]
 """

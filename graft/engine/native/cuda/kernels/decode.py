@@ -1,18 +1,18 @@
-"""Attention of one new token per sequence against its pages; what siblings share is read once.
+"""Attention of one new token per sequence over its pages; pages that siblings share are read once.
 
     B sequences, H query heads in K groups of G, d head size, slots: partial results per sequence
 
-A sequence's past is the pages it shares with others, then a tail of its own:
+The pages of a sequence are those it shares with others, then a tail of its own:
 
     two samples of one prompt      pages 1 2 3 | 4 5        work item: pages 1-3 for both rows
                                    pages 1 2 3 | 6          work items: 4-5 and 6, one row each
 
-A work item is a span of pages and the rows that look at it: (first row, rows, first page, last page
-+ 1, slot). The queries of its rows, G each, are one tile of a matrix product, so a page travels from
-memory once for all of them. Every item leaves a partial softmax (weighted values, maximum, sum) in
-its slot of every row; `_merge` adds a row's slots up. Tails are items by themselves, cut into
-SPLITS parts where few sequences would leave the device idle; their lengths are read on the device,
-so that one captured launch serves every step of a burst.
+A work item is a span of pages and the rows that attend to it: (first row, rows, first page, last page
++ 1, slot). The queries of its rows, G each, are one tile of a matrix product, so a page is read from
+memory once for all of them. Every item writes a partial softmax (weighted values, maximum, sum) to
+its slot of every row; `_merge` combines the slots of a row. Tails need no items: each is split into
+SPLITS parts where few sequences would leave the device idle, and its length is read on the device, so
+that one captured launch serves every step of a burst.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _attend(
     v_pool,
     table,  # [B, P]
     table_stride,
-    lengths,  # [B] tokens to look at, the new one included; 0: nobody is there
-    tails,  # [B] first page that is the row's own
+    lengths,  # [B] tokens to attend to, the new one included; 0: an unused row
+    tails,  # [B] first page of the row's tail
     items,  # [n, 5]; all zero: unused
     tails_count,  # B * SPLITS programs work on tails, the rest on items
     scale,
@@ -75,10 +75,10 @@ def _attend(
         stop = tl.load(item + 3).to(tl.int32)
         slot = tl.load(item + 4).to(tl.int32)
         length = stop * PAGE  # shared pages are full
-    line = tl.arange(0, ROWS)
-    sequence = row + line // GROUP
-    query_head = head * GROUP + line % GROUP
-    is_used = line < rows * GROUP
+    tile_row = tl.arange(0, ROWS)
+    sequence = row + tile_row // GROUP
+    query_head = head * GROUP + tile_row % GROUP
+    is_used = tile_row < rows * GROUP
     column = tl.arange(0, SIZE_2)
     in_size = column < SIZE
     at = (sequence.to(tl.int64) * (HEADS * GROUP) + query_head)[:, None] * SIZE + column[None, :]
@@ -104,48 +104,50 @@ def _attend(
             values = tl.load(v_pool + base + tile)
         else:
             values = tl.load(v_pool + base + tile, mask=in_size[None, :], other=0.0)
-        # the rest of a half-filled page may hold anything, NaN too, which weight 0 would not cancel
+        # the rest of a half-filled page may hold NaN, which weight 0 would not cancel
         values = tl.where(is_past[:, None], values, 0.0)
         top, total, acc = fold(top, total, acc, score, values)
     if SLOTS == 1:
         result = acc / tl.where(total == 0, 1.0, total)[:, None]
         tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
     else:
-        place = (sequence.to(tl.int64) * SLOTS + slot) * (HEADS * GROUP) + query_head
-        tl.store(partial + place[:, None] * SIZE + column[None, :], acc, mask=inside)
-        tl.store(stats + place * 2, top, mask=is_used)
-        tl.store(stats + place * 2 + 1, total, mask=is_used)
+        at_slot = (sequence.to(tl.int64) * SLOTS + slot) * (HEADS * GROUP) + query_head
+        tl.store(partial + at_slot[:, None] * SIZE + column[None, :], acc, mask=inside)
+        tl.store(stats + at_slot * 2, top, mask=is_used)
+        tl.store(stats + at_slot * 2 + 1, total, mask=is_used)
 
 
 @triton.jit
 def _merge(
     partial,
     stats,
-    shared_slots,  # [B] slots in use behind the SPLITS of the tail
+    shared_slots,  # [B] slots in use after the SPLITS of the tail
     out,
     HEADS: tl.constexpr,  # H
     SIZE: tl.constexpr,
     SIZE_2: tl.constexpr,
     SPLITS: tl.constexpr,
     SLOTS: tl.constexpr,
-    LINES: tl.constexpr,  # query heads per program
+    MERGED_HEADS: tl.constexpr,  # query heads per program
 ):
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * LINES + tl.arange(0, LINES)
+    head = tl.program_id(1) * MERGED_HEADS + tl.arange(0, MERGED_HEADS)
     column = tl.arange(0, SIZE_2)
     is_head = head < HEADS
     inside = is_head[:, None] & (column < SIZE)[None, :]
-    top = tl.full([LINES], float("-inf"), tl.float32)
-    total = tl.zeros([LINES], tl.float32)
-    acc = tl.zeros([LINES, SIZE_2], tl.float32)
+    top = tl.full([MERGED_HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([MERGED_HEADS], tl.float32)
+    acc = tl.zeros([MERGED_HEADS, SIZE_2], tl.float32)
     used = SPLITS + tl.load(shared_slots + row).to(tl.int32)
     for slot in tl.range(0, used, num_stages=3):
-        place = (row * SLOTS + slot) * HEADS + head
-        its_top = tl.load(stats + place * 2, mask=is_head, other=float("-inf"))
-        its_total = tl.load(stats + place * 2 + 1, mask=is_head, other=0.0)
-        its_acc = tl.load(partial + place[:, None] * SIZE + column[None, :], mask=inside, other=0.0)
+        at_slot = (row * SLOTS + slot) * HEADS + head
+        its_top = tl.load(stats + at_slot * 2, mask=is_head, other=float("-inf"))
+        its_total = tl.load(stats + at_slot * 2 + 1, mask=is_head, other=0.0)
+        its_acc = tl.load(
+            partial + at_slot[:, None] * SIZE + column[None, :], mask=inside, other=0.0
+        )
         new_top = tl.maximum(top, its_top)
-        # an empty slot has top -inf; nothing seen yet, and -inf - -inf would be NaN
+        # an empty slot has top -inf, and -inf - -inf would be NaN
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         fade = tl.exp2(top - base)
         weight = tl.exp2(its_top - base)
@@ -160,7 +162,7 @@ def _merge(
 def scratch(
     batch: int, slots: int, heads: int, size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Room for the partial results of `slots` items per row."""
+    """Buffers for the partial results of `slots` items per row."""
     shape = (batch, slots, heads)
     return (
         torch.empty((*shape, size), dtype=torch.float32, device=device),
@@ -180,10 +182,10 @@ def decode(
     *,
     splits: int,
     slots: int,
-    rows: int,
+    tile_rows: int,
     space: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Attention of q [B,H,d], see above; `slots` >= splits + the largest of `shared_slots`."""
+    """Attention of q [B,H,d], see the module; `slots` >= splits + the largest of `shared_slots`."""
     batch, heads, size = q.shape
     kv_heads, page = k_pool.shape[1:3]
     partial, stats = space
@@ -209,15 +211,15 @@ def decode(
         SIZE=size,
         SIZE_2=size_2,
         PAGE=page,
-        ROWS=rows,
+        ROWS=tile_rows,
         SPLITS=splits,
         SLOTS=slots,
         STAGES=2,
         num_warps=4,
     )
     if slots > 1:
-        lines = min(triton.next_power_of_2(heads), 4)
-        _merge[(batch, triton.cdiv(heads, lines))](
+        merged_heads = min(triton.next_power_of_2(heads), 4)
+        _merge[(batch, triton.cdiv(heads, merged_heads))](
             partial,
             stats,
             shared_slots,
@@ -227,7 +229,7 @@ def decode(
             SIZE_2=size_2,
             SPLITS=splits,
             SLOTS=slots,
-            LINES=lines,
+            MERGED_HEADS=merged_heads,
             num_warps=4,
         )
     return out

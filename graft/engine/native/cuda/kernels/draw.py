@@ -2,18 +2,18 @@
 
     B rows, V vocabulary, C chunks of CHUNK columns
 
-`_survey` reads every logit once and leaves per chunk: maximum m, sum of exp(z - m), sum of
-z exp(z - m), and where the maximum is. `_choose` adds the chunks up, which gives log-sum-exp and
+`_chunk_stats` reads every logit once and writes per chunk: maximum m, sum of exp(z - m), sum of
+z exp(z - m), and the index of the maximum. `_draw` combines the chunks, which gives log-sum-exp and
 entropy, finds the chunk in which the cumulative sum passes the row's random number, and reads that
-one chunk again to find the token: the distribution is inverted as the plain sampler does it, with
-one random number a row instead of one a logit, and no table of probabilities is ever written.
+one chunk again to find the token: the distribution is inverted as in the plain sampler, with one random
+number a row instead of one a logit, and no probabilities are ever written to memory.
 
-Then it moves the row on: what was drawn becomes its next token, unless the row is over. So a graph of
-the whole step can be replayed without the host. With the tables of a grammar (`rules`) it looks up the
-next mode, too, and what the action writes: a row that has more of a description to write takes the
-next token of its script instead of drawing, and its result is NO_ACTION.
+Then it advances the row: the drawn token becomes its next input, unless the row is over. So a graph of
+the whole step can be replayed without the host. With the tables of a grammar (`grammar_tables`) it also
+looks up the next mode and what the action writes: a row in the middle of a description takes the next
+token of its script instead of drawing, and its result is NO_ACTION.
 
-state [FIELDS, B] int64, one line per field, see `DrawField`; a row of length 0 is left alone.
+state [FIELDS, B] int64, one line per `DrawField`; a row of length 0 is left unchanged.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ class DrawField(IntEnum):
     """The lines of a burst's state."""
 
     TOKEN = 0
-    """What is fed to the model next."""
+    """The next input of the model."""
     POSITION = 1
-    """Where it stands."""
+    """Its position."""
     LENGTH = 2
-    """Tokens it looks at, itself included; 0: the row is over, or nobody is there."""
+    """Tokens it attends to, itself included; 0: the row is over, or unused."""
     DRAWN = 3
     """Tokens drawn in this burst."""
-    ROOM = 4
+    BUDGET = 4
     """Tokens the row may draw in this burst."""
     FORCED = 5
-    """Stop tokens are not allowed for so many draws (`min_tokens`)."""
+    """Draws of this burst in which stop tokens are not allowed (`min_tokens`)."""
     KEY = 6
     """Of its random numbers, see `uniforms.row_keys`."""
     GREEDY = 7
     MODE = 8
     TAIL = 9
-    """First page of its own, see `sharing`."""
+    """First page of its tail, see `kv.sharing`."""
     SHARED = 10
     """Slots of shared spans."""
     SCRIPT = 11
-    """Where the token stands that the row writes next; 0: it draws. See `rules`."""
+    """Index of the next token of its script; 0: it draws. See `grammar_tables`."""
 
 
 FIELDS = len(DrawField)
@@ -63,7 +63,7 @@ _TOKEN = tl.constexpr(int(DrawField.TOKEN))
 _POSITION = tl.constexpr(int(DrawField.POSITION))
 _LENGTH = tl.constexpr(int(DrawField.LENGTH))
 _DRAWN = tl.constexpr(int(DrawField.DRAWN))
-_ROOM = tl.constexpr(int(DrawField.ROOM))
+_BUDGET = tl.constexpr(int(DrawField.BUDGET))
 _FORCED = tl.constexpr(int(DrawField.FORCED))
 _KEY = tl.constexpr(int(DrawField.KEY))
 _GREEDY = tl.constexpr(int(DrawField.GREEDY))
@@ -88,14 +88,14 @@ def _scores(
     HAS_FLOOR: tl.constexpr,
     STOPS: tl.constexpr,
 ):
-    """The scaled logits of some columns, -inf where nothing may be drawn."""
+    """The scaled logits of some columns, -inf where they may not be drawn."""
     inside = column < vocabulary
     score = tl.load(logits + row * logits_stride + column, mask=inside, other=float("-inf"))
     score = score.to(tl.float32) * tl.load(inv_temperature + row)
     if HAS_MASK:
         mode = tl.load(state + _MODE * state_stride + row)
-        may = tl.load(allowed + mode * vocabulary + column, mask=inside, other=0)
-        score = tl.where(may != 0, score, float("-inf"))
+        is_allowed = tl.load(allowed + mode * vocabulary + column, mask=inside, other=0)
+        score = tl.where(is_allowed != 0, score, float("-inf"))
     if STOPS > 0:
         drawn = tl.load(state + _DRAWN * state_stride + row)
         must_go_on = drawn < tl.load(state + _FORCED * state_stride + row)
@@ -108,7 +108,7 @@ def _scores(
 
 
 @triton.jit(do_not_specialize=["logits_stride", "state_stride"])
-def _survey(
+def _chunk_stats(
     logits,
     logits_stride,
     state,
@@ -124,13 +124,13 @@ def _survey(
     CHUNK: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_FLOOR: tl.constexpr,
-    HAS_RULES: tl.constexpr,
+    HAS_GRAMMAR: tl.constexpr,
     STOPS: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0)
     is_idle = tl.load(state + _LENGTH * state_stride + row) == 0
-    if HAS_RULES:
+    if HAS_GRAMMAR:
         is_idle = is_idle | (tl.load(state + _SCRIPT * state_stride + row) != 0)
     if HAS_MASK:
         mode = tl.load(state + _MODE * state_stride + row)
@@ -159,16 +159,16 @@ def _survey(
     weight = tl.exp(score - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(weight, 0)
     moment = tl.sum(tl.where(score == float("-inf"), 0.0, weight * score), 0)
-    place = stats + (row * CHUNKS + chunk) * 4
-    tl.store(place, top)
-    tl.store(place + 1, total)
-    tl.store(place + 2, moment)
-    tl.store(place + 3, (chunk * CHUNK + where).to(tl.float32))  # exact up to 2**24
+    stat = stats + (row * CHUNKS + chunk) * 4
+    tl.store(stat, top)
+    tl.store(stat + 1, total)
+    tl.store(stat + 2, moment)
+    tl.store(stat + 3, (chunk * CHUNK + where).to(tl.float32))  # exact up to 2**24
 
 
 @triton.jit
 def _uniform(key, position):
-    """The number in [0, 1) that `uniforms.uniforms` names by the row's key and position."""
+    """`uniforms.uniforms` of the row's key and position: a number in [0, 1)."""
     golden = tl.full([], 0x9E3779B97F4A7C15, tl.uint64)
     x = key.to(tl.uint64, bitcast=True) + position.to(tl.uint64) * golden
     x = x + golden
@@ -179,7 +179,7 @@ def _uniform(key, position):
 
 
 @triton.jit(do_not_specialize=["logits_stride", "state_stride", "batch"])
-def _choose(
+def _draw(
     logits,
     logits_stride,
     state,
@@ -192,7 +192,7 @@ def _choose(
     occupied,
     drawn_actions,  # [3, STEPS, B] float32: action, log-prob, entropy
     batch,
-    kind,  # these three: see `rules`
+    action_column,  # these three: see `grammar_tables`
     table,
     script,
     vocabulary: tl.constexpr,
@@ -202,9 +202,9 @@ def _choose(
     STEPS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_FLOOR: tl.constexpr,
-    HAS_RULES: tl.constexpr,
-    LINES: tl.constexpr,
-    KINDS: tl.constexpr,
+    HAS_GRAMMAR: tl.constexpr,
+    TABLE_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     STOPS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -214,26 +214,26 @@ def _choose(
         return
     position = tl.load(here + _POSITION * state_stride)
     drawn = tl.load(here + _DRAWN * state_stride)
-    room = tl.load(here + _ROOM * state_stride)
+    budget = tl.load(here + _BUDGET * state_stride)
     result = drawn_actions + drawn * batch + row
-    if HAS_RULES:
-        place = tl.load(here + _SCRIPT * state_stride)
-        if place != 0:  # in the middle of a description
-            token = tl.load(script + place)
-            has_more = tl.load(script + place + 1) >= 0
-            tl.debug_barrier()  # every warp has read what the first one now overwrites
+    if HAS_GRAMMAR:
+        script_index = tl.load(here + _SCRIPT * state_stride)
+        if script_index != 0:  # in the middle of a description
+            token = tl.load(script + script_index)
+            has_more = tl.load(script + script_index + 1) >= 0
+            tl.debug_barrier()  # every warp must have read the state before it is overwritten
             tl.store(result, -1.0)
             tl.store(result + STEPS * batch, 0.0)
             tl.store(result + 2 * STEPS * batch, 0.0)
             tl.store(here + _TOKEN * state_stride, token.to(tl.int64))
-            tl.store(here + _SCRIPT * state_stride, tl.where(has_more, place + 1, 0))
+            tl.store(here + _SCRIPT * state_stride, tl.where(has_more, script_index + 1, 0))
             tl.store(here + _POSITION * state_stride, position + 1)
-            tl.store(here + _LENGTH * state_stride, tl.where(drawn + 1 >= room, 0, length + 1))
+            tl.store(here + _LENGTH * state_stride, tl.where(drawn + 1 >= budget, 0, length + 1))
             tl.store(here + _DRAWN * state_stride, drawn + 1)
             return
     number = tl.arange(0, CHUNKS_2)
     is_chunk = number < CHUNKS
-    if HAS_MASK:  # what nobody surveyed is not to be read
+    if HAS_MASK:  # chunks without an allowed column have no stats
         mode = tl.load(here + _MODE * state_stride)
         is_chunk = tl.load(occupied + mode * CHUNKS + number, mask=is_chunk, other=0) != 0
     stat = stats + (row * CHUNKS + number) * 4
@@ -256,7 +256,7 @@ def _choose(
     is_behind = (reached > target) & (mass > 0)
     chunk = tl.min(tl.where(is_behind, number, CHUNKS_2), 0)
     last = tl.max(tl.where(mass > 0, number, 0), 0)
-    chunk = tl.minimum(chunk, last)  # rounding may leave the sum short of the target
+    chunk = tl.minimum(chunk, last)  # rounding can leave the sum short of the target
     before = tl.sum(tl.where(number < chunk, mass, 0.0), 0)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     score = _scores(
@@ -296,18 +296,18 @@ def _choose(
     if STOPS > 0:
         for index in tl.static_range(STOPS):
             is_stop = is_stop | (tl.load(stops + row * STOPS + index) == token)
-    if HAS_RULES:
+    if HAS_GRAMMAR:
         mode = tl.load(here + _MODE * state_stride)
-        rule = table + mode * KINDS + tl.load(kind + token)
-        start = tl.load(rule + LINES * KINDS)
+        rule = table + mode * COLUMNS + tl.load(action_column + token)
+        start = tl.load(rule + TABLE_ROWS * COLUMNS)
         writes = start != 0
         has_more = writes & (tl.load(script + start + 1) >= 0)
         token = tl.where(writes, tl.load(script + start), token)  # an action is never fed
         is_stop = (is_stop & ~writes) | (logp != logp)  # a description is no stop token
-        is_stop = is_stop | (tl.load(rule + 2 * LINES * KINDS) != 0)
+        is_stop = is_stop | (tl.load(rule + 2 * TABLE_ROWS * COLUMNS) != 0)
         tl.store(here + _MODE * state_stride, tl.load(rule).to(tl.int64))
         tl.store(here + _SCRIPT * state_stride, tl.where(has_more, start + 1, 0).to(tl.int64))
-    is_over = is_stop | (drawn + 1 >= room)
+    is_over = is_stop | (drawn + 1 >= budget)
     tl.store(here + _TOKEN * state_stride, token.to(tl.int64))
     tl.store(here + _POSITION * state_stride, position + 1)
     tl.store(here + _LENGTH * state_stride, tl.where(is_over, 0, length + 1))
@@ -315,7 +315,7 @@ def _choose(
 
 
 def occupied_chunks(allowed: Tensor) -> Tensor:
-    """[modes, C] uint8 of allowed [modes, V]: where a survey has anything to find."""
+    """[modes, C] uint8 of allowed [modes, V]: whether a mode allows any column of a chunk."""
     wide = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % CHUNK))
     return wide.view(len(allowed), -1, CHUNK).any(-1).to(torch.uint8)
 
@@ -330,12 +330,12 @@ def draw(
     allowed: Tensor | None = None,
     occupied: Tensor | None = None,
     floors: Tensor | None = None,
-    rules: GrammarTables | None = None,
+    grammar: GrammarTables | None = None,
 ) -> None:
-    """One token for every living row of logits [B,V]; results [3,STEPS,B] and `state` move on.
+    """Draw a token for every row of logits [B,V] that is alive; writes results [3,STEPS,B] and `state`.
 
-    coolness [B] is 1 / temperature, stops [B,n] the stop tokens (-1: none), allowed [modes,V] bool
-    with its `occupied_chunks`, floors [B] the least score that may be drawn.
+    inv_temperature [B] is 1 / temperature, stops [B,n] the stop tokens (-1: none), allowed [modes,V]
+    bool with its `occupied_chunks`, floors [B] the lowest score that may be drawn.
     """
     batch, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
@@ -349,7 +349,7 @@ def draw(
         "CHUNK": CHUNK,
         "HAS_MASK": allowed is not None,
         "HAS_FLOOR": floors is not None,
-        "HAS_RULES": rules is not None,
+        "HAS_GRAMMAR": grammar is not None,
         "STOPS": stops.shape[1],
     }
     inputs = (
@@ -364,15 +364,15 @@ def draw(
         stats,
         nothing if occupied is None else occupied,
     )
-    _survey[(chunks, batch)](*inputs, **shared, num_warps=4)
-    _choose[(batch,)](
+    _chunk_stats[(chunks, batch)](*inputs, **shared, num_warps=4)
+    _draw[(batch,)](
         *inputs,
         results,
         results.shape[2],
-        *((nothing,) * 3 if rules is None else rules),
+        *((nothing,) * 3 if grammar is None else grammar),
         **shared,
-        LINES=0 if rules is None else rules.table.shape[1],
-        KINDS=0 if rules is None else rules.table.shape[2],
+        TABLE_ROWS=0 if grammar is None else grammar.table.shape[1],
+        COLUMNS=0 if grammar is None else grammar.table.shape[2],
         CHUNKS_2=triton.next_power_of_2(chunks),
         STEPS=results.shape[1],
         num_warps=4,

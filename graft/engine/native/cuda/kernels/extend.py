@@ -1,9 +1,9 @@
-"""Attention of several new tokens per sequence against its pages: prompts and tools' answers.
+"""Attention of several new tokens per sequence over its pages: prompts and tool results.
 
     T tokens of all sequences in one list, H query heads in K groups of G, d head size
 
-The new keys and values lie in the pages already. A block is up to BLOCK queries of one sequence:
-(first token in the list, queries, position of the first, line of the table).
+The new keys and values are in the pages already. A block is up to BLOCK queries of one sequence:
+(first token in the list, queries, position of the first, row of the table).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def _extend(
     position = tl.load(block + 2)
     row = tl.load(block + 3)
     head = query_head // GROUP
-    line = tl.arange(0, BLOCK)
-    is_used = line < count
+    query_row = tl.arange(0, BLOCK)
+    is_used = query_row < count
     column = tl.arange(0, SIZE_2)
     in_size = column < SIZE
-    at = ((token + line).to(tl.int64) * (HEADS * GROUP) + query_head)[:, None] * SIZE + column
+    at = ((token + query_row).to(tl.int64) * (HEADS * GROUP) + query_head)[:, None] * SIZE + column
     inside = is_used[:, None] & in_size[None, :]
     query = tl.load(q + at, mask=inside, other=0.0)
     key = tl.arange(0, PAGE)
@@ -66,7 +66,7 @@ def _extend(
         is_written = seen < end
         keys = tl.load(k_pool + base + tile, mask=in_size[None, :], other=0.0)
         score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-        is_past = seen[None, :] <= (position + line)[:, None]
+        is_past = seen[None, :] <= (position + query_row)[:, None]
         score = tl.where(is_past & is_written[None, :], score, float("-inf"))
         values = tl.load(
             v_pool + base + tile, mask=is_written[:, None] & in_size[None, :], other=0.0

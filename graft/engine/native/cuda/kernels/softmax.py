@@ -1,4 +1,4 @@
-"""The running softmax that attention over pages is made of."""
+"""The running softmax of attention over pages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import triton.language as tl
 def fold(top, total, acc, score, values):
     """Add one more page to a row's maximum, sum and weighted values.
 
-    score [rows, keys] in powers of two, -inf where nothing may be seen; values [keys, d].
+    score [rows, keys] as exponents of 2, -inf where masked; values [keys, d].
     """
-    # a whole number: weights then round alike however the past is cut, here and in the learner
+    # an integer: weights then round alike however the keys are split, here and in the learner
     new_top = tl.maximum(top, tl.ceil(tl.max(score, 1)))
-    # rounded before they are added up: what a row sees is then a true average
+    # rounded before they are summed, so that the result is an exact weighted average
     weight = tl.exp2(score - new_top[:, None]).to(values.dtype)
     fade = tl.exp2(top - new_top)
     total = total * fade + tl.sum(weight.to(tl.float32), 1)

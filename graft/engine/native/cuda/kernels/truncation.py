@@ -1,11 +1,11 @@
-"""The least score that top-k, top-p and min-p leave, per row, without sorting.
+"""The lowest score that top-k, top-p and min-p keep, per row, without sorting.
 
 B rows, V vocabulary
 
 The scores that survive top-k are those of at least the k-th largest one; the k-th largest is found
 by bisection on the bits of a float: bit by bit from the top, "are there k scores at or above this
-candidate?". Top-p asks the same of the mass instead of the count. 32 passes over a row that the
-second-level cache holds; equal scores stay or go together, unlike in a sorted list.
+candidate?". Top-p does the same with the mass instead of the count. 32 passes over a row that the
+second-level cache holds; equal scores are kept or removed together, unlike in a sorted list.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 8192
 
 @triton.jit
 def _rank(score):
-    """An int32 that orders as the float does."""
+    """An int32 with the order of the float."""
     bits = score.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
@@ -34,7 +34,7 @@ def _score_of(rank):
 
 
 @triton.jit(do_not_specialize=["logits_stride", "state_stride"])
-def _cut(
+def _floors(
     logits,
     logits_stride,
     state,
@@ -52,18 +52,18 @@ def _cut(
     STOPS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, CHUNK)
+    offset = tl.arange(0, CHUNK)
     top = tl.full([], float("-inf"), tl.float32)
     for start in range(0, vocabulary, CHUNK):
         score = _scores(
-            logits, row, start + lane, vocabulary, logits_stride, state, state_stride, inv_temperature,
+            logits, row, start + offset, vocabulary, logits_stride, state, state_stride, inv_temperature,
             inv_temperature, allowed, stops, HAS_MASK, False, STOPS,
         )  # fmt: skip
         top = tl.maximum(top, tl.max(score, 0))
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
     floor = tl.where(tl.load(min_p + row) > 0, top + tl.log(tl.load(min_p + row)), float("-inf"))
-    # by_count: the largest rank that k scores reach; by_mass: that a share p of their mass reaches
+    # the largest rank that k scores reach, then the largest that a share p of their mass reaches
     by_count = tl.full([], -2147483648, tl.int32)
     mass_k = tl.full([], 0.0, tl.float32)
     for goal in tl.static_range(2):
@@ -73,12 +73,12 @@ def _cut(
             if goal == 1:
                 for start in range(0, vocabulary, CHUNK):
                     score = _scores(
-                        logits, row, start + lane, vocabulary, logits_stride, state, state_stride,
+                        logits, row, start + offset, vocabulary, logits_stride, state, state_stride,
                         inv_temperature, inv_temperature, allowed, stops, HAS_MASK, False, STOPS,
                     )  # fmt: skip
                     weight = tl.where(_rank(score) >= by_count, tl.exp(score - top), 0.0)
                     mass_k += tl.sum(weight, 0)
-            # the sign first, then bit by bit; every trial keeps the bit if enough is left above it
+            # the sign first, then bit by bit; a trial keeps the bit if enough scores are at or above it
             found = tl.full([], -2147483648, tl.int32)
             for step in range(32):
                 bit = tl.full([], 1, tl.int32) << (31 - step)
@@ -87,7 +87,7 @@ def _cut(
                 mass = tl.full([], 0.0, tl.float32)
                 for start in range(0, vocabulary, CHUNK):
                     score = _scores(
-                        logits, row, start + lane, vocabulary, logits_stride, state, state_stride,
+                        logits, row, start + offset, vocabulary, logits_stride, state, state_stride,
                         inv_temperature, inv_temperature, allowed, stops, HAS_MASK, False, STOPS,
                     )  # fmt: skip
                     is_kept = _rank(score) >= trial
@@ -104,7 +104,7 @@ def _cut(
     tl.store(floors + row, tl.minimum(floor, top))
 
 
-def cut(
+def truncation_floors(
     logits: Tensor,
     state: Tensor,
     inv_temperature: Tensor,
@@ -115,10 +115,10 @@ def cut(
     *,
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """[B]; `draw` takes it as `floors`. top_k V, top_p 1 and min_p 0 switch each of them off."""
+    """[B], the `floors` of `draw`; top_k V, top_p 1 and min_p 0 switch each of them off."""
     batch, vocabulary = logits.shape
     floors = torch.empty(batch, dtype=torch.float32, device=logits.device)
-    _cut[(batch,)](
+    _floors[(batch,)](
         logits,
         logits.stride(0),
         state,

@@ -34,8 +34,8 @@ def actor(seed: int) -> Decoder:
 
 
 def steps_of(engine: NativeEngine) -> list[int]:
-    """Collects how many steps each burst took."""
-    runner: Any = engine._driver.runner
+    """Collects the segment length of each burst."""
+    runner: Any = engine._loop.runner
     taken: list[int] = []
     run = runner.run
 
@@ -48,26 +48,28 @@ def steps_of(engine: NativeEngine) -> list[int]:
 
 
 def test_the_tables_of_a_small_grammar() -> None:
-    """Action 9 enters and writes 4 5, action 3 exits mode 1; the last line has no grammar."""
+    """Action 9 enters and writes 4 5, action 3 exits mode 1; the last row is without a grammar."""
     grammar = Automaton(
         transitions={(0, 9): 1, (1, 3): 0},
         default={1: 0},
         writes={(0, 9): (4, 5), (1, 3): (3,)},
         exits=frozenset({(1, 3)}),
     )
-    kind, (after, place, is_exit), script = tabulate(grammar, lines=3, width=12)
-    assert kind.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0]
+    action_column, (after, script_start, is_exit), script = tabulate(grammar, rows=3, width=12)
+    assert action_column.tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0]
     assert after[:, :3].tolist() == [[0, 0, 1], [0, 0, 0], [2, 2, 2]]
-    assert place[:, :3].tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0]]
+    assert script_start[:, :3].tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0]]
     assert is_exit[:, :3].tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
     assert script[:4].tolist() == [END, 4, 5, END] and (script[4:] == END).all()
 
 
-def test_tables_of_equal_size_share_their_place_and_only_sound_automata_are_followed() -> None:
+def test_tables_of_equal_size_share_their_buffers_and_only_valid_automata_can_be_followed() -> None:
     space, shape = tools_space(), ModelShape(vocab_size=VOCAB, extra=EXTRA)
     masks = Masks(space, shape, torch.device("cpu"))
-    rules = DeviceGrammar(space, masks, torch.device("cpu"))
-    assert rules.follows(TOOLS) and not rules.follows(Automaton(default={0: 9}))
+    device_grammar = DeviceGrammar(space, masks, torch.device("cpu"))
+    assert device_grammar.can_follow(TOOLS) and not device_grammar.can_follow(
+        Automaton(default={0: 9})
+    )
 
     class Other:
         start = 0
@@ -81,21 +83,21 @@ def test_tables_of_equal_size_share_their_place_and_only_sound_automata_are_foll
         def is_exit(self, mode: int, action: int) -> bool:
             return False
 
-    assert not rules.follows(Other())
-    sizes = rules.load(TOOLS)
-    tables = rules.tables(sizes)
-    assert tables is not None and tables.kind[23:28].tolist() == [1, 2, 3, 4, 5]
+    assert not device_grammar.can_follow(Other())
+    sizes = device_grammar.load(TOOLS)
+    tables = device_grammar.tables(sizes)
+    assert tables is not None and tables.action_column[23:28].tolist() == [1, 2, 3, 4, 5]
     other = Automaton(writes={(0, 23): (1, 2)})
-    assert rules.load(other) == sizes and rules.tables(sizes) is tables
-    assert tables.kind[23:28].tolist() == [1, 0, 0, 0, 0]
-    assert rules.load(TOOLS) == sizes and tables.kind[27] == 5
-    assert rules.tables((0, 0)) is None
+    assert device_grammar.load(other) == sizes and device_grammar.tables(sizes) is tables
+    assert tables.action_column[23:28].tolist() == [1, 0, 0, 0, 0]
+    assert device_grammar.load(TOOLS) == sizes and tables.action_column[27] == 5
+    assert device_grammar.tables((0, 0)) is None
 
 
 def turns(
     engine: NativeEngine, samplings: Sequence[Sampling], count: int, seed: int = 0
 ) -> list[Completion]:
-    """A context per sampling; after each turn somebody answers, or the context starts to speak."""
+    """A context per sampling; after each turn tokens are appended, and an unfinished call is left."""
     root = engine.open(prompt(21), key=seed)
     contexts = [root.fork(key=100 * seed + n) for n in range(len(samplings))]
     allowed = torch.tensor(engine.space.allowed)
@@ -120,14 +122,14 @@ def test_bursts_follow_a_grammar_as_the_plain_engine_does(device: torch.device, 
     engine = engine_on(device, **options)
     taken = steps_of(engine)
     completions = turns(engine, samplings, count=2, seed=seed)
-    assert max(taken) >= 4  # it did go on without the host
+    assert max(taken) >= 4  # several steps without the host
     assert_same(completions, turns(engine_on(device, False, **options), samplings, 2, seed))
     assert Finish.EXIT in {c.finish for c in completions}
     assert {NO_ACTION, 23, 24} < {action for c in completions for action in c.actions}
 
 
 def test_stops_and_min_tokens_hold_inside_a_grammar(device: torch.device) -> None:
-    """5 and 9 are also parts of descriptions, where they stop nothing."""
+    """5 and 9 are also tokens of descriptions, where they do not stop."""
     samplings = [
         Sampling(max_tokens=12, stop_tokens=(5, 9)),
         Sampling(max_tokens=12, stop_tokens=(1, 5), min_tokens=6),
@@ -144,12 +146,12 @@ def test_stops_and_min_tokens_hold_inside_a_grammar(device: torch.device) -> Non
     assert not {1, 5} & set(completions[1].actions[:6])
 
 
-def test_cuts_are_of_what_the_mode_allows(
+def test_truncation_is_of_what_the_mode_allows_on_the_device(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graft.engine.native.cuda.kernels import cut
+    from graft.engine.native.cuda.kernels import truncation
 
-    monkeypatch.setattr(cut, "CHUNK", 128)
+    monkeypatch.setattr(truncation, "CHUNK", 128)
     samplings = [Sampling(max_tokens=4, top_k=2), Sampling(max_tokens=4, top_p=0.6)]
 
     def scenario(engine: NativeEngine) -> list[Completion]:
@@ -167,7 +169,7 @@ def test_rows_without_a_grammar_share_a_burst_and_draw_tokens_only(device: torch
         contexts = [engine.open(prompt(9), key=n) for n in range(4)]
         taken = steps_of(engine)
         completions = gather(contexts, [Sampling(max_tokens=9)] * 4, [TOOLS, None, TOOLS, None])
-        assert max(taken) == (4 if engine._driver.runner.bursts else 1)
+        assert max(taken) == (4 if engine._loop.runner.has_bursts else 1)
         return completions
 
     decoder = actor(0)
@@ -176,7 +178,7 @@ def test_rows_without_a_grammar_share_a_burst_and_draw_tokens_only(device: torch
         assert max(completion.actions) < VOCAB and completion.modes == [0] * 9
 
 
-def test_two_grammars_at_a_time_are_followed_by_the_host(device: torch.device) -> None:
+def test_the_host_follows_two_grammars_in_one_batch(device: torch.device) -> None:
     other = Automaton(TOOLS.start, TOOLS.transitions, {}, TOOLS.writes, TOOLS.exits)
 
     def scenario(engine: NativeEngine) -> list[Completion]:
@@ -190,7 +192,7 @@ def test_two_grammars_at_a_time_are_followed_by_the_host(device: torch.device) -
     run_both(device, scenario, decoder=decoder, space=tools_space())
 
 
-def test_tags_of_the_vocabulary_are_followed_on_the_device(device: torch.device) -> None:
+def test_the_device_follows_tags_of_the_vocabulary(device: torch.device) -> None:
     """1 2 in free text enters; inside 3 and 4, and 6 writes 6 7 and exits."""
     allowed = np.zeros((3, VOCAB), dtype=bool)
     allowed[:2, :4] = True
@@ -219,8 +221,8 @@ def test_tags_of_the_vocabulary_are_followed_on_the_device(device: torch.device)
     assert all(c.actions[-2:] == [6, NO_ACTION] for c in exits)
 
 
-def test_a_survey_passes_over_chunks_where_a_mode_allows_nothing(device: torch.device) -> None:
-    """NaN lies there: who reads it has no log-prob."""
+def test_chunks_in_which_a_mode_allows_nothing_are_not_read(device: torch.device) -> None:
+    """They hold NaN: a row that reads one has no log-prob."""
     from graft.engine.native.cuda.kernels import draw as kernel
 
     width = 3 * kernel.CHUNK
@@ -233,7 +235,7 @@ def test_a_survey_passes_over_chunks_where_a_mode_allows_nothing(device: torch.d
     logits[1, -3:] = 0.0
     state = torch.zeros(kernel.FIELDS, 2, dtype=torch.int64)
     state[kernel.DrawField.LENGTH] = 1
-    state[kernel.DrawField.ROOM] = 9
+    state[kernel.DrawField.BUDGET] = 9
     state[kernel.DrawField.MODE, 1] = 1
     results = torch.zeros(3, 1, 2, device=device)
     none = torch.zeros(2, 0, dtype=torch.int32, device=device)

@@ -1,0 +1,154 @@
+"""One `sample` call in progress: what was requested, what has been drawn, and whether it ends here."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from graft.engine.native.kv.sequences import Sequence
+from graft.engine.stop_strings import StopStrings
+from graft.protocols import Grammar
+from graft.types import NO_ACTION, Completion, Finish, Sampling
+
+
+@dataclass(slots=True, eq=False)
+class SampleRequest:
+    """The parameters of a sample and the completion so far; the tokens themselves are in `sequence`."""
+
+    sequence: Sequence
+    key: int
+    sampling: Sampling
+    stop_tokens: frozenset[int]
+    stop_strings: StopStrings | None
+    grammar: Grammar | None
+    mode: int
+    budget: int
+    """Tokens it may write: `max_tokens`, or what is left of the model's window."""
+    version: int
+    """Of the weights when it began; the staleness of its oldest token."""
+    future: asyncio.Future[Completion]
+    start: int = 0
+    search_start: int = 0
+    """Where the search for stop strings begins: `start`, or earlier if it continues a paused sample."""
+    actions: list[int] = field(default_factory=list[int])
+    """Filled only under a grammar; without one the actions are the tokens."""
+    logprobs: list[float] = field(default_factory=list[float])
+    entropies: list[float] = field(default_factory=list[float])
+    modes: list[int] = field(default_factory=list[int])
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.start = len(self.sequence.tokens)
+        self.search_start = max(self.start - self.sampling.begun, 0)
+
+    @property
+    def budget_left(self) -> int:
+        return self.budget - len(self.logprobs)
+
+    def add_tokens(
+        self, tokens: list[int], logprobs: list[float], entropies: list[float]
+    ) -> Finish | None:
+        """Add drawn tokens up to the end of the completion; the reason if it ends with them."""
+        count = self._count_until_stop(tokens)
+        self.sequence.tokens += tokens[:count]
+        self.logprobs += logprobs[:count]
+        self.entropies += entropies[:count]
+        self.modes += [self.mode] * count
+        if self.grammar is not None:
+            self.actions += tokens[:count]
+        num_written = len(self.logprobs)
+        if tokens[count - 1] in self.stop_tokens or (
+            self.stop_strings is not None
+            and num_written >= self.sampling.min_tokens
+            and self.stop_strings.completed_by(self.sequence.tokens, self.search_start)
+        ):
+            return Finish.STOP
+        return Finish.LENGTH if num_written >= self.budget else None
+
+    def add_decision(
+        self, action: int, logprob: float, entropy: float, tokens: list[int], is_exit: bool
+    ) -> Finish | None:
+        """Add the tokens that an action writes; the reason if the completion ends with them.
+
+        Of a description that is longer than the budget only the beginning is written.
+        """
+        written = tokens[: self.budget_left]
+        rest = len(written) - 1
+        self.sequence.tokens += written
+        self.actions += [action] + [NO_ACTION] * rest
+        self.logprobs += [logprob] + [0.0] * rest
+        self.entropies += [entropy] + [0.0] * rest
+        self.modes += [self.mode] * len(written)
+        if len(written) < len(tokens):
+            return Finish.LENGTH
+        if is_exit:
+            return Finish.EXIT
+        is_stop_token = action in self.stop_tokens and written == [action]
+        if is_stop_token or self._has_stop_string(len(written)):
+            return Finish.STOP
+        return Finish.LENGTH if len(self.logprobs) >= self.budget else None
+
+    def finish(self, finish: Finish) -> None:
+        """Resolve the future with the completion as it is."""
+        tokens = self.sequence.tokens[self.start :]
+        self.is_over = True
+        if not self.future.done():  # the caller may have been cancelled
+            self.future.set_result(
+                Completion(
+                    tokens,
+                    list(tokens) if self.grammar is None else self.actions,
+                    self.logprobs,
+                    self.entropies,
+                    self.modes,
+                    finish,
+                    self.version,
+                )
+            )
+
+    def fail(self, error: BaseException) -> None:
+        self.is_over = True
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def cancel(self) -> None:
+        self.is_over = True
+        self.future.cancel()
+
+    def _count_until_stop(self, tokens: list[int]) -> int:
+        """How many of the drawn tokens belong to the completion."""
+        if len(tokens) == 1:
+            return 1
+        count = len(tokens)
+        if not self.stop_tokens.isdisjoint(tokens):
+            count = next(i for i, t in enumerate(tokens, 1) if t in self.stop_tokens)
+        if self.stop_strings is not None:
+            searched = self.sequence.tokens[self.search_start :]
+            for number, token in enumerate(tokens[:count], 1):
+                searched.append(token)
+                may_stop = len(self.logprobs) + number >= self.sampling.min_tokens
+                if may_stop and self.stop_strings.completed_by(searched, 0):
+                    return number
+        return count
+
+    def _has_stop_string(self, count: int) -> bool:
+        """Whether one of the last `count` tokens completes a stop string."""
+        if self.stop_strings is None or len(self.logprobs) < self.sampling.min_tokens:
+            return False
+        tokens = self.sequence.tokens
+        return any(
+            self.stop_strings.completed_by(tokens[:end], self.search_start)
+            for end in range(len(tokens) - count + 1, len(tokens) + 1)
+        )
+
+
+class Draw(NamedTuple):
+    """What one step, or one segment of a burst, drew for a request.
+
+    `NO_ACTION` stands where a step wrote the next token of a description and drew nothing.
+    """
+
+    request: SampleRequest
+    actions: list[int]
+    logprobs: list[float]
+    entropies: list[float]
