@@ -25,6 +25,7 @@ class PolicyEngine:
     After `learner.step` it samples from the new weights: there is nothing to copy. Close it, or use
     it in a `with` block, to give back the memory of its key-value cache.
 
+    policy     the model to sample from
     seed       of tasks and draws: two engines with one seed draw the same from the same weights
     kv_tokens  tokens that the key-value cache holds; 0: chosen by the free memory
     """

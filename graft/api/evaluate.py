@@ -211,6 +211,7 @@ def _measured(asked: Any, posed: Sequence[Any], engine: PolicyEngine, line: Prog
             line.advance()
 
     name = policy.path.name if policy.path is not None else "policy"
+    name += f" +{policy.version}" if policy.version else ""  # updates since it was loaded
     who = Candidate(name, policy.path or Path(), f"version {policy.version}")
     problems: list[str] = []
     evaluator = PolicyEvaluator(asked)
