@@ -2,6 +2,7 @@
 
 import torch
 import torch._dynamo  # torch.optim imports it with the first optimizer
+import torch.distributed.checkpoint
 import transformers
 from torch.utils import tensorboard
 

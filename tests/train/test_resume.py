@@ -1,45 +1,33 @@
 """Kill the process at any moment, run the same command again: the same metrics as without."""
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.command_line import Command, graft, start
+
 RECIPE = """
-run: {{dir: "{folder}", name: run, save_every: 3, eval_tasks: 12, trackers: [], seed: 3}}
+run: {{dir: "{folder}", name: run, save_every: 2, eval_tasks: 4, trackers: [], seed: 3}}
 model:
   shape: {{width: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ff: 32, max_positions: 96}}
 task: {{env: calculator, args: {{{args}}}, eval_args: {{split: test}}}}
 actions: {{{actions}}}
-rollout: {{tasks: 4, samples: 4, max_tokens: 10, max_turns: 4, max_context: 64}}
+rollout: {{tasks: 2, samples: 4, max_tokens: 6, max_turns: 3, max_context: 64}}
 algo: {{name: {algo}, kl_coef: 0.01}}
-train: {{steps: 16, lr: 1.0e-3, warmup: 2, epochs: {epochs}}}
-sft: {{steps: 8, batch: 16, lr: 3.0e-3, warmup: 2}}
+train: {{steps: 11, lr: 1.0e-3, warmup: 2, epochs: {epochs}}}
+sft: {{steps: 5, batch: 8, lr: 3.0e-3, warmup: 2}}
 """
-STEPS = 24
+STEPS = 16
 TIMED = ("time", "seconds", "per_second")
 
 
-def start(recipe: Path, *overrides: str) -> subprocess.Popen:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    return subprocess.Popen(
-        [sys.executable, "-m", "graft", "train", str(recipe), *overrides],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen) -> None:
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
+def run(recipe: Path, *overrides: str) -> None:
+    done = graft("train", str(recipe), *overrides)
+    assert done.returncode == 0, done.stderr
 
 
 def metrics(folder: Path) -> list[dict]:
@@ -71,8 +59,8 @@ def recipe_in(folder: Path, algo: str = "grpo", epochs: int = 1) -> Path:
     return path
 
 
-def wait_for_lines(process: subprocess.Popen, log: Path, count: int) -> None:
-    """Until the run has logged so many steps, or is over."""
+def wait_for_lines(process: Command, log: Path, count: int) -> None:
+    """Wait until the run has logged `count` steps, or has ended."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         if log.exists() and log.read_bytes().count(b"\n") >= count:
@@ -86,21 +74,21 @@ def wait_for_lines(process: subprocess.Popen, log: Path, count: int) -> None:
 )
 def test_a_run_killed_at_random_moments_ends_with_the_same_metrics(tmp_path, algo, epochs, kills):
     whole = recipe_in(tmp_path / "whole", algo, epochs)
-    finish(start(whole))
+    run(whole)
 
     broken = recipe_in(tmp_path / "broken", algo, epochs)
     log = tmp_path / "broken" / "run" / "metrics.jsonl"
     rng = random.Random(7)
     was_cut = 0
-    for steps in sorted(rng.sample(range(STEPS - 1), kills)):  # some in the warm-up, most in RL
-        process = start(broken)
+    for steps in sorted(rng.sample(range(STEPS - 4), kills)):  # some in the warm-up, most in RL
+        process = start("train", str(broken))
         wait_for_lines(process, log, steps)
-        time.sleep(rng.uniform(0.0, 0.15))  # a step, its log and its checkpoint take about as long
+        time.sleep(rng.uniform(0.0, 0.1))  # a step, its log and its checkpoint take about as long
         was_cut += process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        process.wait()
     assert was_cut == kills
-    finish(start(broken))
+    run(broken)
 
     assert len(metrics(tmp_path / "whole" / "run")) == STEPS
     assert metrics(tmp_path / "broken" / "run") == metrics(tmp_path / "whole" / "run")
@@ -112,7 +100,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_metrics(tmp_path, alg
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     recipe = recipe_in(tmp_path / "run_a")
     folder = tmp_path / "run_a" / "run"
-    process = start(recipe, "train.steps=100000", "run.save_every=0")
+    process = start("train", str(recipe), "train.steps=100000", "run.save_every=0")
     log = folder / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
@@ -120,11 +108,11 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    done = metrics(folder)[-1]["step"]
+    done = process.wait(60)
+    assert done.returncode == 130, done.stderr
+    last = metrics(folder)[-1]["step"]
     saved = sorted(path.name for path in folder.glob("checkpoints/rl-*"))
-    assert saved[-1] == f"rl-{done:06d}"
-    finish(start(recipe, f"train.steps={done + 1}", "run.save_every=0"))
+    assert saved[-1] == f"rl-{last:06d}"
+    run(recipe, f"train.steps={last + 1}", "run.save_every=0")
     steps = [line["step"] for line in metrics(folder) if line["phase"] == "rl"]
-    assert steps == list(range(1, done + 2))
+    assert steps == list(range(1, last + 2))
