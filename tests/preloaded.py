@@ -3,6 +3,8 @@
 import torch
 import torch._dynamo  # torch.optim imports it with the first optimizer
 import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
 import transformers
 from torch.utils import tensorboard
 

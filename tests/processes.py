@@ -3,7 +3,7 @@
     with Processes(2) as pair:
         assert pair.run(double, 21) == [42, 42]      # double(21), in each of them
 
-Starting a process and importing torch takes seconds, so a group is kept for many calls. A call ends
+A group is kept for many calls, and its processes are forks of one that has imported torch. A call ends
 with what all of them returned, with the first exception that any of them raised, or at its deadline;
 after the latter two the whole group is killed, since the others may wait for ever for one of them,
 and the next call starts a new one. Functions must be importable: no closures.
@@ -85,7 +85,8 @@ class Processes:
         return (result, "") if is_fine else (None, f"{name} in process {rank}:\n{result}")
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.preloaded"])  # torch is imported once for all groups
         with tempfile.NamedTemporaryFile(prefix="graft-store-", delete=False) as file:
             self._store = file.name  # a file is no port that somebody else could take
         for rank in range(self.count):

@@ -97,7 +97,7 @@ class Crowd:
 @contextmanager
 def started(folder: Path, world: int, work: Callable, deadline: float = 30.0) -> Iterator[Crowd]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["graft.train.distributed.process_group"])
+    context.set_forkserver_preload(["tests.preloaded"])
     port = free_port()
     members = [
         context.Process(target=enter, args=(rank, world, port, str(folder), work, deadline))
@@ -554,8 +554,8 @@ def test_under_torchrun_the_cause_is_first_and_torchrun_names_it_too(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(
         "import torch\n"
-        "from graft.train.distributed.process_group import Processes\n"
-        "processes = Processes.start(30.0, 'cpu')\n"
+        "from graft.train.distributed.process_group import ProcessGroup\n"
+        "processes = ProcessGroup.start(30.0, 'cpu')\n"
         "with processes.guarded():\n"
         "    print(processes.gather(processes.rank, 'the ranks'), flush=True)\n"
         "    if processes.rank == 1:\n"
