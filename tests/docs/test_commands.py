@@ -78,7 +78,7 @@ def check_key(override: str) -> None:
 def is_other(span: str) -> bool:
     """Looks like a key and is a file, or a name that a page's Python or another framework has."""
     files = (".py", ".md", ".yaml", ".json", ".jsonl", ".safetensors")
-    return span.endswith(files) or span == "engine.stats"
+    return span.endswith(files) or span in ("engine.stats", "engine.version")
 
 
 def graft_words(block: Block) -> list[list[str]]:

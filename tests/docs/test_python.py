@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import inspect
 import io
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import graft
 from graft.envs import ENVS
 from graft.evaluate.benchmarks import BENCHMARKS
 from tests.docs.pages import BLOCKS, Block, write_files
@@ -68,7 +71,7 @@ def test_slow_python_runs_too(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.place)
 def test_names_of_graft_in_python_exist(block: Block):
-    """Also in blocks that are not run."""
+    """Also in blocks that are not run, where calls of graft's functions have arguments that exist."""
     if block.mark == "fragment":
         return
     for node in ast.walk(ast.parse(block.text, block.place)):
@@ -79,4 +82,8 @@ def test_names_of_graft_in_python_exist(block: Block):
                     f"{node.module}.{name.name}"
                 )
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "graft":
-            assert hasattr(importlib.import_module("graft"), node.attr), node.attr
+            assert hasattr(graft, node.attr), node.attr
+        elif isinstance(node, ast.Call) and re.fullmatch(r"graft\.\w+", ast.unparse(node.func)):
+            function = getattr(graft, ast.unparse(node.func).removeprefix("graft."))
+            keywords = {keyword.arg: None for keyword in node.keywords if keyword.arg}
+            inspect.signature(function).bind(*node.args, **keywords)  # TypeError: no such argument
