@@ -17,7 +17,7 @@ from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.episode_builder import RolloutSetup
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.learner import Learner

@@ -1,4 +1,4 @@
-"""The collector of a cluster: N workers of Ray's attempt tasks, and any of them may die.
+"""Collect on a cluster: N Ray workers attempt tasks, and any of them may die.
 
 Tasks wait in one queue. A worker gets as many as it may have under way; what it had when it dies goes
 back to the front of the queue, and another worker takes its place.
@@ -32,7 +32,9 @@ from graft.cluster.rollout_worker import Attempted, RolloutWorker
 from graft.cluster.weight_transfer import WeightBroadcast, described, packed, send
 from graft.config import Config
 from graft.deadlines import clock, waiting
-from graft.rollout.collectors.collector import FutureRollouts, PendingRollouts, RolloutRequest
+from graft.rollout.collectors.background import FutureRollouts
+from graft.rollout.collectors.collector import PendingRollouts
+from graft.rollout.collectors.request import RolloutRequest
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Episode, Task
 
@@ -63,7 +65,8 @@ class WorkerAttempt:
     task: Task
     request: RolloutRequest
     """Without its tasks: it travels with every one of them."""
-    place: int
+    index: int
+    """Of the task in the whole request."""
     done: Callable[[Episode], None]
     failed: Callable[[BaseException], None]
     deaths: int = 0
@@ -114,7 +117,7 @@ class ClusterWorker:
 
 
 class RayCollector:
-    """A collector. One thread talks to the workers; whoever asks for episodes waits for it."""
+    """Collects on the workers of a Ray cluster. One thread talks to them; `result()` waits for it."""
 
     def __init__(
         self, config: Config, folder: Path, say: Callable[[str], None], cwd: str = "."
@@ -156,7 +159,7 @@ class RayCollector:
         future: Future[list[Episode]] = Future()
         episodes: list[Episode | None] = [None] * len(request.tasks)
         left = len(request.tasks)
-        small = replace(request, tasks=(), places=None)
+        small = replace(request, tasks=(), indices=None)
 
         def keep(number: int, episode: Episode) -> None:
             nonlocal left
@@ -169,14 +172,13 @@ class RayCollector:
             if not future.done():
                 future.set_exception(error)
 
-        places = range(len(request.tasks)) if request.places is None else request.places
         with self._lock:
             self._check()
             if not request.tasks:
                 future.set_result([])
-            for number, (task, place) in enumerate(zip(request.tasks, places, strict=True)):
+            for number, (index, task) in enumerate(request.numbered()):
                 done = _bound(keep, number)
-                self.queue.append(WorkerAttempt(task, small, place, done, fail))
+                self.queue.append(WorkerAttempt(task, small, index, done, fail))
         self._something.set()
         return FutureRollouts(future, f"{request.name} from {self.wanted} workers")
 
@@ -402,7 +404,7 @@ class RayCollector:
                 worker = min(ready, key=lambda w: len(w.running))
                 attempt = self.queue.popleft()
                 reference = worker.actor.attempt.remote(
-                    attempt.task, attempt.request, attempt.place
+                    attempt.task, attempt.request, attempt.index
                 )
                 worker.running[reference] = attempt
 

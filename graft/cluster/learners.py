@@ -28,7 +28,8 @@ from graft.cluster.ray_import import cause_of, ray_module
 from graft.config import Config, ConfigError, check
 from graft.deadlines import Watchdog, waiting
 from graft.registry import UnknownName
-from graft.rollout.collectors.collector import Collector, PendingRollouts, RolloutRequest
+from graft.rollout.collectors.collector import Collector, PendingRollouts
+from graft.rollout.collectors.request import RolloutRequest
 from graft.train.distributed.process_group import ProcessesLost, ProcessGroup, describe
 from graft.train.monitor.display import Display
 from graft.train.run_dir.folder import RunFolder, RunStopped

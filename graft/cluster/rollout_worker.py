@@ -44,7 +44,7 @@ class RolloutWorker:
 
     async def start(self, config: dict[str, Any]) -> str:
         """Build engine and environments; what is wrong with the recipe, or nothing."""
-        from graft.rollout.collectors.collector import AttemptRunner, CollectorConfig
+        from graft.rollout.collectors.attempt_runner import AttemptRunner
         from graft.train.build import build_run
         from graft.train.distributed.process_group import describe
 
@@ -53,16 +53,10 @@ class RolloutWorker:
             components = build_run(recipe)
         except Exception as error:
             return describe(error)
-        limits = recipe.rollout
-        ground = CollectorConfig(
-            components.setup,
-            components.held_out,
-            components.branch,
-            limits.concurrency,
-            limits.samples,
-        )
         self.engine = components.engine
-        self.runner = AttemptRunner(ground, discards=recipe.rollout.unfinished == "discard")
+        self.runner = AttemptRunner(
+            components.collector_config, discards=recipe.rollout.unfinished == "discard"
+        )
         return ""
 
     def _recipe(self, config: dict[str, Any]) -> Any:
@@ -84,16 +78,16 @@ class RolloutWorker:
     async def ping(self) -> None:
         """Whether anybody is there."""
 
-    async def attempt(self, task: Task, request: Any, place: int) -> Attempted:
+    async def attempt(self, task: Task, request: Any, index: int) -> Attempted:
         """One episode."""
         from graft.train.distributed.process_group import describe
 
         try:
-            episode = await self.runner.attempt(task, request, place)
+            episode = await self.runner.attempt(task, request, index)
         except Exception as error:
             return Attempted(None, wrong=describe(error))
         # whoever ends next tells of all that were discarded since: each once
-        discarded, self.runner.discarded = self.runner.discarded, 0
+        discarded, self.runner.num_discarded = self.runner.num_discarded, 0
         return Attempted(episode, discarded)
 
     async def load(self, packed: dict[str, Any], version: int) -> str:
@@ -118,7 +112,7 @@ class RolloutWorker:
         from graft.train.distributed.process_group import describe
 
         try:
-            self.runner.renew(weights, version)
+            self.runner.load(weights, version)
         except Exception as error:
             return describe(error)
         return ""

@@ -37,8 +37,8 @@ from graft.envs.base import Wrapper, as_messages
 from graft.envs.entry import family_of
 from graft.envs.splits import check_split
 from graft.registry import load
-from graft.rollout.episode_builder import draw_key
 from graft.rollout.recorded import spans_of_trace
+from graft.rollout.setup import draw_key
 from graft.train.rl import HELD_OUT_SEEDS, TRAIN_SEEDS
 
 FORMS = ("chats", "tasks")

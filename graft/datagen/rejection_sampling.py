@@ -42,8 +42,7 @@ from graft.evaluate.evaluator import (
 from graft.evaluate.run import read_endpoint
 from graft.registry import load
 from graft.rollout.branches.branch import independent
-from graft.rollout.collect import grow
-from graft.rollout.episode_builder import RolloutSetup
+from graft.rollout.collect import build_episode
 from graft.rollout.failure import together
 from graft.rollout.filters import Condition, read_condition
 from graft.rollout.recorded import (
@@ -52,6 +51,7 @@ from graft.rollout.recorded import (
     prompt_of_context,
     spans_of_attempt,
 )
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.train.build import build_run, env_factory, is_chatty
 from graft.train.model import by_itself
@@ -298,7 +298,7 @@ class SampleWork:
         async def worker(waiting: Iterable[int]) -> None:
             for number in waiting:
                 task = next(TaskStream(env, seed, cursor=number))
-                self.note(number, await grow(task, setup, branch))
+                self.note(number, await build_episode(task, setup, branch))
 
         async with together() as group:
             for _ in range(min(self._at_a_time(samples), len(todo))):

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from graft.evaluate.samples import StoredSample
 from graft.rewards.answers import last_answer
-from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.failure import RolloutFailure, together
 from graft.rollout.live_trajectory import LiveTrajectory
+from graft.rollout.setup import RolloutSetup
 from graft.types import Author, Status, Task
 
 Todo = tuple[Task, Sequence[int]]
@@ -26,21 +27,21 @@ Todo = tuple[Task, Sequence[int]]
 
 
 class Attempts(EpisodeBuilder):
-    """An episode whose paths are numbered from outside: the number names their random draws."""
+    """An episode whose trajectories get their numbers, which seed their draws, from the caller."""
 
     async def start(self, number: int) -> LiveTrajectory:
         assert self._prompt is not None, "open() comes first"
         env = await self.fresh_env()
-        path = LiveTrajectory(self, number, self._prompt.fork(self.key(number)), env, tip=0)
-        self.paths.append(path)
-        return path
+        trajectory = LiveTrajectory(self, number, self._prompt.fork(self.key(number)), env, tip=0)
+        self.trajectories.append(trajectory)
+        return trajectory
 
     async def sample(self, number: int) -> StoredSample:
         """Make attempt `number`."""
         started = time.perf_counter()
-        path = await self.start(number)
-        await path.finish()
-        return self._told(path, time.perf_counter() - started)
+        trajectory = await self.start(number)
+        await trajectory.finish()
+        return self._told(trajectory, time.perf_counter() - started)
 
     def failed(self, number: int, failure: RolloutFailure) -> StoredSample:
         """The task could not be posed."""
@@ -61,8 +62,8 @@ class Attempts(EpisodeBuilder):
             error=str(failure),
         )
 
-    def _told(self, path: LiveTrajectory, seconds: float) -> StoredSample:
-        leaf, spans, task = path.leaf, self.episode.spans, self.episode.task
+    def _told(self, trajectory: LiveTrajectory, seconds: float) -> StoredSample:
+        leaf, spans, task = trajectory.leaf, self.episode.spans, self.episode.task
         assert leaf is not None, "finish() comes first"
         written = [
             spans[i]
@@ -72,11 +73,12 @@ class Attempts(EpisodeBuilder):
         ]
         said = [span for span in written if span.author is Author.POLICY]
         is_done = leaf.status is Status.DONE
-        counted: int | None = getattr(path.context, "sampled", None)  # where a server counts tokens
+        # where a server counts tokens
+        counted: int | None = getattr(trajectory.context, "sampled", None)
         return StoredSample(
             task=task.id,
             seed=task.seed,
-            sample=path.number,
+            sample=trajectory.number,
             source=task.data_source,
             text="".join(span.text for span in written),
             answer=last_answer(said[-1].text) if said and is_done else "",

@@ -31,7 +31,7 @@ from graft.models.decoder import Decoder
 from graft.models.io.load import ModelFileError
 from graft.protocols import Env
 from graft.rewards.choice import make_reward
-from graft.rollout.episode_builder import RolloutSetup
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import with_actions

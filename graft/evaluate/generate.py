@@ -15,8 +15,8 @@ from graft.models.extra_actions import ACTIONS
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import load_model
 from graft.protocols import Engine
-from graft.rollout.episode_builder import draw_key
 from graft.rollout.event_loop import run
+from graft.rollout.setup import draw_key
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Message, Sampling

@@ -1,4 +1,4 @@
-"""Many episodes at once, without a barrier: each goes on as soon as its own answer is there."""
+"""Many episodes at once, without a barrier: each continues as soon as its own answer is there."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from contextlib import nullcontext
 from inspect import isawaitable
 
 from graft.rollout.branches.branch import Branch
-from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.failure import RolloutFailure, together
+from graft.rollout.setup import RolloutSetup
 from graft.types import Episode, Status, Task
 from graft.user_code import Giver, UserCodeError, naming, refusal, source_of
 
 
-async def grow(task: Task, setup: RolloutSetup, branch: Branch, place: int = 0) -> Episode:
-    """One episode, from its prompt to its last leaf; `place` is the task's among its neighbours."""
-    async with EpisodeBuilder(task, setup, place) as builder:
+async def build_episode(task: Task, setup: RolloutSetup, branch: Branch, index: int = 0) -> Episode:
+    """One episode, from its prompt to its last leaf.
+
+    `index` is the position of the task among those that are attempted together.
+    """
+    async with EpisodeBuilder(task, setup, index) as builder:
         try:
             await builder.open()
-            await _grown(builder, branch)
-            check_grown(builder, branch)
+            await _run_branch(builder, branch)
+            check_complete(builder, branch)
         except RolloutFailure as failure:
             builder.settle()
             builder.fail(failure)
@@ -30,30 +34,31 @@ async def grow(task: Task, setup: RolloutSetup, branch: Branch, place: int = 0) 
         return builder.episode
 
 
-async def _grown(builder: EpisodeBuilder, branch: Branch) -> None:
-    growing = branch(builder)
-    if not isawaitable(growing):
-        raise refusal(Giver(branch, "branch"), growing, "an awaitable: write `async def`")
+async def _run_branch(builder: EpisodeBuilder, branch: Branch) -> None:
+    running = branch(builder)
+    if not isawaitable(running):
+        raise refusal(Giver(branch, "branch"), running, "an awaitable: write `async def`")
     is_ours = getattr(source_of(branch), "__module__", "").startswith("graft.")
     with nullcontext() if is_ours else naming(branch, "branch", RolloutFailure):
-        await growing
+        await running
 
 
-def check_grown(builder: EpisodeBuilder, branch: Branch) -> None:
-    """Refuse a branch that leaves attempts unfinished, or grows another number than was asked for."""
-    live = [path for path in builder.paths if path.is_live]
+def check_complete(builder: EpisodeBuilder, branch: Branch) -> None:
+    """Refuse a branch that leaves attempts unfinished, or makes another number than required."""
+    made = builder.trajectories
+    live = [trajectory for trajectory in made if trajectory.is_live]
     if live:
         raise UserCodeError(
-            f"{Giver(branch, 'branch')} returned while {len(live)} of its {len(builder.paths)} attempts were "
-            "not over; `await path.finish()` for each, or asyncio.gather them"
+            f"{Giver(branch, 'branch')} returned while {len(live)} of its {len(made)} attempts were "
+            "not over; `await trajectory.finish()` for each, or asyncio.gather them"
         )
-    own = sum(path.twin_of is None for path in builder.paths)
-    wanted = builder.setup.samples
-    if wanted is not None and own != wanted and not getattr(branch, "any_number", False):
+    count = sum(trajectory.twin_of is None for trajectory in made)
+    required = builder.setup.samples
+    if required is not None and count != required and not getattr(branch, "any_number", False):
         raise UserCodeError(
-            f"{Giver(branch, 'branch')} grew {own} attempts, and rollout.samples={wanted}; take `samples` as "
-            "a parameter of the function that makes the branch and begin so many. "
-            "branch.any_number = True says that the number may differ"
+            f"{Giver(branch, 'branch')} made {count} attempts, and rollout.samples={required}; take "
+            "`samples` as a parameter of the function that makes the branch, and start that many. "
+            "branch.any_number = True allows another number"
         )
 
 
@@ -64,15 +69,15 @@ def collect(
     *,
     concurrency: int = 256,
     on_episode: Callable[[Episode], None] | None = None,
-    places: Sequence[int] | None = None,
+    indices: Sequence[int] | None = None,
 ) -> list[Episode]:
-    """Episodes of all tasks, in the order of the tasks; at most `concurrency` grow at a time.
+    """Episodes of all tasks, in the order of the tasks; at most `concurrency` at a time.
 
-    `places` are the tasks' numbers among their neighbours, where these are not all of them.
+    `indices` are the positions of the tasks, where these are only some of those attempted together.
     """
     return run(
         lambda: collect_async(
-            tasks, setup, branch, concurrency=concurrency, on_episode=on_episode, places=places
+            tasks, setup, branch, concurrency=concurrency, on_episode=on_episode, indices=indices
         )
     )
 
@@ -84,30 +89,31 @@ async def collect_async(
     *,
     concurrency: int = 256,
     on_episode: Callable[[Episode], None] | None = None,
-    places: Sequence[int] | None = None,
+    indices: Sequence[int] | None = None,
 ) -> list[Episode]:
-    """`collect` on the event loop that is running."""
-    places = range(len(tasks)) if places is None else places
+    """`collect` on the running event loop."""
+    indices = range(len(tasks)) if indices is None else indices
     gate = asyncio.Semaphore(concurrency)
 
-    async def one(place: int, task: Task) -> Episode:
+    async def build(index: int, task: Task) -> Episode:
         async with gate:
-            episode = await grow(task, setup, branch, place)
+            episode = await build_episode(task, setup, branch, index)
         if on_episode is not None:
             on_episode(episode)
         return episode
 
     async with together() as group:
-        requests = [
-            group.create_task(one(place, task)) for place, task in zip(places, tasks, strict=True)
+        running = [
+            group.create_task(build(index, task))
+            for index, task in zip(indices, tasks, strict=True)
         ]
-    return [request.result() for request in requests]
+    return [one.result() for one in running]
 
 
 def is_flat(episode: Episode) -> bool:
-    """True if every attempt of the policy's own earned the same: its group-relative advantage is 0.
+    """True if all attempts of the policy earned the same: their group-relative advantage is 0.
 
-    Counterfactual attempts are not its own; one that such a twin replaces in training still is.
+    Counterfactual attempts do not count; an attempt that a twin replaces in training does.
     """
     rewards = {
         leaf.reward
@@ -125,8 +131,8 @@ def collect_informative(
 ) -> tuple[list[Episode], list[Episode]]:
     """DAPO's dynamic sampling: draw tasks until `wanted` groups have some variance in reward.
 
-    Returns (kept, set aside). After `max_rounds` draws the step goes on with what there is; flat
-    groups then fill the places that are left, so that a step never trains on nothing.
+    Returns (kept, set aside). After `max_rounds` draws the step takes the groups that there are; flat
+    groups fill the places that are left, so that a step never trains on nothing.
     """
     kept: list[Episode] = []
     flat: list[Episode] = []

@@ -1,4 +1,4 @@
-"""A failed rollout is data: one place turns what went wrong into a leaf's status."""
+"""A failed rollout is data: `boundary` turns an exception into the status of a leaf."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _shown: set[str] = set()
 
 
 class RolloutFailure(Exception):
-    """An attempt cannot go on; `status` says whose fault, the text says what was seen."""
+    """An attempt cannot continue; `status` is the cause, the text what was seen."""
 
     def __init__(self, status: Status, reason: str, trace: str = "") -> None:
         super().__init__(reason)
         self.status = status
         self.trace = trace
-        """The traceback of the code that raised; "": nothing was raised, as at a deadline."""
+        """The traceback of the code that raised; "" where none did, as at a deadline."""
 
     def write(self, info: dict[str, Any]) -> None:
         """Into the info of the span where it happened."""
@@ -39,9 +39,9 @@ class RolloutFailure(Exception):
 
 @asynccontextmanager
 async def together() -> AsyncIterator[asyncio.TaskGroup]:
-    """A TaskGroup whose first failure is raised as it is: the first cause is the one worth reading.
+    """A TaskGroup that raises its first failure instead of a group of exceptions.
 
-    Not by a starred except clause, which wraps what is raised inside it in a group before Python 3.11.4.
+    Not by a starred except clause, which before Python 3.11.4 wraps an exception raised inside it.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -55,12 +55,12 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
 
 @asynccontextmanager
 async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
-    """Name a step that others' code takes; whatever goes wrong in it is a Failure of this path only.
+    """Name a step in users' code; an exception in it is a RolloutFailure of this trajectory only.
 
     `EngineError` and `ToolError` keep their own status, passing the deadline is a TIMEOUT, and any
     other exception inside "env ..." is that environment's. Exceptions elsewhere are bugs of ours and
-    go through, and so does a UserCodeError: an environment that answers with something that is no
-    answer will do so again.
+    are raised, and so is a UserCodeError: an environment that returns something of a wrong type will do
+    so again.
     """
     clock = asyncio.timeout(deadline)
     try:
@@ -75,7 +75,7 @@ async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
     except ToolError as error:
         trace = "" if error.__cause__ is None else trace_of(error)
         raise RolloutFailure(Status.TOOL_ERROR, f"{what}: {error}", trace) from error
-    except (Exception, SystemExit) as error:  # exit() in an env's code is no wish to end the run
+    except (Exception, SystemExit) as error:  # exit() in an env's code does not end the run
         if isinstance(error, NotFinite) and what.startswith("env"):
             raise RolloutFailure(Status.ENV_ERROR, f"{what}: {error}") from error
         if isinstance(error, UserCodeError) or not what.startswith("env"):

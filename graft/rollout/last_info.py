@@ -1,4 +1,4 @@
-"""The info of an environment's last turn, as a leaf keeps it: plain JSON, and not much of it.
+"""The info of an environment's last turn, as a leaf keeps it: plain JSON of limited size.
 
     {"score": np.float64(0.5), "grid": [[0, ...], ...]}   ->   {"score": 0.5, "left_out": ["grid"]}
 
@@ -17,7 +17,7 @@ MOST_OF_ONE, MOST_OF_ALL = 4_096, 16_384
 """Characters of JSON that one entry and all of them may have."""
 
 OF_THE_TASK = ("answer", "tools", "meta", "data_source")
-"""Entries of a reset that the task holds already."""
+"""Entries of a reset's info that the task holds."""
 
 
 def last_info(info: Any) -> dict[str, Any]:
@@ -30,9 +30,7 @@ def last_info(info: Any) -> dict[str, Any]:
         try:
             entry = plain(value)
             size = len(json.dumps(entry, ensure_ascii=False).encode())
-        except (
-            Exception
-        ):  # whatever an object of an environment raises when it is asked for its text
+        except Exception:  # objects of an environment may raise anything when they are converted
             size = MOST_OF_ALL + 1
         if size <= min(MOST_OF_ONE, room):
             kept[str(name)] = entry
@@ -43,5 +41,5 @@ def last_info(info: Any) -> dict[str, Any]:
 
 
 def info_of_reset(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what has become part of the task."""
+    """The info of a reset, without the entries that the task holds."""
     return {name: value for name, value in info.items() if name not in OF_THE_TASK}

@@ -1,27 +1,29 @@
-"""One live attempt: sample, act, read the answer, until it is over.
+"""One live attempt: sample, act, observe, until it is over.
 
 With actions, sampling also stops where a call is complete, and the environment need not look for it:
 
     policy  "So compare A and B"    env.step(Called(text, "compare", ("A", "B")))
     env     ": A < B\n"             "A < B" in the answer template of the actions, inline
 
-A turn may be begun and finished later: a branch that looks at the first tokens after an observation
-takes them with `begin`, and may `fork` there; the fork has the same past and none of these tokens.
+A branch may sample the first tokens of a turn with `begin`, decide, and `fork`: the fork has the same
+past and none of these tokens. `turn` samples the rest.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graft.protocols import Context, Env, Reward
-from graft.rewards.weighted import WeightedSum
+from graft.protocols import Context, Env
+from graft.rollout.env_calls import call, close_env, fork_env
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.last_info import last_info
-from graft.rollout.threads import in_thread
+from graft.rollout.reward_call import compute_reward
+from graft.rollout.setup import RolloutSetup, draw_key
+from graft.text.chat import TEMPLATE
 from graft.text.transcript import Transcript
 from graft.types import (
     Author,
@@ -30,6 +32,7 @@ from graft.types import (
     Episode,
     Finish,
     Leaf,
+    Message,
     Sampling,
     Span,
     Status,
@@ -37,52 +40,111 @@ from graft.types import (
     Trajectory,
     Turn,
 )
-from graft.user_code import (
-    Giver,
-    UserCodeError,
-    as_number,
-    as_posed,
-    as_turn,
-    check_fork,
-    naming,
-    raised,
-    user_frame,
-)
+from graft.user_code import Giver, as_number, as_turn
 
-if TYPE_CHECKING:
-    from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+
+class TurnStage(StrEnum):
+    """How far a turn of the policy has come."""
+
+    SAMPLING = "sampling"
+    """Its first tokens are there, and more may follow."""
+    SAMPLED = "sampled"
+    """Complete; the environment does not know of it yet."""
+    ACTING = "acting"
+    """The environment computes its answer."""
+    OVER = "over"
+    """The environment has answered, or the attempt has ended. Before the first turn too."""
+
+
+@dataclass(slots=True)
+class PartialTurn:
+    """A turn of the policy in progress, or the last one.
+
+    begin(4)               ["So c"]                        SAMPLING
+    new weights, turn()    ["So c", "ompare A and B"]      SAMPLED     a span per version
+    env.step               the same                        ACTING, then OVER
+    """
+
+    spans: list[Span] = field(default_factory=list[Span])
+    mode: int | None = None
+    """Of the context before the first token."""
+    stage: TurnStage = TurnStage.OVER
+    finish: Finish | None = None
+    """Why sampling ended; None: it has not."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the environment still waits for it."""
+        return self.stage in (TurnStage.SAMPLING, TurnStage.SAMPLED)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for span in self.spans for token in span.tokens]
+
+
+class EpisodeDraft:
+    """What the live trajectories of one episode share."""
+
+    def __init__(self, task: Task, setup: RolloutSetup) -> None:
+        self.setup = setup
+        self.episode = Episode(task)
+        self.trajectories: list[LiveTrajectory] = []
+        self.tools: Any = None
+        """Schemas that the chat template shows in every prompt of this task."""
+        self.info: Mapping[str, Any] = {}
+        """The info of the environment's reset, without the parts that the task holds."""
+        self.transcript: Transcript | None = None
+        """The prompt, where the chat template is followed to the letter."""
+        self.keep_open = False
+        """True: contexts of ended trajectories stay open, for a branch that forks in the past."""
+
+    def key(self, number: int, purpose: str = "") -> int:
+        """Seeds the draws of trajectory `number`; draws other than its tokens have a purpose."""
+        return draw_key(self.setup.salt, self.episode.task.id + purpose, number)
+
+    def add(self, context: Context, env: Env, tip: int) -> LiveTrajectory:
+        """One more trajectory, which continues span `tip`."""
+        trajectory = LiveTrajectory(self, len(self.trajectories), context, env, tip)
+        self.trajectories.append(trajectory)
+        return trajectory
+
+    def prompt_tokens(
+        self, prompt: str | list[Message], tools: Any = None
+    ) -> tuple[list[int], Transcript | None]:
+        """The tokens of a prompt and of the prefill; a text is rendered already.
+
+        `tools` belong to a prompt that brings its own; an empty list means none.
+        """
+        chat, prefill = self.setup.chat, self.setup.prefill
+        if isinstance(prompt, str):
+            return chat.prefilled(chat.tokenizer.encode(prompt), prefill), None
+        offered = self.tools if tools is None else tools or None
+        tokens = chat.prefilled(chat.prompt(prompt, offered), prefill)
+        if chat.history != TEMPLATE:
+            return tokens, None
+        return tokens, Transcript.of(chat, prompt, offered, tokens, prefill)
 
 
 class LiveTrajectory:
     """An engine context, an environment, and the last span written."""
 
     def __init__(
-        self, builder: EpisodeBuilder, number: int, context: Context, env: Env, tip: int
+        self, draft: EpisodeDraft, number: int, context: Context, env: Env, tip: int
     ) -> None:
-        self.builder, self.number = builder, number
+        self.draft, self.number = draft, number
         self.context, self.env, self.tip = context, env, tip
         self.past: list[int] = []  # the tips of contexts that an observation has replaced
-        self.transcripts: list[Transcript] = (
-            [] if builder.transcript is None else [builder.transcript]
-        )
+        self.transcripts: list[Transcript] = [] if draft.transcript is None else [draft.transcript]
         """What the context showed before each turn, where the template is followed to the letter."""
-        self.actions: list[str] = []  # what the environment heard, turn by turn
+        self.actions: list[str] = []  # what env.step was called with, turn by turn
         self.metrics: dict[str, float] = {"turns": 0.0, "tool_calls": 0.0, "tool_failures": 0.0}
         self.reward = 0.0
-        self.info: Mapping[str, Any] = builder.info
+        self.info: Mapping[str, Any] = draft.info
         """Of the environment's last answer."""
         self.leaf: Leaf | None = None
         self.twin_of: LiveTrajectory | None = None
-        """The path that this one is the counterfactual of."""
-        self.begun: Span | None = None
-        """The last it has said of a turn that is not over."""
-        self.turn_spans: list[Span] = []
-        """What it has sampled in its latest turn: two or more where new weights came in the middle."""
-        self.spoken: Span | None = None
-        """The last span that it has sampled itself."""
-        self._mode: int | None = None  # of the context, before what is begun
-        self._finish: Finish | None = None  # how a turn ended that nobody has heard yet
-        self._is_acting = False
+        """The trajectory that this one is the counterfactual of."""
+        self.partial = PartialTurn()
 
     @property
     def is_live(self) -> bool:
@@ -90,13 +152,18 @@ class LiveTrajectory:
 
     @property
     def spans(self) -> list[Span]:
-        """All it went through, context after context."""
-        episode = self.builder.episode
+        """All spans from its first context to its last."""
+        episode = self.draft.episode
         return [episode.spans[i] for tip in (*self.past, self.tip) for i in episode.walk(tip)]
 
     @property
-    def has_room(self) -> bool:
-        """Whether it may say one more token."""
+    def last_sampled(self) -> Span | None:
+        """The last span that it has sampled itself; one that it shares as a fork is not."""
+        return self.partial.spans[-1] if self.partial.spans else None
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether turn and context have room for one more token."""
         return self._sampling(None) is not None
 
     async def finish(self) -> None:
@@ -105,201 +172,156 @@ class LiveTrajectory:
             await self.turn()
 
     async def turn(self) -> None:
-        """Sample what is left of a turn, act, read the answer. A failure ends this path, no other."""
-        await self._unless_it_fails(self._turn())
+        """Sample the rest of a turn, act, observe. A failure ends this trajectory and no other."""
+        await self._ending_on_failure(self._turn())
 
     async def begin(self, tokens: int) -> None:
-        """Sample the first `tokens` of the next turn; `turn` goes on from there."""
-        await self._unless_it_fails(self._speak(tokens))
+        """Sample the first `tokens` of the next turn; `turn` samples the rest."""
+        await self._ending_on_failure(self._sample(tokens))
 
-    async def _unless_it_fails(self, steps: Awaitable[None]) -> None:
+    async def _ending_on_failure(self, steps: Awaitable[None]) -> None:
         try:
             await steps
         except RolloutFailure as failure:
-            failure.write(self.builder.episode.spans[self.tip].info)
-            if self._is_acting and getattr(self.env, "tools", None):  # no turn tells of this call
+            info = self.draft.episode.spans[self.tip].info
+            failure.write(info)
+            # no turn reports a call that broke the step
+            if self.partial.stage is TurnStage.ACTING and getattr(self.env, "tools", None):
                 self.metrics["tools/broken"] = self.metrics.get("tools/broken", 0.0) + 1
-                self.builder.episode.spans[self.tip].info["tool_calls"] = 1
+                info["tool_calls"] = 1
             await self.end(failure.status)
 
     async def _turn(self) -> None:
-        setup = self.builder.setup
-        if self._finish is None:
-            await self._speak()
-        if self.leaf is not None or self.begun is None:
+        setup = self.draft.setup
+        if self.partial.stage is not TurnStage.SAMPLED:  # `begin` may have sampled all of it
+            await self._sample()
+        if not self.is_live:
             return None
-        span, finish, self.begun, self._finish = self.begun, self._finish, None, None
+        finish, self.partial.stage = self.partial.finish, TurnStage.OVER
         self.metrics["turns"] += 1
         if finish in (Finish.LENGTH, Finish.ABORT):
             return await self.end(Status.TRUNCATED if finish is Finish.LENGTH else Status.ABORTED)
 
-        is_closed = setup.chat.is_closed(self._turn_tokens())
-        said = self._said(is_call=finish is Finish.EXIT)
-        self._is_acting = True
-        async with boundary(f"env {self.builder.episode.task.env} step", setup.deadline):
-            turn = as_turn(
-                await call(self.env, self.env.step, said), Giver(self.env, "env", "step")
-            )
-            self._is_acting = False
-        self.actions.append(said)
-        span.reward = turn.reward
-        self.reward += turn.reward
-        self.info = turn.info
-        self.count(turn.info)
-        if "tool" in turn.info:
-            refused = turn.info.get("tool_refusals", 0)
-            span.info["tool_calls"] = turn.info.get("tool_calls", 1) - refused
+        is_closed = setup.chat.is_closed(self.partial.tokens)
+        action = self._action(is_call=finish is Finish.EXIT)
+        turn = await self._act(action)
+        self._record(action, turn)
         if turn.is_over:
             return await self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
         if self.metrics["turns"] >= setup.max_turns:
             return await self.end(Status.TRUNCATED)
-        async with boundary(f"env {self.builder.episode.task.env} answer", setup.deadline):
-            self._observe(turn, said, is_closed)
+        async with boundary(f"env {self.draft.episode.task.env} answer", setup.deadline):
+            self._observe(turn, action, is_closed)
 
-    async def _speak(self, most: int | None = None) -> None:
-        """Sample the turn, or `most` tokens of it, after what of it is there already.
+    async def _sample(self, most: int | None = None) -> None:
+        """Sample the turn, or `most` tokens of it, after the tokens of it that are there already.
 
-        Where new weights come in the middle, it goes on with them in a span of its own.
+        Where new weights arrive in the middle, the rest is sampled with them, in a span of its own.
         """
-        setup = self.builder.setup
-        finish, is_part = Finish.PAUSE, False
+        setup, task = self.draft.setup, self.draft.episode.task
+        grammar = None if setup.actions is None else setup.actions.grammar
+        finish, is_first_part = Finish.PAUSE, False
         while finish is Finish.PAUSE:
             sampling = self._sampling(most)
             if sampling is None:
                 return await self.end(Status.TRUNCATED)
-            if self.begun is None:
-                self._mode = self.context.mode
-            async with boundary(f"completion of {self.builder.episode.task.id}", setup.deadline):
-                grammar = None if setup.actions is None else setup.actions.grammar
+            mode = self.partial.mode if self.partial.is_open else self.context.mode
+            async with boundary(f"completion of {task.id}", setup.deadline):
                 completion = await self.context.sample(sampling, grammar)
-            finish, said = completion.finish, len(completion.tokens)
-            if said or finish is not Finish.PAUSE:
-                self._write(completion)
-            if finish is Finish.PAUSE and said == sampling.max_tokens:
-                finish = Finish.LENGTH  # paused behind the last token that was asked for
-            is_part = finish is Finish.LENGTH and said == most
-            most = None if most is None else most - said
-        self._finish = None if is_part and self.has_room else finish
+            finish, count = completion.finish, len(completion.tokens)
+            if count or finish is not Finish.PAUSE:
+                self._append(completion, mode)
+            if finish is Finish.PAUSE and count == sampling.max_tokens:
+                finish = Finish.LENGTH  # paused behind the last token of the request
+            is_first_part = finish is Finish.LENGTH and count == most
+            most = None if most is None else most - count
+        if not (is_first_part and self.can_sample):
+            self.partial.stage, self.partial.finish = TurnStage.SAMPLED, finish
 
-    def _write(self, completion: Completion) -> None:
-        """Add what was sampled: to the span it goes on with, where both are of the same weights.
+    def _append(self, completion: Completion, mode: int | None) -> None:
+        """Add sampled tokens: to the last span of the turn, where both are of the same weights.
 
-        The words of a turn stand in its last span, those before it have none: a character may lie
-        across the seam, and whoever looks for an answer finds it whole.
+        The text of a turn is kept in its last span, and those before it have none: a character may
+        lie across the seam, and a search for an answer finds it whole.
         """
-        span = self.begun
-        if span is None:
-            self.turn_spans = []
-        tokens = self._turn_tokens() + completion.tokens
-        text = self._words(tokens)
-        if span is not None and span.version == completion.version:
-            span.go_on(completion, text)
-        else:
-            if span is not None:
-                span.text = ""
-            self.begun = Span.sampled(self.tip, completion, text)
-            self.tip = self.builder.episode.append(self.begun)
-            self.turn_spans.append(self.begun)
-        self.spoken = self.begun
-
-    def _turn_tokens(self) -> list[int]:
-        return [token for span in self.turn_spans for token in span.tokens]
+        if not self.partial.is_open:
+            self.partial = PartialTurn(mode=mode, stage=TurnStage.SAMPLING)
+        spans = self.partial.spans
+        text = self._text_of(self.partial.tokens + completion.tokens)
+        if spans and spans[-1].version == completion.version:
+            return spans[-1].go_on(completion, text)
+        if spans:
+            spans[-1].text = ""
+        spans.append(Span.sampled(self.tip, completion, text))
+        self.tip = self.draft.episode.append(spans[-1])
 
     def _sampling(self, most: int | None) -> Sampling | None:
-        """The setup's sampling, cut to the room that is left and stopped where a turn ends.
+        """The setup's sampling, limited to the tokens that are left, with the ends of a turn as stops.
 
-        None where there is no room. With actions a call ends by itself, not by a stop string.
-        `most` tokens are asked for only where more could follow.
+        None where no token is left. With actions the grammar ends a call, not a stop string. The
+        limit is `most` only where more could follow.
         """
-        setup = self.builder.setup
-        asked, chat = setup.sampling, setup.chat
+        setup = self.draft.setup
+        base, chat = setup.sampling, setup.chat
         begun = sum(map(len, self._open_spans()))
-        limit = min(asked.max_tokens - begun, setup.max_context - len(self.context.tokens))
+        limit = min(base.max_tokens - begun, setup.max_context - len(self.context.tokens))
         if limit <= 0:
             return None
         limit = limit if most is None or most >= limit else most
         end = () if chat.end_ids or not chat.end_text else (chat.end_text,)
         stop = self.env.stop if setup.actions is None else ()
-        return _within(asked, limit, (*stop, *end), tuple(chat.end_ids), begun)
+        return _limited(base, limit, (*stop, *end), tuple(chat.end_ids), begun)
 
     def _open_spans(self) -> list[Span]:
-        """The policy's spans since somebody else spoke: one, or more where it was split or forced."""
-        spans = [self.builder.episode.spans[i] for i in self.builder.episode.walk(self.tip)]
+        """The policy's spans behind the last span of another author.
+
+        Usually one; more where new weights arrived, a span was split, or a call was forced.
+        """
+        spans = [self.draft.episode.spans[i] for i in self.draft.episode.walk(self.tip)]
         others = [i for i, span in enumerate(spans) if span.author is not Author.POLICY]
         return spans[others[-1] + 1 :]
 
-    def _said(self, is_call: bool) -> str:
-        """What the environment hears: the text of the turn, which may be a call."""
-        spans, actions = self._open_spans(), self.builder.setup.actions
+    def _action(self, is_call: bool) -> str:
+        """The argument of env.step: the text of the turn, which may be a call."""
+        spans, actions = self._open_spans(), self.draft.setup.actions
         text = spans[0].text
         if len(spans) > 1:  # decoded as one: a character may lie across the seam
-            text = self._words([token for span in spans for token in span.tokens])
+            text = self._text_of([token for span in spans for token in span.tokens])
         if not is_call or actions is None:
             return text
         chosen = [action for span in spans for action in span.actions]
         tool, arguments = actions.read(chosen, [mode for span in spans for mode in span.modes])
         return Called(text, tool, arguments)
 
-    def _words(self, tokens: list[int]) -> str:
+    def _text_of(self, tokens: list[int]) -> str:
         """The text of the context's last tokens, without the end of the turn."""
         written = self.context.tokens
         last = written[-len(tokens) - 1] if len(written) > len(tokens) else None
-        return self.builder.setup.chat.words(tokens, last)
+        return self.draft.setup.chat.words(tokens, last)
 
-    def _observe(self, turn: Turn, said: str, is_closed: bool) -> None:
-        """Append the environment's words: inside the policy's own turn, or as a chat message.
+    async def _act(self, action: str) -> Turn:
+        """The environment's answer."""
+        env, setup = self.env, self.draft.setup
+        self.partial.stage = TurnStage.ACTING
+        async with boundary(f"env {self.draft.episode.task.env} step", setup.deadline):
+            turn = as_turn(await call(env, env.step, action), Giver(env, "env", "step"))
+            self.partial.stage = TurnStage.OVER
+        return turn
 
-        A turn may say how by itself: a tool's result inline, the world's answer as a message. A
-        wrapper that rewrites the history gives the whole next prompt, and a new context begins; so
-        it does where the chat template rewrites and is followed to the letter.
-        """
-        builder, observation, last = self.builder, turn.observation, self.context.tokens[-1]
-        chat, actions = builder.setup.chat, builder.setup.actions
-        role = turn.info.get("observe_as", self.env.observe_as)
-        if role == "prompt":
-            message = {"role": "user", "content": observation}
-            return self._begin_anew(*builder.begin([message]), observation)
-        if role == "raw":
-            return self._begin_anew(*builder.begin(observation), observation)
-        if role == "messages":  # a request of its own: a sub-agent's, or a rewritten history
-            asked, tools = turn.info["messages"], turn.info.get("tools")
-            return self._begin_anew(*builder.begin(asked, tools), observation)
-        if role == "inline":
-            if actions is not None and isinstance(said, Called):
-                observation = actions.render(said.tool, observation)
-            tokens = chat.tokenizer.encode_plain(observation, last)
-        else:
-            several = turn.info.get("tool_results") if role == "tool" else None
-            words = several or [observation]  # calls made in one message are answered one by one
-            messages = [{"role": role, "content": text} for text in words]
-            if self.transcripts:
-                known, written = self.transcripts[-1], self.context.tokens
-                transcript, tokens, is_new = known.answered(chat, written, messages)
-                if is_new:
-                    return self._begin_anew(tokens, transcript, transcript.shown)
-                self.transcripts.append(transcript)
-            else:
-                tool = str(turn.info.get("tool") or "tool")
-                tokens = chat.extend(messages, closed=is_closed, last=last, tool=tool)
-        self.tip = builder.episode.append(Span(self.tip, Author.ENV, tokens, text=observation))
-        self.context.append(tokens)
+    def _record(self, action: str, turn: Turn) -> None:
+        """Reward, info and tool counts of a turn."""
+        span = self.partial.spans[-1]
+        self.actions.append(action)
+        span.reward = turn.reward
+        self.reward += turn.reward
+        self.info = turn.info
+        self.count_tools(turn.info)
+        if "tool" in turn.info:
+            refused = turn.info.get("tool_refusals", 0)
+            span.info["tool_calls"] = turn.info.get("tool_calls", 1) - refused
 
-    def _begin_anew(self, tokens: list[int], transcript: Transcript | None, text: str) -> None:
-        """Go on from a new root; the leaf will have one walk per context."""
-        builder = self.builder
-        self.past.append(self.tip)
-        root = Span(None, Author.TASK, tokens, text=text)
-        self.transcripts = []
-        if transcript is not None:
-            self.transcripts = [transcript]
-            root.info["messages"] = transcript.spoken(builder.setup.chat)
-        self.tip = builder.episode.append(root)
-        self.context.close()
-        key = builder.key(self.number, f"/{len(self.past)}")  # its draws are its own
-        self.context = builder.setup.engine.open(tokens, key=key)
-
-    def count(self, info: dict[str, Any]) -> None:
-        """Add up what a turn says of tools."""
+    def count_tools(self, info: dict[str, Any]) -> None:
+        """Add a turn's tool calls to the metrics."""
         if "tool" in info:
             self.metrics["tool_calls"] += info.get("tool_calls", 1)
             failures = info.get("tool_failures", not info.get("tool_ok", True))
@@ -309,22 +331,74 @@ class LiveTrajectory:
                 who = Giver(self.env, "env", "step")
                 self.metrics[name] = as_number(value, who, verb=f"gave as info[{name!r}]")
 
-    async def fork(self) -> LiveTrajectory:
-        """A second path with the same past; from here on the two are strangers.
+    def _observe(self, turn: Turn, action: str, is_closed: bool) -> None:
+        """Append the observation: inside the policy's own turn, or as a chat message.
 
-        Of a turn that is begun it has nothing: it goes on behind the last observation.
+        The info of a turn may decide which: a tool's result inline, the world's answer as a message.
+        A wrapper that rewrites the history gives the whole next prompt, which starts a new context;
+        so does a chat template that rewrites and is followed to the letter.
         """
-        builder = self.builder
-        env = await fork_env(self.env, builder.setup, builder.episode.task, self.actions)
-        key, tip = builder.key(len(builder.paths)), self.tip
-        if self.begun is None:
+        draft, observation, last = self.draft, turn.observation, self.context.tokens[-1]
+        chat, actions = draft.setup.chat, draft.setup.actions
+        role = turn.info.get("observe_as", self.env.observe_as)
+        if role == "prompt":
+            message = {"role": "user", "content": observation}
+            return self._new_context(*draft.prompt_tokens([message]), observation)
+        if role == "raw":
+            return self._new_context(*draft.prompt_tokens(observation), observation)
+        if role == "messages":  # a request of its own: a sub-agent's, or a rewritten history
+            prompt, tools = turn.info["messages"], turn.info.get("tools")
+            return self._new_context(*draft.prompt_tokens(prompt, tools), observation)
+        if role == "inline":
+            if actions is not None and isinstance(action, Called):
+                observation = actions.render(action.tool, observation)
+            tokens = chat.tokenizer.encode_plain(observation, last)
+        else:
+            results = turn.info.get("tool_results") if role == "tool" else None
+            texts = results or [observation]  # calls made in one message are answered one by one
+            messages = [{"role": role, "content": text} for text in texts]
+            if self.transcripts:
+                known, written = self.transcripts[-1], self.context.tokens
+                transcript, tokens, is_new = known.answered(chat, written, messages)
+                if is_new:
+                    return self._new_context(tokens, transcript, transcript.shown)
+                self.transcripts.append(transcript)
+            else:
+                tool = str(turn.info.get("tool") or "tool")
+                tokens = chat.extend(messages, closed=is_closed, last=last, tool=tool)
+        self.tip = draft.episode.append(Span(self.tip, Author.ENV, tokens, text=observation))
+        self.context.append(tokens)
+
+    def _new_context(self, tokens: list[int], transcript: Transcript | None, text: str) -> None:
+        """Continue from a new root; the leaf will have one walk per context."""
+        draft = self.draft
+        self.past.append(self.tip)
+        root = Span(None, Author.TASK, tokens, text=text)
+        self.transcripts = []
+        if transcript is not None:
+            self.transcripts = [transcript]
+            root.info["messages"] = transcript.spoken(draft.setup.chat)
+        self.tip = draft.episode.append(root)
+        self.context.close()
+        key = draft.key(self.number, f"/{len(self.past)}")  # draws of its own
+        self.context = draft.setup.engine.open(tokens, key=key)
+
+    async def fork(self) -> LiveTrajectory:
+        """A second trajectory with the same past, independent from here on.
+
+        It has no token of a turn in progress: it continues behind the last observation.
+        """
+        draft, turn = self.draft, self.partial
+        env = await fork_env(self.env, draft.setup, draft.episode.task, self.actions)
+        key, tip = draft.key(len(draft.trajectories)), self.tip
+        if not turn.is_open:
             context = self.context.fork(key)
         else:
-            first, said = self.turn_spans[0], len(self._turn_tokens())
-            assert first.parent is not None
-            context = self.context.fork(key, at=len(self.context.tokens) - said)
-            context.mode, tip = self._mode, first.parent
-        twin = builder.add(context, env, tip)
+            parent = turn.spans[0].parent
+            assert parent is not None
+            context = self.context.fork(key, at=len(self.context.tokens) - len(turn.tokens))
+            context.mode, tip = turn.mode, parent
+        twin = draft.add(context, env, tip)
         twin.past, twin.transcripts = [*self.past], [*self.transcripts]
         twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward
         twin.info = self.info
@@ -335,25 +409,24 @@ class LiveTrajectory:
         tips, info = (*self.past, self.tip), last_info(self.info)
         self.leaf = Leaf(tips, self.reward, status, metrics=self.metrics, info=info)
         if self.metrics["turns"] and status.is_trainable:
-            await self._judge(self.leaf)
-        if self.builder.keep_open:
+            await self._apply_reward(self.leaf)
+        if self.draft.keep_open:
             close_env(self.env)
         else:
             self.close()
 
-    async def _judge(self, leaf: Leaf) -> None:
-        """Let the setup's reward, if it has one, take the place of the environment's."""
-        episode, setup = self.builder.episode, self.builder.setup
-        reward = setup.reward
-        if reward is None:
+    async def _apply_reward(self, leaf: Leaf) -> None:
+        """The setup's reward function, where there is one, replaces the environment's rewards."""
+        episode, setup = self.draft.episode, self.draft.setup
+        if setup.reward is None:
             return
         spans = [episode.spans[i] for i in episode.walk(self.tip)]
-        row = Trajectory(_as_only_leaf(episode, leaf), 0, len(self.past), spans)
+        alone = Episode(episode.task, episode.spans, [leaf])  # as this attempt sees it
+        trajectory = Trajectory(alone, 0, len(self.past), spans)
         async with boundary(f"the reward of {episode.task.id}", setup.deadline):
-            earned = await ask(reward, episode.task, row)
-        leaf.reward = earned
-        if self.spoken is not None:  # not a span of the path that it is a fork of
-            self.spoken.reward += earned - self.reward  # turns still add up to the leaf's reward
+            leaf.reward = await compute_reward(setup.reward, episode.task, trajectory)
+        if self.last_sampled is not None:  # turns still add up to the leaf's reward
+            self.last_sampled.reward += leaf.reward - self.reward
 
     def close(self) -> None:
         self.context.close()
@@ -361,86 +434,14 @@ class LiveTrajectory:
 
 
 @lru_cache(maxsize=1024)  # one object for equal settings: the engine batches by identity
-def _within(
-    asked: Sampling, limit: int, stop: tuple[str, ...], ends: tuple[int, ...], begun: int
+def _limited(
+    base: Sampling, limit: int, stop: tuple[str, ...], ends: tuple[int, ...], begun: int
 ) -> Sampling:
     return replace(
-        asked,
+        base,
         max_tokens=limit,
-        min_tokens=min(max(asked.min_tokens - begun, 0), limit),
-        stop=(*asked.stop, *stop),
-        stop_tokens=(*asked.stop_tokens, *ends),
+        min_tokens=min(max(base.min_tokens - begun, 0), limit),
+        stop=(*base.stop, *stop),
+        stop_tokens=(*base.stop_tokens, *ends),
         begun=begun,
     )
-
-
-def _as_only_leaf(episode: Episode, leaf: Leaf) -> Episode:
-    """The episode as one attempt sees it."""
-    return Episode(episode.task, episode.spans, [leaf])
-
-
-async def ask(reward: Reward, task: Task, row: Trajectory) -> float:
-    """What an attempt earns. A reward that waits, as a judge does, gets a thread; of several that are
-    added up, those that wait do so at the same time, and the others stay in this thread."""
-    if isinstance(reward, WeightedSum):
-        values = await asyncio.gather(*(ask(one.reward, task, row) for one in reward.components))
-        return reward.total(values, row.leaf)
-    who, waits = Giver(reward, "reward"), getattr(reward, "blocking", False)
-    try:
-        given_back = await in_thread(reward, task, row) if waits else reward(task, row)
-    except SystemExit as error:
-        raise UserCodeError(
-            f"{who} called exit({error.code}) for task {task.id!r}; it must return a finite number"
-        ) from error
-    except Exception as error:
-        if isinstance(error, UserCodeError) or not user_frame(error):
-            raise
-        raise raised(f"{who}, asked about task {task.id!r},", error) from error
-    return as_number(given_back, who, f"a finite number (task {task.id!r})")
-
-
-async def call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
-    """Envs that wait for something run on a thread, so that nobody waits with them."""
-    return await in_thread(function, *args) if env.blocking else function(*args)
-
-
-def close_env(env: Env) -> None:
-    with naming(env, "close() of"):
-        env.close()
-
-
-async def fork_env(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[str]) -> Env:
-    """A copy; of an env that cannot be copied, a new one that lives through the same turns."""
-    if env.forkable:
-        async with boundary(f"env {task.env} fork", setup.deadline):
-            twin = env.fork()
-            check_fork(twin, env)
-            return twin
-    async with boundary(f"env {task.env} replay", setup.deadline):
-        copy = setup.make_env(task)
-    try:
-        async with boundary(f"env {task.env} replay", setup.deadline):
-            as_posed(await call(copy, copy.reset, task.seed), Giver(copy, "env", "reset"))
-    except BaseException:
-        copy.close()
-        raise
-    await replay(copy, setup, task, actions)
-    return copy
-
-
-async def replay(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[str]) -> list[Turn]:
-    """Live through turns that another env has lived through; if that fails, the env is closed."""
-    turns: list[Turn] = []
-    try:
-        async with boundary(f"env {task.env} replay", setup.deadline):
-            for action in actions:
-                turn = await call(env, env.step, action)
-                turns.append(as_turn(turn, Giver(env, "env", "step")))
-                if turns[-1].is_over:
-                    raise ValueError(
-                        f"turn {len(turns)} ended the episode, which it did not before"
-                    )
-    except BaseException:
-        env.close()
-        raise
-    return turns

@@ -1,11 +1,11 @@
-"""Code of an environment that does not give the event loop back: reported, and a signal still ends it.
+"""Report code of an environment that blocks the event loop, and let a signal still end the process.
 
 Environments that are not `blocking` run on the event loop of the rollouts. One that waits or computes for
-long holds up all attempts, and asyncio answers the first Ctrl-C or SIGTERM on that same loop: never.
+long delays all attempts, and asyncio handles the first Ctrl-C or SIGTERM on that same loop: never.
 
     5 s     an environment blocks the rollout event loop since 5 s, at my_env.py:12 in respond; ...
-    SIGTERM after 2 s without a turn of the loop it is sent again, which raises inside that code;
-            2 s later the process ends as it is: what was saved is whole
+    SIGTERM after 2 s without an iteration of the loop it is sent again, which raises inside that code;
+            2 s later the process exits; saved checkpoints are complete
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from graft.deadlines import is_users, short_file
+from graft.rollout import env_calls, reward_call
 
 T = TypeVar("T")
 
 BEAT = 0.2
-"""Seconds between two signs of life of the loop."""
+"""Seconds between two heartbeats of the loop."""
 REPORT_AFTER = 5.0
 GRACE = 2.0
-"""Seconds that the loop has to answer a signal."""
+"""Seconds that the loop has to handle a signal."""
 INTERRUPTED = 130
+CALLERS = {
+    env_calls.call.__code__: "an environment",
+    env_calls.fork_env.__code__: "the fork of an environment",
+    reward_call.compute_reward.__code__: "a reward",
+}
+"""Functions that call a user's code on the loop, and whose code it is."""
 
 
 def to_stderr(text: str) -> None:
@@ -43,7 +50,7 @@ class StallMonitor:
         self.say = say
         self._thread_id = 0  # of the loop; 0: it does not run
         self._beat = time.monotonic()
-        self._asked: float | None = None  # when a signal came that nothing has answered
+        self._signalled: float | None = None  # when a signal came that is not handled yet
         self._resent = False
         self._report_at = REPORT_AFTER
         self._handler: Any = None
@@ -52,7 +59,7 @@ class StallMonitor:
 
     @property
     def seconds(self) -> float:
-        """Since the loop has turned; 0.0: it does not run."""
+        """Since the last iteration of the loop; 0.0: it does not run."""
         return time.monotonic() - self._beat if self._thread_id else 0.0
 
     def __enter__(self) -> StallMonitor:
@@ -68,7 +75,7 @@ class StallMonitor:
             signal.signal(signal.SIGINT, self._handler)
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Await `work`; the loop shows signs of life meanwhile."""
+        """Await `work` and watch the loop meanwhile."""
         self.follow(asyncio.get_running_loop())
         if threading.current_thread() is threading.main_thread():
             inner = signal.getsignal(signal.SIGINT)  # asyncio's, which cancels what runs
@@ -89,7 +96,7 @@ class StallMonitor:
         beat()
 
     def _note(self, inner: Callable[..., Any], number: int, frame: FrameType | None) -> None:
-        self._asked = self._asked or time.monotonic()
+        self._signalled = self._signalled or time.monotonic()
         inner(number, frame)
 
     def _watch(self) -> None:
@@ -98,30 +105,28 @@ class StallMonitor:
             if still > self._report_at and (text := self._report(still)):
                 self.say(text)
                 self._report_at = 2 * still
-            if self._asked is not None and min(still, time.monotonic() - self._asked) > GRACE:
+            if (
+                self._signalled is not None
+                and min(still, time.monotonic() - self._signalled) > GRACE
+            ):
                 self._insist()
 
     def _insist(self) -> None:
-        """A signal that the loop has not answered: raise in its code, then end the process."""
+        """The loop has not handled a signal: raise in the code that blocks it, then end the process."""
         if self._resent:
-            self.say("it does not end; the process does. The last checkpoint is whole")
+            self.say(
+                "the blocking code does not end, so the process exits; the last checkpoint is intact"
+            )
             os._exit(INTERRUPTED)
         self._resent = True
-        self._asked = time.monotonic()
+        self._signalled = time.monotonic()
         signal.pthread_kill(self._thread_id, signal.SIGINT)  # a sleep of that thread ends too
 
     def _report(self, seconds: float) -> str:
-        """Which line holds the loop up; "": none of an environment, tool or reward."""
-        from graft.rollout import live_trajectory as path
-
-        callers = {
-            path.call.__code__: "an environment",
-            path.fork_env.__code__: "the fork of an environment",
-            path.LiveTrajectory._judge.__code__: "a reward",  # pyright: ignore[reportPrivateUsage]
-        }
+        """Which line blocks the loop; "": none of an environment, tool or reward."""
         frame = sys._current_frames().get(self._thread_id)
         place, ours = "", ""
-        while frame is not None and frame.f_code not in callers:
+        while frame is not None and frame.f_code not in CALLERS:
             file = frame.f_code.co_filename
             at = f"{short_file(file)}:{frame.f_lineno} in {frame.f_code.co_name}"
             place = place or (at if is_users(file) else "")
@@ -130,7 +135,7 @@ class StallMonitor:
         if frame is None:
             return ""
         return (
-            f"{callers[frame.f_code]} blocks the rollout event loop since {seconds:.0f} s, at "
+            f"{CALLERS[frame.f_code]} blocks the rollout event loop since {seconds:.0f} s, at "
             f"{place or ours}; all attempts wait. Set `blocking = True` on its class: it then runs on a "
             "thread, and rollout.deadline ends the attempt"
         )

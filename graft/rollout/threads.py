@@ -1,4 +1,4 @@
-"""Blocking calls of other people's code, each on a thread that can be given up."""
+"""Blocking calls of users' code, each on a thread that the caller can abandon."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from queue import SimpleQueue
 from typing import Any
 
 MAX_IDLE = 64
-"""Threads that wait for the next call; to start one takes longer than most calls."""
+"""Threads kept for the next call; starting one takes longer than most calls."""
 
 
 class BlockingCall:
-    """One call. It cannot be killed, but it can know that nobody waits any more."""
+    """One call. It cannot be killed; `is_given_up` is set when its caller stops waiting."""
 
     def __init__(self, run: Callable[[], None], name: str) -> None:
         self.run, self.name, self.is_given_up = run, name, False
 
 
 class ThreadRunner(threading.Thread):
-    """Runs errands one after the other, and ends when there are enough of its kind without it."""
+    """Runs calls one after the other, and ends where MAX_IDLE threads are idle already."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.errands: SimpleQueue[BlockingCall] = SimpleQueue()
-        self.errand: BlockingCall | None = None
+        self.calls: SimpleQueue[BlockingCall] = SimpleQueue()
+        self.call: BlockingCall | None = None
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nobody waits for what it does now."""
-        return self.errand is not None and self.errand.is_given_up
+        """Whether the caller of the present call has stopped waiting."""
+        return self.call is not None and self.call.is_given_up
 
     def run(self) -> None:
         while True:
-            self.errand = self.errands.get()
-            self.name = self.errand.name
-            self.errand.run()
-            self.errand, self.name = None, "graft-idle"
+            self.call = self.calls.get()
+            self.name = self.call.name
+            self.call.run()
+            self.call, self.name = None, "graft-idle"
             if len(_idle) >= MAX_IDLE:
                 return
             _idle.append(self)
 
 
-_idle: deque[ThreadRunner] = deque()  # the one that stopped last is the first to go on
+_idle: deque[ThreadRunner] = deque()  # the last to become idle is used first
 os.register_at_fork(after_in_child=_idle.clear)  # threads stay with the parent
 
 
 async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Await `function(*args)` on a daemon thread that nobody else uses meanwhile.
+    """Await `function(*args)` on a daemon thread of its own.
 
-    A pool would not do: a call that never returns keeps its worker, 200 of them the whole pool, and
-    closing the event loop or leaving the program would wait for it. Here the waiting side gives up
-    at its deadline and says so on the errand (`graft.tools.calling` looks there), and the thread
-    ends with the process at the latest.
+    Not a pool: a call that never returns keeps its worker, 200 of them the whole pool, and closing the
+    event loop or leaving the program would wait for it. Here the caller stops waiting at its deadline
+    and sets is_given_up (`graft.tools.calling` reads that), and the thread ends with the
+    process at the latest.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -75,26 +75,26 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
             result = function(*args)
         except BaseException as error:
             failure = _as_failure(error)
-        with suppress(RuntimeError):  # the event loop is gone: nobody waits any more
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(deliver, result, failure)
 
-    errand = BlockingCall(run, f"graft-{getattr(function, '__name__', 'call')}")
+    call = BlockingCall(run, f"graft-{getattr(function, '__name__', 'call')}")
     try:
         runner = _idle.pop()
     except IndexError:
         runner = ThreadRunner()
         runner.start()
-    runner.errands.put(errand)
+    runner.calls.put(call)
     try:
         return await future
     except asyncio.CancelledError:
-        errand.is_given_up = True
+        call.is_given_up = True
         raise
 
 
 def _as_failure(error: BaseException) -> Exception:
-    """What a future can carry. SystemExit and its like would end the program that awaits it, and a
-    future refuses StopIteration, so that the waiting side would never hear of it."""
+    """An exception that a future can carry. SystemExit would end the program that awaits it, and a
+    future refuses StopIteration, so that its caller would wait forever."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     failure = RuntimeError(f"{type(error).__name__}: {error}")

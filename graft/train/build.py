@@ -31,12 +31,13 @@ from graft.models.tree.attention import why_no_kernel
 from graft.protocols import Engine, Env
 from graft.rewards.choice import make_reward
 from graft.rollout.branches.branch import Branch
-from graft.rollout.episode_builder import RolloutSetup
+from graft.rollout.collectors.request import CollectorConfig
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import allowed_table, check_calls
 from graft.train.algorithm import branch_of, branch_part, preset_of
-from graft.train.distributed.collector import hand_out
+from graft.train.distributed.collector import load_engines
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.learner import CHECKED, Learner, check_served
 from graft.train.memory.device_memory import room_on
@@ -96,6 +97,14 @@ class RunComponents:
     def entropy_top_k(self) -> int:
         """Likeliest tokens that the engine's entropies know of; 0: all."""
         return getattr(self.engine, "entropy_top_k", 0)
+
+    @property
+    def collector_config(self) -> CollectorConfig:
+        """What a collector of this run needs."""
+        limits = self.config.rollout
+        return CollectorConfig(
+            self.setup, self.held_out, self.branch, limits.concurrency, limits.samples
+        )
 
     @property
     def is_ahead(self) -> bool:
@@ -382,7 +391,9 @@ def check_engine(components: RunComponents, learner: Learner) -> None:
         return
 
     def publish() -> None:
-        hand_out(components.published(), engine.version, engine, components.processes, engine.load)
+        load_engines(
+            components.published(), engine.version, engine, components.processes, engine.load
+        )
 
     gap = check_served(learner, engine, publish, min(CHECKED, config.rollout.max_context - 1))
     components.is_checked = True

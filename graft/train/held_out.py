@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.episode_builder import RolloutSetup
+from graft.rollout.setup import RolloutSetup
 from graft.types import Episode, Task
 
 

@@ -12,7 +12,9 @@ from graft.algos.batch import Batch
 from graft.protocols import Stateful
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.collect import collect_informative
-from graft.rollout.collectors.collector import Collector, RolloutRequest, StalenessWindow
+from graft.rollout.collectors.collector import Collector
+from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.collectors.staleness import StalenessWindow
 from graft.train.build import RunComponents
 from graft.train.learner import Learner
 from graft.train.run_dir.folder import RunStopped

@@ -20,12 +20,9 @@ from graft.models.io.save import ids_of
 from graft.models.policy import save_policy
 from graft.protocols import Engine, Stateful
 from graft.registry import resolve
-from graft.rollout.collectors.collector import (
-    AsyncCollector,
-    Collector,
-    CollectorConfig,
-    SyncCollector,
-)
+from graft.rollout.collectors.background import AsyncCollector
+from graft.rollout.collectors.collector import Collector
+from graft.rollout.collectors.sync import SyncCollector
 from graft.text.tokenizer import FastTokenizer
 from graft.train.distributed.collector import DistributedCollector
 from graft.train.distributed.process_group import ALONE, ProcessGroup
@@ -178,19 +175,14 @@ def known_elsewhere(config: Config, vocab_size: int) -> int:
 
 def make_collector(components: RunComponents, processes: ProcessGroup = ALONE) -> Collector:
     """Whoever attempts this run's tasks."""
-    config = components.config
-    limits = config.rollout
-    ground = CollectorConfig(
-        components.setup, components.held_out, components.branch, limits.concurrency, limits.samples
-    )
-    collector: Collector = SyncCollector(ground)
-    if config.rollout.staleness:
-        collector = AsyncCollector(ground, discards=config.rollout.unfinished == "discard")
-    return (
-        collector
-        if processes.world == 1
-        else DistributedCollector(collector, processes, components.engine)
-    )
+    rollout = components.config.rollout
+    collector: Collector = SyncCollector(components.collector_config)
+    if rollout.staleness:
+        discards = rollout.unfinished == "discard"
+        collector = AsyncCollector(components.collector_config, discards=discards)
+    if processes.world == 1:
+        return collector
+    return DistributedCollector(collector, processes, components.engine)
 
 
 def refuse_working_ahead(config: Config, branch: Any, is_dynamic: bool) -> None:

@@ -22,7 +22,8 @@ from graft.config import Config, load_config
 from graft.models.io.load import read_json
 from graft.models.policy import save_policy
 from graft.protocols import Stateful
-from graft.rollout.collectors.collector import Collector, RolloutRequest
+from graft.rollout.collectors.collector import Collector
+from graft.rollout.collectors.request import RolloutRequest
 from graft.train.build import RunComponents, build_run, make_learner, rates_of, sft_learner
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.held_out import HeldOutScore, score_of

@@ -28,8 +28,8 @@ from graft.data.errors import DataError
 from graft.data.readers import ChatRow
 from graft.rollout.action_spelling import ActionSpeller
 from graft.rollout.demonstration import demonstration
-from graft.rollout.episode_builder import draw_key
 from graft.rollout.examples import contexts_of, example, shortened
+from graft.rollout.setup import draw_key
 from graft.text.chat import TemplateRewrites
 from graft.train.build import RunComponents
 from graft.train.rl import TaskStream

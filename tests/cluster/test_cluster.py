@@ -22,7 +22,7 @@ from graft.cluster.collector import RayCollector
 from graft.cluster.learners import Finished, train_on_cluster
 from graft.cluster.ray_import import ray_module
 from graft.config import Config, ConfigError, load_config
-from graft.rollout.collectors.collector import RolloutRequest
+from graft.rollout.collectors.request import RolloutRequest
 from graft.train.monitor.display import Display
 from graft.train.run_dir.folder import RunStopped
 from graft.train.session import train_recipe

@@ -21,7 +21,7 @@ from graft.cluster.learners import LearnerResult, refuse_what_has_no_room
 from graft.cluster.ray_import import cause_of, ray_module
 from graft.cluster.rollout_worker import Attempted
 from graft.config import Config, ConfigError, check
-from graft.rollout.collectors.collector import RolloutRequest
+from graft.rollout.collectors.request import RolloutRequest
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Episode, Task
 

@@ -19,9 +19,9 @@ from graft.datagen.row_file import new_rows
 from graft.envs import make
 from graft.envs.calculator import Expression
 from graft.rollout.demonstration import demonstration
-from graft.rollout.episode_builder import draw_key
 from graft.rollout.examples import example
 from graft.rollout.recorded import spans_of_attempt, spans_of_trace
+from graft.rollout.setup import draw_key
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.rl import TaskStream, held_out_tasks

@@ -201,7 +201,7 @@ def test_every_fork_has_tools_of_its_own(way: str, kind: type[Walk]):
 @pytest.mark.parametrize("kind", [Walk, Deep, Replayed])
 @pytest.mark.parametrize("way", WAYS)
 def test_plain_grpo_gives_each_attempt_its_own_world(way: str, kind: type[Walk]):
-    from graft.rollout.episode_builder import RolloutSetup
+    from graft.rollout.setup import RolloutSetup
     from graft.text.chat import Chat
     from graft.types import Sampling
 

@@ -17,7 +17,8 @@ import pytest
 from graft.config import load_config
 from graft.data.errors import DataError
 from graft.envs import make
-from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.episode_builder import EpisodeBuilder
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
 from graft.text.tokenizer import FastTokenizer

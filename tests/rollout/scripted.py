@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from graft.actions.actions import Actions, load_actions
 from graft.envs.base import BaseEnv
-from graft.rollout.episode_builder import RolloutSetup
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.types import NO_ACTION, Called, Completion, Finish, Sampling, Turn

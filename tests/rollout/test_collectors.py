@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 
 from graft.envs.base import BaseEnv
 from graft.rollout.branches.branch import independent
-from graft.rollout.collectors.collector import (
-    AsyncCollector,
-    AttemptRunner,
-    CollectorConfig,
-    RolloutRequest,
-    StalenessWindow,
-    SyncCollector,
-)
-from graft.rollout.episode_builder import RolloutSetup
+from graft.rollout.collectors.attempt_runner import AttemptRunner
+from graft.rollout.collectors.background import AsyncCollector
+from graft.rollout.collectors.request import CollectorConfig, RolloutRequest
+from graft.rollout.collectors.staleness import StalenessWindow
+from graft.rollout.collectors.sync import SyncCollector
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Author, Completion, Finish, Sampling, Status, Task, Turn
@@ -206,8 +203,8 @@ def test_a_background_collector_begins_before_anybody_asks_for_the_episodes(clos
 
 
 def test_a_part_of_a_job_keeps_the_places_of_its_tasks():
-    part = request(tasks=5).part([1, 4]).part([1])
-    assert [task.id for task in part.tasks] == ["t4"] and part.places == [4]
+    part = request(tasks=5).subset([1, 4]).subset([1])
+    assert [task.id for task in part.tasks] == ["t4"] and part.indices == [4]
 
 
 def test_held_out_tasks_are_attempted_as_often_as_asked_and_without_the_runs_branch(closing):
@@ -314,7 +311,7 @@ def test_finished_episodes_of_a_step_under_way_are_not_thrown_away(closing):
         AsyncCollector(collector_config(make_env=lambda: Asking(wait), samples=1), discards=True)
     )
     pending = collector.submit(request(tasks=2))
-    until(lambda: waits and len(collector._runner._growing) == 1)  # task 0 is done
+    until(lambda: waits and len(collector._runner._running) == 1)  # task 0 is done
     collector.load(None, version=1)
     slow.set()
     first, second = pending.result()
@@ -350,11 +347,11 @@ def test_an_attempt_that_is_thrown_away_and_given_up_at_once_does_not_begin_anew
         while not engine.holding[0]:
             await asyncio.sleep(0.001)
         before = started
-        runner.renew(None, 1)
+        runner.load(None, 1)
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(attempt, 5)
-        return before, started, runner.discarded
+        return before, started, runner.num_discarded
 
     before, after, discarded = asyncio.run(main())
     assert before == after and discarded == 0
@@ -415,7 +412,7 @@ def test_a_collector_that_is_quick_stops_when_it_is_as_far_ahead_as_it_may_be(cl
     collector = closing(AsyncCollector(collector_config()))
     made: list[int] = []
     window = StalenessWindow(
-        collector, lambda step: made.append(step) or request(step), ahead=2, last=6
+        collector, lambda step: made.append(step) or request(step), staleness=2, last=6
     )
     window.take(1)
     until(lambda: window.num_done == 2)  # the learner takes its time
@@ -431,7 +428,7 @@ def test_a_collector_that_is_quick_stops_when_it_is_as_far_ahead_as_it_may_be(cl
 def test_a_learner_that_is_quick_waits_for_the_collector(closing):
     engine = Slow(pace=lambda: 0.01)
     collector = closing(AsyncCollector(collector_config(engine, samples=1)))
-    window = StalenessWindow(collector, request, ahead=1, last=2)
+    window = StalenessWindow(collector, request, staleness=1, last=2)
     started = time.perf_counter()
     window.take(1)
     assert time.perf_counter() - started > 2 * LENGTH * 0.01
@@ -441,7 +438,7 @@ def test_with_nothing_ahead_a_step_begins_when_its_turn_has_come(closing):
     collector = closing(AsyncCollector(collector_config()))
     made: list[int] = []
     window = StalenessWindow(
-        collector, lambda step: made.append(step) or request(step), ahead=0, last=3
+        collector, lambda step: made.append(step) or request(step), staleness=0, last=3
     )
     for step in (1, 2, 3):
         window.take(step)
@@ -452,7 +449,7 @@ def test_a_window_that_is_resumed_begins_at_the_step_it_is_asked_for(closing):
     collector = closing(AsyncCollector(collector_config()))
     made: list[int] = []
     window = StalenessWindow(
-        collector, lambda step: made.append(step) or request(step), ahead=2, last=100
+        collector, lambda step: made.append(step) or request(step), staleness=2, last=100
     )
     window.take(41)
     assert made == [41, 42, 43]
@@ -478,7 +475,7 @@ def test_the_first_cause_reaches_whoever_asks_for_the_episodes(closing):
 
 def test_a_fault_in_a_step_ahead_is_raised_when_that_step_is_asked_for(closing):
     collector = closing(AsyncCollector(collector_config(reward=bad_reward)))
-    window = StalenessWindow(collector, lambda step: request(step, tasks=1), ahead=1, last=3)
+    window = StalenessWindow(collector, lambda step: request(step, tasks=1), staleness=1, last=3)
     assert len(window.take(1)) == 1
     with pytest.raises(UserCodeError, match="raised ZeroDivisionError: the reward of t1 at"):
         window.take(2)

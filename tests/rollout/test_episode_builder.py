@@ -19,9 +19,10 @@ from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
-from graft.rollout.collect import collect, collect_informative, grow, is_flat
-from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.collect import build_episode, collect, collect_informative, is_flat
+from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.failure import together
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
 from graft.text.tokenizer import FastTokenizer
@@ -244,13 +245,13 @@ def test_an_env_that_cannot_fork_is_rebuilt_by_replay():
         where = make_setup(Unforkable, sampling=Sampling(max_tokens=64))
         async with EpisodeBuilder(TASKS[0], where) as builder:
             await builder.open()
-            path = await builder.root()
-            while path.is_live and path.env.count < 2:
-                await path.turn()
-            twin = await path.fork()
-            assert twin.env is not path.env
-            assert twin.env.count == path.env.count == len(path.actions)
-            assert twin.context.tokens == path.context.tokens
+            trajectory = await builder.root()
+            while trajectory.is_live and trajectory.env.count < 2:
+                await trajectory.turn()
+            twin = await trajectory.fork()
+            assert twin.env is not trajectory.env
+            assert twin.env.count == trajectory.env.count == len(trajectory.actions)
+            assert twin.context.tokens == trajectory.context.tokens
 
     asyncio.run(play())
 
@@ -260,16 +261,20 @@ def test_a_forked_path_shares_its_past_and_nothing_else():
         where = make_setup(Echo, sampling=Sampling(max_tokens=64))
         async with EpisodeBuilder(TASKS[0], where) as builder:
             await builder.open()
-            path = await builder.root()
-            await path.turn()
-            if not path.is_live:
+            trajectory = await builder.root()
+            await trajectory.turn()
+            if not trajectory.is_live:
                 pytest.skip("the first turn was cut")
-            twin = await path.fork()
-            assert (twin.tip, twin.reward, twin.metrics) == (path.tip, path.reward, path.metrics)
-            await asyncio.gather(path.finish(), twin.finish())
-            shared = set(builder.episode.walk(path.tip)) & set(builder.episode.walk(twin.tip))
+            twin = await trajectory.fork()
+            assert (twin.tip, twin.reward, twin.metrics) == (
+                trajectory.tip,
+                trajectory.reward,
+                trajectory.metrics,
+            )
+            await asyncio.gather(trajectory.finish(), twin.finish())
+            shared = set(builder.episode.walk(trajectory.tip)) & set(builder.episode.walk(twin.tip))
             assert len(shared) == 3  # the prompt, the first turn, its answer
-            assert path.env.count == twin.env.count == 3
+            assert trajectory.env.count == twin.env.count == 3
 
     asyncio.run(play())
 
@@ -287,7 +292,7 @@ def test_an_external_reward_replaces_the_envs_and_turns_still_add_up():
 def test_dynamic_sampling_refills_flat_groups_and_never_comes_back_empty():
     async def one(reward: float):
         where = make_setup(Echo, reward=lambda task, row: reward)
-        return await grow(TASKS[0], where, independent(2))
+        return await build_episode(TASKS[0], where, independent(2))
 
     flat = asyncio.run(one(1.0))
     rich = asyncio.run(one(1.0))
@@ -354,7 +359,7 @@ def test_a_prompt_of_its_own_has_tools_of_its_own(tools, shown, monkeypatch):
     monkeypatch.setattr(where.chat, "prompt", lambda messages, tools: seen.append(tools) or [1])
     builder = EpisodeBuilder(TASKS[0], where)
     builder.tools = ["a"]
-    assert builder.begin([{"role": "user", "content": "?"}], tools) == ([1], None)
+    assert builder.prompt_tokens([{"role": "user", "content": "?"}], tools) == ([1], None)
     assert seen == [shown]
 
 
@@ -373,11 +378,11 @@ def test_a_fork_keeps_the_contexts_before_it():
         where = make_setup(Rewritten, sampling=Sampling(max_tokens=64))
         async with EpisodeBuilder(TASKS[0], where) as builder:
             await builder.open()
-            path = await builder.root()
-            while path.is_live and not path.past:
-                await path.turn()
-            twin = await path.fork()
-            await asyncio.gather(path.finish(), twin.finish())
+            trajectory = await builder.root()
+            while trajectory.is_live and not trajectory.past:
+                await trajectory.turn()
+            twin = await trajectory.fork()
+            await asyncio.gather(trajectory.finish(), twin.finish())
             builder.settle()
             return builder.episode
 

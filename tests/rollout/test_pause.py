@@ -19,9 +19,11 @@ from graft.models.tree.forest import Forest
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
 from graft.rollout.branches.entropy import arpo
-from graft.rollout.collect import grow
-from graft.rollout.collectors.collector import AttemptRunner, CollectorConfig, RolloutRequest
-from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.collect import build_episode
+from graft.rollout.collectors.attempt_runner import AttemptRunner
+from graft.rollout.collectors.request import CollectorConfig, RolloutRequest
+from graft.rollout.episode_builder import EpisodeBuilder
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import allowed_table
@@ -113,7 +115,7 @@ def grown(setup: RolloutSetup, branch=None, at: tuple[int, ...] = (), weights=(N
         growing = asyncio.create_task(runner.attempt(TASK, JOB, 0))
         for version, (count, new) in enumerate(zip(at, weights, strict=False), 1):
             await decoded(setup.engine, count, growing)
-            runner.renew(new, version)
+            runner.load(new, version)
         return await growing
 
     return asyncio.run(main())
@@ -212,7 +214,7 @@ def spoken(model: Decoder) -> list[int]:
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_stop_string_across_the_seam_is_found(knows):
-    """By a sample that knows how much of the turn is there, as those of a path do."""
+    """By a sample that knows how much of the turn is there, as those of a trajectory do."""
     model = decoder(1)
     tokens = spoken(model)
     read = LETTERS.decode
@@ -302,7 +304,7 @@ def test_words_and_characters_across_a_seam_are_whole_where_somebody_reads_them(
         return 2.0
 
     setup = fragments(pieces, bytes_, reward=reward)
-    episode = asyncio.run(grow(TASK, setup, independent(1)))
+    episode = asyncio.run(build_episode(TASK, setup, independent(1)))
     spans = [s for s in episode.spans if s.author is Author.POLICY]
     assert [(s.version, len(s)) for s in spans] == [(0, 2), (1, 2), (3, 1)]
     assert heard == ["né z"] and [row.text for row in episode.trajectories()] == ["né z"]
@@ -314,7 +316,7 @@ def test_words_and_characters_across_a_seam_are_whole_where_somebody_reads_them(
 def test_a_split_turn_is_one_turn_of_the_batch():
     said = [(LETTERS.encode("hi"), Finish.PAUSE), (LETTERS.encode("jk"), Finish.PAUSE)]
     setup = fragments([*said, ([LETTERS.eos_id], Finish.STOP)])
-    episode = asyncio.run(grow(TASK, setup, independent(1)))
+    episode = asyncio.run(build_episode(TASK, setup, independent(1)))
     batch = to_batch(trajectories_of([episode]))
     assert batch.turns.tolist() == [[0] * 5] and batch.versions.tolist() == [[0, 0, 1, 1, 2]]
     assert batch.rewards.tolist() == [[0.0, 0.0, 0.0, 0.0, 4.0]]
@@ -324,7 +326,7 @@ def test_a_split_turn_is_one_turn_of_the_batch():
 def test_a_turn_that_is_paused_behind_its_last_token_has_run_out_of_room():
     said = [(LETTERS.encode("hijk"), Finish.PAUSE), (LETTERS.encode("ef"), Finish.PAUSE)]
     setup = fragments(said, sampling=Sampling(max_tokens=6))
-    [leaf] = asyncio.run(grow(TASK, setup, independent(1))).leaves
+    [leaf] = asyncio.run(build_episode(TASK, setup, independent(1))).leaves
     assert (leaf.status, leaf.metrics["turns"]) == (Status.TRUNCATED, 1)
 
 
@@ -339,21 +341,21 @@ def test_the_first_four_tokens_of_a_turn_are_four_however_they_are_split(seams):
     async def main():
         async with EpisodeBuilder(TASK, setup) as builder:
             await builder.open()
-            path = await builder.root()
-            await path.begin(4)
-            begun = path._turn_tokens()
-            fork = await path.fork()
+            trajectory = await builder.root()
+            await trajectory.begin(4)
+            begun = trajectory.partial.tokens
+            fork = await trajectory.fork()
             forked = list(fork.context.tokens), fork.tip
-            await path.turn()
-            return begun, forked, path
+            await trajectory.turn()
+            return begun, forked, trajectory
 
-    begun, (tokens, tip), path = asyncio.run(main())
-    assert begun == text[:4] and path._turn_tokens() == text
-    assert tokens == growth_prompt() and tip == 0  # the fork has nothing of the turn that is begun
-    assert path.leaf.reward == 8.0 and path.metrics["turns"] == 1
+    begun, (tokens, tip), trajectory = asyncio.run(main())
+    assert begun == text[:4] and trajectory.partial.tokens == text
+    assert tokens == prompt_tokens() and tip == 0  # the fork has nothing of the turn that is begun
+    assert trajectory.leaf.reward == 8.0 and trajectory.metrics["turns"] == 1
 
 
-def growth_prompt() -> list[int]:
+def prompt_tokens() -> list[int]:
     return Chat(LETTERS).prompt([{"role": "user", "content": "q"}], None)
 
 
@@ -436,8 +438,8 @@ def test_nothing_is_left_in_the_engine_after_attempts_were_paused_and_discarded(
             start = thrown.engine.stats["decode_tokens"]
             await decoded(thrown.engine, start + 15, growing)
             assert not growing.done()
-            runner.renew(None, version)
-        return await growing, runner.discarded
+            runner.load(None, version)
+        return await growing, runner.num_discarded
 
     episode, discarded = asyncio.run(main())
     assert discarded == 2

@@ -117,28 +117,37 @@ def test_words_follow_the_grammar_and_may_not_hide_a_call():
 
 
 def test_a_cut_keeps_every_path_where_it_stood():
-    """Two finished paths and a live one; the first is cut, so that all later spans move up."""
+    """Two finished trajectories and a live one; the first is cut, so that all later spans move up."""
 
     async def play():
         where = scripted([COMPARE_AND_SWAP, [[*say("no"), EOS]], [call("swap", "A", "B")]])
         async with EpisodeBuilder(TASK, where) as builder:
             await builder.open()
-            paths = [await builder.root() for _ in range(3)]
-            await paths[0].finish()
-            await paths[1].finish()
-            await paths[2].turn()
-            before = [LETTERS.decode(tokens_of(builder, path)) for path in paths]
-            assert builder.cut(paths[0].tip, 3) == 1  # "S?" and "S" of "So compare A and B"
+            trajectories = [await builder.root() for _ in range(3)]
+            await trajectories[0].finish()
+            await trajectories[1].finish()
+            await trajectories[2].turn()
+            before = [LETTERS.decode(tokens_of(builder, trajectory)) for trajectory in trajectories]
+            assert builder.cut(trajectories[0].tip, 3) == 1  # "S?" and "S" of "So compare A and B"
             assert builder.episode.spans[1].text == "S"
             assert builder.episode.spans[2].text == "o compare A and B"
-            assert [LETTERS.decode(tokens_of(builder, path)) for path in paths] == before
-            assert [path.leaf.tips for path in paths[:2]] == [(paths[0].tip,), (paths[1].tip,)]
-            assert builder.cut(paths[0].tip, 2) == 0  # exactly behind the prompt: nothing to split
-            assert builder.cut(paths[0].tip, 3) == 1
+            assert [
+                LETTERS.decode(tokens_of(builder, trajectory)) for trajectory in trajectories
+            ] == before
+            assert [trajectory.leaf.tips for trajectory in trajectories[:2]] == [
+                (trajectories[0].tip,),
+                (trajectories[1].tip,),
+            ]
+            assert (
+                builder.cut(trajectories[0].tip, 2) == 0
+            )  # exactly behind the prompt: nothing to split
+            assert builder.cut(trajectories[0].tip, 3) == 1
             assert len(builder.episode.spans) == 10
 
-    def tokens_of(builder, path) -> list[int]:
-        return [t for i in builder.episode.walk(path.tip) for t in builder.episode.spans[i].tokens]
+    def tokens_of(builder, trajectory) -> list[int]:
+        return [
+            t for i in builder.episode.walk(trajectory.tip) for t in builder.episode.spans[i].tokens
+        ]
 
     asyncio.run(play())
 

@@ -27,7 +27,7 @@ from graft.rollout.branches.uncertainty import (
     turn_entropies,
 )
 from graft.rollout.collect import collect
-from graft.rollout.episode_builder import RolloutSetup
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.tools.errors import ToolError
@@ -59,9 +59,9 @@ class Asking(BaseEnv):
 
 
 class Speaker:
-    """An engine whose paths say what `script(path, turn)` gives: a text and one entropy per token.
+    """An engine that samples what `script(trajectory, turn)` gives: a text and one entropy per token.
 
-    Paths are counted in the order in which they are made; a fork goes on with its source's turn.
+    Trajectories are counted in the order in which they are made; a fork goes on with its source's turn.
     """
 
     version, vocab_size = 0, 16
@@ -136,12 +136,12 @@ def texts(episode) -> list[str]:
 SURE, UNSURE = math.log(16) * 0.1, math.log(16) * 0.9
 
 
-def one_call(path, turn):
-    """Ask once; path 0 is unsure afterwards, everybody else is sure."""
+def one_call(trajectory, turn):
+    """Ask once; trajectory 0 is unsure afterwards, everybody else is sure."""
     if turn == 0:
         return "aa]", [SURE] * 3
-    entropy = UNSURE if path == 0 else SURE
-    return f"{'bcdefghi'[path]}z", [entropy] * 2
+    entropy = UNSURE if trajectory == 0 else SURE
+    return f"{'bcdefghi'[trajectory]}z", [entropy] * 2
 
 
 # formulas
@@ -213,7 +213,7 @@ def test_the_unsure_path_forks_right_behind_the_observation():
     how = arpo(3, initial_rollouts=2, rule="threshold", entropy_weight=1.0, tokens=1)
     setup = scripted(one_call)
     episode = grow(how, setup)
-    # root 0 says "bz" in an unsure voice, so its fork (path 2) goes on behind the same result
+    # root 0 says "bz" in an unsure voice, so its fork (trajectory 2) goes on behind the same result
     assert texts(episode) == ["aa]?;bz", "aa]?;cz", "aa]?;dz"]
     first, second, third = (episode.walk(leaf.tips[0]) for leaf in episode.leaves)
     assert first[:3] == third[:3] and second[1] != first[1]
@@ -226,7 +226,7 @@ def test_the_unsure_path_forks_right_behind_the_observation():
 
 
 def test_a_source_keeps_the_tokens_it_has_begun_with_as_one_span():
-    script = lambda path, turn: ("a]", [0.0] * 2) if turn == 0 else ("bcdefz", [UNSURE] * 6)  # noqa: E731
+    script = lambda trajectory, turn: ("a]", [0.0] * 2) if turn == 0 else ("bcdefz", [UNSURE] * 6)  # noqa: E731
     how = arpo(2, initial_rollouts=1, rule="threshold", entropy_weight=1.0, tokens=2)
     episode = grow(how, scripted(script))
     assert texts(episode) == ["a]?;bcdefz", "a]?;bcdefz"]
@@ -236,12 +236,12 @@ def test_a_source_keeps_the_tokens_it_has_begun_with_as_one_span():
 
 
 def test_a_fork_inherits_its_sources_baseline():
-    # path 0: first tokens sure; after the 1st result unsure, forks path 1; path 1 says less unsure
+    # trajectory 0: first tokens sure; after the 1st result unsure, forks trajectory 1, which is less unsure
     # things after its own result: more than the root's baseline, less than its own first tokens
-    def script(path, turn):
+    def script(trajectory, turn):
         entropies = {(0, 0): SURE, (0, 1): UNSURE, (1, 1): UNSURE, (1, 2): UNSURE * 0.5}
-        text = ["a]", "b]" if path == 1 else "bz", "cz"][turn]
-        return text, [entropies.get((path, turn), SURE)] * 2
+        text = ["a]", "b]" if trajectory == 1 else "bz", "cz"][turn]
+        return text, [entropies.get((trajectory, turn), SURE)] * 2
 
     how = arpo(
         3,
@@ -258,10 +258,12 @@ def test_a_fork_inherits_its_sources_baseline():
 
 
 def test_with_too_small_a_budget_the_most_unsure_goes_first_or_the_oldest():
-    def script(path, turn):
+    def script(trajectory, turn):
         if turn == 0:
             return "a]", [SURE] * 2
-        return f"{'bcdef'[path]}z", [[SURE * 2, SURE * 4, SURE * 3, SURE, SURE][path]] * 2
+        return f"{'bcdef'[trajectory]}z", [
+            [SURE * 2, SURE * 4, SURE * 3, SURE, SURE][trajectory]
+        ] * 2
 
     for order, expected in {"entropy": "c", "index": "b"}.items():
         how = arpo(4, initial_rollouts=3, rule="threshold", entropy_weight=1.0, order=order)
@@ -283,7 +285,7 @@ def test_beam_size_bounds_the_ways_on_from_one_observation():
 def test_branching_again_and_again_has_a_price():
     """Threshold 0.46: 0.5 and 0.5 * 0.95 are enough, 0.5 * 0.9 is not: two in a row, then a pause."""
 
-    def script(path, turn):
+    def script(trajectory, turn):
         return ("a]" if turn < 5 else "az"), [SURE] * 2
 
     how = aepo(
@@ -304,11 +306,11 @@ def test_branching_again_and_again_has_a_price():
     assert list(per_turn.values())[:4] == [[1], [1, 1], [0] * 4, [1] * 4]
 
 
-def test_counted_over_the_prompt_one_path_pays_for_the_other():
-    """Path 0 is unsure in turn 1 and path 1 in turn 2: 0.4 + 0.2 * 0.8 = 0.56, with a price 0.34."""
+def test_counted_over_the_prompt_one_trajectory_pays_for_the_other():
+    """0 is unsure in turn 1 and 1 in turn 2: 0.4 + 0.2 * 0.8 = 0.56, with a price 0.34."""
 
-    def script(path, turn):
-        is_unsure = (path, turn) in {(0, 1), (1, 2)}
+    def script(trajectory, turn):
+        is_unsure = (trajectory, turn) in {(0, 1), (1, 2)}
         return ("a]" if turn < 3 else "az"), [UNSURE if is_unsure else SURE] * 2
 
     for over, expected in {"path": 2, "prompt": 1}.items():
@@ -327,7 +329,7 @@ def test_counted_over_the_prompt_one_path_pays_for_the_other():
 
 
 def test_aepos_first_attempt_counts_and_decides_the_number_of_roots():
-    def sure_after_results(path, turn):
+    def sure_after_results(trajectory, turn):
         return ("a]", [UNSURE] * 2) if turn == 0 else ("bz", [0.0] * 2)
 
     how = aepo(8, sensitivity=100.0, branch_probability=0.0)
@@ -336,7 +338,7 @@ def test_aepos_first_attempt_counts_and_decides_the_number_of_roots():
     assert len(episode.leaves) == len(setup.engine.contexts) == 8
     assert sum(span.parent == 0 for span in episode.spans) == 8  # all of them roots
 
-    def unsure_after_results(path, turn):
+    def unsure_after_results(trajectory, turn):
         return ("a]", [0.0] * 2) if turn == 0 else ("bz", [UNSURE] * 2)
 
     how = aepo(8, sensitivity=3.0, branch_probability=1.0, penalty=0.0)
@@ -367,8 +369,8 @@ def test_there_are_always_exactly_n_leaves(samples, roots, beam, chance, order, 
     rng = random.Random(seed)
     lengths: dict[int, int] = {}
 
-    def script(path, turn):
-        last = lengths.setdefault(path, turn + rng.randrange(4))
+    def script(trajectory, turn):
+        last = lengths.setdefault(trajectory, turn + rng.randrange(4))
         text = "".join(rng.choices("abcd", k=rng.randint(1, 6))) + ("]" if turn < last else "z")
         return text, [rng.random() * 3 for _ in text]
 
@@ -446,7 +448,7 @@ def test_an_environment_that_raises_when_it_is_copied_costs_its_forks():
 
 
 def test_a_turn_that_is_begun_and_full_is_a_turn_like_any_other():
-    def script(path, turn):
+    def script(trajectory, turn):
         return ("aaa]", [SURE] * 4) if turn == 0 else ("bbbbbb", [SURE] * 6)
 
     plain = grow(independent(3), scripted(script, sampling=Sampling(max_tokens=4)))
@@ -460,8 +462,8 @@ def test_aepos_first_attempt_is_read_over_all_its_contexts():
     class Anew(Asking):
         observe_as = "prompt"
 
-    def script(path, turn):  # a context that begins anew has no number
-        return ("bz", [UNSURE] * 2) if path is None else ("a]", [SURE] * 2)
+    def script(trajectory, turn):  # a context that begins anew has no number
+        return ("bz", [UNSURE] * 2) if trajectory is None else ("a]", [SURE] * 2)
 
     how = aepo(8, sensitivity=1.0, branch_probability=0.0)
     setup = scripted(script, make_env=Anew)
@@ -474,13 +476,13 @@ def test_aepos_first_attempt_is_read_over_all_its_contexts():
 
 def test_the_published_table_knows_attempts_that_ended_at_once():
     how = arpo(2, initial_rollouts=2, branch_probability=0.0, faithful=True)
-    grow(how, scripted(lambda path, turn: ("az", [SURE] * 2)))
+    grow(how, scripted(lambda trajectory, turn: ("az", [SURE] * 2)))
     assert how.first_entropies == pytest.approx({(0, 0): 0.2, (0, 1): 0.2})
 
 
 def test_without_observations_there_is_nothing_to_fork_from():
     how = arpo(6, initial_rollouts=2, branch_probability=1.0)
-    episode = grow(how, scripted(lambda path, turn: ("abz", [UNSURE] * 3)))
+    episode = grow(how, scripted(lambda trajectory, turn: ("abz", [UNSURE] * 3)))
     assert sum(span.parent == 0 for span in episode.spans) == len(episode.leaves) == 6
 
 
@@ -512,7 +514,9 @@ def test_the_published_table_of_first_entropies_outlives_its_step():
     first = {(0, 0): 0.3, (0, 1): 0.3}  # a sum over three tokens
     assert how.first_entropies == pytest.approx(first)
     how.begin(2)
-    grow(how, scripted(lambda path, turn: ("aaaa]", [SURE] * 5) if turn == 0 else ("z", [0.0])))
+    grow(
+        how, scripted(lambda trajectory, turn: ("aaaa]", [SURE] * 5) if turn == 0 else ("z", [0.0]))
+    )
     assert how.first_entropies == pytest.approx(first)
     again = arpo(2, initial_rollouts=2, faithful=True)
     again.restore(how.state)

@@ -21,7 +21,8 @@ from graft.rollout.branches.counterfactual import Counterfactual
 from graft.rollout.branches.tool_gains import START
 from graft.rollout.branches.twin import branch_off, force
 from graft.rollout.collect import collect, is_flat
-from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.episode_builder import EpisodeBuilder
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.types import NO_ACTION, Author, Episode, Leaf, Sampling, Status, Task
@@ -416,14 +417,14 @@ def test_a_twin_computes_nothing_again_that_it_shares():
         async with EpisodeBuilder(Task("t", "calculator", seed=1), where) as builder:
             await builder.open()
             builder.keep_open = True
-            path = await builder.root()
-            await path.finish()
-            at = len(path.context.tokens) - 2
+            trajectory = await builder.root()
+            await trajectory.finish()
+            at = len(trajectory.context.tokens) - 2
             before = where.engine.stats["prefill_tokens"]
-            twin = await branch_off(path, at)
+            twin = await branch_off(builder, trajectory, at)
             forced = where.actions.entry("calculator")
             force(twin, forced, [-1.0], "calculator")
-            assert twin.context.tokens == [*path.context.tokens[:at], *forced.tokens]
+            assert twin.context.tokens == [*trajectory.context.tokens[:at], *forced.tokens]
             await twin.turn()
             computed = where.engine.stats["prefill_tokens"] - before
             assert at > 12 and computed <= 3 + len(

@@ -19,9 +19,10 @@ from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
 from graft.rollout.branches.twin import branch_off
 from graft.rollout.collect import collect
-from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.examples import example
 from graft.rollout.recorded import prompt_of_context, spans_of_attempt
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Author, Completion, Episode, Finish, Sampling, Task, Trajectory, Turn
@@ -309,10 +310,10 @@ def test_forks_have_the_history_of_their_past_and_no_other():
         builder = EpisodeBuilder(TASK, setup)
         async with builder:
             await builder.open()
-            path = await builder.root()
-            await path.turn()  # a second context is open now
-            fork = await path.fork()
-            for one in (path, fork, path, fork):
+            trajectory = await builder.root()
+            await trajectory.turn()  # a second context is open now
+            fork = await trajectory.fork()
+            for one in (trajectory, fork, trajectory, fork):
                 await one.turn()
             builder.settle()
         return builder.episode
@@ -414,16 +415,18 @@ def test_a_twin_out_of_the_past_has_the_history_of_that_past():
         async with builder:
             await builder.open()
             builder.keep_open = True
-            path = await builder.root()
-            await path.turn()
-            twin = await branch_off(path, len(builder.episode.spans[0]))  # before anything was said
-            assert [len(one.transcripts) for one in (path, twin)] == [2, 1]
+            trajectory = await builder.root()
+            await trajectory.turn()
+            twin = await branch_off(builder, trajectory, len(builder.episode.spans[0]))
+            assert [len(one.transcripts) for one in (trajectory, twin)] == [2, 1]
             await twin.turn()  # says SAYS[0], and Quiz answers it with a tool's result
             builder.settle()
             assert twin.transcripts[-1].messages[1]["reasoning_content"] == "easy"
             assert "look" not in twin.transcripts[-1].shown
-            late = await branch_off(path, len(path.context.tokens))
-            assert [t.length for t in late.transcripts] == [t.length for t in path.transcripts]
+            late = await branch_off(builder, trajectory, len(trajectory.context.tokens))
+            assert [t.length for t in late.transcripts] == [
+                t.length for t in trajectory.transcripts
+            ]
         return builder.episode
 
     asyncio.run(grow())

@@ -12,8 +12,8 @@ from graft.rewards.choice import make_reward
 from graft.rewards.weighted import Component, WeightedSum
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.episode_builder import RolloutSetup
 from graft.rollout.last_info import last_info
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.train.step_metrics import describe
 from graft.types import Episode, Sampling, Task, Trajectory, Turn

@@ -26,7 +26,8 @@ from graft.envs.base import BaseEnv
 from graft.envs.tool_env import ToolEnv
 from graft.rollout.branches.branch import Branch, independent
 from graft.rollout.collect import collect
-from graft.rollout.episode_builder import EpisodeBuilder, RolloutSetup
+from graft.rollout.episode_builder import EpisodeBuilder
+from graft.rollout.setup import RolloutSetup
 from graft.rollout.threads import in_thread
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
@@ -460,11 +461,11 @@ def test_an_attempt_that_is_cut_in_the_middle_keeps_its_numbers():
 
 def test_a_fork_goes_on_with_the_counters_of_its_parent():
     async def fork_after_a_call(builder: EpisodeBuilder) -> None:
-        path = await builder.root()
-        await path.turn()
-        twin = await path.fork()
+        trajectory = await builder.root()
+        await trajectory.turn()
+        twin = await trajectory.fork()
         twin.context.left = ["</repeat>", REPEAT, ANSWER]  # pyright: ignore
-        await path.finish()
+        await trajectory.finish()
         await twin.finish()
 
     episode = play([repeat], [REPEAT, ANSWER], branch=fork_after_a_call, num_leaves=2, max_uses=2)

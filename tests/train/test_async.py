@@ -11,7 +11,8 @@ import torch
 
 from graft.config import Config, ConfigError, check
 from graft.envs.calculator import CalculatorTask
-from graft.rollout.collectors.collector import AsyncCollector, CollectorConfig
+from graft.rollout.collectors.background import AsyncCollector
+from graft.rollout.collectors.request import CollectorConfig
 from graft.train import build as setup
 from graft.train import session as run
 from graft.train.algorithm import STALE_CAP, preset_of
@@ -269,7 +270,7 @@ def test_a_run_that_works_ahead_and_is_killed_loses_no_task_and_repeats_none(tmp
         ),
         (
             {"rollout": {"branch": {"arpo": {"faithful": True}}, "staleness": 1}},
-            r"rollout\.staleness=1.*Published.*take rollout\.staleness=0",
+            r"rollout\.staleness=1.*FaithfulBranching.*take rollout\.staleness=0",
         ),
         (
             {"algo": {"name": "dapo"}},

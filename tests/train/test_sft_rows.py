@@ -230,7 +230,7 @@ def test_rows_do_not_stay_in_memory(tmp_path):
 
 def vars_of(function):
     cells = [cell.cell_contents for cell in function.__closure__]
-    rows = next(cell for cell in cells if type(cell).__name__ == "Rows")
+    rows = next(cell for cell in cells if type(cell).__name__ == "SFTRows")
     return [rows.numbers, rows.chats]
 
 

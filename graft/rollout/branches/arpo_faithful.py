@@ -1,14 +1,14 @@
-"""ARPO's and AEPO's branch as their programs have it, faults included, to compare with.
+"""ARPO's and AEPO's branch as in the published programs, faults included, for comparison.
 
-    round 1   roots sample a segment, tools answer, everybody waits for the slowest
+    round 1   roots sample a segment, tools answer, all wait for the slowest
               entropy of the segment: a SUM over its first tokens, so that short ones look sure
-              its change since the first segment that was ever seen in this slot, of whatever prompt
+              its change since the first segment ever seen in this slot, of any prompt
               forks in the order of slots: ARPO  if U - weight * change <= branch_probability
                                            AEPO  if (U + weight * change) * (1 - penalty * rounds in a
                                                  row with a new attempt) >= branch_probability
-    round 2   the same with the forks; a prompt with nobody left gets ONE new root per round
+    round 2   the same with the forks; a prompt without a live attempt gets ONE new root per round
 
-The entropy is that of the segment BEFORE the observation where the fork is made. A slot is a place in
+The entropy is that of the segment BEFORE the observation where the fork is made. A slot is a position in
 the step's list of attempts; the table of first entropies is never emptied. In AEPO a larger
 `branch_probability` makes fewer forks, and the attempt that decides the number of roots is thrown away.
 
@@ -35,12 +35,12 @@ from graft.rollout.live_trajectory import LiveTrajectory
 from graft.types import Author, Episode
 
 Slot = tuple[int, int]
-"""The task's place in the step, and the attempt's number at that task."""
+"""The task's position in the step, and the attempt's number at that task."""
 
 
 @dataclass(slots=True)
 class FaithfulBranching:
-    """Learns one thing from step to step that it should not: the entropies of slots."""
+    """Carries the entropies of slots from step to step, as the programs do and should not."""
 
     samples: int
     initial_rollouts: int
@@ -62,43 +62,45 @@ class FaithfulBranching:
         live = [await builder.root() for _ in range(min(roots, self.samples))]
         in_a_row = 0
         while live:
-            await asyncio.gather(*(path.turn() for path in live if path.is_live))
+            await asyncio.gather(*(one.turn() for one in live if one.is_live))
             changes = {
-                path: self._change(path, builder) for path in live if path.spoken is not None
+                one: self._change(one, builder) for one in live if one.last_sampled is not None
             }
-            began = len(builder.paths)
-            live = [path for path in live if path.is_live]
-            for path in [path for path in live if path.has_room]:
-                live += await self._fork_from(path, changes[path], builder, in_a_row)
-            if not live and len(builder.paths) < self.samples:
+            began = len(builder.trajectories)
+            live = [one for one in live if one.is_live]
+            for trajectory in [one for one in live if one.can_sample]:
+                live += await self._fork_from(trajectory, changes[trajectory], builder, in_a_row)
+            if not live and len(builder.trajectories) < self.samples:
                 live.append(await builder.root())
-            in_a_row = in_a_row + 1 if len(builder.paths) > began else 0
+            in_a_row = in_a_row + 1 if len(builder.trajectories) > began else 0
 
-    def _change(self, path: LiveTrajectory, builder: EpisodeBuilder) -> float:
-        """Of the entropy of a segment since the first one in this slot."""
-        assert path.spoken is not None
-        entropy = self._entropy(first_decisions(path.turn_spans, self.tokens), builder)
-        return entropy - self.first_entropies.setdefault((builder.place, path.number), entropy)
+    def _change(self, trajectory: LiveTrajectory, builder: EpisodeBuilder) -> float:
+        """Entropy of the latest segment minus that of the first one in this slot."""
+        assert trajectory.last_sampled is not None
+        entropy = self._entropy(first_decisions(trajectory.partial.spans, self.tokens), builder)
+        slot = builder.index, trajectory.number
+        return entropy - self.first_entropies.setdefault(slot, entropy)
 
     async def _fork_from(
-        self, path: LiveTrajectory, change: float, builder: EpisodeBuilder, in_a_row: int
+        self, trajectory: LiveTrajectory, change: float, builder: EpisodeBuilder, in_a_row: int
     ) -> list[LiveTrajectory]:
-        """Forks of a path that has just had its turn."""
-        assert path.spoken is not None
-        draws = random.Random(builder.key(path.number, f"/fork/{int(path.metrics['turns'])}"))
-        most = min(self.beam_size - 1, self.samples - len(builder.paths))
+        """Forks of a trajectory that has just had its turn."""
+        assert trajectory.last_sampled is not None
+        turn = int(trajectory.metrics["turns"])
+        draws = random.Random(builder.key(trajectory.number, f"/fork/{turn}"))
+        most = min(self.beam_size - 1, self.samples - len(builder.trajectories))
         wanted = sum(self._is_due(draws.random(), change, in_a_row) for _ in range(most))
         forks: list[LiveTrajectory] = []
         for _ in range(wanted):
             try:
-                forks.append(await path.fork())
+                forks.append(await trajectory.fork())
             except RolloutFailure as failure:
-                builder.episode.spans[path.tip].info["error"] = str(failure)
-        path.spoken.info.update(entropy_change=change, forks=len(forks))
+                builder.episode.spans[trajectory.tip].info["error"] = str(failure)
+        trajectory.last_sampled.info.update(entropy_change=change, forks=len(forks))
         return forks
 
     def _is_due(self, uniform: float, change: float, in_a_row: int) -> bool:
-        """Whether one attempt at branching comes off."""
+        """Whether one draw makes a fork."""
         if not self.is_aepo:
             drawn = min(max(uniform - self.entropy_weight * change, 0.0), 1.0)
             return drawn <= self.branch_probability
@@ -110,17 +112,19 @@ class FaithfulBranching:
         return sum(entropies) / math.log(max(builder.setup.engine.vocab_size, 2))
 
     async def _try_out(self, builder: EpisodeBuilder) -> int:
-        """AEPO's number of roots, from an attempt that nobody trains on or counts."""
-        path = await builder.root("/thrown away")
-        await path.finish()
-        builder.paths.remove(path)
-        said = [span for span in path.spans if span.author is Author.POLICY]
-        segments = [self._entropy(first_decisions([span], self.tokens), builder) for span in said]
+        """AEPO's number of roots, from an attempt that is neither trained nor counted."""
+        trajectory = await builder.root("/thrown away")
+        await trajectory.finish()
+        builder.trajectories.remove(trajectory)
+        sampled = [span for span in trajectory.spans if span.author is Author.POLICY]
+        segments = [
+            self._entropy(first_decisions([span], self.tokens), builder) for span in sampled
+        ]
         gap = segments[0] - sum(segments) / len(segments) if segments else 0.0
         return min(int(self.samples * sigmoid(self.sensitivity * gap)) + 1, self.samples)
 
     def begin(self, step: int) -> None:
-        """Slots are the same in every step, and what is known of them is not forgotten."""
+        """Slots are the same in every step, and their entropies are kept."""
 
     def settle(self, episodes: Sequence[Episode]) -> None:
         """Nothing to learn from rewards."""

@@ -1,4 +1,4 @@
-"""Where the tree forks: a branch is an async function that grows one episode to its leaves."""
+"""A branch decides where the tree forks: an async function that builds one episode to its leaves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Branch = Callable[[EpisodeBuilder], Awaitable[None]]
 
 
 def independent(samples: int) -> Branch:
-    """`samples` paths from the prompt that know nothing of each other: a plain GRPO group."""
+    """`samples` independent trajectories from the prompt: a plain GRPO group."""
 
     async def branch(builder: EpisodeBuilder) -> None:
-        paths = [await builder.root() for _ in range(samples)]
-        await asyncio.gather(*(path.finish() for path in paths))
+        trajectories = [await builder.root() for _ in range(samples)]
+        await asyncio.gather(*(one.finish() for one in trajectories))
 
     return branch
 

@@ -1,18 +1,18 @@
-"""ARPO's and AEPO's branch: attempts fork where the policy is unsure what to make of an observation.
+"""ARPO's and AEPO's branch: attempts fork where an observation leaves the policy unsure.
 
     samples 4, initial_rollouts 2
 
     prompt ── "I search" ── result ┬─ "Hm, then"  ... answer      root 0; unsure here, so it forks:
            │                       └─ "So it is"  ... answer      the same tools were called, once
-           └─ "2 + 3"    ── result ── "That is 5" ... answer      root 1; sure, nobody forks
+           └─ "2 + 3"    ── result ── "That is 5" ... answer      root 1; sure, no fork
            └─ ...                                                 the budget is not used up: root 2
 
 After each observation the first `tokens` of the next turn are sampled and their entropy is held
-against that of the attempt's first tokens (`uncertainty`). A fork goes on right behind the observation,
-so that the two differ in the very tokens that were uncertain; the source keeps those it has said.
+against that of the attempt's first tokens (`uncertainty`). A fork continues right behind the observation,
+so that the two differ in the uncertain tokens; the source keeps those it has sampled.
 
-Whatever happens there are exactly `samples` leaves: what forks leave over is begun at the prompt, all at
-once, when nobody is left who could fork.
+There are always exactly `samples` leaves: attempts that forks leave over begin at the prompt, all at once,
+when no attempt that could fork is left.
 """
 
 from __future__ import annotations
@@ -49,29 +49,28 @@ class Branching:
 
     samples: int
     initial_rollouts: int
-    """Attempts that begin at the prompt, where `dynamic` does not decide; the others are forks, as far
-    as there is cause to."""
+    """Attempts that begin at the prompt, where `dynamic` does not decide; forks may add the others."""
     beam_size: int
-    """Ways on from one observation: the source and up to beam_size - 1 forks."""
+    """Continuations of one observation: the source and up to beam_size - 1 forks."""
     branch_probability: float
-    """Of one more way, where the policy is as unsure as it was at the start."""
+    """Of one more continuation, where the policy is as unsure as it was at the start."""
     entropy_weight: float
     """How much a change of entropy adds to it."""
     tokens: int
-    """Over how many tokens entropy is measured."""
+    """Number of tokens over which entropy is measured."""
     rule: str
     """"stochastic": a draw with that probability; "threshold": always, if it is above `threshold`."""
     threshold: float
     order: str
-    """Who forks first while there is budget: "entropy" (the largest change) or "index" (the oldest path)
-    among all of the prompt's attempts, which wait for each other; "arrival": who comes first."""
+    """Which attempt forks first while there is budget: "entropy" (the largest change) or "index" (the
+    oldest) among all of the prompt's attempts, which wait for each other; "arrival": the first to arrive."""
     dynamic: bool = False
-    """The first attempt tells how many begin at the prompt, see `root_budget`."""
+    """The first attempt decides how many begin at the prompt, see `root_budget`."""
     sensitivity: float = 0.5
     penalty: float = 0.0
-    """Taken off for each time in a row that a path has branched."""
+    """Subtracted for each time in a row that a trajectory has forked."""
     penalty_over: str = "path"
-    """"prompt" counts rounds in a row in which any path of the prompt has."""
+    """"prompt" counts rounds in a row in which any trajectory of the prompt has."""
 
     def __post_init__(self) -> None:
         def refuse(what: str) -> None:
@@ -106,8 +105,8 @@ class Branching:
 
 
 @dataclass(slots=True)
-class _Standing:
-    """What a path carries along, and its forks inherit."""
+class _ForkState:
+    """What a trajectory carries along and its forks inherit: baseline entropy, forks in a row."""
 
     baseline: float
     in_a_row: int = 0
@@ -119,117 +118,118 @@ class _Tree:
     def __init__(self, how: Branching, builder: EpisodeBuilder) -> None:
         self.how, self.builder = how, builder
         self.vocab_size = builder.setup.engine.vocab_size
-        self.standing: dict[LiveTrajectory, _Standing] = {}
+        self.states: dict[LiveTrajectory, _ForkState] = {}
         self.in_a_row = 0
         self.forking = 0
-        """Forks that are being made: an environment may take a while to copy."""
+        """Forks that are being made: copying an environment may take a while."""
 
     @property
     def left(self) -> int:
         """Attempts that may still begin."""
-        return self.how.samples - len(self.builder.paths) - self.forking
+        return self.how.samples - len(self.builder.trajectories) - self.forking
 
     async def grow(self) -> None:
         roots = self.how.initial_rollouts
         if self.how.dynamic:
             roots = await self._try_out()
-        live = await self._begin(roots - len(self.builder.paths))
+        live = await self._begin(roots - len(self.builder.trajectories))
         if self.how.order == "arrival":
-            await asyncio.gather(*(self._grow_apart(path) for path in live))
+            await asyncio.gather(*(self._grow_apart(one) for one in live))
         else:
             await self._grow_in_rounds(live)
         rest = await self._begin(self.left)
-        await asyncio.gather(*(path.finish() for path in rest))
+        await asyncio.gather(*(one.finish() for one in rest))
 
-    async def _begin(self, many: int) -> list[LiveTrajectory]:
-        begun = [await self.builder.root() for _ in range(many)]
-        return [path for path in begun if path.is_live]
+    async def _begin(self, count: int) -> list[LiveTrajectory]:
+        begun = [await self.builder.root() for _ in range(count)]
+        return [one for one in begun if one.is_live]
 
     async def _try_out(self) -> int:
-        """One whole attempt, which counts; how many begin at the prompt, this one included."""
-        path = await self.builder.root()
-        await path.finish()
-        first, *later = turn_entropies(path.spans, self.how.tokens, self.vocab_size) or [0.0]
+        """Complete one attempt; the number that begin at the prompt, this one included."""
+        trajectory = await self.builder.root()
+        await trajectory.finish()
+        first, *later = turn_entropies(trajectory.spans, self.how.tokens, self.vocab_size) or [0.0]
         after_results = sum(later) / len(later) if later else 0.0
         return root_budget(self.how.samples, self.how.sensitivity, first, after_results)
 
     async def _grow_in_rounds(self, live: list[LiveTrajectory]) -> None:
-        """A turn of everybody, then forks; when the budget is used up, nobody waits any more."""
+        """A turn of all, then forks; when the budget is used up, attempts no longer wait for each other."""
         while live and self.left:
-            await asyncio.gather(*(self._advance(path) for path in live))
-            live = [path for path in live if path.is_live]
+            await asyncio.gather(*(self._advance(one) for one in live))
+            live = [one for one in live if one.is_live]
             live += await self._fork_from(live)
-        await asyncio.gather(*(path.finish() for path in live))
+        await asyncio.gather(*(one.finish() for one in live))
 
-    async def _grow_apart(self, path: LiveTrajectory) -> None:
-        """The path to its end, and its forks to theirs."""
+    async def _grow_apart(self, trajectory: LiveTrajectory) -> None:
+        """Complete the trajectory and its forks."""
         apart: list[asyncio.Future[None]] = []
-        while path.is_live and self.left:
-            await self._advance(path)
-            forks = await self._fork_from([path] if path.is_live else [])
+        while trajectory.is_live and self.left:
+            await self._advance(trajectory)
+            forks = await self._fork_from([trajectory] if trajectory.is_live else [])
             apart += [asyncio.ensure_future(self._grow_apart(fork)) for fork in forks]
-        await asyncio.gather(path.finish(), *apart)
+        await asyncio.gather(trajectory.finish(), *apart)
 
-    async def _advance(self, path: LiveTrajectory) -> None:
-        """Up to the first tokens after the next observation, or to its end."""
-        begins = path not in self.standing
-        await path.turn()
-        if begins and path.spoken is not None:
-            self.standing[path] = _Standing(self._entropy_of(path))
-        if path.is_live:
-            await path.begin(self.how.tokens)
+    async def _advance(self, trajectory: LiveTrajectory) -> None:
+        """Continue to the first tokens after the next observation, or to the end."""
+        is_first = trajectory not in self.states
+        await trajectory.turn()
+        if is_first and trajectory.last_sampled is not None:
+            self.states[trajectory] = _ForkState(self._entropy_of(trajectory))
+        if trajectory.is_live:
+            await trajectory.begin(self.how.tokens)
 
-    def _entropy_of(self, path: LiveTrajectory) -> float:
-        """Of what it has begun to say, or has just said."""
-        return mean_entropy(first_decisions(path.turn_spans, self.how.tokens), self.vocab_size)
+    def _entropy_of(self, trajectory: LiveTrajectory) -> float:
+        """Of the turn in progress, or the last one."""
+        first = first_decisions(trajectory.partial.spans, self.how.tokens)
+        return mean_entropy(first, self.vocab_size)
 
-    async def _fork_from(self, paths: Sequence[LiveTrajectory]) -> list[LiveTrajectory]:
-        """Forks of those that are unsure, as many as there is budget for."""
+    async def _fork_from(self, trajectories: Sequence[LiveTrajectory]) -> list[LiveTrajectory]:
+        """Forks of those that are unsure, within the budget."""
         changes = {
-            path: self._entropy_of(path) - self.standing[path].baseline
-            for path in paths
-            if path.begun is not None
+            one: self._entropy_of(one) - self.states[one].baseline
+            for one in trajectories
+            if one.partial.is_open
         }
         order = list(changes)
         if self.how.order == "entropy":
-            order.sort(key=lambda path: -changes[path])
+            order.sort(key=lambda one: -changes[one])
         forks: list[LiveTrajectory] = []
-        for path in order:
-            made = await self._fork(path, self._wanted(path, changes[path]))
-            own = self.standing[path]
+        for trajectory in order:
+            made = await self._fork(trajectory, self._wanted(trajectory, changes[trajectory]))
+            own = self.states[trajectory]
             own.in_a_row = own.in_a_row + 1 if made else 0
-            self.standing |= {fork: replace(own) for fork in made}
-            assert path.begun is not None
-            path.begun.info.update(entropy_change=changes[path], forks=len(made))
+            self.states |= {fork: replace(own) for fork in made}
+            begun = trajectory.partial.spans[-1]
+            begun.info.update(entropy_change=changes[trajectory], forks=len(made))
             forks += made
         self.in_a_row = self.in_a_row + 1 if forks else 0
         return forks
 
-    async def _fork(self, path: LiveTrajectory, many: int) -> list[LiveTrajectory]:
-        """So many forks, or fewer where the environment cannot be copied."""
+    async def _fork(self, trajectory: LiveTrajectory, count: int) -> list[LiveTrajectory]:
+        """`count` forks, or fewer where the environment cannot be copied."""
         made: list[LiveTrajectory] = []
-        self.forking += many
-        for _ in range(many):
+        self.forking += count
+        for _ in range(count):
             try:
-                made.append(await path.fork())
+                made.append(await trajectory.fork())
             except RolloutFailure as failure:
-                self.builder.episode.spans[path.tip].info["error"] = str(failure)
+                self.builder.episode.spans[trajectory.tip].info["error"] = str(failure)
             finally:
-                self.forking -= 1  # it is among the paths now, or will never be
+                self.forking -= 1  # it is among the trajectories now, or failed
         return made
 
-    def _wanted(self, path: LiveTrajectory, change: float) -> int:
-        """How many forks of this path there should be."""
+    def _wanted(self, trajectory: LiveTrajectory, change: float) -> int:
+        """How many forks this trajectory should get."""
         how = self.how
         most = min(how.beam_size - 1, self.left)
-        in_a_row = self.standing[path].in_a_row if how.penalty_over == "path" else self.in_a_row
+        in_a_row = self.states[trajectory].in_a_row if how.penalty_over == "path" else self.in_a_row
         chance = probability(
             how.branch_probability, how.entropy_weight, change, how.penalty, in_a_row
         )
         if how.rule == "threshold":
             return most if chance > how.threshold else 0
-        turn = int(path.metrics["turns"])
-        draws = random.Random(self.builder.key(path.number, f"/fork/{turn}"))
+        turn = int(trajectory.metrics["turns"])
+        draws = random.Random(self.builder.key(trajectory.number, f"/fork/{turn}"))
         return sum(draws.random() < chance for _ in range(most))
 
 
@@ -247,8 +247,8 @@ def arpo(
 ) -> Branch:
     """Half of the attempts begin at the prompt, the others where one of those is unsure.
 
-    `faithful` is the published program instead, faults included (see `published`); it knows no
-    `rule`, `threshold` or `order`.
+    `faithful` is the published program instead, faults included (see `arpo_faithful`), without `rule`,
+    `threshold` and `order`.
     """
     return _make(is_aepo=False, **locals())
 
@@ -269,8 +269,8 @@ def aepo(
     penalty_over: str = "path",
     faithful: bool = False,
 ) -> Branch:
-    """`arpo` with a number of roots that the first attempt decides (`dynamic`), and a price on branching
-    again and again."""
+    """`arpo` with a number of roots that the first attempt decides (`dynamic`), and a penalty on forks in
+    a row."""
     return _make(is_aepo=True, **locals())
 
 
@@ -281,10 +281,10 @@ def _make(
         raise ValueError(f"faithful={faithful!r}: must be true or false")
     roots = max(samples // 2, 1) if initial_rollouts is None else initial_rollouts
     checked = Branching(samples=samples, initial_rollouts=roots, **how)
-    return _published(checked, is_aepo) if faithful else checked
+    return _faithful(checked, is_aepo) if faithful else checked
 
 
-def _published(how: Branching, is_aepo: bool) -> FaithfulBranching:
+def _faithful(how: Branching, is_aepo: bool) -> FaithfulBranching:
     return FaithfulBranching(
         samples=how.samples,
         initial_rollouts=how.initial_rollouts,

@@ -1,6 +1,6 @@
-"""Where in a finished attempt a call could have been made: places, their scores, and a draw.
+"""Where in a finished attempt a call could have been made: positions, their scores, and a draw.
 
-Numbers are places in the token sequence; place 4 lies before token 4, after tokens 0 to 3.
+Position 4 lies before token 4, after tokens 0 to 3.
 
     token     0      1    2    3        4    5     6        7
     text      2+3=?  I    add  compare  A    : <   So       <eos>
@@ -8,14 +8,14 @@ Numbers are places in the token sequence; place 4 lies before token 4, after tok
     action           I    add  routing  A          So       <eos>
     insertable       1    2                        6        7
 
-Before the routing action a call is coming anyway, inside the call nothing may be said, and an
-observation is nobody's decision. A score says how near the policy was to calling by itself:
+The routing action starts a call anyway, inside the call no text may stand, and an observation is not
+a decision of the policy. A score measures how near the policy was to calling there:
 
-    place   log-prob of the word " compare"   of the routing action   score, temperature 10
-    1       -9                                -8                      -0.8
-    2       -2                                -5                      -0.2
+    position   log-prob of the word " compare"   of the routing action   score, temperature 10
+    1          -9                                -8                      -0.8
+    2          -2                                -5                      -0.2
 
-Top-k keeps the best places, top-p of those as many as carry that share, then one is drawn.
+Top-k keeps the best positions, top-p of those as many as carry that share, then one is drawn.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from graft.types import Author, Span
 
 
 def insertable(spans: Sequence[Span], language: int, vocab_size: int) -> list[int]:
-    """Places before a word that the policy chose in mode `language`."""
-    places: list[int] = []
+    """Positions before a vocabulary token that the policy chose in mode `language`."""
+    found: list[int] = []
     start = 0
     for span in spans:
         if span.author is Author.POLICY:
             chosen = zip(span.actions, span.modes, strict=True)
-            places += [
+            found += [
                 start + i
                 for i, (action, mode) in enumerate(chosen)
                 if mode == language and 0 <= action < vocab_size
             ]
         start += len(span)
-    return places
+    return found
 
 
 def score(logprobs: Sequence[Sequence[float]], temperature: float) -> float:
@@ -52,10 +52,10 @@ def score(logprobs: Sequence[Sequence[float]], temperature: float) -> float:
 
 
 def weights(scores: Sequence[float], top_k: int, top_p: float) -> list[float]:
-    """The chance of each place: softmax over the `top_k` best, cut to a share of `top_p`.
+    """The probability of each position: softmax over the `top_k` best, cut to a share of `top_p`.
 
-    scores log 4, log 3, log 2, log 1; top_k 3: 4/9, 3/9, 2/9; top_p 0.7: 4/7, 3/7, 0, 0. The place
-    that reaches the share is kept, so one always is; of equal scores the earlier place comes first.
+    scores log 4, log 3, log 2, log 1; top_k 3: 4/9, 3/9, 2/9; top_p 0.7: 4/7, 3/7, 0, 0. The
+    position that reaches the share is kept, so one always is; of equal scores the earlier one is first.
     """
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[:top_k]
     best = max(scores)

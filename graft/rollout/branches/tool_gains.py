@@ -1,4 +1,4 @@
-"""What forcing each tool has brought so far, and which tool to force next.
+"""The average gain of forcing each tool, and the probability of forcing it next.
 
 A moving average per tool of R(y') - R(y), the gain of counterfactual attempts over their twins:
 
@@ -16,11 +16,11 @@ START = 0.001
 KEPT = 0.9
 """Of the old average, at each update."""
 NOTHING = 1e-5
-"""Averages that sum to less than this say nothing: every tool has the same chance."""
+"""Where the averages sum to less, every tool has the same probability."""
 
 
 def update(average: float, gains: Sequence[float]) -> float:
-    """The average after a step; without gains, or with one that is no number, as it was."""
+    """The average after a step; unchanged without gains, or where one is not finite."""
     if not gains:
         return average
     mean = math.fsum(gains) / len(gains)
@@ -28,7 +28,7 @@ def update(average: float, gains: Sequence[float]) -> float:
 
 
 def chances(averages: Mapping[str, float]) -> dict[str, float]:
-    """Of each tool: proportional to exp(max(0, average) / largest average)."""
+    """Probability of each tool, proportional to exp(max(0, average) / largest average)."""
     positive = {tool: max(0.0, average) for tool, average in averages.items()}
     largest = max(positive.values())
     if sum(positive.values()) < NOTHING:

@@ -1,4 +1,4 @@
-"""How unsure a policy is after an observation, and what a branch makes of it.
+"""How unsure a policy is after an observation, and how likely it makes a fork.
 
 first 3 tokens     entropies in nats        mean    / ln 16, the vocabulary
 of the attempt     0.2  0.9  0.4            0.50    0.18    the baseline
@@ -28,13 +28,13 @@ def mean_entropy(entropies: Sequence[float], vocab_size: int) -> float:
 
 
 def first_decisions(spans: Sequence[Span], tokens: int) -> list[float]:
-    """Entropies of the first decisions of a turn; what merely continues one is none."""
+    """Entropies of the first decisions of a turn; tokens that continue a decision do not count."""
     chosen = [h for s in spans for h, is_own in zip(s.entropies, s.mask, strict=True) if is_own]
     return chosen[:tokens]
 
 
 def turn_entropies(spans: Sequence[Span], tokens: int, vocab_size: int) -> list[float]:
-    """`mean_entropy` of the first decisions of every turn on a path: [first, after a result, ...]."""
+    """`mean_entropy` of the first decisions of every turn: [first, after a result, ...]."""
     turns: list[list[Span]] = []
     previous = None
     for span in spans:
@@ -49,7 +49,7 @@ def turn_entropies(spans: Sequence[Span], tokens: int, vocab_size: int) -> list[
 def probability(
     base: float, weight: float, change: float, penalty: float = 0.0, in_a_row: int = 0
 ) -> float:
-    """Of branching here: clip(base + weight * change) * (1 - penalty * in_a_row), never negative.
+    """Probability of a fork here: clip(base + weight * change) * (1 - penalty * in_a_row), never negative.
 
     >>> probability(0.5, 0.2, 0.18), round(probability(0.5, 0.2, 0.18, 0.05, 2), 4)
     (0.536, 0.4824)
@@ -58,7 +58,7 @@ def probability(
 
 
 def sigmoid(x: float) -> float:
-    """1 / (1 + exp(-x)), however large x is."""
+    """1 / (1 + exp(-x)), without overflow."""
     if x >= 0:
         return 1 / (1 + math.exp(-x))
     small = math.exp(max(x, -700.0))
@@ -66,7 +66,7 @@ def sigmoid(x: float) -> float:
 
 
 def root_budget(samples: int, sensitivity: float, root: float, after_results: float) -> int:
-    """How many of `samples` begin at the prompt: more where the prompt is what makes it unsure.
+    """How many of `samples` begin at the prompt: more where the policy is unsure there.
 
     samples * sigmoid(sensitivity * (root - after_results)), rounded, at least 1:
 

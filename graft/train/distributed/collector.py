@@ -1,7 +1,7 @@
 """The processes of torchrun attempt a step's tasks together, each its share, and exchange episodes.
 
-Of tasks 0 to 6 and three processes: 0 3 6 | 1 4 | 2 5. Everybody then has all episodes, in the order of
-the tasks: batch and credit are worked out everywhere alike, and only the learning is shared out again.
+Of tasks 0 to 6 and three processes: 0 3 6 | 1 4 | 2 5. Then every process has all episodes, in the order
+of the tasks, and computes the same batch and credit; the learning is divided again.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from graft.protocols import Engine
-from graft.rollout.collectors.collector import Collector, PendingRollouts, RolloutRequest
+from graft.rollout.collectors.collector import Collector, PendingRollouts
+from graft.rollout.collectors.request import RolloutRequest
 from graft.train.distributed.process_group import ProcessGroup
 from graft.types import Episode
 
 
 class DistributedCollector:
-    """A collector of collectors: one in each process."""
+    """Divides a request over the collectors of all processes."""
 
     def __init__(self, collector: Collector, processes: ProcessGroup, engine: Engine) -> None:
         self.collector, self.processes, self.engine = collector, processes, engine
@@ -24,10 +25,10 @@ class DistributedCollector:
     def submit(self, request: RolloutRequest) -> PendingRollouts:
         rank, world = self.processes.rank, self.processes.world
         own = range(rank, len(request.tasks), world)
-        return _Exchange(self.collector.submit(request.part(own)), request, self.processes)
+        return _Exchange(self.collector.submit(request.subset(own)), request, self.processes)
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        hand_out(weights, version, self.engine, self.processes, self.collector.load)
+        load_engines(weights, version, self.engine, self.processes, self.collector.load)
 
     def counts(self) -> dict[str, float]:
         everyone = self.processes.gather(self.collector.counts(), "counts of the rollouts")
@@ -37,21 +38,21 @@ class DistributedCollector:
         self.collector.close()
 
 
-def hand_out(
+def load_engines(
     weights: Mapping[str, Any] | None,
     version: int,
     engine: Engine,
     processes: ProcessGroup,
     load: Callable[[Mapping[str, Any] | None, int], None],
 ) -> None:
-    """Each process loads its own engine; servers, which all of them ask, are told once."""
-    is_served = processes.world > 1 and not hasattr(engine, "decoder")
-    if not is_served or processes.is_first:
+    """Each process loads its own engine; servers, which all processes share, are loaded once."""
+    is_server = processes.world > 1 and not hasattr(engine, "decoder")
+    if not is_server or processes.is_first:
         load(weights, version)
     elif weights is not None:
-        for name in weights:  # they are brought together by everybody
+        for name in weights:  # gathering them needs every process
             weights[name]
-    if is_served:
+    if is_server:
         processes.barrier(f"the servers to have version {version} of the weights")
         engine.version = version
 

@@ -1,0 +1,42 @@
+"""What every rollout of a run needs: engine, chat template, environments, and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from graft.actions.actions import Actions
+from graft.protocols import Engine, Env, Reward
+from graft.text.chat import Chat
+from graft.types import Sampling, Task
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSetup:
+    """Engine, chat, environments and limits of the rollouts."""
+
+    engine: Engine
+    chat: Chat
+    make_env: Callable[[Task], Env]
+    sampling: Sampling
+    reward: Reward | None = None
+    """None: the environment's own rewards, summed over the turns."""
+    max_turns: int = 8
+    max_context: int = 4096
+    deadline: float = 600.0
+    """Seconds that a single wait may take: one completion, one answer of an environment."""
+    salt: int = 0
+    """Makes the draws of this step differ from those of other steps; see `draw_key`."""
+    actions: Actions | None = None
+    """None: calls are text, and the environment looks for them."""
+    prefill: str = ""
+    """Text that every answer begins with; part of the prompt, so never trained."""
+    samples: int | None = None
+    """Attempts that a branch must produce, twins aside; None: any number."""
+
+
+def draw_key(salt: int, task: str, number: int) -> int:
+    """64 bits that seed the draws of attempt `number`, independent of what runs beside it."""
+    text = f"{salt}/{task}/{number}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
