@@ -198,16 +198,15 @@ def test_what_is_hidden_in_the_environment_stands_as_it_stood():
     assert envs[-1].order == "B, A"
 
 
-def test_the_sorting_task_is_replayed_too():
+def test_the_sorting_task_is_replayed_too(monkeypatch):
     """Items 1, 0 in ascending order: a swap and a swap back, then a third that was forced."""
     factual = [call("swap", "A", "B"), call("swap", "B", "A"), DONE]
 
     class Brief(type(make("earl:sort", syntax="actions"))):
-        def _system(self):
-            return "S"  # letters that the scripted tokenizer has
-
         def _question(self):
-            return "S?"
+            return "S?"  # letters that the scripted tokenizer has
+
+    monkeypatch.setattr("graft.envs.earl.sorting.system_text", lambda *given: "S")
 
     def brief():
         return Brief(name="sort", syntax="actions", items=[1, 0], reverse=False)
