@@ -15,9 +15,10 @@ from graft.registry import load
 
 
 class CallablePackage(ModuleType):
-    """A package that stands for one function; `call` is its "module:name"."""
+    # stands for one function, whose signature and docstring editors show
 
     call: str
+    """Its "module:name"."""
     hint: str
     """What to say where it is called with arguments that it does not have."""
 
@@ -28,6 +29,10 @@ class CallablePackage(ModuleType):
         except TypeError as error:
             raise TypeError(f"{self.__name__}(): {error}; {self.hint}") from None
         return function(*args, **kwargs)
+
+    @property
+    def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return load(self.call).__doc__
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from graft.api.policy import Policy
 from graft.api.settings import settings
@@ -50,6 +51,7 @@ class PolicyEngine:
         self._owner: Any = None  # the event loop that samples, or another user
         self._users = 0
         self._is_closed = False
+        self._finalizer = finalize(self, self.sampler.close)  # also where the name is bound anew
         policy.engines.add(self)
 
     @property
@@ -110,7 +112,7 @@ class PolicyEngine:
         """Give back the memory. Closing twice is fine."""
         if not self._is_closed:
             self._is_closed = True
-            self.sampler.close()
+            self._finalizer()
 
     def __enter__(self) -> PolicyEngine:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,7 @@ class PolicyLearner:
         from graft.train.run_dir.interrupt import Interrupt
 
         listed = _checked(episodes)
+        _refuse_the_dead(listed)
         for engine in self.policy.engines:
             engine.check_idle()
         self.trainer.temperature = _temperature(listed)
@@ -157,6 +159,48 @@ class PolicyLearner:
             self.steps += 1
             self.policy.advance()
         return {name: value for name, value in learned.metrics.items() if name not in OF_A_RUN}
+
+    def save(self, folder: str | PathLike[str]) -> Path:
+        """Write a checkpoint: the policy, and what the optimizer remembers. Returns its folder.
+
+        `graft.load(folder)` opens the newest one as a policy; the last two are kept. In a new process:
+
+        >>> policy = graft.load("mine")
+        >>> learner = graft.Learner(policy, lr=1e-6)
+        >>> learner.restore("mine")     # the next step has the numbers of a loop that was never stopped
+        """
+        from graft.train.run_dir.checkpoint_writer import CheckpointWriter
+
+        policy = self.policy
+        writer = CheckpointWriter(
+            Path(folder) / "checkpoints",
+            policy.tokenizer,
+            keep_last=2,
+            source="" if policy.path is None else str(policy.path),
+            names=() if policy.actions is None else policy.actions.names,
+            turn_ends=policy.chat.end_ids,
+        )
+        writer.save("rl", policy.version, self.trainer, {"steps": self.steps})
+        return Path(folder) / "checkpoints" / f"rl-{policy.version:06d}"
+
+    def restore(self, folder: str | PathLike[str]) -> None:
+        """Go on from the newest checkpoint that `save` wrote; its policy was loaded from there too."""
+        from graft.train.run_dir.checkpoint import checkpoints
+
+        found = checkpoints(Path(folder) / "checkpoints")
+        if not found:
+            raise UserCodeError(
+                f"'{folder}' has no checkpoint; learner.save('{folder}') writes one"
+            )
+        if self.policy.path != found[-1].path or self.policy.version:
+            raise UserCodeError(
+                f"this learner's policy was loaded from {self.policy.path}, and the checkpoint is "
+                f"{found[-1].path}; load it first: policy = graft.load('{folder}')"
+            )
+        found[-1].restore(self.trainer)
+        self.steps, self.policy.version = found[-1].state()["steps"], found[-1].step
+        for engine in self.policy.engines:
+            engine.renew(self.policy.version)
 
     def __repr__(self) -> str:
         return f"Learner({self.policy!r}, algo={self.algo!r}, lr={self.lr:g}, {self.steps} steps)"
@@ -232,6 +276,19 @@ def _checked(episodes: Any) -> list[Episode]:
     if not episodes:
         raise UserCodeError("step() was given no episodes; there is nothing to learn from")
     return list(episodes)
+
+
+def _refuse_the_dead(episodes: Sequence[Episode]) -> None:
+    from graft.train.run_dir.folder import RunStopped
+    from graft.train.step_metrics import commonest_failure, is_dead
+
+    if is_dead(episodes):
+        count = sum(len(episode.leaves) for episode in episodes)
+        raise RunStopped(
+            f"none of the {count} attempts came to its end, mostly: {commonest_failure(episodes)}. Nothing "
+            "was trained: repair the environment or tool. leaf.status says how each attempt ended, and "
+            "span.info['traceback'] where it broke"
+        )
 
 
 def _temperature(episodes: Sequence[Episode]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 SECONDS_BETWEEN_DRAWS = 0.1
@@ -24,7 +25,10 @@ def is_watched() -> bool:
 class ProgressLine:
     """`collect 5/16  reward 0.42  0:12`, drawn again at each `advance`.
 
-    show  None: in a terminal or a notebook; True: also elsewhere, as one line at the end; False: never
+    In a terminal the line is removed at the end; in a notebook the next one in the same cell takes its
+    place: a loop of a hundred collections leaves no hundred lines.
+
+    show  None: in a terminal or a notebook; True: also elsewhere, and the last line stays; False: never
     """
 
     def __init__(self, name: str, total: int, unit: str, show: bool | None = None) -> None:
@@ -33,7 +37,7 @@ class ProgressLine:
         self.note = ""
         self._shown = is_watched() if show is None else show
         self._started, self._drawn = time.monotonic(), 0.0
-        self._handle: Any = None  # of the notebook's output
+        self._stays = bool(show)
 
     def advance(self, note: str = "") -> None:
         self.done, self.note = self.done + 1, note
@@ -49,17 +53,9 @@ class ProgressLine:
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         if notebook_shell() is not None:
-            self._draw_in_notebook({"text/plain": self.text})
+            draw_in_notebook(self.name, self.text)
         elif sys.stderr.isatty():
             print(f"\r\x1b[2K{self.text}", end="", file=sys.stderr, flush=True)
-
-    def _draw_in_notebook(self, shown: dict[str, str]) -> None:
-        from IPython.display import display  # pyright: ignore[reportMissingImports]
-
-        if self._handle is None:
-            self._handle = display(shown, raw=True, display_id=True)
-        else:
-            self._handle.update(shown, raw=True)
 
     def __enter__(self) -> ProgressLine:
         if self._shown:
@@ -70,8 +66,27 @@ class ProgressLine:
         if not self._shown:
             return
         self._draw()
-        if notebook_shell() is None:
-            print("" if sys.stderr.isatty() else self.text, file=sys.stderr, flush=True)
+        if notebook_shell() is not None:
+            return
+        if sys.stderr.isatty():
+            print("\n" if self._stays else "\r\x1b[2K", end="", file=sys.stderr, flush=True)
+        else:
+            print(self.text, file=sys.stderr, flush=True)
+
+
+_handles: dict[str, tuple[int, Any]] = {}
+"""By the name of a line: the notebook's cell it was last drawn in, and the output there."""
+
+
+def draw_in_notebook(name: str, text: str) -> None:
+    """Show a line in the running cell, or rewrite the one of this name that it has."""
+    from IPython.display import display  # pyright: ignore[reportMissingImports]
+
+    shown, cell = {"text/plain": text}, notebook_shell().execution_count
+    if name in _handles and _handles[name][0] == cell:
+        _handles[name][1].update(shown, raw=True)
+    else:
+        _handles[name] = cell, display(shown, raw=True, display_id=True)
 
 
 def run_display(steps: int, shown: bool) -> Any:
@@ -81,16 +96,16 @@ def run_display(steps: int, shown: bool) -> Any:
     class NotebookDisplay(Display):
         """Steps rewrite one line per phase; remarks are printed."""
 
-        _line: ProgressLine | None = None
+        is_step = False
 
-        def phase(self, name: str, steps: int) -> None:
-            self._line = None
-            super().phase(name, steps)
-            self._line = ProgressLine(name, steps, "steps", True)
+        def update(self, step: int, metrics: Mapping[str, float]) -> None:
+            self.is_step = True
+            super().update(step, metrics)
+            self.is_step = False
 
         def _print(self, text: str) -> None:
-            if self._line is not None and text.startswith(f"{self._line.name} "):
-                self._line._draw_in_notebook({"text/plain": text})
+            if self.is_step and not self.console.quiet:
+                draw_in_notebook(f"run {self._name}", text)
             else:
                 super()._print(text)
 

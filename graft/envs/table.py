@@ -204,11 +204,18 @@ def closest_id(env_id: str) -> str | None:
 
 def register(env_id: str, entry: str | Callable[..., Env], **defaults: Any) -> None:
     """Add an env to `ENVS`: a class, a function that returns an env, or "package.module:name"."""
-    if env_id in ENVS:
-        raise ValueError(
-            f"env {env_id!r} is already registered as {ENVS[env_id].build!r}; pick another id"
-        )
+    known = ENVS[env_id].build if env_id in ENVS else None
+    if known is not None and not _is_redefined(known, entry):
+        raise ValueError(f"env {env_id!r} is already registered as {known!r}; pick another id")
     ENVS[env_id] = EnvEntry(entry, defaults, turns=None)
+
+
+def _is_redefined(known: Any, entry: Any) -> bool:
+    """Whether `entry` is the same class or function, defined again: a notebook's cell was run twice."""
+    names = [
+        (getattr(one, "__module__", 0), getattr(one, "__qualname__", 1)) for one in (known, entry)
+    ]
+    return names[0] == names[1] and known is not entry
 
 
 def print_envs() -> None:

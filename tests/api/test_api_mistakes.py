@@ -116,6 +116,32 @@ def test_episodes_of_a_step(engine):
         learner.step([*cold, *warm])
 
 
+def test_attempts_that_all_broke(engine):
+    class Broken(Letters):
+        def respond(self, action):
+            raise OSError("no such door")
+
+    episodes = graft.collect(engine, Broken, tasks=2, samples=2, max_tokens=2)
+    with pytest.raises(RuntimeError, match=r"none of the 4 attempts .* mostly: .*no such door"):
+        graft.Learner(engine.policy).step(episodes)
+
+
+def test_a_class_that_was_defined_again_may_be_registered_again():
+    def defined() -> type:
+        class Mine(Letters):
+            pass
+
+        return Mine
+
+    try:
+        for _ in range(2):
+            graft.register("mine-again", defined())
+        with pytest.raises(ValueError, match="already registered"):
+            graft.register("mine-again", Letters)
+    finally:
+        graft.envs.ENVS.pop("mine-again")
+
+
 def test_a_loss_that_breaks_leaves_the_weights_and_the_next_step_alone(engine):
     is_broken = [True]
 

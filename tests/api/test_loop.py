@@ -205,6 +205,28 @@ def test_a_saved_policy_is_loaded_back_with_the_same_answers(engine, tmp_path):
     assert [one.tokens for one in first] == [one.tokens for one in second]
 
 
+def test_a_loop_that_was_stopped_goes_on_with_the_same_numbers(engine, tmp_path):
+    def step(engine: graft.Engine, learner: graft.Learner, number: int) -> dict[str, float]:
+        how = {"tasks": 4, "samples": 4, "max_tokens": 3, "reward": letter_a, "seed": number}
+        metrics = learner.step(graft.collect(engine, Letters, **how))
+        return {name: value for name, value in metrics.items() if not name.startswith("time/")}
+
+    learner = graft.Learner(engine.policy, lr=1e-2, warmup=4)
+    for number in range(2):
+        step(engine, learner, number)
+    folder = learner.save(tmp_path / "mine")
+    assert folder.name == "rl-000002"
+    wanted = [step(engine, learner, number) for number in (2, 3)]
+    policy = graft.load(tmp_path / "mine")
+    other = graft.Learner(policy, lr=1e-2, warmup=4)
+    with graft.Engine(policy) as again:
+        other.restore(tmp_path / "mine")
+        assert (other.steps, policy.version, again.version) == (2, 2, 2)
+        assert [step(again, other, number) for number in (2, 3)] == wanted
+        with pytest.raises(ValueError, match=r"load it first: policy = graft\.load"):
+            other.restore(tmp_path / "mine")
+
+
 def test_a_chat_template_that_was_given_is_saved_too(tmp_path):
     policy = new_policy(alphabet="bytes", chat_template="chatml")
     again = graft.load(policy.save(tmp_path / "out"))
