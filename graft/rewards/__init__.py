@@ -1,4 +1,4 @@
-"""Rewards: pure functions `(Task, Trajectory) -> float`, for tasks that are graded from outside."""
+"""Rewards: pure functions `(Task, Trajectory) -> float`, for tasks that the environment does not grade."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REWARDS: dict[str, Any] = {
     "exact_match": "graft.rewards.answers:exact_match",
     "f1": "graft.rewards.answers:f1",
     "hendrycks_math": "graft.rewards.maths.hendrycks:hendrycks_math",
-    "judge": "graft.rewards.judge.judge:Judge",
+    "judge": "graft.rewards.judge:Judge",
     "math_answer": "graft.rewards.answers:math_answer",
 }
-"""Name -> the reward function, or where to import it from; a class is made into one by `make_reward`."""
+"""Name -> "module:attribute" of the reward; `make_reward` builds an instance of a class."""

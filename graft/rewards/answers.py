@@ -1,7 +1,7 @@
-"""Rewards that compare the policy's last words with the task's answer.
+"""Rewards that compare the policy's final answer with the task's.
 
 The text-level functions come first (`last_answer`, `same_number`, `same_text`, `countdown_score`);
-the rewards below only fetch the texts.
+the rewards after them only select the texts.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ def last_answer(text: str) -> str:
     '42'
     """
     found = last_tag(text, "answer")
-    boxed = last_boxed(
-        text if found is None else found
-    )  # or a box inside the tag, as ARPO asks for
+    # ARPO asks for a box inside the tag
+    boxed = last_boxed(text if found is None else found)
     if boxed is not None:
         found = boxed
     if found is None:
@@ -54,7 +53,7 @@ def last_marked(text: str) -> str | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that a text is, exactly; None if it is anything else.
+    """The exact number that a text states; None if it is anything else.
 
     >>> parse_number(" -1,234.50 ")
     Fraction(-2469, 2)
@@ -84,7 +83,7 @@ def normalise(text: str) -> str:
 
 
 def in_words(text: str) -> str:
-    r"""What \text{...} holds, if that is all there is: models write words so in a box.
+    r"""The contents of \text{...}, if that is the whole text: models write words so in a box.
 
     >>> in_words(r"\text{ Ann }"), in_words(" Ann"), in_words(r"\text{a} + 1")
     ('Ann', 'Ann', '\\text{a} + 1')
@@ -94,7 +93,7 @@ def in_words(text: str) -> str:
 
 
 def same_text(a: str, b: str) -> bool:
-    """True if two texts say the same: numbers by value, everything else after `normalise`.
+    """True if two texts are the same answer: numbers by value, everything else after `normalise`.
 
     >>> same_text("The Beatles!", "beatles"), same_text("$1,200.", "1200"), same_text("3.5", "35")
     (True, True, False)
@@ -104,7 +103,9 @@ def same_text(a: str, b: str) -> bool:
     if numbers != [None, None]:
         return numbers[0] == numbers[1]  # without punctuation 3.5 would be 35
     first, second = normalise(a), normalise(b)
-    if not first and not second:  # "The The" is all articles, "A" may be a choice: as they stand
+    if (
+        not first and not second
+    ):  # "The The" is all articles, "A" may be a choice: compared unchanged
         first, second = a.lower(), b.lower()
     return bool(first) and first == second
 
@@ -115,15 +116,15 @@ def word_f1(answer: str, gold: str) -> float:
     >>> word_f1("the city of Paris", "Paris")
     0.5
     """
-    said, wanted = Counter(normalise(answer).split()), Counter(normalise(gold).split())
-    common = (said & wanted).total()
-    return 2 * common / (said.total() + wanted.total()) if common else 0.0
+    given, wanted = Counter(normalise(answer).split()), Counter(normalise(gold).split())
+    common = (given & wanted).total()
+    return 2 * common / (given.total() + wanted.total()) if common else 0.0
 
 
 def countdown_score(answer_text: str, numbers: Sequence[int], target: int | Fraction) -> float:
     """1.0 if the expression uses exactly these numbers and has exactly this value, else 0.0.
 
-    A trailing "= value" is passed over; the value is worked out, not believed.
+    A trailing "= value" is ignored; the value is computed.
 
     >>> countdown_score("(1 + 2) / 3 = 1", [3, 1, 2], 1), countdown_score("1 * 1", [1, 2, 3], 1)
     (1.0, 0.0)
@@ -166,15 +167,15 @@ def accepted_answers(answer: Any) -> list[str]:
     """A task's answer as the list of texts that are right."""
     if answer is None:
         raise ValueError(
-            "the task has no answer to compare with; an environment gives it as self.answer, set in "
-            "pose(), or as info['answer'] of reset(). Else take a reward that needs none"
+            "the task has no answer to compare with; an environment sets self.answer in pose(), or "
+            "info['answer'] in reset(). Otherwise choose a reward that needs no answer"
         )
     several = answer if isinstance(answer, list | tuple) else [answer]
     return [str(one) for one in several]
 
 
 def final_answers(answer: Any) -> list[str]:
-    """The same without the worked solutions that GSM8K and MATH keep in this column.
+    """The accepted answers without the worked solutions that GSM8K and MATH keep in this column.
 
     >>> final_answers("3 + 4 = 7\\n#### 7")
     ['7']

@@ -1,11 +1,11 @@
-"""The reward that a recipe names.
+"""Build the reward that a recipe names.
 
-f1                                            a bundled one
+f1                                            a bundled reward
 {judge: {url: "http://host:8001/v1"}}         with keywords
 my_rewards:compute_score                      your own, in graft's, verl's or TRL's signature
-{"my_rewards:Grader": {strict: true}}         a class: made once, with these keywords
+{"my_rewards:Grader": {strict: true}}         a class: one instance, with these keywords
 
-Several of them in a list are added up, each times its weight, which is 1 where none is given:
+The rewards of a list are added, each times its weight, which is 1 by default:
 
 [math_answer, {"my_rewards:brief": {most: 40}, weight: 0.2}]
 """
@@ -21,7 +21,7 @@ from typing import Any
 from graft.protocols import Reward
 from graft.registry import resolve
 from graft.rewards import REWARDS
-from graft.rewards.plugins import adapt, check_form, filled_in, name_of
+from graft.rewards.plugins import adapt, check_form, filled_parameters, name_of
 from graft.rewards.weighted import Component, WeightedSum
 from graft.tools.options import check_options
 
@@ -32,7 +32,7 @@ FORMS = "a name, {name: {keyword: value}}, or a list of these, each with a weigh
 
 
 def make_reward(spec: RewardSpec) -> Reward:
-    """The reward that `spec` describes; `blocking` on it is True if it is to run in a thread.
+    """The reward that `spec` describes; its `blocking` is True if it has to run in a thread.
 
     >>> make_reward("f1").__name__, make_reward({"judge": {"url": "http://localhost:1/v1"}}).blocking
     ('f1', True)
@@ -40,9 +40,9 @@ def make_reward(spec: RewardSpec) -> Reward:
     [1.0, 0.5]
     """
     if isinstance(spec, Sequence) and not isinstance(spec, str):
-        return _several(spec)
+        return _weighted_sum(spec)
     if not isinstance(spec, str | Mapping):
-        return _own(spec)
+        return _callable(spec)
     if isinstance(spec, Mapping) and len(spec) > 1:
         raise ValueError(f"reward {dict(spec)!r}: must be {FORMS}{_as_list(spec)}")
     name, keywords = _read(spec)
@@ -56,7 +56,7 @@ def make_reward(spec: RewardSpec) -> Reward:
         return adapt(made)
     if not keywords:
         check_form(found)
-    check_options(found, keywords, what, given=filled_in(found))
+    check_options(found, keywords, what, given=filled_parameters(found))
     if not keywords:
         return adapt(found)
     bound = partial(found, **keywords)
@@ -64,8 +64,8 @@ def make_reward(spec: RewardSpec) -> Reward:
     return adapt(bound)
 
 
-def _own(function: Callable[..., Any]) -> Reward:
-    """A function, or an object that can be called, handed over from Python."""
+def _callable(function: Callable[..., Any]) -> Reward:
+    """A function or another callable object, given from Python."""
     if not callable(function) or inspect.isclass(function):
         raise ValueError(f"reward {function!r}: must be {FORMS}; or a function (task, trajectory)")
     if inspect.isfunction(function):
@@ -73,10 +73,10 @@ def _own(function: Callable[..., Any]) -> Reward:
     return adapt(function)
 
 
-def _several(entries: Sequence[Any]) -> WeightedSum:
-    """Of a list of rewards; a weight stands beside the name: {f1: {}, weight: 0.5}."""
+def _weighted_sum(entries: Sequence[Any]) -> WeightedSum:
+    """The sum of a list of rewards; the weight is a second key: {f1: {}, weight: 0.5}."""
     if not entries:
-        raise ValueError("reward []: name one reward at least")
+        raise ValueError("reward []: name at least one reward")
     components: list[Component] = []
     for entry in entries:
         weight: Any = 1.0
@@ -98,7 +98,7 @@ def _several(entries: Sequence[Any]) -> WeightedSum:
 
 
 def _label(name: str, taken: Sequence[str]) -> str:
-    """What its metric is called: reward/brief of "my_rewards:brief", reward/brief_2 of a second one."""
+    """The name of its metric: reward/brief for "my_rewards:brief", reward/brief_2 for a second one."""
     short = name.rpartition(":")[2].rpartition(".")[2]
     label, number = short, 1
     while label in taken:
@@ -108,7 +108,7 @@ def _label(name: str, taken: Sequence[str]) -> str:
 
 
 def _as_list(entry: Mapping[str, Any]) -> str:
-    """The form for what was probably meant, such as {name: f1, weight: 0.5} or {f1: 1, exact_match: 0.5}."""
+    """A suggestion for {name: f1, weight: 0.5} or {f1: 1, exact_match: 0.5}, which are common mistakes."""
     name, weight = entry.get("name"), entry.get("weight", 1.0)
     if isinstance(name, str):
         return f"; did you mean [{{{name}: {{}}, weight: {weight}}}]?"

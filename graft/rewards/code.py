@@ -1,8 +1,8 @@
-"""Is a program right? Run it on hidden tests, in the sandbox.
+"""Grade a program by hidden tests that run in the sandbox.
 
-Tests come as datasets write them (APPS, TACO, CodeContests): {"inputs": [...], "outputs": [...]},
-each pair what goes in on stdin and what must come out on stdout; with "fn_name" the inputs are
-lists of arguments for that function and the outputs its results.
+Tests have the form of APPS, TACO and CodeContests: {"inputs": [...], "outputs": [...]}, each pair a
+text for stdin and the expected stdout; with "fn_name" the inputs are lists of arguments for that
+function and the outputs its results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graft.types import Task, Trajectory
 
 MAX_TESTS = 12
 MARK = "\x1e"
-"""Before a function's result, to tell it from what the program itself prints."""
+"""Printed before a function's result, to separate it from the program's own output."""
 
 CALL = """
 
@@ -38,9 +38,9 @@ _graft_call({name!r}, _graft_json.loads({arguments!r}))
 
 @dataclass(frozen=True, slots=True)
 class TestCase:
-    """One thing that a program must get right."""
+    """One input and the expected result."""
 
-    __test__ = False  # the name is no invitation to pytest
+    __test__ = False  # pytest would collect the class by its name
 
     stdin: str
     expected: Any
@@ -73,13 +73,13 @@ def last_code_block(text: str) -> str | None:
 
 
 def code_tests(task: Task, trajectory: Trajectory) -> float:
-    """`score_tests` of the last code block; the task's answer are the tests."""
+    """`score_tests` of the last code block; the task's answer holds the tests."""
     code = last_code_block(trajectory.answer_text)
     return 0.0 if code is None else score_tests(code, task.answer)
 
 
 def score_tests(code: str, tests: Any, **options: Any) -> float:
-    """1.0 if the program passes every test, else 0.0; the first failure ends the rest.
+    """1.0 if the program passes every test, else 0.0; the tests end at the first failure.
 
     >>> score_tests("print(int(input()) * 2)", {"inputs": ["3", "4"], "outputs": ["6", "8"]})
     1.0
@@ -100,9 +100,9 @@ def run_tests(
     memory_mb: int = 1024,
     stop_early: bool = False,
 ) -> list[TestResult]:
-    """How the program did on each test, in the order of the tests; `workers` at a time.
+    """The result of each test, in the order of the tests; `workers` run at a time.
 
-    Of more than `max_tests` those with the longest inputs are kept: they are the hardest to pass.
+    Of more than `max_tests` those with the longest inputs run, since they are the hardest to pass.
     """
     cases = hardest(read_tests(tests), max_tests)
     has_failed = Event()
@@ -129,7 +129,7 @@ def run_test(
     sandbox: str = "auto",
     memory_mb: int = 1024,
 ) -> TestResult:
-    """Run one test. The verdict is ours: what is expected never enters the sandbox."""
+    """Run one test. The comparison happens here: the expected result never enters the sandbox."""
     program = code
     if case.function:
         arguments = json.dumps(case.arguments)
@@ -202,7 +202,7 @@ def hardest(cases: list[TestCase], limit: int) -> list[TestCase]:
 
 
 def _lines(value: Any) -> str:
-    """Text as it is; a list as its items on lines of their own."""
+    """Text as it is; a list as its items, one per line."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple):
@@ -218,7 +218,7 @@ def _arguments(given: Any) -> tuple[Any, ...]:
 
 
 def _returned(stdout: str, expected: Any) -> bool:
-    """Whether the function's result is the expected one, which datasets often wrap in a list."""
+    """Whether the function's result is the expected one; datasets often wrap it in a list."""
     _, mark, last = stdout.rpartition(MARK)
     if not mark:
         return False
@@ -232,7 +232,7 @@ def _returned(stdout: str, expected: Any) -> bool:
 
 
 def _as_json(value: Any) -> Any:
-    """With lists for tuples, as what comes back from the sandbox has."""
+    """With lists for tuples, as in results from the sandbox."""
     return json.loads(json.dumps(value))
 
 

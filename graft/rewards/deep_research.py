@@ -1,4 +1,4 @@
-r"""ARPO's reward: -1 for a text out of form, else the words it shares with the answer, and a bonus.
+r"""ARPO's reward: -1 for a malformed response, else its word F1 with the answer, and a tool bonus.
 
     <think>who?</think><search>author of Solaris</search> <result>Lem</result>
     <python>1961 + 5</python> <result>1966</result>
@@ -6,7 +6,7 @@ r"""ARPO's reward: -1 for a text out of form, else the words it shares with the 
 
 against "Stanislaw Lem" is 1.1: f1 is 1, and both tools were used. With \boxed{Lem} it is 2/3 + 0.1;
 with \boxed{Asimov} 0, tools or not; without </answer>, as when the tokens ran out, -1. The published
-runs used this for mathematics too, where shared words are no equivalence (`math_answer` is).
+runs used this for mathematics too, where word overlap is not equivalence (`math_answer` is).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from graft.rewards.answers import accepted_answers, normalise, word_f1
 from graft.rewards.maths.hendrycks import last_box
 from graft.types import Task, Trajectory
 
-OUT_OF_FORM = -1.0
+MALFORMED = -1.0
 BOTH_TOOLS = 0.1
 _TOOLS = ("search", "python")
 _VERDICTS = {"yes", "no", "noanswer"}
 
 
 class DeepResearchScore(NamedTuple):
-    """What a text is worth, and why."""
+    """The score of a response, and the reason."""
 
     score: float
     """-1, or 0 to 1.1."""
     reason: str
     answer: str = ""
-    """What the box holds."""
+    """The contents of the box."""
     f1: float = 0.0
 
 
 def deep_research(task: Task, trajectory: Trajectory) -> float:
-    """`score_deep_research` of everything behind the prompt, tool results included."""
+    """`score_deep_research` of the whole response, tool results included."""
     return score_deep_research(trajectory.text, accepted_answers(task.answer)).score
 
 
@@ -46,15 +46,13 @@ def score_deep_research(text: str, golds: Sequence[str]) -> DeepResearchScore:
     >>> score_deep_research("<think>.</think><answer>\\boxed{Yes}</answer>", ["yes"]).score
     1.0
     >>> score_deep_research("<think>.</think><answer>yes</answer>", ["yes"]).reason
-    'out of form: no \\boxed{...} in the answer'
+    'malformed: no \\boxed{...} in the answer'
     """
     if fault := form_fault(text):
-        return DeepResearchScore(OUT_OF_FORM, f"out of form: {fault}")
+        return DeepResearchScore(MALFORMED, f"malformed: {fault}")
     answer = last_box(_answer(text))
     if answer is None:
-        return DeepResearchScore(
-            OUT_OF_FORM, "out of form: the \\boxed{ of the answer never closes"
-        )
+        return DeepResearchScore(MALFORMED, "malformed: the \\boxed{ of the answer never closes")
     f1 = max((answer_f1(answer, gold) for gold in golds), default=0.0)
     if f1 == 0:
         return DeepResearchScore(0.0, "no word in common with an accepted answer", answer)
@@ -66,7 +64,7 @@ def score_deep_research(text: str, golds: Sequence[str]) -> DeepResearchScore:
 
 
 def form_fault(text: str) -> str:
-    r"""What is wrong with the form of a response; "" if nothing is.
+    r"""The first error in the form of a response; "" if there is none.
 
     >>> form_fault("<think>a<think>b</think><answer>\\boxed{1}</answer>")
     '2 <think> but 1 </think>'
@@ -91,13 +89,13 @@ def form_fault(text: str) -> str:
 
 
 def answer_f1(answer: str, gold: str) -> float:
-    """`word_f1`, but yes, no and noanswer are right or wrong as a whole.
+    """`word_f1`, but yes, no and noanswer must match exactly.
 
     >>> answer_f1("no doubt: Paris", "no"), answer_f1("Paris, France", "Paris")
     (0.0, 0.6666666666666666)
     """
-    said, wanted = normalise(answer), normalise(gold)
-    if said != wanted and (said in _VERDICTS or wanted in _VERDICTS):
+    given, wanted = normalise(answer), normalise(gold)
+    if given != wanted and (given in _VERDICTS or wanted in _VERDICTS):
         return 0.0
     return word_f1(answer, gold)
 

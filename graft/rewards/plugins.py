@@ -1,4 +1,4 @@
-"""Rewards written for other frameworks, called as those would call them.
+"""Rewards written for other frameworks, called as those frameworks call them.
 
     graft   (task, trajectory) -> float
     verl    compute_score(data_source, solution_str, ground_truth, extra_info=None)
@@ -7,9 +7,9 @@
     ARPO    compute_score(data), a list with one {output, answer, data_source} -> a list with one number;
             the form of its documentation (its own code has verl's)
 
-verl's and TRL's also find the environment's last info, which is `trajectory.info` in graft's: see `ENV_INFO`.
+verl's and TRL's also receive the environment's last info (`trajectory.info` in graft's form): see `ENV_INFO`.
 
-The names of the parameters tell which is meant: `solution_str` is verl's, `completions` TRL's, `data` alone
+The names of the parameters identify the form: `solution_str` is verl's, `completions` TRL's, `data` alone
 ARPO's.
 """
 
@@ -27,11 +27,11 @@ from graft.types import Task, Trajectory
 from graft.user_code import named
 
 ENV_INFO = "env_info"
-"""Where these functions find the environment's last info: an entry of `extra_info`, or a column."""
+"""The key of the environment's last info: an entry of `extra_info`, or a column."""
 
 
 def adapt(function: Callable[..., Any]) -> Reward:
-    """`function` as a graft reward; one that already is comes back as it is.
+    """`function` as a graft reward; a graft reward is returned unchanged.
 
     >>> def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     ...     return {"score": solution_str.count(ground_truth)}
@@ -42,7 +42,7 @@ def adapt(function: Callable[..., Any]) -> Reward:
             f"{named(type(function), 'reward')} cannot be called; write __call__(self, task, trajectory)"
         )
     if any(map(inspect.iscoroutinefunction, (function, function.__call__))):
-        raise ValueError(f"reward {name_of(function)} is async; give a plain function that waits")
+        raise ValueError(f"reward {name_of(function)} is async; give a plain function")
     signature = inspect.signature(function)
     if "solution_str" in signature.parameters:
         collect = verl_arguments
@@ -61,15 +61,15 @@ def adapt(function: Callable[..., Any]) -> Reward:
 
 def _unknown_form(function: Callable[..., Any]) -> ValueError:
     return ValueError(
-        f"reward {name_of(function)}{inspect.signature(function)} has no form that is known: (task, "
-        "trajectory), verl's (data_source, solution_str, ground_truth, extra_info=None), TRL's "
-        "(completions, **columns) or ARPO's (data); forms are told by the names of the parameters"
+        f"reward {name_of(function)}{inspect.signature(function)} has an unknown form; known are "
+        "(task, trajectory), verl's (data_source, solution_str, ground_truth, extra_info=None), TRL's "
+        "(completions, **columns) or ARPO's (data), recognised by the names of the parameters"
     )
 
 
 def check_form(function: Callable[..., Any]) -> None:
-    """Refuse a function with parameters that no call fills, unless it is graft's and wants a keyword."""
-    filled = filled_in(function)
+    """Refuse a function with parameters that no call fills, unless it has graft's form."""
+    filled = filled_parameters(function)
     if filled[:1] == ["task"]:
         return
     for name, one in inspect.signature(function).parameters.items():
@@ -78,12 +78,12 @@ def check_form(function: Callable[..., Any]) -> None:
             raise _unknown_form(function)
 
 
-def filled_in(function: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that every call gives a value; the others are a recipe's to set."""
+def filled_parameters(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that every call fills; a recipe may set the others."""
     parameters = inspect.signature(function).parameters
     if "solution_str" in parameters:
         return ["data_source", "solution_str", "ground_truth", "extra_info"]
-    if "completions" in parameters:  # columns have no defaults, and depend on the data
+    if "completions" in parameters:  # columns depend on the data and have no defaults
         return [name for name, one in parameters.items() if one.default is one.empty]
     if takes_data(inspect.signature(function)):
         return ["data"]
@@ -97,23 +97,23 @@ class Plugin:
     function: Callable[..., Any]
     signature: inspect.Signature
     collect: Callable[[Task, Trajectory], dict[str, Any]]
-    """Everything the other framework would offer; the function gets what it has names for."""
+    """All arguments that the other framework passes; the function gets those it has parameters for."""
     blocking: bool = False
-    """False unless the function says so: graders that use signals work in the main thread only."""
+    """False unless the function sets it: graders that use signals need the main thread."""
 
     def __call__(self, task: Task, trajectory: Trajectory) -> float:
-        offered = self.collect(task, trajectory)
+        arguments = self.collect(task, trajectory)
         taken = self.signature.parameters
         if not any(one.kind is one.VAR_KEYWORD for one in taken.values()):
-            offered = {name: value for name, value in offered.items() if name in taken}
+            arguments = {name: value for name, value in arguments.items() if name in taken}
         try:
-            self.signature.bind(**offered)
+            self.signature.bind(**arguments)
         except TypeError as error:
             raise ValueError(
                 f"reward {name_of(self.function)}{self.signature} cannot be called for task "
-                f"{task.id!r}: {error}; there is {', '.join(sorted(offered))}"
+                f"{task.id!r}: {error}; available are {', '.join(sorted(arguments))}"
             ) from None
-        return read_score(self.function(**offered), self.function)
+        return read_score(self.function(**arguments), self.function)
 
 
 def verl_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
@@ -141,13 +141,13 @@ def trl_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def takes_data(signature: inspect.Signature) -> bool:
-    """Whether `data` is all that has to be given."""
+    """Whether `data` is the only required parameter."""
     needed = [name for name, one in signature.parameters.items() if one.default is one.empty]
     return needed == ["data"]
 
 
 def arpo_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
-    """A batch of one; the prompt and the meta stand beside what is documented."""
+    """A batch of one: ARPO's documented keys, the prompt and the meta."""
     row = {
         **task.meta,
         "prompt": [dict(message) for message in task.prompt],
@@ -160,7 +160,7 @@ def arpo_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def read_score(result: Any, function: Callable[..., Any]) -> float:
-    """The number in what a plug-in returned: 1, True, {"score": 1, ...}, or [1] from TRL's."""
+    """The number in the result of a plug-in: 1, True, {"score": 1, ...}, or [1] from TRL's."""
     value: Any = result
     if isinstance(result, Mapping):
         value = result.get("score")
@@ -172,14 +172,14 @@ def read_score(result: Any, function: Callable[..., Any]) -> float:
         score = math.nan
     if not math.isfinite(score):
         raise ValueError(
-            f"reward {name_of(function)} gave {result!r:.200}; it must be a finite number, a dict "
-            'with one as "score", or a list of one'
+            f"reward {name_of(function)} returned {result!r:.200}; it must be a finite number, a dict "
+            'with one as "score", or a list with one'
         )
     return score
 
 
 def name_of(function: Any) -> str:
-    """What people call it: a function's name, an object's class."""
+    """The name in messages: a function's name, an object's class."""
     while isinstance(function, partial):
         function = function.func
     name = getattr(function, "__qualname__", None)

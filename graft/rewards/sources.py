@@ -1,12 +1,12 @@
-"""Rows that are graded by the rule of their `data_source`, as the systems that published them do.
+"""Grading rules by `data_source`, as the systems that published the rows grade them.
 
 calc_bench    {"task": "countdown", "expr": "(1 + 2) / 3"}, gold 1      "#### (1 + 2) / 3"  ->  1.0
                                                                         "#### 1"            ->  0.0
 countdown     {"nums": [3, 1, 2], "target": "1"}                        "<answer> (1 + 2) / 3 </answer>"
 
-All of them are EARL's. Its rows keep beside the gold what a general comparison would not ask for: the bare
-target of a countdown, or the gold's own text, is no solution. A row of such a source that lacks it is
-somebody else's, and is graded like any other.
+All of them are EARL's. Its rows hold more than the gold, since the bare target of a countdown, or the
+gold's own text, is no solution. A row of such a source without these fields comes from elsewhere, and the
+rule does not apply to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from graft.text.parse import first_answer, first_marked, last_number, marked_num
 from graft.tools.calculator import CalculatorError, work
 
 Grader = Callable[[str, Any, Mapping[str, Any]], float | None]
-"""(what the policy wrote, the gold, the row's meta) -> the reward; None: this row has another form."""
+"""(the policy's text, the gold, the row's meta) -> the reward; None: the row has another form."""
 
 NUMERIC = ("arithmetic", "gsm8kr", "modulo", "repeat", "count", "big_math")
 """Tasks of CalcBench whose answer is one number after ####."""
@@ -32,7 +32,7 @@ MAX_BOARD = 4_000  # characters of a sudoku
 
 
 def grade_by_source(source: str, text: str, answer: Any, meta: Mapping[str, Any]) -> float | None:
-    """What the rule of the source pays; None where it has none, or the row is not in its form.
+    """The reward by the rule of the source; None if the source has no rule or the row another form.
 
     >>> grade_by_source("calc_bench", "#### 1", "1", {"task": "countdown", "expr": "(1 + 2) / 3"})
     0.0
@@ -42,7 +42,7 @@ def grade_by_source(source: str, text: str, answer: Any, meta: Mapping[str, Any]
 
 
 def last_number_counts(text: str, answer: Any, meta: Mapping[str, Any]) -> float:
-    """The last number of all that was written, wherever it stands."""
+    """1.0 if the last number in the text is the answer."""
     return float(same_number(last_number(text) or "", str(answer)))
 
 
@@ -52,8 +52,8 @@ def calc_bench(text: str, answer: Any, meta: Mapping[str, Any]) -> float | None:
         case str(task) if task in NUMERIC:
             return float(same_number(marked_number(text) or "", str(answer)))
         case "approximate":
-            said, right = parse_number(marked_number(text) or ""), parse_number(str(answer))
-            return None if right is None else 0.0 if said is None else _closeness(said, right)
+            given, right = parse_number(marked_number(text) or ""), parse_number(str(answer))
+            return None if right is None else 0.0 if given is None else _closeness(given, right)
         case "countdown":
             numbers, target = (
                 re.findall(r"\d+", str(meta.get("expr", ""))),
@@ -70,7 +70,7 @@ def calc_bench(text: str, answer: Any, meta: Mapping[str, Any]) -> float | None:
 
 
 def countdown(text: str, answer: Any, meta: Mapping[str, Any]) -> float | None:
-    """An expression in the first <answer>; the numbers stand in the meta, or in a gold "[1, 2]->3"."""
+    """An expression in the first <answer>; the numbers are in the meta, or in a gold "[1, 2]->3"."""
     numbers, target = meta.get("nums"), meta.get("target")
     if isinstance(answer, str) and (numbers is None or target is None):
         given, arrow, target = answer.partition("->")
@@ -88,7 +88,7 @@ SOURCES: dict[str, Grader] = {
     "countdown": countdown,
     "countdown3to4": countdown,
 }
-"""`data_source` of a row -> the rule of those who published it."""
+"""`data_source` of a row -> its grading rule."""
 
 
 def _solves(expression: str | None, numbers: Sequence[int], target: Fraction) -> float:
@@ -101,18 +101,18 @@ def _solves(expression: str | None, numbers: Sequence[int], target: Fraction) ->
     return float(is_near and sorted(working.numbers) == sorted(numbers))
 
 
-def _closeness(said: Fraction, right: Fraction) -> float:
-    return float(max(Fraction(0), 1 - abs(said - right)))
+def _closeness(given: Fraction, right: Fraction) -> float:
+    return float(max(Fraction(0), 1 - abs(given - right)))
 
 
 def _after_mark(text: str) -> str:
-    """From the first [ behind the first #### to the last ]."""
+    """From the first [ after the first #### to the last ]."""
     found = re.search(r"####\s*(\[[\s\S]*\])", text)
     return found[1] if found else ""
 
 
 def _board(text: str) -> Any:
-    """A list of lists as Python writes it; None if the text is none."""
+    """A list of lists as Python writes it; None for any other text."""
     if not text.startswith("[") or len(text) > MAX_BOARD:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Several rewards as one: their weighted sum, with each of them in the attempt's metrics.
+"""The weighted sum of several rewards; each of them is also a metric of the attempt.
 
 math_answer 1, weight 1.0; brief 0.5, weight 0.2      reward 1.1
                                                       reward/math_answer 1, reward/brief 0.5
@@ -14,12 +14,12 @@ from graft.types import Leaf, Task, Trajectory
 from graft.user_code import Giver, as_number
 
 METRIC = "reward/"
-"""What the names of their metrics begin with."""
+"""The prefix of their metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One of several rewards; `name` is that of its metric."""
+    """One term of the sum; `name` is that of its metric."""
 
     name: str
     reward: Reward
@@ -28,8 +28,8 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class WeightedSum:
-    """A reward like any other. A rollout calls the components one by one, so that only those that
-    wait run in threads."""
+    """The sum as a reward. A rollout calls the components one by one, so that only blocking ones run in
+    threads."""
 
     components: tuple[Component, ...]
 
@@ -42,10 +42,10 @@ class WeightedSum:
         return self.total(values, trajectory.leaf)
 
     def total(self, values: Sequence[float], leaf: Leaf) -> float:
-        """The sum of these values, which become metrics of the leaf."""
-        earned = 0.0
+        """The weighted sum of these values, which become metrics of the leaf."""
+        total = 0.0
         for each, value in zip(self.components, values, strict=True):
             number = as_number(value, Giver(each.reward, "reward"), "a finite number")
             leaf.metrics[METRIC + each.name] = number
-            earned += each.weight * number
-        return earned
+            total += each.weight * number
+        return total

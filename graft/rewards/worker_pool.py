@@ -1,18 +1,18 @@
-"""Processes that work out what must not be worked out here, and that may die doing it.
+"""A pool of worker processes for calls that may hang or run out of memory.
 
-Symbolic algebra on a text that a policy wrote can take for ever or fill the memory, and a thread
-cannot be stopped. So such calls go to a process that can:
+Symbolic algebra on a policy's text can take for ever or fill the memory, and a thread cannot be
+stopped. So such calls run in a process that can be killed:
 
     this process ── control ──> template ──fork──> worker, worker, ...
          └────────── one socket to each worker ────────┘
 
 The template is a fresh interpreter (this process is never forked: it may hold threads and a GPU)
 that has imported the slow libraries once, so a killed worker is replaced in milliseconds. A worker
-sets an alarm before each call; past its limit the kernel ends it, whatever it is doing and whether
-or not anybody still waits. When this process dies the sockets close, and everything behind them
-goes: idle workers at once, busy ones at their alarm.
+sets an alarm before each call; past its limit the kernel ends it, also if the caller no longer
+waits. When this process dies the sockets close, and all workers end: idle ones at once, busy ones
+at their alarm.
 
-Requests and replies are JSON: nothing that a worker sends is executed here.
+Requests and replies are JSON: nothing that a worker sends is executed in this process.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from typing import Any
 
 from graft.registry import load
 
-START_LIMIT = 120.0  # seconds to import the libraries, on a machine that is busy with other things
+START_LIMIT = 120.0  # seconds to import the libraries on a busy machine
 GRACE = 0.5  # seconds past the alarm until this side gives up on a worker
 MAX_MEMORY = 4 << 30  # bytes of address space of a worker
 _LENGTH = struct.Struct(">I")
 
 
 class WorkerError(RuntimeError):
-    """A call failed in its worker; the text says how."""
+    """A call failed in its worker; the message says how."""
 
 
 class WorkerTimeout(WorkerError):
@@ -53,11 +53,11 @@ class NoWorkers(WorkerError):
 class WorkerPool:
     """A pool of at most `size` workers, started when they are first needed; safe for threads.
 
-    >>> pool = Workers("graft.rewards.maths.symbolic:warm")
+    >>> pool = WorkerPool("graft.rewards.maths.symbolic:warm")
     >>> pool.call("graft.rewards.maths.symbolic:math_equal", "1/2", "0.5", timeout=1.0)
     True
 
-    `warm` is called once, in the template: it imports what the calls need.
+    `warm` is called once, in the template: it imports the libraries that the calls need.
     """
 
     def __init__(self, warm: str, size: int | None = None) -> None:
@@ -76,7 +76,7 @@ class WorkerPool:
         self._control: socket.socket | None = None
 
     def call(self, function: str, *args: Any, timeout: float) -> Any:
-        """What `function` ("module:name") returns for these arguments, all of it JSON.
+        """The result of `function` ("module:name") for these arguments; both must be JSON.
 
         The limit is for the call alone; a wait for a free worker or for the first start is extra.
         """
@@ -91,7 +91,7 @@ class WorkerPool:
                     worker.kill()
                     if time.monotonic() - started >= 0.9 * timeout:
                         raise WorkerTimeout(f"{function} took more than {timeout} s") from None
-                    if is_last:  # somebody ends every worker, or this call is what kills them
+                    if is_last:  # all workers are being killed, or this call kills them
                         raise WorkerError(f"{function}: its worker died ({error!r})") from None
                     continue
                 with self._lock:
@@ -110,7 +110,7 @@ class WorkerPool:
             worker.channel.close()
 
     def _forget(self) -> None:
-        """In a forked process: the workers are the parent's, and must not wait for us to end too."""
+        """In a forked process: close the parent's sockets, or its workers would outlive it."""
         for worker in self._idle:
             worker.channel.close()
         if self._control is not None:
@@ -120,7 +120,7 @@ class WorkerPool:
         self._begin()
 
     def pids(self) -> list[int]:
-        """The idle workers, for those who want to see (or end) them."""
+        """The process ids of the idle workers."""
         with self._lock:
             return [worker.pid for worker in self._idle]
 
@@ -128,7 +128,7 @@ class WorkerPool:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-            for is_last in (False, True):  # a template that was killed is found out here
+            for is_last in (False, True):  # the first try finds out that the template was killed
                 try:
                     return self._fork()
                 except (OSError, EOFError) as error:
@@ -152,13 +152,13 @@ class WorkerPool:
         return _Worker(ours, pid)
 
     def _start_template(self) -> None:
-        self._control, theirs = socket.socketpair()  # closed by `_drop_template` if this fails
+        self._control, theirs = socket.socketpair()  # `_drop_template` closes it if this fails
         code = (
             f"from graft.rewards.worker_pool import serve; serve({theirs.fileno()}, {self.warm!r})"
         )
         with theirs:
             self._template = subprocess.Popen(
-                [sys.executable, "-P", "-c", code],  # -P: no other modules than this process has
+                [sys.executable, "-P", "-c", code],  # -P: the same modules as this process
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -166,11 +166,11 @@ class WorkerPool:
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
-                    "PYTHONHASHSEED": "0",  # the order of a set must not change what is generated
+                    "PYTHONHASHSEED": "0",  # the order of sets must not change results
                     "OMP_NUM_THREADS": "1",
                     "OPENBLAS_NUM_THREADS": "1",
                 },
-                start_new_session=True,  # Ctrl-C is for this process, which then closes the sockets
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then closes the sockets
             )
         failure = json.loads(receive(self._control, time.monotonic() + START_LIMIT))
         if failure is not None:
@@ -200,7 +200,7 @@ class _Worker:
 
     def kill(self) -> None:
         self.channel.close()
-        with contextlib.suppress(ProcessLookupError):  # its alarm was first
+        with contextlib.suppress(ProcessLookupError):  # its alarm ended it
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -227,18 +227,18 @@ def _read(channel: socket.socket, count: int, deadline: float | None) -> bytes:
     return b"".join(parts)
 
 
-# what follows runs in the template and in the workers
+# the functions below run in the template and in the workers
 
 
 def serve(control_fd: int, warm: str) -> None:
-    """The template: import, then fork a worker for each socket that arrives."""
+    """The template process: import, then fork a worker for each socket that arrives."""
     control = socket.socket(fileno=control_fd)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that end are nobody's business
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: nobody waits for the workers
     _limit_memory()
     failure = None
     try:
         load(warm, "warm-up")()
-    except Exception as error:  # whatever it is, the parent can tell the user
+    except Exception as error:  # the parent reports it
         failure = f"{type(error).__name__}: {error}"
     send(control, json.dumps(failure).encode())
     while failure is None:
@@ -250,12 +250,12 @@ def serve(control_fd: int, warm: str) -> None:
             work(socket.socket(fileno=fds[0]))
             break
         os.close(fds[0])
-    os._exit(0)  # no clean-up of libraries: there is nothing to save
+    os._exit(0)  # skips the clean-up of libraries, which is slow and needless here
 
 
 def work(channel: socket.socket) -> None:
-    """A worker: answer calls until the socket closes."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, in the middle of anything
+    """The worker process: answer calls until the socket closes."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     send(channel, json.dumps(os.getpid()).encode())
     while True:
@@ -267,7 +267,7 @@ def work(channel: socket.socket) -> None:
         try:
             reply = [load(function, "function")(*args), None]
             message = json.dumps(reply).encode()
-        except Exception as error:  # the caller decides what a failure means
+        except Exception as error:  # the caller decides what to do about it
             message = json.dumps([None, f"{type(error).__name__}: {str(error)[:500]}"]).encode()
         signal.setitimer(signal.ITIMER_REAL, 0)
         try:
@@ -277,7 +277,7 @@ def work(channel: socket.socket) -> None:
 
 
 def _limit_memory() -> None:
-    import resource  # not on every system
+    import resource  # missing on some systems
 
     with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))

@@ -56,7 +56,7 @@ def test_objects_in_the_wrong_place(policy, engine):
         ({"temperature": 0}, "8 greedy attempts at a task"),
         ({"branch": "arop"}, "unknown branch 'arop'; did you mean 'arpo'"),
         ({"reward": "f2"}, "unknown reward 'f2'; known: .*f1"),
-        ({"reward": lambda: 1}, "has no form that is known"),
+        ({"reward": lambda: 1}, "has an unknown form"),
     ],
 )
 def test_arguments_of_collect(engine, options, message):

@@ -94,7 +94,7 @@ def test_a_text_in_form_earns_its_f1_and_a_tenth_for_both_tools(text: str, score
     ],
 )
 def test_every_fault_of_form_is_minus_one_and_named(text: str, reason: str):
-    assert score_deep_research(text, ["Lem"]) == DeepResearchScore(-1.0, f"out of form: {reason}")
+    assert score_deep_research(text, ["Lem"]) == DeepResearchScore(-1.0, f"malformed: {reason}")
 
 
 def test_tags_count_wherever_they_stand_even_in_a_tool_result():

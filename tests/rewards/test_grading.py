@@ -359,8 +359,8 @@ def test_many_threads_share_the_pool():
 
 ORPHANS = """
 import json, os, signal, threading, time
-from graft.rewards.worker_pool import Workers
-pool = Workers("gc:freeze", size=2)
+from graft.rewards.worker_pool import WorkerPool
+pool = WorkerPool("gc:freeze", size=2)
 first = pool.call("os:getpid", timeout=20)
 threading.Thread(target=lambda: pool.call("time:sleep", 60, timeout=2.0), daemon=True).start()
 while pool.pids():
@@ -393,8 +393,8 @@ def test_nothing_is_left_behind_when_the_parent_is_killed():
 
 FORKED = """
 import json, os, signal, time
-from graft.rewards.worker_pool import Workers
-pool = Workers("gc:freeze", size=1)
+from graft.rewards.worker_pool import WorkerPool
+pool = WorkerPool("gc:freeze", size=1)
 worker = pool.call("os:getpid", timeout=20)
 child = os.fork()
 if child == 0:
@@ -423,8 +423,8 @@ def test_a_forked_process_does_not_keep_the_parents_workers_alive(tmp_path: Path
 def test_a_forked_process_grades_with_a_pool_of_its_own():
     code = (
         "import os\n"
-        "from graft.rewards.worker_pool import Workers\n"
-        "pool = Workers('gc:freeze', size=1)\n"
+        "from graft.rewards.worker_pool import WorkerPool\n"
+        "pool = WorkerPool('gc:freeze', size=1)\n"
         "ask = lambda: pool.call('math:factorial', 5, timeout=20)\n"
         "assert ask() == 120\n"
         "child = os.fork()\n"

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from graft.rewards.choice import make_reward
+from graft.rewards.judge import Agreement, Judge, JudgedItem
 from graft.rewards.judge import judge as judging
-from graft.rewards.judge.agreement import Agreement, JudgedItem, agreement_on
-from graft.rewards.judge.judge import Judge, prediction_of, question_of, says_correct
+from graft.rewards.judge.judge import is_correct_reply, prediction_of, question_of
 from graft.rewards.judge.prompt import BUNDLED, JudgePrompt
 from graft.rewards.judge.rate_limit import RateLimit, read_retry_after
 from graft.tools.errors import ToolError
@@ -127,7 +127,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_reply_is_the_verdict(reply: str, reward: float):
-    assert says_correct(reply) == bool(reward)
+    assert is_correct_reply(reply) == bool(reward)
     with serving(saying(reply)) as server:
         judge = Judge(server.url)
         assert judge(*PARAPHRASE) == reward
@@ -274,7 +274,7 @@ def test_the_deadline_is_also_for_the_wait_for_a_free_place(caplog: pytest.LogCa
             threading.Thread(target=lambda: rewards.append(judge(*PARAPHRASE))) for _ in range(3)
         ]
         start = time.monotonic()
-        with judge._places:  # somebody who never comes back
+        with judge._slots:  # somebody who never comes back
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -624,7 +624,7 @@ def answer_about_items(handler: BaseHTTPRequestHandler, number: int) -> None:
 def test_the_agreement_on_items_counts_both_verdicts_and_lists_where_they_differ():
     with serving(answer_about_items) as server:
         judge = Judge(server.url, retries=0, concurrency=1)
-        found = agreement_on(iter(ITEMS), judge)
+        found = judge.agreement_on(iter(ITEMS))
         assert len(server.asked) == 5  # those with the same text too, the empty one not
     assert (found.both_yes, found.judge_only, found.text_only, found.both_no) == (1, 1, 1, 1)
     assert (found.not_asked, found.failures, found.share, found.kappa) == (1, 1, 0.5, 0.0)

@@ -124,7 +124,10 @@ def test_show_says_that_other_sources_have_no_rule(tmp_path: Path):
     file = tmp_path / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
     text = CliRunner().invoke(app, ["data", "show", str(file), "--rows", "0"]).output
-    assert "calc_bench, countdown by EARL's rules; others by the last answer, since no rule" in text
+    assert (
+        "calc_bench, countdown by EARL's rules; others by the last answer, since they have no rule"
+        in text
+    )
 
 
 def test_rows_that_tools_must_bring_into_order_are_refused():

@@ -20,8 +20,8 @@ from graft.data.errors import DataError
 from graft.evaluate.samples import StoredSample, read_sample
 from graft.evaluate.task_sets import TaskSet
 from graft.rewards.answers import accepted_answers, in_words
-from graft.rewards.judge.agreement import Agreement, JudgedItem, agreement_on
-from graft.rewards.judge.judge import Judge, question_of
+from graft.rewards.judge import Agreement, Judge, JudgedItem
+from graft.rewards.judge.judge import question_of
 from graft.types import Status, Task
 
 
@@ -31,7 +31,7 @@ def agreement_of(path: str | Path, tasks: TaskSet, judge: Judge) -> Agreement:
     if not file.is_file():
         raise DataError(f"no file of samples {str(path)!r}; `graft eval` writes them")
     with file.open("rb") as lines:
-        found = agreement_on(items_of(filter(None, map(read_sample, lines)), tasks), judge)
+        found = judge.agreement_on(items_of(filter(None, map(read_sample, lines)), tasks))
     if not found.count and not found.not_asked and not found.failures:
         raise DataError(f"{file} has no attempt that came to its end")
     return found

@@ -1,36 +1,30 @@
-"""How far a judge and the comparison of texts agree.
+"""The agreement of a judge with the comparison of texts.
 
                      same text   other text
     judge: correct       40           25          share that agrees  (40 + 30) / 100 = 0.70
     judge: incorrect      5           30          Cohen's kappa      (0.70 - 0.485) / (1 - 0.485) = 0.42
 
-By chance alone they would agree on 0.65 * 0.45 + 0.35 * 0.55 = 0.485 of them; kappa is what they agree
-on beyond that, 1 at best. Where the judge says correct and the texts differ, it has understood a
-paraphrase or was talked into something; where it says incorrect of the same text, it is not to be
-trusted. Both are listed, to be read.
+By chance they would agree on 0.65 * 0.45 + 0.35 * 0.55 = 0.485 of the items; kappa is the agreement
+beyond that, at most 1. Where the judge says correct and the texts differ, it has understood a
+paraphrase or was misled; where it says incorrect of the same text, it is unreliable. Both kinds are
+listed for a person to read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from graft.rewards.answers import same_text
 from graft.rewards.judge.prompt import MAX_CHARS
 
-if TYPE_CHECKING:
-    from graft.rewards.judge.judge import Judge
-
-AT_A_TIME = 1024  # items that wait for a verdict: a file of a million samples is not held in memory
 KEPT = 1000  # disagreements; beyond them only the counts grow
 LISTED = 20
 
 
 class JudgedItem(NamedTuple):
-    """An answer to be judged."""
+    """A question, its accepted answers and a prediction to judge."""
 
     question: str
     golds: Sequence[str]
@@ -59,7 +53,7 @@ class Agreement:
     """The same text, incorrect to the judge."""
     both_no: int = 0
     not_asked: int = 0
-    """Empty predictions, and the same text where the judge is not asked about it."""
+    """Items without a request: empty predictions and, in a reward, predictions that are the same text."""
     failures: int = 0
     """The judge gave no verdict."""
     disagreements: list[Disagreement] = field(default_factory=list[Disagreement])
@@ -82,12 +76,12 @@ class Agreement:
 
     @property
     def share(self) -> float | None:
-        """On how many they agree; None without any."""
+        """The share of items on which they agree; None without items."""
         return (self.both_yes + self.both_no) / self.count if self.count else None
 
     @property
     def kappa(self) -> float | None:
-        """Agreement beyond chance; None where either of them always says the same."""
+        """Cohen's kappa; None where one of the two always gives the same verdict."""
         if self.share is None:
             return None
         judge_yes = (self.both_yes + self.judge_only) / self.count
@@ -111,9 +105,9 @@ class Agreement:
         if self.disagreements:
             lines += ["", "| item | judge | prediction | accepted |", "| --- | --- | --- | --- |"]
         for item, judge in self.disagreements[:listed]:
-            said = "correct" if judge else "incorrect"
-            cells = (item.id or item.question, said, item.prediction, "; ".join(item.golds))
-            lines.append(f"| {' | '.join(map(_in_a_cell, cells))} |")
+            verdict = "correct" if judge else "incorrect"
+            cells = (item.id or item.question, verdict, item.prediction, "; ".join(item.golds))
+            lines.append(f"| {' | '.join(map(_cell, cells))} |")
         if (left := self.judge_only + self.text_only - listed) > 0:
             lines.append(f"\n... and {left} more.")
         return "\n".join(lines) + "\n"
@@ -121,37 +115,17 @@ class Agreement:
     def to_json(self) -> dict[str, Any]:
         names = ("both_yes", "judge_only", "text_only", "both_no", "not_asked", "failures")
         counts = {name: getattr(self, name) for name in names}
-        told = [
+        listed = [
             {"judge": judge, **item._asdict(), "golds": list(item.golds)}
             for item, judge in self.disagreements
         ]
-        return {**counts, "share": self.share, "kappa": self.kappa, "disagreements": told}
-
-
-def agreement_on(items: Iterable[JudgedItem], judge: Judge) -> Agreement:
-    """Ask the judge about every item, those with the same text too, and compare.
-
-    Verdicts that are in the judge's cache cost nothing. As many questions are put at a time as the
-    judge has places.
-    """
-    found = Agreement()
-    left = iter(items)
-    with ThreadPoolExecutor(judge.concurrency) as pool:
-        while some := list(islice(left, AT_A_TIME)):
-            asked = [item for item in some if item.prediction]
-            found.not_asked += len(some) - len(asked)
-            for item, said in zip(asked, pool.map(judge.verdict, asked), strict=True):
-                if said is None:
-                    found.failures += 1
-                else:
-                    found.add(item, said)
-    return found
+        return {**counts, "share": self.share, "kappa": self.kappa, "disagreements": listed}
 
 
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _in_a_cell(text: str) -> str:
+def _cell(text: str) -> str:
     line = " ".join(text.split()).replace("|", "\\|")
     return line if len(line) <= 80 else f"{line[:77]}..."

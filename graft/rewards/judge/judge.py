@@ -1,12 +1,12 @@
-"""A language model as judge: does the policy's answer say the same as the accepted one?
+"""A language model as judge: does the policy's answer mean the same as the accepted one?
 
-    gold "Barack Obama", answer "barack obama."         1.0, the same text: nobody is asked
-    gold "Barack Obama", answer "the 44th president"    asked; "Correct" is 1.0, "Incorrect" 0.0
+    gold "Barack Obama", answer "barack obama."         1.0, the same text: no request
+    gold "Barack Obama", answer "the 44th president"    a request; "Correct" is 1.0, "Incorrect" 0.0
 
-The judge sits behind any server with OpenAI's chat completions (vLLM, SGLang, llama.cpp, a hosted
-model). One that fails is asked again, later and later, or as late as it wishes (Retry-After); one that
-goes on failing is replaced by the comparison of the texts, so a run outlives its judge, and
-`counts["failures"]` tells how often that was. An evaluation wants `strict`: no verdict, no score.
+The judge is any server with OpenAI's chat completions (vLLM, SGLang, llama.cpp, a hosted model). A
+failed request is repeated after growing pauses, or after the server's Retry-After. If all attempts fail,
+the texts are compared instead, so that a run continues without its judge; `counts["failures"]` is the
+number of such verdicts. Evaluations should set `strict`: no verdict, no score.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from http.client import HTTPException
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,11 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled from then on
 MAX_PAUSE = 30.0
 MAX_REPLY = 2**20  # bytes; the verdict is one word
+AT_A_TIME = 1024  # items of `agreement_on` in memory: a file may have a million samples
 
 
 class JudgeError(ToolError):
-    """The judge gave no verdict; the text says why. In a rollout it fails one attempt."""
+    """The judge gave no verdict; the message says why. In a rollout it fails one attempt."""
 
 
 class Judge:
@@ -54,7 +57,7 @@ class Judge:
     """
 
     blocking = True
-    """It waits for a server: to be called in a thread of its own."""
+    """It waits for a server, so it is called in a thread."""
 
     def __init__(
         self,
@@ -73,18 +76,18 @@ class Judge:
     ) -> None:
         """
         url: the server's base, such as http://host:8001/v1; None takes $JUDGE_URL.
-        model: the name it serves; None takes $JUDGE_MODEL, and "" leaves the choice to a server that
-        has only one.
-        api_key_env: the variable that holds the key; where it is not set no key is sent.
+        model: the name of the served model; None takes $JUDGE_MODEL, and "" sends no name, for a server
+        with one model.
+        api_key_env: the environment variable with the key; if it is not set no key is sent.
         timeout: seconds for one attempt. retries: attempts after the first.
-        deadline: seconds for a verdict, attempts, pauses and the wait for a free place together.
-        cache: a file of replies, to be shared by processes of one machine; the same question is not
-        asked twice.
-        concurrency: questions that are put at a time.
+        deadline: seconds for a verdict: attempts, pauses and the wait for a free slot together.
+        cache: a file of replies that processes of one machine may share; a cached question is not sent
+        again.
+        concurrency: requests at a time.
         rate: requests per second, over all threads; None: no limit.
-        prompt: what is asked, a bundled name or a file: see `graft.rewards.judge.prompt`.
-        strict: without a verdict the attempt fails (JudgeError), and texts are not compared instead: a
-        score then never means that the judge was away.
+        prompt: a bundled name or a file: see `graft.rewards.judge.prompt`.
+        strict: without a verdict the attempt fails (JudgeError) instead of comparing texts, so every
+        score comes from a verdict.
         """
         if timeout <= 0 or deadline <= 0 or retries < 0 or concurrency < 1:
             raise ValueError(
@@ -97,13 +100,13 @@ class Judge:
         self.timeout, self.retries, self.deadline = timeout, retries, deadline
         self.concurrency, self.strict = concurrency, strict
         self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
-        """Verdicts that were asked for, taken from the cache, and never obtained."""
+        """Verdicts that were requested, taken from the cache, and not obtained."""
         self._key = os.environ.get(api_key_env, "").strip()
         self._cache = _open_cache(cache) if cache else None
-        self._places = threading.BoundedSemaphore(concurrency)
-        self._pace = RateLimit(rate)
+        self._slots = threading.BoundedSemaphore(concurrency)
+        self._rate_limit = RateLimit(rate)
         self._agreement = Agreement()
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()
         self._warned: set[str] = set()
 
     def __call__(self, task: Task, trajectory: Trajectory) -> float:
@@ -118,7 +121,7 @@ class Judge:
         item = JudgedItem(question, golds, prediction)
         is_same = item.is_same_text
         if is_same or not prediction:
-            with self._counting:
+            with self._lock:
                 self._agreement.not_asked += 1
             return is_same
         try:
@@ -130,7 +133,7 @@ class Judge:
             return False  # as texts they differ
 
     def verdict(self, item: JudgedItem) -> bool | None:
-        """What the judge says, whether the texts are the same or not; None if it says nothing."""
+        """The judge's verdict, also where the texts are the same; None if there is none."""
         try:
             return self._verdict(item)
         except JudgeError as error:
@@ -138,12 +141,27 @@ class Judge:
             return None
 
     def agreement(self) -> Agreement:
-        """How far its verdicts so far agree with the comparison of texts.
+        """The agreement of its verdicts so far with the comparison of texts.
 
-        As a reward it is asked only where the texts differ; `agreement_on` asks it about everything.
+        A reward asks only where the texts differ; `agreement_on` asks about every item.
         """
-        with self._counting:
+        with self._lock:
             return deepcopy(self._agreement)
+
+    def agreement_on(self, items: Iterable[JudgedItem]) -> Agreement:
+        """Ask about every item, those with the same text too, `concurrency` at a time, and compare."""
+        found = Agreement()
+        left = iter(items)
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            while some := list(islice(left, AT_A_TIME)):
+                asked = [item for item in some if item.prediction]
+                found.not_asked += len(some) - len(asked)
+                for item, verdict in zip(asked, pool.map(self.verdict, asked), strict=True):
+                    if verdict is None:
+                        found.failures += 1
+                    else:
+                        found.add(item, verdict)
+        return found
 
     def close(self) -> None:
         if self._cache is not None:
@@ -151,21 +169,21 @@ class Judge:
 
     def _verdict(self, item: JudgedItem) -> bool:
         try:
-            said = says_correct(self._reply(self.prompt.fill(*item[:3])))
+            verdict = is_correct_reply(self._reply(self.prompt.fill(*item[:3])))
         except JudgeError:
-            with self._counting:
+            with self._lock:
                 self.counts["failures"] += 1
                 self._agreement.failures += 1
             raise
-        with self._counting:
-            self._agreement.add(item, said)
-        return said
+        with self._lock:
+            self._agreement.add(item, verdict)
+        return verdict
 
     def _reply(self, prompt: str) -> str:
-        who = f"judge:{self.model or self.url}"  # a verdict is the model's, wherever it is served
+        key = f"judge:{self.model or self.url}"  # by model: the server may change
         if self._cache is not None:
             try:
-                kept = self._cache.get(who, prompt, 0)
+                kept = self._cache.get(key, prompt, 0)
             except CacheBroken as error:
                 self._warn("cache", f"the judge's cache cannot be read: {error}")
                 kept = None
@@ -176,8 +194,8 @@ class Judge:
         reply = self._ask(prompt)
         if self._cache is not None:
             try:
-                self._cache.put(who, prompt, 0, reply)
-            except CacheBroken as error:  # the verdict counts all the same
+                self._cache.put(key, prompt, 0, reply)
+            except CacheBroken as error:  # the verdict is still good
                 self._warn("cache", f"the judge's cache cannot be written: {error}")
         return reply
 
@@ -187,11 +205,11 @@ class Judge:
         content |= {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
         body = json.dumps(content).encode()
         end = time.monotonic() + self.deadline
-        if not self._places.acquire(timeout=self.deadline):
+        if not self._slots.acquire(timeout=self.deadline):
             raise JudgeError(f"no free place at judge {self.url} in {self.deadline:g} s")
         try:
             for attempt in range(self.retries + 1):
-                if not self._pace.wait(end):
+                if not self._rate_limit.wait(end):
                     raise JudgeError(
                         f"no turn to ask judge {self.url} in {self.deadline:g} s: its rate= or the "
                         "Retry-After that it sent is too slow for the deadline"
@@ -203,12 +221,12 @@ class Judge:
                     pause = min(FIRST_PAUSE * 2**attempt, MAX_PAUSE) * random.uniform(0.5, 1.5)
                     is_over = time.monotonic() + max(pause, error.wish) >= end
                     # an hour's wish is not kept for longer than one question can wait
-                    self._pace.hold(min(error.wish, self.deadline))
+                    self._rate_limit.hold(min(error.wish, self.deadline))
                     if attempt == self.retries or is_over:
                         raise JudgeError(f"judge {self.url} {error}") from error
                 time.sleep(pause)
         finally:
-            self._places.release()
+            self._slots.release()
         raise AssertionError("the last attempt returns or raises")
 
     def _attempt(self, body: bytes, end: float) -> str:
@@ -246,15 +264,15 @@ class Judge:
         return bytes(read)
 
     def _count(self, name: str) -> None:
-        with self._counting:
+        with self._lock:
             self.counts[name] += 1
 
     def _warn(self, about: str, what: str) -> None:
-        with self._counting:
+        with self._lock:
             is_first = about not in self._warned
             self._warned.add(about)
         if is_first:
-            log.warning("%s (said once; `counts` goes on counting)", what)
+            log.warning("%s (reported once; `counts` has the total)", what)
 
 
 class _Passing(Exception):
@@ -266,31 +284,31 @@ class _Passing(Exception):
         """Seconds that the server asked to be left alone."""
 
 
-def says_correct(reply: str) -> bool:
-    """The verdict: "correct", and nothing that takes it back.
+def is_correct_reply(reply: str) -> bool:
+    """Whether a reply says "correct" and does not negate it.
 
-    >>> says_correct("Correct."), says_correct("Incorrect"), says_correct("This is not correct.")
+    >>> is_correct_reply("Correct."), is_correct_reply("Incorrect"), is_correct_reply("This is not correct.")
     (True, False, False)
     """
-    # a model may weigh both words in its thoughts before it speaks
+    # a model may write both words in its thoughts
     verdict = reply.rpartition("</think>")[2].lower()
-    taken_back = any(word in verdict for word in ("incorrect", "wrong", "not correct"))
-    return "correct" in verdict and not taken_back
+    is_negated = any(word in verdict for word in ("incorrect", "wrong", "not correct"))
+    return "correct" in verdict and not is_negated
 
 
 def prediction_of(trajectory: Trajectory) -> str:
-    r"""The final answer of the policy's last words, out of its box: <answer>It is \boxed{7}</answer>."""
+    r"""The final answer of the policy's last message, out of its box: <answer>It is \boxed{7}</answer>."""
     answer = last_answer(trajectory.answer_text)
     box = last_boxed(answer)
     return in_words(answer if box is None else box)
 
 
 def question_of(task: Task) -> str:
-    """What was asked: the row's own "question" if it has one, else the last message of the user."""
-    if isinstance(asked := task.meta.get("question"), str):
-        return asked
-    said = [message.get("content") for message in task.prompt if message.get("role") == "user"]
-    return _text(said[-1]) if said else ""
+    """The row's own "question" if it has one, else the last message of the user."""
+    if isinstance(question := task.meta.get("question"), str):
+        return question
+    contents = [message.get("content") for message in task.prompt if message.get("role") == "user"]
+    return _text(contents[-1]) if contents else ""
 
 
 def _text(content: Any) -> str:

@@ -1,12 +1,12 @@
-"""What a judge is asked, from a text file with three places to fill in:
+"""The judge's prompt: a text file with three placeholders.
 
     Question: {question}
     Accepted, one a line: {truth}
     To be graded: {prediction}
     Say Correct or Incorrect.
 
-The places are filled in one pass, so a prediction that writes "{truth}" itself stays as it is. Other
-braces mean nothing: a prompt may show JSON or \\boxed{}.
+They are filled in one pass, so "{truth}" inside a prediction is not replaced. Other braces have no
+meaning: a prompt may contain JSON or \\boxed{}.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 BUNDLED = Path(__file__).parent / "prompts"
-PLACES = ("question", "truth", "prediction")
+PLACEHOLDERS = ("question", "truth", "prediction")
 MAX_CHARS = 4000  # of a question and of an answer: the end of a longer one is shown
 MAX_FILE = 2**20  # bytes
 
-_PLACE = re.compile(r"\{(" + "|".join(PLACES) + r")\}")
+_PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 _NAME = re.compile(r"\{(\w+)\}")
 
 
@@ -30,27 +30,27 @@ class JudgePrompt:
     def __init__(self, name: str | Path = "correct") -> None:
         self.name = str(name)
         self.text = _read(self.name)
-        lacking = [f"{{{place}}}" for place in PLACES if f"{{{place}}}" not in self.text]
+        lacking = [f"{{{name}}}" for name in PLACEHOLDERS if f"{{{name}}}" not in self.text]
         if lacking:
             has = ", ".join(dict.fromkeys(_NAME.findall(self.text))) or "none"
             raise ValueError(
                 f"judge prompt {self.name!r} has no {', '.join(lacking)} (names in braces that it has: "
-                f"{has}); write {{question}}, {{truth}} and {{prediction}} where they are to stand"
+                f"{has}); write {{question}}, {{truth}} and {{prediction}} in the text"
             )
         if "correct" not in self.text.lower():
             raise ValueError(
-                f"judge prompt {self.name!r} does not ask for a verdict that can be read; let it ask for "
+                f"judge prompt {self.name!r} does not ask for a verdict that can be parsed; let it ask for "
                 "one word, Correct or Incorrect"
             )
 
     def fill(self, question: str, golds: Sequence[str], prediction: str) -> str:
-        """The prompt about one prediction."""
-        shown = {
+        """The prompt for one prediction."""
+        values = {
             "question": question[-MAX_CHARS:] or "(not given)",
             "truth": "\n".join(golds),
             "prediction": prediction[-MAX_CHARS:],
         }
-        return _PLACE.sub(lambda place: shown[place[1]], self.text)
+        return _PLACEHOLDER.sub(lambda match: values[match[1]], self.text)
 
 
 def _read(name: str) -> str:

@@ -1,7 +1,7 @@
-"""When the next question may be put: a rate that all threads keep together, and a server's own wish.
+"""When the next request may start: one rate for all threads, and the server's Retry-After.
 
-rate=4                  starts at 0.00, 0.25, 0.50, ... s, whichever threads ask
-Retry-After: 2          nobody starts in the next 2 s
+rate=4                  starts at 0.00, 0.25, 0.50, ... s, over all threads
+Retry-After: 2          no request starts in the next 2 s
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RateLimit:
         self._taking = threading.Lock()
 
     def wait(self, end: float) -> bool:
-        """Take the next start and wait for it; False, at once, if it comes only after `end`."""
+        """Reserve the next start and wait for it; False at once if it is after `end`."""
         with self._taking:
             start = max(self._free, time.monotonic())
             if start > end:
@@ -37,13 +37,13 @@ class RateLimit:
         return True
 
     def hold(self, seconds: float) -> None:
-        """Nobody starts before that: one thread was told so, and it holds for all."""
+        """Let no thread start a request for this time."""
         with self._taking:
             self._free = max(self._free, time.monotonic() + seconds)
 
 
 def read_retry_after(text: str | None) -> float:
-    """Seconds that a server wants to be left alone: a number, or a date. 0 where it says neither.
+    """The seconds of a Retry-After header, which is a number or a date; 0 for any other text.
 
     >>> read_retry_after("2"), read_retry_after("soon"), read_retry_after(None)
     (2.0, 0.0, 0.0)

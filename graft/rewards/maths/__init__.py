@@ -1,0 +1,1 @@
+"""Grading of mathematical answers; read `grading.py` first."""

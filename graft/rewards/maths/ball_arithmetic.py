@@ -1,10 +1,10 @@
-"""Numbers that are exact, or known up to an error, and arithmetic that keeps track of it.
+"""Arithmetic with numbers that are exact, or known up to an error bound.
 
     Fraction(1, 3)                a third
     Ball(1.7320508, 4e-16)        the root of 3, give or take 4e-16
 
-Two values that lie further apart than their errors are certainly different. That is the one thing
-that can be concluded: two balls that touch may still be two numbers.
+Two values that lie further apart than their errors are certainly different. Nothing else can be
+concluded: two balls that overlap may still be different numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EPSILON = 2.0**-52
 
 
 class Unreadable(ValueError):
-    """Not a value, or not a formula, of the kind that is dealt with here."""
+    """A value or formula that this module does not handle."""
 
 
 class Ball(NamedTuple):

@@ -1,8 +1,8 @@
-r"""Do two answers that were read say the same? Yes, no, or: not for us to tell.
+r"""Compare two parsed answers: equal, different, or undecided.
 
 0.5 and 1/2                     yes
 \sqrt{3} and 2\sqrt{3}          no: values that certainly differ
-\sqrt{12} and 2\sqrt{3}         None: values that agree as far as we looked
+\sqrt{12} and 2\sqrt{3}         None: values that agree within their errors
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from graft.rewards.maths.formulas import Formula
 from graft.rewards.maths.reading import Number, Reading, Several, Words
 
 PLACES = 6  # decimals that a rounded number must have right, as math-verify counts
-SLACK = 2e-6  # a larger difference is one, however numbers were rounded
-CLOSE = 10_000  # and so is one of more than this part of the number itself
+SLACK = 2e-6  # a larger difference is not a rounding error
+CLOSE = 10_000  # nor is one above this fraction (1/CLOSE) of the number itself
 
 
 def compare(a: Reading, b: Reading) -> bool | None:
@@ -32,7 +32,7 @@ def compare(a: Reading, b: Reading) -> bool | None:
         return False if isinstance(a, Number) or isinstance(b, Number) else None
     if isinstance(a, Several) or isinstance(b, Several):
         several = a if isinstance(a, Several) else b
-        # "3,14" may be a decimal; what has three parts is not a single value
+        # "3,14" may be a decimal; three parts are not a single value
         return False if isinstance(several, Several) and len(several.items) > 2 else None
     if isinstance(a, Number) and isinstance(b, Number):
         return equal_numbers(a, b)
@@ -75,11 +75,11 @@ def _compare_formulas(a: Formula, b: Formula) -> bool | None:
             return False
     if length == 1 and isinstance(first[0], Fraction) and first[0] == second[0]:
         return True
-    return None  # they agree where we looked, or nearly so
+    return None  # they agree at the tested points, or nearly
 
 
 def _slack(a: Value, b: Value) -> float:
-    """How far apart two decimals may lie: 1.6e-19 and 1.7e-19 are not the same charge."""
+    """The allowed distance of two decimals, relative for small ones: 1.6e-19 is not 1.7e-19."""
     return min(SLACK, max(abs(as_ball(a).mid), abs(as_ball(b).mid)) / CLOSE)
 
 
@@ -100,7 +100,7 @@ def _compare_several(a: Several, b: Several) -> bool | None:
 
 
 def _in_order(items: Sequence[Number | Formula]) -> tuple[Number | Formula, ...]:
-    """Sorted by value; sets with repeated or variable members are left to others."""
+    """Sorted by value; Unreadable for sets with repeated or variable members."""
     formulas = [_as_formula(item) for item in items]
     if any(len(formula.values) > 1 for formula in formulas):
         raise Unreadable("no order")

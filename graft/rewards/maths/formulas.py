@@ -1,13 +1,12 @@
-r"""What a short formula is worth, in microseconds and without a computer-algebra system.
+r"""The value of a short formula, in microseconds and without a computer-algebra system.
 
     \frac{3}{4} - 1           Fraction(-1, 4)
-    2\sqrt{3}                 Ball(3.4641..., 1e-15): the value, and how far off it may be
+    2\sqrt{3}                 Ball(3.4641..., 1e-15): the value and its error
     x^2 + 2x                  its values at three fixed points
 
-Read are numbers, + - * / ^, \frac, \sqrt, \pi, parentheses and one-letter variables, and of those
-only what everybody reads alike: after "6/2" a "(1+2)" may belong to either side, "2 3" may be a
-product or a mixed number, "f(x)" may be a call. Such texts raise `Unreadable`; somebody slower
-looks at them.
+The grammar has numbers, + - * / ^, \frac, \sqrt, \pi, parentheses and one-letter variables, without
+ambiguous forms: after "6/2" a "(1+2)" may belong to either side, "2 3" may be a product or a mixed
+number, "f(x)" may be a call. Such texts raise `Unreadable`, and math-verify reads them.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """Recursive descent; `value` may be asked for at several points."""
+    """Recursive descent; `value` may be called for several points."""
 
     def __init__(self, text: str) -> None:
         text = _FUSED_FRACTION.sub(r"\\frac{\1}{\2}", text).replace("{}{", "{")
@@ -95,7 +94,7 @@ class _Parser:
         while at < len(text):
             found = _TOKEN.match(text, at)
             if found is None:
-                raise Unreadable(f"what is {text[at]!r}?")
+                raise Unreadable(f"unknown character {text[at]!r}")
             at, kind = found.end(), str(found.lastgroup)
             if kind == "letters":
                 self._add_letters(found[0], blank)
@@ -118,7 +117,7 @@ class _Parser:
         self.at = self.depth = 0
         result = self._sum()
         if self.at < len(self.tokens):
-            raise Unreadable("left over")
+            raise Unreadable("text after the formula")
         return result
 
     def _peek(self) -> tuple[str, str]:
@@ -176,7 +175,7 @@ class _Parser:
                 return total
 
     def _mixed_number(self) -> Value | None:
-        r"""1\frac{1}{2} is 3/2; None if this is something else, which is then read again."""
+        r"""1\frac{1}{2} is 3/2; None if this is something else, which is then parsed again."""
         if not self._looks_mixed(self.at):
             return None
         here = self.tokens[self.at : self.at + 8]

@@ -1,12 +1,12 @@
-r"""Is a mathematical answer right? Decided at once where that is certain, else by math-verify.
+r"""Grade a mathematical answer: at once where the result is certain, else by math-verify.
 
     "1,200" and "1200"             equal once both are tidied: right, in microseconds
     "\frac{2}{4}" and "0.5"        exact numbers: right
     "2\sqrt{3}" and "\sqrt{3}"     values that certainly differ: wrong
-    "\sqrt{12}" and "2\sqrt{3}"    values that agree: math-verify has the last word
+    "\sqrt{12}" and "2\sqrt{3}"    values that agree: math-verify decides
 
-Most wrong answers are decided here; what is left goes to a pool of processes that are ended when
-they take longer than the limit. An answer that cannot be decided in time is wrong.
+Most wrong answers are decided here; the rest goes to a pool of processes that are killed when they
+exceed the limit. An answer that cannot be decided in time is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graft.rewards.maths.spelling import spell, tidy
 from graft.rewards.maths.symbolic import MAX_LENGTH, is_readable, math_equal
 from graft.rewards.worker_pool import NoWorkers, WorkerError, WorkerPool
 
-MAX_TIDY = 2000  # characters; a longer text is only compared as it stands
+MAX_TIDY = 2000  # characters; longer texts are only compared as texts
 
 WORKERS = WorkerPool("graft.rewards.maths.symbolic:warm")
 _alone = threading.Lock()
@@ -35,7 +35,7 @@ def grade(answer: str, golds: str | Sequence[str], *, timeout: float = 1.0) -> b
     >>> grade(r"\frac{1}{2}", ["0.25", "0.5"])
     True
 
-    Safe on any thread. `timeout` is in seconds and for each gold that has to be worked out.
+    Safe on any thread. `timeout` is in seconds, for each gold that needs math-verify.
     """
     undecided: list[str] = []
     for gold in [golds] if isinstance(golds, str) else golds:
@@ -44,10 +44,10 @@ def grade(answer: str, golds: str | Sequence[str], *, timeout: float = 1.0) -> b
             return True
         if verdict is None:
             undecided.append(gold)
-    return any(_work_out(answer, gold, timeout) for gold in undecided)
+    return any(_verify(answer, gold, timeout) for gold in undecided)
 
 
-def _work_out(answer: str, gold: str, timeout: float) -> bool:
+def _verify(answer: str, gold: str, timeout: float) -> bool:
     answer, gold = spell(answer), spell(gold)
     if not (is_readable(answer) and is_readable(gold)):
         return False
@@ -56,14 +56,14 @@ def _work_out(answer: str, gold: str, timeout: float) -> bool:
             "graft.rewards.maths.symbolic:math_equal", answer, gold, timeout=timeout
         )
     except NoWorkers:
-        with _alone:  # no processes here: the bounds in `symbolic` are all the protection there is
+        with _alone:  # without processes the bounds in `symbolic` are the only protection
             return math_equal(answer, gold)
-    except WorkerError:  # took too long, used too much memory: not an answer
+    except WorkerError:  # took too long or used too much memory: wrong
         return False
 
 
 def decide(answer: str, gold: str) -> bool | None:
-    """Right or wrong, where that can be told without algebra; else None.
+    """True or False where no algebra is needed; else None.
 
     >>> decide("1,200", "1200"), decide("3", "4"), decide("x + x", "2x")
     (True, False, None)
@@ -96,10 +96,10 @@ _SIDE_BY_SIDE = re.compile(r"(?:^|[-+*/=(,<>]) ?[0-9.]+ [0-9.]+(?![0-9./])")
 
 
 def is_prose(answer: str, gold: str) -> bool:
-    """True for a text in which algebra would find a number that it does not state.
+    """True for a text in which math-verify would find a number that the text does not state.
 
     "7, not 5" and "5 or more" are not 5, nor is "2 3", which some read as 2 + 3. A word may be a
-    product, if the gold has its letters: "2abc" and "2cab".
+    product if the gold has its letters: "2abc" and "2cab".
     """
     if not any(character.isdigit() for character in answer):
         return False
@@ -124,7 +124,7 @@ _NAME = re.compile(
 
 
 def _value(text: str, other: str) -> str:
-    """The value in "x=5" or "5=x" or "S=2*3=6", if what it is compared with is not an equation.
+    """The value in "x=5" or "5=x" or "S=2*3=6", if `other` is not an equation.
 
     Two assignments stay as they are: x=5 is not y=5.
     """
@@ -133,7 +133,7 @@ def _value(text: str, other: str) -> str:
         return text
     if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]):
         return sides[0]
-    # "x=1 or x=2": what stands between is no value, and so there is not one value
+    # "x=1 or x=2": the part in the middle is no value, so there is not one value
     if _NAME.fullmatch(sides[0]) and all(
         isinstance(read(side), Number | Formula) for side in sides[1:-1]
     ):

@@ -1,12 +1,12 @@
 r"""Mathematical answers compared as strings, by the rule of the MATH benchmark that verl ships.
 
-Both sides are brought to one spelling, and then they are the same text or they are not:
+Both sides are normalised to one spelling and compared as texts:
 
     \dfrac12        -> \frac{1}{2}          x = 3 \text{ cm}  -> 3
     1/2             -> \frac{1}{2}          \left(1, 2\right) -> (1,2)
     0.5             -> \frac{1}{2}          0.50              -> 0.50, so not the same
 
-`math_answer` compares by meaning; this one is for numbers that must be comparable with others'.
+`math_answer` compares by meaning; this reward gives scores that are comparable with published ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPELLINGS = (
     ("^\\circ", ""),
     ("\\$", ""),
 )
-"""What is replaced first, in this order."""
+"""The first replacements, in this order."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _BRACE = re.compile(r"[{}]")
 _UNIT = "\\text{ "  # MATH writes "5 \text{ cm}", with this blank; words are "\text{even}"
@@ -44,16 +44,16 @@ def hendrycks_math(task: Task, trajectory: Trajectory) -> float:
     box = last_box(trajectory.text)
     if box is None:
         return 0.0
-    said = strip_string(box)
-    return float(any(said == strip_string(gold) for gold in final_answers(task.answer)))
+    given = strip_string(box)
+    return float(any(given == strip_string(gold) for gold in final_answers(task.answer)))
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last box holds; None if there is none, or if it never closes.
+    r"""The contents of the last box; None if there is none, or if it never closes.
 
-    `graft.text.parse.last_boxed` with three differences that the published scores rest on: "\boxed 5$"
-    without braces counts and goes before the others, \fbox only counts where no \boxed is, and an
-    escaped brace is a brace like any other.
+    `graft.text.parse.last_boxed` with three differences that the published scores depend on: "\boxed 5$"
+    without braces counts and has priority, \fbox only counts where there is no \boxed, and an escaped
+    brace counts as a brace.
 
     >>> last_box(r"\boxed{1}, no, \boxed{\frac{1}{2}}."), last_box(r"$\boxed 7$"), last_box(r"\boxed{1")
     ('\\frac{1}{2}', '7', None)
@@ -73,14 +73,14 @@ def last_box(text: str) -> str | None:
 
 
 def strip_string(text: str) -> str:
-    r"""The one spelling of a mathematical answer; faulty LaTeX is changed as far as it is understood.
+    r"""A mathematical answer in the normal spelling; faulty LaTeX is changed where a rule applies.
 
     >>> strip_string(r"x = \tfrac34"), strip_string(r".5 \text{ m}"), strip_string(r"\frac")
     ('\\frac{3}{4}', '\\frac{1}{2}', '\\frac')
     """
     for old, new in _SPELLINGS:
         text = text.replace(old, new)
-    if text.count(_UNIT) == 1:  # of several nobody knows which is the unit
+    if text.count(_UNIT) == 1:  # with several it is unclear which is the unit
         text = text.partition(_UNIT)[0]
     text = text.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
     if text.startswith("."):

@@ -1,4 +1,4 @@
-r"""What kind of thing a tidy answer is.
+r"""Parse a tidy answer: a number, a formula, words, or several numbers.
 
 "\frac{1}{2}"    a Formula
 "1,200"          the Number 1200; so are "1 1/2", "1.2 million" and "0.\overline{3}"
@@ -56,7 +56,7 @@ _REPEATING = re.compile(
 _SCALED = re.compile(rf"(.*[0-9])\s*({'|'.join(SCALES)})s?", re.IGNORECASE)  # 1.2 million
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
 _LIST = re.compile(r"(\(|\[|\\\{)?(.*?)(\)|\]|\\\})?", re.DOTALL)
-_ENDLESS = {  # the end of an interval; further out than any number that is read here
+_ENDLESS = {  # the end of an interval; larger than any number that is parsed here
     sign + "\\infty": Number(Fraction(factor * 10**500), False, False)
     for sign, factor in (("", 1), ("+", 1), ("-", -1))
 }
@@ -65,7 +65,7 @@ _THOUSANDS = re.compile(r"[0-9],\s?[0-9]{3}(?![0-9])")
 
 @lru_cache(maxsize=8192)
 def read(text: str) -> Reading | None:
-    """What a tidy text is, if it is something that can be compared here."""
+    """A tidy text as one of the kinds that `compare` handles; None for any other text."""
     if (number := read_number(text)) is not None:
         return number
     if _WORDS.fullmatch(text) and any(len(word) > 2 for word in re.split(r"[' -]", text)):
@@ -79,7 +79,7 @@ def read(text: str) -> Reading | None:
 
 
 def read_number(text: str) -> Number | None:
-    """A number in one of the ways in which one is written down; None for anything else."""
+    """A number in any of the usual notations; None for anything else."""
     if (number := _NUMBER.fullmatch(text)) is not None:
         value = Fraction((number[1] + number[2].replace(",", "")).rstrip("."))
         return Number(value, "." in number[2].rstrip("."), bool(number[3]))

@@ -1,4 +1,4 @@
-r"""One spelling for mathematics that people write in many ways.
+r"""Normalise the spelling of mathematical answers.
 
 spell    clean LaTeX with the same meaning      "2*sqrt(3)."  ->  "2*\sqrt{3}"
 tidy     that, without layout and units         "$\dfrac{1}{2}\text{ cm}$"  ->  "\frac{1}{2}"
@@ -24,7 +24,7 @@ _MEANT = frozenset((
     "mod", "modulo", "except", "per",
 ))
 # fmt: on
-"""Words behind a number that say something about it; anything else there is a unit."""
+"""Words after a number that change its meaning; any other word there is a unit."""
 
 _SIGNS = str.maketrans(
     {
@@ -62,7 +62,7 @@ _SPELLINGS = [
 
 @lru_cache(maxsize=8192)
 def spell(text: str) -> str:
-    r"""The same in clean LaTeX: "x ≤ 2*sqrt(3)" -> "x \le 2*\sqrt{3}", "1\,000" -> "1000"."""
+    r"""The same text in clean LaTeX: "x ≤ 2*sqrt(3)" -> "x \le 2*\sqrt{3}", "1\,000" -> "1000"."""
     text = _ENDING.sub("", text.strip()).translate(_SIGNS).strip()
     if (wrapped := _WRAPPED.fullmatch(text)) is not None:
         text = wrapped[1] or wrapped[2] or ""
@@ -100,19 +100,19 @@ _IDLE_BLANK = re.compile(r"(?<![A-Za-z0-9.]) | (?![A-Za-z0-9.\\])")
 
 @lru_cache(maxsize=8192)
 def tidy(text: str) -> str:
-    r"""What is compared: "$\dfrac{1}{2}\text{ cm}$." -> "\frac{1}{2}".
+    r"""The text that is compared: "$\dfrac{1}{2}\text{ cm}$." -> "\frac{1}{2}".
 
-    What goes is layout (sizes, spaces, dollars), the unit behind a number, and the final stop.
+    It has no layout (sizes, spaces, dollars), no unit after a number, and no final stop.
     """
     text = _SIZES.sub(" ", spell(text)).replace("\\%", "%").replace("\\$", "").strip()
     unit = _TEXT_UNIT.search(text)
-    if unit is not None and not says_something(unit[1]):
+    if unit is not None and not changes_meaning(unit[1]):
         text = text[: unit.start()]
     text = _DEGREES.sub("", _TEXT.sub(r" \1 ", text).strip())
     text = _UNIT_WORD.sub("", text)
     return _IDLE_BLANK.sub("", _BLANKS.sub(" ", text)).strip()
 
 
-def says_something(words: str) -> bool:
+def changes_meaning(words: str) -> bool:
     """False for a unit: "cm", "red apples"; True for "million" and "or more"."""
     return any(word in _MEANT or word.removesuffix("s") in SCALES for word in words.lower().split())

@@ -1,9 +1,9 @@
-"""Are two mathematical answers equal? math-verify decides, inside bounds that we set.
+"""Compare two mathematical answers with math-verify, within bounds on their size.
 
 Without bounds an answer such as 9^{9^{9^9}} would keep a processor busy for ever, and math-verify's
-own alarm cannot be used on threads. So we look at the text before it is parsed and at the tree
-before it is evaluated, and treat what is too big to be an answer as wrong. What still takes too
-long is stopped from outside: `graft.rewards.maths.grading` runs this in a process that it can end.
+own alarm cannot be used on threads. So the text is checked before it is parsed and the tree before
+it is evaluated, and an answer that is too big is wrong. A comparison that still takes too long is
+killed: `graft.rewards.maths.grading` runs this module in a worker process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LARGE_FUNCTION = re.compile(r"(?:binom|Gamma)\D*[0-9]{4}")
 def math_equal(answer: str, gold: str) -> bool:
     r"""True if `answer` means the same as `gold`: "\frac{1}{2}" and "0.5".
 
-    An answer that cannot be read, or is too big to be worked out, is not equal to anything.
+    An answer that cannot be parsed, or is too big to be evaluated, is not equal to anything.
     """
     if not (is_readable(answer) and is_readable(gold)):
         return False
@@ -48,14 +48,14 @@ def math_equal(answer: str, gold: str) -> bool:
 
 @lru_cache(maxsize=1024)  # a gold comes back with every sample of its group
 def _trees(text: str) -> tuple[Any, ...] | None:
-    """What math-verify reads in a text; None if a part of it is too big."""
+    """The trees that math-verify parses from a text; None if a part of one is too big."""
     from math_verify import LatexExtractionConfig, parse
 
-    # it announces at every start that its alarm is off; that is what this module is for
+    # it logs at every start that its alarm is off, which is intended here
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # LaTeX and nothing else: where that cannot be read, math-verify would take any number it finds
-    # in the text. It looks for LaTeX between dollars.
+    # LaTeX only (between dollars): otherwise math-verify would take any number in a text that it
+    # cannot parse
     trees = parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return tuple(trees) if all(_is_bounded(tree) for tree in trees) else None
 
@@ -94,7 +94,7 @@ def _is_bounded(tree: Any) -> bool:
             and num_terms(tree) <= MAX_TERMS
         )
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError):
-        return False  # an unusual tree that we cannot measure is one that we do not evaluate
+        return False  # a tree that cannot be measured is not evaluated
 
 
 def magnitude(tree: Any) -> float:
