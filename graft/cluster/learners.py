@@ -30,7 +30,9 @@ from graft.deadlines import Watchdog, waiting
 from graft.registry import UnknownName
 from graft.rollout.collectors.collector import Collector, PendingRollouts
 from graft.rollout.collectors.request import RolloutRequest
-from graft.train.distributed.process_group import ProcessesLost, ProcessGroup, describe
+from graft.train.distributed.failures import describe
+from graft.train.distributed.heartbeat import ProcessesLost
+from graft.train.distributed.process_group import ProcessGroup
 from graft.train.monitor.display import Display
 from graft.train.run_dir.folder import RunFolder, RunStopped
 from graft.train.run_dir.interrupt import Interrupt

@@ -46,7 +46,7 @@ class RolloutWorker:
         """Build engine and environments; what is wrong with the recipe, or nothing."""
         from graft.rollout.collectors.attempt_runner import AttemptRunner
         from graft.train.build import build_run
-        from graft.train.distributed.process_group import describe
+        from graft.train.distributed.failures import describe
 
         try:
             recipe = self._recipe(config)
@@ -80,7 +80,7 @@ class RolloutWorker:
 
     async def attempt(self, task: Task, request: Any, index: int) -> Attempted:
         """One episode."""
-        from graft.train.distributed.process_group import describe
+        from graft.train.distributed.failures import describe
 
         try:
             episode = await self.runner.attempt(task, request, index)
@@ -109,7 +109,7 @@ class RolloutWorker:
         return self._renew(weights, version)
 
     def _renew(self, weights: Mapping[str, Any], version: int) -> str:
-        from graft.train.distributed.process_group import describe
+        from graft.train.distributed.failures import describe
 
         try:
             self.runner.load(weights, version)

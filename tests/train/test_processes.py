@@ -23,14 +23,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graft.train.distributed.heartbeat import (
-    ProcessesLost,
-    ProcessFailure,
-    RankHeartbeat,
-    _Peer,
-    ranks_in_words,
-)
-from graft.train.distributed.process_group import ProcessGroup, _buckets, describe
+from graft.train.distributed.failures import describe
+from graft.train.distributed.heartbeat import ProcessesLost, ProcessFailure, RankHeartbeat
+from graft.train.distributed.process_group import ProcessGroup, _buckets
+from graft.train.distributed.rank_status import RankPeer, name_ranks
 
 CPU = torch.device("cpu")
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -59,7 +55,7 @@ def enter(rank: int, world: int, port: int, folder: str, work: Callable, deadlin
     processes.close()
 
 
-class Crowd:
+class RankGroup:
     """The ranks of one test."""
 
     def __init__(self, folder: Path, members: list[Any]) -> None:
@@ -95,7 +91,9 @@ class Crowd:
 
 
 @contextmanager
-def started(folder: Path, world: int, work: Callable, deadline: float = 30.0) -> Iterator[Crowd]:
+def started(
+    folder: Path, world: int, work: Callable, deadline: float = 30.0
+) -> Iterator[RankGroup]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     port = free_port()
@@ -106,7 +104,7 @@ def started(folder: Path, world: int, work: Callable, deadline: float = 30.0) ->
     for member in members:
         member.start()
     try:
-        yield Crowd(folder, members)
+        yield RankGroup(folder, members)
     finally:
         for member in members:
             if member.exitcode is None:
@@ -164,7 +162,7 @@ def test_a_tp_that_does_not_divide_the_processes_is_refused_with_those_that_do(a
         alone.mesh(4)
 
 
-def test_a_half_set_environment_is_refused_in_words(monkeypatch, alone):
+def test_a_half_set_environment_is_refused(monkeypatch, alone):
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ValueError, match=r"RANK is set, but WORLD_SIZE is ''; start .* torchrun"):
         ProcessGroup.start(1, CPU)
@@ -174,9 +172,9 @@ def test_a_half_set_environment_is_refused_in_words(monkeypatch, alone):
         ProcessGroup.start(1, CPU)
 
 
-def test_ranks_are_listed_as_people_do():
-    assert ranks_in_words([3]) == "rank 3"
-    assert ranks_in_words([5, 0, 2, 1]) == "ranks 0-2, 5"
+def test_ranks_are_listed_in_ranges():
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([5, 0, 2, 1]) == "ranks 0-2, 5"
 
 
 def test_buckets_hold_tensors_of_one_type_up_to_a_size(monkeypatch):
@@ -191,10 +189,10 @@ def test_buckets_hold_tensors_of_one_type_up_to_a_size(monkeypatch):
     ]
 
 
-def test_errors_of_ours_are_told_by_their_text_and_others_with_a_traceback():
+def test_errors_of_graft_are_described_by_their_text_and_others_with_a_traceback():
     with pytest.raises(ProcessesLost) as lost:
-        raise ProcessesLost("rank 1 did not come")
-    assert describe(lost.value) == "rank 1 did not come"
+        raise ProcessesLost("rank 1 did not arrive")
+    assert describe(lost.value) == "rank 1 did not arrive"
     with pytest.raises(ZeroDivisionError) as bug:
         _ = 1 // 0
     told = describe(bug.value).splitlines()
@@ -203,41 +201,42 @@ def test_errors_of_ours_are_told_by_their_text_and_others_with_a_traceback():
     assert str(ProcessFailure(2, "failed", "no room", 0.0)) == "rank 2 failed: no room"
 
 
-def board_of(world: int) -> RankHeartbeat:
-    """Rank 0's, on which everybody else is on another machine and has just reported."""
-    board = RankHeartbeat(0, world, deadline=600.0)
+def heartbeat_of(world: int) -> RankHeartbeat:
+    """Rank 0's; all other ranks are on other machines and have just reported."""
+    heartbeat = RankHeartbeat(0, world, deadline=600.0)
     for rank in range(world):
-        board.peers[rank] = _Peer(f"host{rank}", 40 + rank, "", "", {}, time.monotonic())
-    return board
+        heartbeat.peers[rank] = RankPeer(f"host{rank}", 40 + rank, "", {}, time.monotonic())
+    return heartbeat
 
 
 def test_ranks_that_do_the_same_are_in_one_line_and_those_waited_for_come_first():
-    board = board_of(5)
-    board.tell("learning")
+    heartbeat = heartbeat_of(5)
+    heartbeat.set_phase("learning")
     waits = {"waits_for": "the rewards", "is_together": True}
     for rank, seconds in ((1, 31.0), (2, 29.0), (4, 30.0)):
-        board.peers[rank].report = {"phase": "a", "for": 50.0, "waits": seconds, **waits}
-    board.peers[3].report = {"phase": "sampling", "for": 42.0, "waits_for": "a tool", "waits": 7.0}
-    assert board.table() == {
+        heartbeat.peers[rank].report = {"phase": "a", "for": 50.0, "waits": seconds, **waits}
+    tool = {"waits_for": "a tool", "waits": 7.0}
+    heartbeat.peers[3].report = {"phase": "sampling", "for": 42.0, **tool}
+    assert heartbeat.table() == {
         "rank 0": "is learning, since 0:00",
         "rank 3": "is sampling (waiting 0:07 for a tool), since 0:42",
-        "ranks 1-2, 4": "wait for the rewards since 0:31",
+        "ranks 1-2, 4": "are waiting for the rewards since 0:31",
     }
-    assert "rank 0" not in board.table(without=0)
+    assert "rank 0" not in heartbeat.table(without=0)
 
 
-def test_a_rank_on_another_machine_that_falls_silent_is_missed():
-    board = board_of(3)
-    assert board.gone() is None
-    board.peers[2].report = {"phase": "sampling, step 4", "for": 1.0}
-    board.peers[2].heard -= 42
-    assert board.table()["rank 2"] == (
-        "has not reported (pid 42 on host2); it was last sampling, step 4, since 0:42"
+def test_a_rank_on_another_machine_that_stops_reporting_counts_as_gone():
+    heartbeat = heartbeat_of(3)
+    assert heartbeat.gone() is None
+    heartbeat.peers[2].report = {"phase": "sampling, step 4", "for": 1.0}
+    heartbeat.peers[2].heard -= 42
+    assert heartbeat.table()["rank 2"] == (
+        "is silent (pid 42 on host2); it was last sampling, step 4, since 0:42"
     )
-    gone = board.gone()
+    gone = heartbeat.gone()
     assert gone is not None
     assert (gone.rank, gone.kind) == (2, "gone")
-    assert gone.text == "nothing has been heard of it for 0:42; it was last sampling, step 4"
+    assert gone.text == "it has not reported for 0:42; it was last sampling, step 4"
 
 
 # together
@@ -263,8 +262,8 @@ def exchange(processes: ProcessGroup, folder: Path) -> Any:
 
 
 def test_three_processes_exchange_values(tmp_path):
-    with started(tmp_path, 3, exchange) as crowd:
-        results = crowd.results()
+    with started(tmp_path, 3, exchange) as group:
+        results = group.results()
         want = {
             "gather": [
                 {"rank": 0, "text": ""},
@@ -277,7 +276,7 @@ def test_three_processes_exchange_values(tmp_path):
             "any": [True, False],
         }
         assert results == [want] * 3
-        assert crowd.screen == ""
+        assert group.screen == ""
 
 
 def meshed(processes: ProcessGroup, folder: Path) -> Any:
@@ -305,8 +304,8 @@ def meshed(processes: ProcessGroup, folder: Path) -> Any:
 
 @pytest.mark.slow
 def test_the_groups_of_a_mesh_keep_our_deadline_and_carry_fsdp(tmp_path):
-    with started(tmp_path, 2, meshed, deadline=25.0) as crowd:
-        for rank, result in enumerate(crowd.results()):
+    with started(tmp_path, 2, meshed, deadline=25.0) as group:
+        for rank, result in enumerate(group.results()):
             assert result["shape"] == [1, 2]
             assert result["names"] == ["dp", "tp"]
             assert result["place"] == [0, rank]
@@ -322,11 +321,11 @@ def out_of_step(processes: ProcessGroup, folder: Path) -> None:
         processes.add([torch.ones(5)], "the gradients of step 11")
 
 
-def test_processes_that_are_not_at_the_same_place_say_where_each_is(tmp_path):
-    with started(tmp_path, 2, out_of_step) as crowd:
-        assert crowd.end() == [1, 1]
+def test_processes_in_different_operations_name_both(tmp_path):
+    with started(tmp_path, 2, out_of_step) as group:
+        assert group.end() == [1, 1]
         assert (
-            "rank 0: the lengths of step 12; rank 1: the gradients of step 11" in crowd.lines()[0]
+            "rank 0: the lengths of step 12; rank 1: the gradients of step 11" in group.lines()[0]
         )
 
 
@@ -343,14 +342,14 @@ def raise_on_two(processes: ProcessGroup, folder: Path) -> None:
     dist.all_reduce(torch.ones(1))  # of torch's own, without a name
 
 
-def test_an_error_is_the_first_thing_on_the_screen_and_ends_everybody(tmp_path):
-    with started(tmp_path, 3, raise_on_two) as crowd:
+def test_an_error_is_printed_first_and_ends_all_processes(tmp_path):
+    with started(tmp_path, 3, raise_on_two) as group:
         begin = time.monotonic()
-        assert crowd.end() == [1, 1, 1]
+        assert group.end() == [1, 1, 1]
         assert time.monotonic() - begin < 20
         host = socket.gethostname()
-        lines = crowd.lines()
-        assert crowd.screen.startswith("graft: rank 2 of 3 on ")
+        lines = group.lines()
+        assert group.screen.startswith("graft: rank 2 of 3 on ")
         assert lines[0] == f"graft: rank 2 of 3 on {host} failed: the disk of this machine is full"
         assert sorted(lines[1:]) == [
             "graft: rank 0 stops, because rank 2 failed: the disk of this machine is full",
@@ -368,13 +367,13 @@ def bug_on_zero(processes: ProcessGroup, folder: Path) -> None:
     processes.barrier("the start")
 
 
-def test_a_bug_on_rank_0_shows_its_traceback_once_and_the_others_still_hear_of_it(tmp_path):
-    with started(tmp_path, 2, bug_on_zero) as crowd:
-        assert crowd.end() == [1, 1]
-        lines = crowd.lines()
+def test_a_bug_on_rank_0_shows_its_traceback_once_and_the_others_name_it(tmp_path):
+    with started(tmp_path, 2, bug_on_zero) as group:
+        assert group.end() == [1, 1]
+        lines = group.lines()
         assert "rank 0 of 2" in lines[0] and "failed: ZeroDivisionError: " in lines[0]
-        assert crowd.screen.count("Traceback") == 1
-        assert "in bug_on_zero" in crowd.screen
+        assert group.screen.count("Traceback") == 1
+        assert "in bug_on_zero" in group.screen
         assert lines[1:] == [
             "graft: rank 1 stops, because rank 0 failed: ZeroDivisionError: "
             "integer division or modulo by zero"
@@ -386,13 +385,13 @@ def same_error(processes: ProcessGroup, folder: Path) -> None:
     raise ProcessesLost("train.lr is negative")
 
 
-def test_an_error_that_all_have_is_told_once(tmp_path):
-    with started(tmp_path, 3, same_error) as crowd:
-        assert crowd.end() == [1, 1, 1]
+def test_an_error_of_all_ranks_is_printed_once(tmp_path):
+    with started(tmp_path, 3, same_error) as group:
+        assert group.end() == [1, 1, 1]
         assert (
-            sum("failed: train.lr" in line and " of 3 on " in line for line in crowd.lines()) == 1
+            sum("failed: train.lr" in line and " of 3 on " in line for line in group.lines()) == 1
         )
-        assert sum(" stops, because rank" in line for line in crowd.lines()) == 2
+        assert sum(" stops, because rank" in line for line in group.lines()) == 2
 
 
 def one_sleeps(processes: ProcessGroup, folder: Path) -> None:
@@ -403,18 +402,18 @@ def one_sleeps(processes: ProcessGroup, folder: Path) -> None:
     processes.gather(1, "the rewards of step 12")
 
 
-def test_at_the_deadline_it_is_said_who_did_not_come_and_what_it_was_doing(tmp_path):
-    with started(tmp_path, 3, one_sleeps, deadline=5.0) as crowd:
+def test_at_the_deadline_the_missing_rank_and_what_it_did_are_named(tmp_path):
+    with started(tmp_path, 3, one_sleeps, deadline=5.0) as group:
         begin = time.monotonic()
-        assert crowd.end() == [1, 1, 1]
+        assert group.end() == [1, 1, 1]
         assert time.monotonic() - begin < 25
-        screen = crowd.screen
-        failed = next(line for line in crowd.lines() if " failed: " in line)
-        assert "failed: waited 5 s for the rewards of step 12, and rank 1 did not come" in failed
+        screen = group.screen
+        failed = next(line for line in group.lines() if " failed: " in line)
+        assert "failed: waited 5 s for the rewards of step 12, and rank 1 did not arrive" in failed
         told = screen[screen.index(failed) :].splitlines()
         assert told[1].startswith("       rank 1 is sampling, step 12, since 0:0")
-        assert told[2].startswith("       ranks 0, 2 wait for the rewards of step 12 since 0:0")
-        stops = [line for line in crowd.lines() if " stops, because " in line]
+        assert told[2].startswith("       ranks 0, 2 are waiting for the rewards of step 12 since 0:0")
+        stops = [line for line in group.lines() if " stops, because " in line]
         assert len(stops) == 2  # the sleeper among them
         assert screen.index(failed) < min(screen.index(line) for line in stops)
 
@@ -423,7 +422,7 @@ def hang_out_of_reach(processes: ProcessGroup, folder: Path) -> None:
     processes.barrier("the start")
     if processes.is_first:
         # as on a GPU, whose library can be neither looked into nor broken off
-        processes._board.on_late = processes._enforce
+        processes._heartbeat.on_late = processes._failures.on_late
         with processes.together("the gradients of step 2"):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             time.sleep(60)
@@ -432,11 +431,11 @@ def hang_out_of_reach(processes: ProcessGroup, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_hangs_where_no_exception_reaches_is_ended_at_the_deadline(tmp_path):
-    with started(tmp_path, 2, hang_out_of_reach, deadline=4.0) as crowd:
-        assert crowd.end() == [1, 1]
-        failed = next(line for line in crowd.lines() if " failed: " in line)
-        assert "failed: waited 4 s for the gradients of step 2, and rank 1 did not come" in failed
+def test_a_process_that_ignores_exceptions_is_ended_at_the_deadline(tmp_path):
+    with started(tmp_path, 2, hang_out_of_reach, deadline=4.0) as group:
+        assert group.end() == [1, 1]
+        failed = next(line for line in group.lines() if " failed: " in line)
+        assert "failed: waited 4 s for the gradients of step 2, and rank 1 did not arrive" in failed
 
 
 def wait_for_ever(processes: ProcessGroup, folder: Path) -> None:
@@ -448,28 +447,28 @@ def wait_for_ever(processes: ProcessGroup, folder: Path) -> None:
     processes.gather(1, "the rewards of step 7")
 
 
-def pid_of(crowd: Crowd, rank: int) -> int:
+def pid_of(group: RankGroup, rank: int) -> int:
     """Once all have passed the start."""
-    paths = [crowd.folder / f"pid{rank}" for rank in range(len(crowd.members))]
-    crowd.until(lambda: all(path.exists() and path.read_text() for path in paths))
+    paths = [group.folder / f"pid{rank}" for rank in range(len(group.members))]
+    group.until(lambda: all(path.exists() and path.read_text() for path in paths))
     return int(paths[rank].read_text())
 
 
 def test_a_killed_process_is_named_by_the_others(tmp_path):
-    with started(tmp_path, 3, wait_for_ever, deadline=20.0) as crowd:
-        pid = pid_of(crowd, 2)
+    with started(tmp_path, 3, wait_for_ever, deadline=20.0) as group:
+        pid = pid_of(group, 2)
         time.sleep(1.0)  # for a report of what it does
         os.kill(pid, signal.SIGKILL)
         begin = time.monotonic()
-        assert crowd.end() == [1, 1, -signal.SIGKILL]
+        assert group.end() == [1, 1, -signal.SIGKILL]
         assert time.monotonic() - begin < 12
         host = socket.gethostname()
-        assert crowd.lines()[0].startswith(
-            f"graft: rank 2 of 3 on {host} is gone: its process ended"
+        assert group.lines()[0].startswith(
+            f"graft: rank 2 of 3 on {host} is gone: its process was killed"
         )
-        assert crowd.lines()[0].endswith("it was last sampling, step 7")
-        assert len(crowd.lines()) == 2
-        assert " stops, because rank 2 is gone: " in crowd.lines()[1]
+        assert group.lines()[0].endswith("it was last sampling, step 7")
+        assert len(group.lines()) == 2
+        assert " stops, because rank 2 is gone: " in group.lines()[1]
 
 
 def wait_for_zero(processes: ProcessGroup, folder: Path) -> None:
@@ -480,46 +479,46 @@ def wait_for_zero(processes: ProcessGroup, folder: Path) -> None:
     processes.gather(1, "the rewards of step 7")
 
 
-def test_a_killed_rank_0_takes_the_store_along_and_is_named_all_the_same(tmp_path):
-    with started(tmp_path, 2, wait_for_zero, deadline=20.0) as crowd:
-        os.kill(pid_of(crowd, 0), signal.SIGKILL)
-        assert crowd.end() == [-signal.SIGKILL, 1]
+def test_a_killed_rank_0_ends_the_store_and_is_still_named(tmp_path):
+    with started(tmp_path, 2, wait_for_zero, deadline=20.0) as group:
+        os.kill(pid_of(group, 0), signal.SIGKILL)
+        assert group.end() == [-signal.SIGKILL, 1]
         host = socket.gethostname()
-        assert crowd.lines()[0].startswith(
-            f"graft: rank 0 of 2 on {host} is gone: its process ended"
+        assert group.lines()[0].startswith(
+            f"graft: rank 0 of 2 on {host} is gone: its process was killed"
         )
-        assert len(crowd.lines()) == 1
+        assert len(group.lines()) == 1
 
 
-def test_a_stopped_process_is_told_of_by_the_watchdog(tmp_path):
-    with started(tmp_path, 2, wait_for_ever, deadline=8.0) as crowd:
-        pid = pid_of(crowd, 1)
+def test_a_stopped_process_is_reported_by_the_watchdog(tmp_path):
+    with started(tmp_path, 2, wait_for_ever, deadline=8.0) as group:
+        pid = pid_of(group, 1)
         time.sleep(1.0)
         os.kill(pid, signal.SIGSTOP)
-        crowd.until(lambda: " is stopped by a signal " in crowd.screen)
-        lines = crowd.screen[
-            crowd.screen.index("graft: rank 0 waits for the rewards") :
+        group.until(lambda: " is stopped by a signal " in group.screen)
+        lines = group.screen[
+            group.screen.index("graft: rank 0 waits for the rewards") :
         ].splitlines()
         assert lines[0].startswith("graft: rank 0 waits for the rewards of step 7 since 0:0")
         assert "test_processes.py:" in lines[0]  # not processes.py, which waits in our name
-        assert f"rank 1 is stopped by a signal (pid {pid} on " in crowd.screen
-        assert "it was last sampling, step 7" in crowd.screen
+        assert f"rank 1 is stopped by a signal (pid {pid} on " in group.screen
+        assert "it was last sampling, step 7" in group.screen
         os.kill(pid, signal.SIGKILL)
-        assert crowd.end()[0] == 1
+        assert group.end()[0] == 1
 
 
 @pytest.mark.slow
 def test_a_stopped_rank_0_stops_the_store_too_and_the_others_still_end_at_the_deadline(tmp_path):
-    with started(tmp_path, 2, wait_for_zero, deadline=6.0) as crowd:
-        pid = pid_of(crowd, 0)
+    with started(tmp_path, 2, wait_for_zero, deadline=6.0) as group:
+        pid = pid_of(group, 0)
         time.sleep(1.0)
         os.kill(pid, signal.SIGSTOP)
-        crowd.members[1].join(30)
-        assert crowd.members[1].exitcode == 1, crowd.screen
-        failed = next(line for line in crowd.lines() if " failed: " in line)
+        group.members[1].join(30)
+        assert group.members[1].exitcode == 1, group.screen
+        failed = next(line for line in group.lines() if " failed: " in line)
         assert "rank 1 of 2" in failed
-        assert "waited 6 s for the rewards of step 7, and rank 0 did not come" in failed
-        told = crowd.screen[crowd.screen.index(failed) :]
+        assert "waited 6 s for the rewards of step 7, and rank 0 did not arrive" in failed
+        told = group.screen[group.screen.index(failed) :]
         assert f"rank 0 is stopped by a signal (pid {pid} on " in told
 
 
@@ -530,11 +529,11 @@ def interrupted(processes: ProcessGroup, folder: Path) -> None:
 
 
 def test_an_interruption_of_one_is_no_failure_and_stops_all(tmp_path):
-    with started(tmp_path, 2, interrupted) as crowd:
-        os.kill(pid_of(crowd, 1), signal.SIGINT)
-        crowd.end()
-        assert crowd.lines() == []
-        assert crowd.screen.count("KeyboardInterrupt") >= 2  # by multiprocessing, which catches it
+    with started(tmp_path, 2, interrupted) as group:
+        os.kill(pid_of(group, 1), signal.SIGINT)
+        group.end()
+        assert group.lines() == []
+        assert group.screen.count("KeyboardInterrupt") >= 2  # by multiprocessing, which catches it
 
 
 def test_processes_that_never_start_are_named(tmp_path, monkeypatch, alone):
@@ -543,10 +542,12 @@ def test_processes_that_never_start_are_named(tmp_path, monkeypatch, alone):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     said: list[str] = []
-    with pytest.raises(ProcessesLost, match=r"waited 1 s for the 4 .* and ranks 1-3 did not come"):
+    with pytest.raises(
+        ProcessesLost, match=r"waited 1 s for the 4 .* and ranks 1-3 did not connect"
+    ):
         ProcessGroup.start(1.0, CPU, say=said.append)
     assert said[0].startswith("rank 0 waits for the other processes to start since 0:00, in ")
-    assert said[0].splitlines()[1:] == ["ranks 1-3 have not come yet"]
+    assert said[0].splitlines()[1:] == ["ranks 1-3 are not started yet"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Runs of several processes under torchrun; read `process_group` first."""
