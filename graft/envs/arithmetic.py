@@ -1,4 +1,4 @@
-"""Arithmetic expressions in a question: long ones, with parentheses and division, as EARL trains on."""
+"""Questions with long arithmetic expressions, with parentheses and division, as EARL trains on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graft.text.parse import last_number, marked_number
 from graft.tools.calculator import CalculatorError, evaluate, format_number, work
 from graft.types import Author, Turn
 
-MAX_TRIES = 100_000  # draws until an instance of the wanted split and size turns up
+MAX_TRIES = 100_000  # draws until an instance has the wanted split and size
 MAX_VALUE = 10**9
 MAX_TEXT = 98  # characters of expression and value together
 
@@ -28,19 +28,19 @@ READERS: dict[str, Callable[[str], str | None]] = {
     "marked": marked_number,
     "last": last_number,
 }
-"""Which number of a text is its answer; None if there is none."""
+"""How the answer is read from a text; None if it has none."""
 
 
 def draw_number(rng: random.Random, digits: int) -> int:
-    """A whole number of exactly so many digits, never 0."""
+    """A whole number of exactly `digits` digits, never 0."""
     return rng.randrange(10 ** (digits - 1), 10**digits)
 
 
 def draw_nested(rng: random.Random, digits: int, operations: int) -> str:
     """A random expression with parentheses: "(81 - 7) * 3050". Numbers have up to `digits` digits.
 
-    The operations are shared out at random between both sides of an operator; a side that is not a
-    number is put in parentheses three times in ten.
+    The operations are split at random between both sides of an operator; a side that is not a number
+    is put in parentheses three times in ten.
     """
     if operations == 0:
         return str(draw_number(rng, rng.randint(1, digits)))
@@ -48,7 +48,7 @@ def draw_nested(rng: random.Random, digits: int, operations: int) -> str:
 
 
 def draw_join(rng: random.Random, digits: int, operations: int) -> tuple[str, str, str]:
-    """The same before it is put together: ("(81 - 7)", "*", "3050")."""
+    """The same as three parts: ("(81 - 7)", "*", "3050")."""
     on_the_left = rng.randrange(operations)
     sides: list[str] = []
     for share in (on_the_left, operations - 1 - on_the_left):
@@ -58,7 +58,7 @@ def draw_join(rng: random.Random, digits: int, operations: int) -> tuple[str, st
 
 
 def value_in_bounds(expression: str) -> Fraction | None:
-    """The value if an answer can state it exactly: below 10^9, no more than three decimals."""
+    """The value if an answer can be exact: below 10^9, at most three decimals. Else None."""
     try:
         value = evaluate(expression)
     except CalculatorError:  # a division by zero
@@ -95,7 +95,9 @@ class Arithmetic(BaseEnv):
         split: str = "train",
     ) -> None:
         super().__init__()
-        if not (1 <= digits <= 9 and 1 <= operations <= 20):  # else nothing fits the limits above
+        if not (
+            1 <= digits <= 9 and 1 <= operations <= 20
+        ):  # larger ones do not fit the limits above
             raise ValueError(
                 f"digits={digits}, operations={operations}: must lie in 1..9 and in 1..20"
             )
@@ -114,7 +116,7 @@ class Arithmetic(BaseEnv):
         for _ in range(MAX_TRIES):
             join = draw_join(self.rng, self.digits, self.operations)
             expression = " ".join(join)
-            if split_of(expression) != self.split:  # first: a hash is cheaper than a sum
+            if split_of(expression) != self.split:  # first: a hash is cheaper than evaluating
                 continue
             value = value_in_bounds(expression)
             answer = "" if value is None else format_number(value)
@@ -127,7 +129,7 @@ class Arithmetic(BaseEnv):
                 )
         raise ValueError(
             f"no expression with digits={self.digits}, operations={self.operations} fits "
-            f"{MAX_TEXT} characters and 10^9; ask for fewer"
+            f"{MAX_TEXT} characters and 10^9; lower them"
         )
 
     def respond(self, action: str) -> Turn:
@@ -151,7 +153,7 @@ class Arithmetic(BaseEnv):
 
     def _word(self, join: tuple[str, str, str]) -> str:
         self.form = "digits"
-        # without language nothing is drawn: such seeds name the same instances as ever
+        # without language nothing is drawn, so that the seeds keep their instances
         if self.language and self.rng.random() < self.language:
             self.form = self.rng.choice(("numbers", "operators"))
         match self.form:

@@ -1,11 +1,11 @@
-"""The ground every environment stands on: seeds, turns, forks, snapshots.
+"""The base classes of environments and wrappers: seeds, turns, forks, snapshots.
 
-A subclass writes `pose` (draw an instance, say what the policy sees) and `respond` (answer one
+A subclass writes `pose` (draw an instance, return what the policy sees) and `respond` (answer one
 action). (env, seed, actions) fixes everything that happens, later episodes included: each env draws
-from its own generator and nothing else.
+only from its own generator.
 
     env.reset(seed=7)   the same task on every machine, whatever happened before
-    env.reset()         the next one: its seed is drawn from the stream that seed 7 began
+    env.reset()         the next one; its seed is drawn from the stream that seed 7 started
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from graft.user_code import (
 )
 
 Trace = list[tuple[Author, str]]
-"""What was written after the prompt, in order: policy and env texts. The last one ends the turn."""
+"""The texts after the prompt, in order, with their authors. The last one ends the episode."""
 
 _memo: ContextVar[Memo | None] = ContextVar("_memo", default=None)
 
 
 @contextmanager
 def forking() -> Iterator[Memo]:
-    """What was copied so far of an environment and the wrappers around it: id(original) -> copy.
+    """The memo of one fork, shared by an environment and the wrappers around it: id(original) -> copy.
 
-    One for all of them: a wrapper or tool that refers to a part of the environment refers to the
+    Because they share it, a wrapper or tool that refers to a part of the environment refers to the
     same part of the copy.
     """
     memo = _memo.get()
@@ -58,7 +58,7 @@ def forking() -> Iterator[Memo]:
 
 
 class EnvSource:
-    """Remembers how `make` built it, so that there can be another one."""
+    """Keeps how `make` built it, to build another one like it."""
 
     made_by: Callable[..., Any] | None = None
 
@@ -66,13 +66,13 @@ class EnvSource:
         raise NotImplementedError
 
     def spawn(self, same_state: bool = False, **changes: Any) -> Any:
-        """A sibling with the same settings, `changes` aside: fresh, or where this one stands."""
+        """Another one with the same settings except `changes`: fresh, or (`same_state`) a fork."""
         if same_state:
             return self.fork()
         if self.made_by is None:
             raise TypeError(
                 f"this {type(self).__name__} was not built by graft.make(), so its settings are "
-                "not known; build the sibling yourself, or fork()"
+                "not known; build the other one yourself, or fork()"
             )
         return self.made_by(**changes)
 
@@ -91,9 +91,9 @@ class BaseEnv(EnvSource):
     max_turns: int | None = 1
     """Actions per episode; when they are used up the episode is truncated. None: no limit."""
     shared: tuple[str, ...] = ()
-    """Attributes that forks have in common instead of copying: a dataset, a pool of workers."""
+    """Attributes that forks share instead of copying: a dataset, a pool of workers."""
     saved: tuple[str, ...] = ("seed", "turns", "is_over", "prompt", "answer", "num_random_actions")
-    """Attributes that make up the current episode, in plain data; a subclass adds its own."""
+    """Attributes that hold the current episode, in plain data; a subclass adds its own."""
 
     def __init__(self) -> None:
         self.rng = RandomState()
@@ -102,43 +102,43 @@ class BaseEnv(EnvSource):
         self.is_over = True  # nothing to act on before the first reset
         self.prompt: Observation = ""
         self.answer: Any = None
-        self.num_random_actions = 0  # suggestions given in this episode
+        self.num_random_actions = 0  # in this episode
 
     def pose(self) -> Observation:
-        """Draw an instance from `self.rng`, keep it, set `self.answer`; what the policy sees."""
+        """Draw an instance from `self.rng`, keep it, set `self.answer`; return what the policy sees."""
         raise NotImplementedError(f"{type(self).__name__} must write pose()")
 
     def respond(self, action: str) -> Turn:
-        """Answer one action. Whatever the policy wrote, this returns; it does not raise."""
+        """Answer one action. It must not raise, whatever the policy wrote."""
         raise NotImplementedError(f"{type(self).__name__} must write respond()")
 
     def demonstrate(self, rng: random.Random) -> Trace:
-        """How a teacher would deal with the current instance, for warm-up data."""
+        """How a teacher solves the current instance, for warm-up data."""
         raise NotImplementedError(f"{type(self).__name__} has no teacher: write demonstrate()")
 
     def describe(self) -> dict[str, Any]:
-        """What else is worth knowing about the instance; becomes `Task.meta`, so JSON only."""
+        """More about the instance, JSON only; becomes `Task.meta`."""
         return {}
 
     def sample_random_action(self) -> str:
-        """An action in the right form, drawn from `action_rng()`."""
+        """An action in the right form, drawn with `action_rng()`."""
         raise NotImplementedError(f"{type(self).__name__} must write sample_random_action()")
 
     def action_rng(self) -> RandomState:
-        """A generator for `sample_random_action`: the same episode has the same whims.
+        """A generator for `sample_random_action`, fixed by the episode's seed and their number so far.
 
-        Apart from `self.rng`, because asking for a suggestion must not change what happens next.
+        It is not `self.rng`: a random action that is never played must not change what happens next.
         """
         self.num_random_actions += 1
         return RandomState((self.seed << 16) + self.num_random_actions)
 
     def margins(self) -> dict[str, Any]:
-        """Ends of the observation that hold only now, fresh: {"suffix": the board}, or "prefix"."""
+        """Parts of the observation that only hold now, in a new dict: {"suffix": the board}, or "prefix"."""
         return {}
 
     def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
         if seed is None:
-            # 53 bits: the seed of every episode survives a JSON reader that has only doubles
+            # 53 bits: a JSON reader that has only doubles reads every seed exactly
             seed = self.rng.getrandbits(53)
         elif not hasattr(seed, "__index__"):
             raise TypeError(f"seed={seed!r}: must be a whole number from 0")
@@ -166,7 +166,7 @@ class BaseEnv(EnvSource):
         return turn
 
     def task(self) -> Task:
-        """The current instance as data: `reset(task.seed)` poses it again."""
+        """The current instance as data: `reset(task.seed)` gives it again."""
         return Task(
             id=f"{self.env_id}:{self.split}:{self.seed}",
             env=self.env_id,
@@ -202,12 +202,12 @@ class BaseEnv(EnvSource):
         return copy.deepcopy({**saved, "rng": self.rng.getstate()})
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a snapshot of an env with the same settings, even one read from JSON."""
+        """Continue from a snapshot of an env with the same settings, even one read from JSON."""
         self.rng.setstate(state["rng"])
         vars(self).update(copy.deepcopy({name: state[name] for name in self.saved}))
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Release what the env holds; nothing here."""
 
     @property
     def unwrapped(self) -> Self:
@@ -215,7 +215,7 @@ class BaseEnv(EnvSource):
 
 
 def _uncopied(env: Any, attributes: Mapping[str, Any], error: TypeError) -> Exception:
-    """Which attribute a fork could not copy, and what to do about it."""
+    """The error that names the attribute that a fork could not copy, and what to do."""
     for name, value in attributes.items():
         try:
             copy.deepcopy(value)
@@ -223,17 +223,17 @@ def _uncopied(env: Any, attributes: Mapping[str, Any], error: TypeError) -> Exce
             return UserCodeError(
                 f"{named(env, 'class')} has the attribute {name!r}, {seen(value)}, which cannot be copied "
                 f"({found}), and attempts are copies of an environment. Name it in `shared` if all of them "
-                "may use it, write fork(), or set forkable = False: it is then built anew and its actions "
+                "may use it, write fork(), or set forkable = False: it is then rebuilt and its actions "
                 "replayed"
             )
     return error
 
 
 class Wrapper(EnvSource):
-    """An env around an env. What it does not define itself is the inner env's, read when asked for.
+    """An env around an env. Attributes that it does not define are read from the inner env.
 
-    A subclass keeps its own state in attributes, copied when it forks; `saved` and `shared` mean
-    what they mean for BaseEnv.
+    A subclass keeps its own state in attributes, which a fork copies; `saved` and `shared` are as in
+    BaseEnv.
     """
 
     shared: tuple[str, ...] = ()
@@ -245,14 +245,14 @@ class Wrapper(EnvSource):
                 f"{type(self).__name__} goes around an environment, not around {seen(env)}; build one first: "
                 "graft.make(...), or MyEnv()"
             )
-        self.env: Any = env  # more than the protocol: task, get_state, ... where it has them
+        self.env: Any = env  # Any: may have more than the protocol (task, get_state, ...)
         self.blocking = env.blocking
         self.forkable = env.forkable
         self.stop = env.stop
         self.observe_as = env.observe_as
 
     def __getattr__(self, name: str) -> Any:
-        # only called for names not found here; copy and pickle ask before `env` exists
+        # only called for names not found here; copy and pickle call it before `env` exists
         if name == "env" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.env, name)
@@ -266,7 +266,7 @@ class Wrapper(EnvSource):
     def fork(self) -> Self:
         with forking() as memo:
             inner = self.env.fork()
-            if id(self.env) not in memo:  # its fork() is its own
+            if id(self.env) not in memo:  # it has its own fork()
                 counterparts(self.env, inner, memo)
             twin = memo[id(self)] = copy.copy(self)
             own = without((*self.shared, "made_by", "env"), vars(self))
@@ -303,7 +303,7 @@ def inner_envs(env: Any) -> list[Any]:
 
 
 def limit_turns(turn: Turn, turns: int, max_turns: int | None) -> Turn:
-    """`turn`, truncated if it was the last one allowed; a game that just ended stays terminated."""
+    """`turn`, truncated if it was the last one allowed and did not end the episode."""
     if turn.is_over or max_turns is None or turns < max_turns:
         return turn
     return turn._replace(truncated=True)

@@ -2,11 +2,11 @@
 
 12+34*5=                 the prompt
 [34*5]   170;            a call, and the result that the env appends
-[12+170] 182;            one operation per call: what comes first has to be known
+[12+170] 182;            one operation per call: the policy has to know which comes first
 182                      the answer; end of text
 
-With syntax="actions" a call is what actions beyond the vocabulary made, a `Called`; it is answered
-with 170, and the actions write the brackets and the semicolon.
+With syntax="actions" a call is made of actions beyond the vocabulary, a `Called`; the answer is 170,
+and the actions write the brackets and the semicolon.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from graft.tools.formats import COMPACT, COMPACT_BARE, CallStyle
 from graft.types import Author, Called, Turn
 
 SYNTAXES = {"compact": ("tags", COMPACT), "actions": ("actions", COMPACT_BARE)}
-"""How calls are made -> the format of `graft.tools.formats`, and the style of their results."""
+"""Call syntax -> its format in `graft.tools.formats`, and the style of the results."""
 
 
 def draw_flat(
@@ -64,7 +64,7 @@ class Expression(BaseEnv):
         self.digits = check_range("digits", digits, 1)
         if self.operands[1] * self.digits[1] > MAX_DIGITS:
             raise ValueError(
-                f"{self.operands[1]} operands of {self.digits[1]} digits: their product would have "
+                f"{self.operands[1]} operands of {self.digits[1]} digits: their product may have "
                 f"more than the {MAX_DIGITS} digits of the calculator"
             )
         self.operators = operators
@@ -99,8 +99,8 @@ class Expression(BaseEnv):
 class CalculatorTask(ToolEnv):
     """An `Expression` and a calculator that does one operation per call; see the top of this file.
 
-    A call that makes no sense is answered with "?;" and the episode goes on. `tool=False` leaves
-    the calculator out: mental arithmetic, for comparison. `syntax` is "compact" or "actions".
+    An invalid call is answered with "?;" and the episode goes on. `tool=False` leaves the calculator
+    out: mental arithmetic, for comparison. `syntax` is "compact" or "actions".
     """
 
     shared = (*ToolEnv.shared, "style")
@@ -128,7 +128,7 @@ class CalculatorTask(ToolEnv):
     def alphabet(self) -> str:
         """Every character that occurs in prompts, results and demonstrations, sorted.
 
-        The same in both syntaxes: what actions write is what would have been written without them.
+        The same in both syntaxes: actions write the same text.
         """
         style = "".join((COMPACT.open, COMPACT.close, COMPACT.render(""), COMPACT.spent))
         return "".join(
@@ -138,8 +138,8 @@ class CalculatorTask(ToolEnv):
     def demonstrate(self, rng: random.Random, tool_rate: float = 0.35) -> Trace:
         """With probability `tool_rate` the calls and the right answer, else a guess.
 
-        Imitating this gives a policy that knows both ways and prefers the hopeless one: what is
-        left to learn is when to call.
+        Imitating this gives a policy that can do both and prefers the guess: what is left to learn is
+        when to call.
         """
         inner: Expression = self.env
         if rng.random() >= tool_rate:
@@ -159,5 +159,5 @@ class CalculatorTask(ToolEnv):
 
 
 def write_call(content: str) -> Called:
-    """ "34*5" -> the text "[34*5]", which also says what it calls; it is a call in either syntax."""
+    """ "34*5" -> a `Called` with the text "[34*5]": a call in either syntax."""
     return Called(f"{COMPACT.open}{content}{COMPACT.close}", Calculator.name, keys_of(content))

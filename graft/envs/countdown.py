@@ -17,7 +17,7 @@ from graft.text.parse import last_tag
 from graft.tools.calculator import CalculatorError, evaluate
 from graft.types import Author, Turn
 
-MAX_TRIES = 100_000  # draws until an instance of the wanted split and range turns up
+MAX_TRIES = 100_000  # draws until an instance has the wanted split and range
 SIGNS = "+-*/"
 
 
@@ -25,7 +25,7 @@ def draw_solution(rng: random.Random, numbers: Sequence[int]) -> str:
     """A random expression that uses the numbers once each: [3, 7, 12] -> "(7 - 3) * 12".
 
     Two random pieces are joined by a random operator until one piece is left, so every shape of
-    tree and every order can come up.
+    tree and every order can occur.
     """
     pieces = [str(number) for number in numbers]
     while len(pieces) > 1:
@@ -36,7 +36,7 @@ def draw_solution(rng: random.Random, numbers: Sequence[int]) -> str:
 
 
 class NumberPuzzle(BaseEnv):
-    """Given numbers and a target; a subclass poses them and says how an answer is written."""
+    """Numbers and a target; a subclass draws them and defines how an answer is written."""
 
     saved = (*BaseEnv.saved, "solution")
 
@@ -63,7 +63,7 @@ class Countdown(NumberPuzzle):
 
     Targets come from a random expression over the numbers, so every instance can be solved. The
     form is `<tag>...</tag>`, of which the last counts; with `tag=None` the whole text is the answer
-    and the form is right if it is arithmetic at all.
+    and the form is right if it is arithmetic.
     """
 
     env_id = "countdown"
@@ -112,7 +112,7 @@ class Countdown(NumberPuzzle):
         )
 
     def _target_of(self, solution: str) -> int | None:
-        """The value of an expression if it can be a target."""
+        """The value of an expression if it can be a target; else None."""
         try:
             value: Fraction = evaluate(solution)
         except CalculatorError:  # a division by zero

@@ -1,4 +1,4 @@
-"""Can an environment run on this machine? `EnvEntry.needs` against what is really here."""
+"""Can an environment run on this machine? `EnvEntry.needs` against what is installed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from graft.envs.entry import EnvEntry
 
 
 def missing(entry: EnvEntry) -> str:
-    """What an entry lacks here, with the way to get it; "" if it can run.
+    """What an entry lacks on this machine, and how to get it; "" if it can run.
 
-    Entry(..., needs=("package:reasoning-gym",)) -> 'pip install "graft-rl[envs]"'
+    EnvEntry(..., needs=("package:reasoning-gym",)) -> 'pip install "graft-rl[envs]"'
     """
     return "; ".join(filter(None, map(_lack, entry.needs)))
 
 
-@cache  # three hundred ids share a handful of needs
+@cache  # three hundred ids share a few needs
 def _lack(need: str) -> str:
     kind, _, name = need.partition(":")
-    return LOOK[kind](name)
+    return CHECKS[kind](name)
 
 
 def _package(name: str) -> str:
@@ -32,7 +32,7 @@ def _data(hub_id: str) -> str:
 
     if locate(hub_id) is not None:
         return ""
-    if "/" not in hub_id:  # not on the hub: a file that the user has
+    if "/" not in hub_id:  # not on the hub: a file of the user's
         return "a local file, data=PATH"
     return f"the dataset {hub_id}, or data=PATH"
 
@@ -45,4 +45,4 @@ def _sandbox(_: str) -> str:
     return "a sandbox for untrusted code, see graft doctor"
 
 
-LOOK = {"package": _package, "data": _data, "sandbox": _sandbox}
+CHECKS = {"package": _package, "data": _data, "sandbox": _sandbox}

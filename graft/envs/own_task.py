@@ -1,11 +1,11 @@
-"""A person's own question in an environment's place for one: same prompt, same tools, nothing to grade by.
+"""The user's own question in place of an environment's: same prompt, same tools, no grading.
 
     calculator, reset(seed)      "97+53-63="
-    own_task(env, "12+34*5=")    "12+34*5=", and the calculator answers calls as ever
+    own_task(env, "12+34*5=")    "12+34*5=", and the calculator answers calls as before
 
 A dataset's question is replaced inside its prompt, so the request for a boxed answer stays; a system
-message stays too. Elsewhere the text is the whole prompt. The answer ends the episode with reward 0: nobody
-knows the right one.
+message stays too. Elsewhere the text is the whole prompt. The answer ends the episode with reward 0,
+because the right one is not known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graft.types import Turn
 
 
 class OwnTask(Wrapper):
-    """Around the innermost env: what it asks is replaced by `text`."""
+    """Around the innermost env: replaces its question by `text`."""
 
     def __init__(self, env: Any, text: str) -> None:
         super().__init__(env)
@@ -34,12 +34,12 @@ class OwnTask(Wrapper):
 
 
 def own_task(env: Any, text: str) -> Any:
-    """The same environment, asked `text`; one whose turns depend on a hidden task is refused."""
+    """The same environment with the question `text`; refused if its turns depend on a hidden instance."""
     inner = getattr(env, "unwrapped", env)
     if getattr(inner, "max_turns", None) != 1:
         name = getattr(inner, "env_id", "") or type(inner).__name__
         raise ValueError(
-            f"{name} takes no task of your own: its answers depend on the instance that it drew (a game, "
+            f"{name} cannot ask your own question: its answers depend on the instance that it drew (a game, "
             "an episode of several turns). Choose one of its tasks with --seed N"
         )
     if not isinstance(env, Wrapper):
@@ -52,7 +52,7 @@ def own_task(env: Any, text: str) -> Any:
 
 
 def reworded(observation: Observation, question: str, text: str) -> Observation:
-    """`text` in the place of `question`; where that is not found, of the last message's whole text.
+    """`text` in place of `question`; if that is not found, in place of the last message's whole text.
 
     >>> reworded("2+2?\\n\\nBox the answer.", "2+2?", "3+3?")
     '3+3?\\n\\nBox the answer.'
@@ -62,13 +62,13 @@ def reworded(observation: Observation, question: str, text: str) -> Observation:
         return observation.replace(question, text, 1) if is_found else text
     *others, last = observation
     content = last.get("content")
-    said = content if isinstance(content, str) else ""  # parts of a message: images, say
-    return [*others, {**last, "content": reworded(said, question, text)}]
+    before = content if isinstance(content, str) else ""  # a list of parts, such as images
+    return [*others, {**last, "content": reworded(before, question, text)}]
 
 
 def _question(env: Any) -> str:
-    """What of its prompt a dataset's row asks."""
+    """The question of a dataset's current row; "" for other envs."""
     if not isinstance(env, DatasetEnv):
         return ""
-    asked = env.table[env.numbers[env.idx]].get(env.question_key)
-    return asked if isinstance(asked, str) else ""
+    question = env.table[env.numbers[env.idx]].get(env.question_key)
+    return question if isinstance(question, str) else ""

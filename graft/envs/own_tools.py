@@ -1,4 +1,4 @@
-"""Tools that an environment brings itself: its methods marked with @tool."""
+"""Tools that are methods of an environment, marked with @tool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graft.tools.options import check_options
 def own_tools(env: Any) -> list[Any]:
     """The methods of an environment that are marked with @tool, in the order they are written.
 
-    They are as quick or slow as the environment itself, so `blocking` is its own unless they say.
+    They are `blocking` if the environment is, unless @tool says otherwise.
     """
     marked: dict[str, None] = {}
     for kind in reversed(type(env).__mro__):
@@ -22,12 +22,12 @@ def own_tools(env: Any) -> list[Any]:
     return [
         make_tool(method, **{"blocking": env.blocking, **method.__tool__})
         for method in methods
-        if hasattr(method, "__tool__")  # a subclass may have written it anew, without the mark
+        if hasattr(method, "__tool__")  # a subclass may override it without the mark
     ]
 
 
 def with_own_tools(env: Any) -> Any:
-    """`env` in a ToolEnv with its own tools, if it has any; options are its class's `tool_options`."""
+    """`env` in a ToolEnv with its own tools, if it has any; its class's `tool_options` are the options."""
     if isinstance(env, Wrapper) or not (tools := own_tools(env)):
         return env
     options = {"instructions": None, "counters": True, **getattr(env, "tool_options", {})}

@@ -1,8 +1,8 @@
 """A random generator whose whole state is one integer.
 
-The built-in generator carries 625 numbers: seeding it takes longer than a turn of a small game, and
-a snapshot of it is longer than the game. This one seeds, forks and prints for next to nothing and
-has all the methods of `random.Random`, each drawing from `getrandbits`.
+The built-in generator holds 625 numbers: seeding it takes longer than a turn of a small game, and a
+snapshot of it is larger than the game. This one is cheap to seed, fork and print, and has all the
+methods of `random.Random`, each drawing from `getrandbits`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ STRIDE = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: the counter visits ever
 class RandomState(Random):
     """SplitMix64 (Steele, Lea, Flood 2014): a counter, and a hash of it for every 64 bits.
 
-    >>> dice = Dice(7)
-    >>> [dice.randint(1, 6) for _ in range(5)]
+    >>> rng = RandomState(7)
+    >>> [rng.randint(1, 6) for _ in range(5)]
     [4, 1, 5, 4, 2]
     """
 
     state = 0
 
     def seed(self, a: Any = None, version: int = 2) -> None:
-        """Start the stream that `a` names, a whole number of 64 bits; None takes any stream."""
+        """Start the stream of `a`, a whole number of 64 bits; None: a random one."""
         self.state = SystemRandom().getrandbits(64) if a is None else a & MASK
 
     def getrandbits(self, k: int, /) -> int:
-        # one draw is nearly always enough; written out because every game lives on it
+        # one draw is nearly always enough; inlined because every draw of every game goes through here
         self.state = word = (self.state + STRIDE) & MASK
         word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
         word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK

@@ -1,11 +1,11 @@
 r"""The datasets of reasoning-gym as environments: one question, one answer in \boxed{}.
 
-The library runs in worker processes and never here. Some of its scorers `eval` what the policy
-wrote, or count to a number it names; some generators print, draw from the global `random`, or
-depend on the order of a set. In a worker the first is refused, the second is stopped, and the rest
-is nobody's concern: equal settings give equal items in every run.
+The library only runs in worker processes. Some of its scorers `eval` what the policy wrote, or count
+to a number in it; some generators print, draw from the global `random`, or depend on the order of a
+set. A worker refuses the first, has a time limit for the second, and isolates the rest: equal settings
+give equal items in every run.
 
-    make("rg:chain_sum", min_terms=5, max_terms=9)      difficulty: the dataset's own settings
+    make("rg:chain_sum", min_terms=5, max_terms=9)      difficulty: settings of the dataset
     make("rg:composite", datasets=["gcd", "lcm"])       a mixture
 """
 
@@ -71,23 +71,23 @@ WORKERS = WorkerPool("graft.envs.reasoning:warm", size=4)
 
 
 class ReasoningItem(NamedTuple):
-    """One question. `entry` is the library's own record of it, which only a worker opens."""
+    """One question. `entry` is the library's record of it, which only a worker unpickles."""
 
     question: str
     gold: str | None
     entry: str
     is_plain: bool
-    """Scored by comparing texts, which is done here."""
+    """Scored by comparing texts, which needs no worker."""
     split: str
-    """Where it belongs, by its question."""
+    """Decided by its question."""
 
 
 class Reasoning(BaseEnv):
-    """Reward: what the dataset's own scorer gives, from 0 to 1; nothing in a box is 0.
+    """Reward: the score of the dataset's own scorer, from 0 to 1; 0 without a box.
 
-    `size` items are generated from `dataset_seed`, each when it is first met, and shared by all
-    envs with the same settings; size=10**9 is as good as endless. One in ten, by its text, is held
-    out as split "test". Further arguments are the dataset's own: its sizes and difficulty.
+    `size` items are generated from `dataset_seed`, each on first use, and shared by all envs with
+    the same settings; size=10**9 costs nothing more. One in ten, by its text, is held out as split
+    "test". Further arguments are those of the dataset: its sizes and difficulty.
     """
 
     blocking = True
@@ -114,7 +114,7 @@ class Reasoning(BaseEnv):
         self.split = check_split(split)
         self.settings = json.dumps([name, min(size, BLOCK), dataset_seed, config], sort_keys=True)
         self.idx = 0
-        if config:  # a wrong setting is the caller's mistake, and now is when to say so
+        if config:  # a wrong setting is reported here and not in the first episode
             item(self.settings, 0)
 
     def pose(self) -> str:
@@ -131,7 +131,9 @@ class Reasoning(BaseEnv):
 
     def respond(self, action: str) -> Turn:
         answer = last_boxed(action) or ""
-        has_answer = bool(answer.strip())  # an empty box is none: some scorers pay for it
+        has_answer = bool(
+            answer.strip()
+        )  # an empty box is no answer, although some scorers accept it
         score = self._score(spellings(answer)) if has_answer and len(answer) <= MAX_ANSWER else 0.0
         return Turn(reward=score, terminated=True, info={"has_answer": has_answer})
 
@@ -147,9 +149,9 @@ class Reasoning(BaseEnv):
                 answers,
                 timeout=SCORE_LIMIT,
             )
-        except NoWorkers:  # nobody looked at the answer, so it is not wrong
+        except NoWorkers:  # the answer was not scored, so it must not count as wrong
             raise
-        except WorkerError:  # a scorer that never ends, or takes all the memory
+        except WorkerError:  # the scorer ran out of time or memory
             return 0.0
 
     def demonstrate(self, rng: random.Random) -> Trace:
@@ -165,8 +167,8 @@ class Reasoning(BaseEnv):
 
 
 def spellings(answer: str) -> list[str]:
-    r"""What a box may be meant to hold, the text itself first: the scorers take every blank for a
-    part of the answer, and models like to write words as \text{...} there.
+    r"""The readings of a boxed text, the text itself first: for the scorers every blank is part of
+    the answer, and models often write words as \text{...} there.
 
     >>> spellings(r" \text{Ann}")
     [' \\text{Ann}', '\\text{Ann}', 'Ann']
@@ -177,7 +179,7 @@ def spellings(answer: str) -> list[str]:
 
 
 def text_score(answer: str, gold: str) -> float:
-    """1 for the text itself, and the share that it makes up of a longer answer.
+    """1 for the gold text itself, its share of the characters for an answer that contains it, else 0.
 
     >>> text_score("so it is 12", "12")
     0.18181818181818182
@@ -204,20 +206,20 @@ def item(settings: str, idx: int) -> ReasoningItem:
 
 
 def warm() -> None:
-    """Import the library, and keep its scorers from running what a policy wrote as a program."""
+    """Import the library, and keep its scorers from executing the policy's text."""
     import sympy
     from reasoning_gym.algorithmic import binary_matrix, spiral_matrix, string_insertion
     from reasoning_gym.games import countdown, n_queens, puzzle24
 
     for module in (binary_matrix, spiral_matrix, string_insertion, n_queens):
-        vars(module)["eval"] = ast.literal_eval  # they want a list that is written out
+        vars(module)["eval"] = ast.literal_eval  # they expect a literal list
     parse_formula = sympy.parse_expr
 
     def parse_checked(text: str, *args: Any, **kwargs: Any) -> Any:
         check_formula(text)
         return parse_formula(text, *args, **kwargs)
 
-    for module in (sympy, countdown, puzzle24):  # sympy's own parser is an `eval` too
+    for module in (sympy, countdown, puzzle24):  # sympy's parser calls `eval` too
         vars(module)["parse_expr"] = parse_checked
 
 
@@ -243,10 +245,10 @@ def _dataset(settings: str, block: int) -> Any:
     name, size, seed, config = json.loads(settings)
     if name == "composite":
         if not config.get("datasets"):
-            raise ValueError('it mixes others; say which: datasets=["gcd", "lcm"]')
+            raise ValueError('it mixes other datasets; name them: datasets=["gcd", "lcm"]')
         parts = [part if isinstance(part, dict) else {"name": part} for part in config["datasets"]]
         config["datasets"] = [DatasetSpec(**{"weight": 1.0, "config": {}, **one}) for one in parts]
-    # items of seed s are often drawn with s, s + 1, ...: the next block begins where they end
+    # items of seed s are often drawn with s, s + 1, ...: the next block starts after them
     return reasoning_gym.create_dataset(name, size=size, seed=seed + block * BLOCK, **config)
 
 
@@ -256,7 +258,7 @@ def generate(settings: str, idx: int) -> ReasoningItem:
 
     block, place = divmod(idx, BLOCK)
     dataset = _dataset(settings, block)
-    # a few draw from the global generators: let the item alone decide what those hold
+    # a few draw from the global generators: seed those by the item alone
     seed = zlib.crc32(f"{settings} {idx}".encode())
     random.seed(seed)
     numpy.random.seed(seed)
@@ -268,15 +270,15 @@ def generate(settings: str, idx: int) -> ReasoningItem:
 
 
 def score(settings: str, packed: str, answers: list[str]) -> float:
-    """What the best of several spellings of one answer earns; 0 if none can be read."""
+    """The score of the best of several spellings of one answer; 0 if none can be parsed."""
     entry = pickle.loads(base64.b64decode(packed))  # written by `generate`, above
     if entry["metadata"].get("source_dataset") == "game_of_life_halting":
-        # the library takes any text for "True"
+        # the library accepts any text as "True"
         return float(str(entry["answer"]).lower() in [answer.lower() for answer in answers])
     dataset = _dataset(settings, 0)
     best = 0.0
     for answer in answers:
-        with suppress(Exception):  # scorers raise whatever they like on what they cannot read
+        with suppress(Exception):  # scorers raise anything on text that they cannot parse
             value = float(dataset.score_answer(answer, entry))
             best = max(best, min(value, 1.0) if math.isfinite(value) else 0.0)
     return best

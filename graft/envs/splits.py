@@ -10,7 +10,7 @@ TEST_SHARE = 10  # per cent
 
 
 def split_of(instance: str) -> str:
-    """Where an instance belongs, decided by its text alone: one in ten is "test".
+    """The split of an instance, decided by its text alone: one in ten is "test".
 
     The same on every machine and Python (the built-in hash() is not), so a model never meets a test
     instance in training, whatever the seeds.

@@ -1,13 +1,12 @@
-"""Any env with tools: the policy may call one in the middle of its text and read the result.
+"""Any env with tools: the policy calls one in the middle of its text and reads the result.
 
     policy  "I need 34*5. <calculator>34*5</calculator>"      ends at a close string: a call
     env     "<result>170</result>"                           appended inline, never trained
     policy  "<answer>170</answer>"                            no call: goes to the inner env
 
 That is the format "tags": a turn is a call if it ends with a close string. The call is what stands
-after the last open string; a close string without an open one is a call too, a malformed one.
-Everything else is the inner env's business, half-written calls included. The other formats are in
-`graft.tools.formats`.
+after the last open string; a close string without an open one is a malformed call. Everything else
+goes to the inner env, half-written calls included. The other formats are in `graft.tools.formats`.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from graft.user_code import Giver, UserCodeError, as_posed, as_turn, check_actio
 
 MAX_RESULT = 10_000
 WHOLE_RESULT = 1_000_000
-"""Characters of a result that is not to be cut. More fits into no context, and to encode 10 MB takes
-half a minute in which nobody else goes on."""
+"""Characters kept of a result with `max_result=None`. More fits into no context, and encoding 10 MB
+blocks the rollouts for half a minute."""
 MAX_CALLS = 16
-"""Calls of one message that are carried out; a policy that writes more is told so once."""
+"""Calls of one message that are carried out; one error stands for the rest."""
 UNKNOWN = "unknown"
-"""How info names a tool that does not exist: what the policy wrote could be anything."""
+"""The name in info of a tool that does not exist: what the policy wrote could be anything."""
 
 
-class Answer(NamedTuple):
-    """What came of one call."""
+class ToolAnswer(NamedTuple):
+    """The outcome of one call."""
 
     tool: str
     text: str
@@ -56,7 +55,7 @@ class Answer(NamedTuple):
     reward: float = 0.0
     seconds: float | None = None
     is_refusal: bool = False
-    """The limit was reached, and nobody was called."""
+    """The limit of calls was reached, so no tool ran."""
 
 
 class ToolEnv(Wrapper):
@@ -71,18 +70,18 @@ class ToolEnv(Wrapper):
     `tool_error_reward` is not 0, it is all that a failed call earns. Refused calls earn nothing.
 
     `instructions` are put at the end of the prompt, before a board; None writes them from the tools'
-    descriptions. Of a tool with state each fork of the env has its own, and the env resets and
-    closes it. Other tools are shared, and left open for whoever made them.
+    descriptions. Each fork of the env has its own copy of a tool with state, and the env resets and
+    closes it. Other tools are shared, and their creator closes them.
 
     Each Turn's info has "tool_uses" (calls so far), and for a call also "tool" and "tool_ok" (in a
-    message with several: the first one's name, whether all went well, "tool_calls", "tool_failures"
-    and "tool_results"), "tool_seconds" if the tool is one that waits, and "parsed_action" where what
-    follows the call is ignored. An observation of the inner env that enters the context another way
-    says so in "observe_as". `counters` adds what a log wants, the episode's totals so far on every
-    turn: "tools/NAME/calls", "/failures" and "/seconds", and from the first one on "tools/refused"
-    (calls beyond `max_uses`), "tools/malformed" (a close string without an open one, JSON that cannot
-    be read) and "tools/invented" (openings of a result that the policy wrote, which only we do). Also
-    GEM's keys (`tool_use_counter`, `tool_success_counter`, `use_tool`, `tool_type`, `prev_ep_*`).
+    message with several: the first one's name, whether all succeeded, "tool_calls", "tool_failures"
+    and "tool_results"), "tool_seconds" if the tool is `blocking`, and "parsed_action" where what
+    follows the call is ignored. "observe_as" is set where an observation of the inner env enters the
+    context another way. `counters` adds the episode's totals so far to every turn:
+    "tools/NAME/calls", "/failures" and "/seconds", and once they occur "tools/refused" (calls beyond
+    `max_uses`), "tools/malformed" (a close string without an open one, JSON that cannot be read) and
+    "tools/invented" (result openings written by the policy). Also GEM's keys (`tool_use_counter`,
+    `tool_success_counter`, `use_tool`, `tool_type`, `prev_ep_*`).
     """
 
     shared = ("tools", "styles", "format")
@@ -109,7 +108,7 @@ class ToolEnv(Wrapper):
         if len(self.tools) != len(made):
             twice = next(tool for tool in reversed(made) if self.tools[tool.name] is not tool)
             raise ValueError(
-                f"{named(twice, 'tool')} has the name of another tool; calls are told apart by names: "
+                f"{named(twice, 'tool')} has the name of another tool; calls choose a tool by its name: "
                 "rename one, as in graft.tool(name=...)"
             )
         for tool in made:
@@ -119,7 +118,7 @@ class ToolEnv(Wrapper):
             if lacks:
                 raise UserCodeError(
                     f"{named(tool, 'tool')} has fork() and so state of its own, but no "
-                    f"{' and no '.join(lacks)}; write it, or say is_stateful = False"
+                    f"{' and no '.join(lacks)}; write it, or set is_stateful = False"
                 )
         if max_uses is not None and max_uses < 0:
             raise ValueError(f"max_uses={max_uses}: must be 0 or more, or None for no limit")
@@ -135,7 +134,9 @@ class ToolEnv(Wrapper):
             )
         given = styles or {}
         if strange := [name for name in given if name not in self.tools]:
-            raise ValueError(f"styles name {strange[0]!r}, which is none of {list(self.tools)}")
+            raise ValueError(
+                f"styles name {strange[0]!r}, which is not one of the tools {list(self.tools)}"
+            )
         self.styles = {name: given.get(name) or self.format.style(name) for name in self.tools}
         self.max_uses = max_uses
         self.instructions = (
@@ -160,7 +161,7 @@ class ToolEnv(Wrapper):
         self.prompt: Observation = ""
         self.counts: dict[str, dict[str, float]] = {}
         self.faults: dict[str, int] = {}
-        """What went wrong with the writing of calls, whichever tool was meant."""
+        """Badly written or refused calls, by kind, whichever tool was meant."""
         self.previous: dict[str, int] = {}
 
     @property
@@ -199,14 +200,14 @@ class ToolEnv(Wrapper):
             raise RuntimeError("no episode is running; call reset() first")
         check_action(action)
         calls = self.format.find(action, self.styles)
-        self._blame("invented", sum(map(action.count, self._openings())))
-        turn = self._answer(action, calls) if calls else self._pass_on(action)
+        self._count_fault("invented", sum(map(action.count, self._openings())))
+        turn = self._answer(action, calls) if calls else self._inner_step(action)
         self.turns += 1
         turn = limit_turns(turn, self.turns, self.max_turns)
         self.is_over = turn.is_over
         if self.counters:
-            # on every turn: an attempt that is cut or fails has no last one
-            turn.info.update(self._counters(), use_tool="tool" in turn.info, **self._report())
+            # on every turn: an attempt that is truncated or fails has no last one
+            turn.info.update(self._counters(), use_tool="tool" in turn.info, **self._totals())
         return turn
 
     def task(self) -> Task:
@@ -236,13 +237,13 @@ class ToolEnv(Wrapper):
             tool.close()
 
     def _own(self) -> dict[str, Any]:
-        """Tools of the user's that are made again for a fork."""
+        """The user's own tools, which a fork makes again."""
         return {name: tool for name, tool in self.tools.items() if is_rebound(tool)}
 
     def _stateful(self) -> list[Any]:
         return [tool for tool in self.tools.values() if has_state(tool)]
 
-    def _pass_on(self, action: str) -> Turn:
+    def _inner_step(self, action: str) -> Turn:
         turn = as_turn(self.env.step(action), Giver(self.env, "env", "step"))
         info = {**turn.info, "tool_uses": self._uses()}
         if self.env.observe_as != self.observe_as and not turn.is_over:
@@ -273,77 +274,77 @@ class ToolEnv(Wrapper):
             info["tool_type"] = answers[0].tool
         return Turn("\n".join(texts), sum(answer.reward for answer in answers), info=info)
 
-    def _use(self, call: ToolCall) -> Answer:
+    def _use(self, call: ToolCall) -> ToolAnswer:
         name = call.name if call.name in self.tools else UNKNOWN
         style = self.styles.get(name) or self.format.style(name)
         self.tool_uses += 1
         if self.max_uses is not None and self.tool_uses > self.max_uses:
-            self._blame("refused")
-            return Answer(name, style.spent, is_ok=False, is_refusal=True)
+            self._count_fault("refused")
+            return ToolAnswer(name, style.spent, is_ok=False, is_refusal=True)
         waits = not call.error and getattr(self.tools.get(name), "blocking", False)
         started = time.perf_counter()
         result = self._result(call)
-        # only of tools that wait: elsewhere a clock would make equal episodes unequal
+        # only of blocking tools: elsewhere a clock would make equal episodes differ
         seconds = time.perf_counter() - started if waits else None
         is_ok = not is_error(result)
-        # whole: a tokenizer does not take the half characters that broken UTF-8 can leave behind
+        # a tokenizer refuses the surrogates that broken UTF-8 can leave behind
         text = style.render(without_surrogates(shorten(result, self.max_result or WHOLE_RESULT)))
         if self.tool_uses == self.max_uses:
             text += style.last
-        self._note(name, is_ok, seconds)
-        return Answer(name, text, is_ok, self._pay(is_ok), seconds)
+        self._count_call(name, is_ok, seconds)
+        return ToolAnswer(name, text, is_ok, self._reward(is_ok), seconds)
 
     def _result(self, call: ToolCall) -> str:
         if call.error:
-            self._blame("malformed")
+            self._count_fault("malformed")
             return f"{ERROR}{call.error}"
         if call.name not in self.tools:
             return f"{ERROR}there is no tool {call.name[:40]!r}; known: {', '.join(self.tools)}"
         tool = self.tools[call.name]
         if self.format.is_json:
             return self._call(tool, call.arguments)
-        stated: Mapping[str, Any] = getattr(tool, "parameters", None) or {}
-        if not call.content.strip() and (needed := stated.get("required")):
+        parameters: Mapping[str, Any] = getattr(tool, "parameters", None) or {}
+        if not call.content.strip() and (needed := parameters.get("required")):
             return f"{ERROR}empty {needed[0]}; write it inside the call"
         return self._call(tool, call.content)
 
-    def _call(self, tool: Any, what: str | Mapping[str, Any]) -> str:
+    def _call(self, tool: Any, arguments: str | Mapping[str, Any]) -> str:
         if hasattr(tool, "is_stateful") or hasattr(tool, "fork") or not is_rebound(tool):
-            return call_tool(tool, what)
+            return call_tool(tool, arguments)
         before = sizes(tool)
-        answer = call_tool(tool, what)
+        answer = call_tool(tool, arguments)
         changed = [name for name, size in sizes(tool).items() if before.get(name) != size]
         if changed and tool is self.tools[tool.name] and not isinstance(tool, FunctionTool):
             raise UserCodeError(
                 f"{named(tool, 'tool')} changed its attribute {changed[0]!r} in a call, and all attempts "
                 "share the object. Give it fork(), reset() and close(), or keep the state in the "
-                "environment (docs/tools.md); is_stateful = False says that sharing is meant"
+                "environment (docs/tools.md); set is_stateful = False if sharing is intended"
             )
         return answer
 
-    def _pay(self, is_ok: bool) -> float:
+    def _reward(self, is_ok: bool) -> float:
         if is_ok:
             return self.tool_reward + self.tool_success_reward
         return self.tool_error_reward or self.tool_reward
 
-    def _note(self, name: str, is_ok: bool, seconds: float | None) -> None:
+    def _count_call(self, name: str, is_ok: bool, seconds: float | None) -> None:
         counts = self.counts.setdefault(name, {"calls": 0, "failures": 0})
         counts["calls"] += 1
         counts["failures"] += not is_ok
         if seconds is not None:
             counts["seconds"] = counts.get("seconds", 0.0) + seconds
 
-    def _blame(self, fault: str, times: int = 1) -> None:
+    def _count_fault(self, fault: str, times: int = 1) -> None:
         if times:
             self.faults[fault] = self.faults.get(fault, 0) + times
 
     def _openings(self) -> set[str]:
-        """How results begin, where they have a mark: "<result>". All layers', for all is read here."""
+        """How results begin, such as "<result>", of all layers: this one reads the whole text."""
         styles = [style for layer in self._layers() for style in layer.styles.values()]
         return {style.result.partition("{}")[0].strip() for style in styles} - {""}
 
     def _layers(self) -> list[ToolEnv]:
-        """This env and the ToolEnvs inside it: python_tool,search_tool is one in another."""
+        """This env and the ToolEnvs inside it; "python_tool,search_tool" nests two."""
         found: list[ToolEnv] = [self]
         env = self.env
         while isinstance(env, Wrapper):
@@ -355,22 +356,22 @@ class ToolEnv(Wrapper):
         return sum(layer.tool_uses for layer in self._layers())
 
     def _counters(self) -> dict[str, int]:
-        """GEM's two: calls that were carried out, and those that went well."""
+        """GEM's two: calls that were carried out, and those that succeeded."""
         counts = [count for layer in self._layers() for count in layer.counts.values()]
         calls = sum(int(count["calls"]) for count in counts)
         failures = sum(int(count["failures"]) for count in counts)
         return {"tool_use_counter": calls, "tool_success_counter": calls - failures}
 
-    def _report(self) -> dict[str, float]:
-        """{"tools/python/calls": 2, "tools/python/failures": 1, ...}, tools never called too, and
-        {"tools/refused": 1, ...} of the faults that there were."""
+    def _totals(self) -> dict[str, float]:
+        """{"tools/python/calls": 2, "tools/python/failures": 1, ...}, also of tools never called, and
+        {"tools/refused": 1, ...} of the faults that occurred."""
         by_tool: dict[str, dict[str, float]] = {}
         faults: Counter[str] = Counter()
         for layer in reversed(self._layers()):
             by_tool |= {name: {"calls": 0, "failures": 0} for name in layer.tools}
             by_tool |= layer.counts
             faults.update(layer.faults)
-        if "invented" in self.faults:  # of a text that went on inwards the inner layers know too
+        if "invented" in self.faults:  # inner layers have counted a text that was passed on to them
             faults["invented"] = self.faults["invented"]
         of_tools = {
             f"tools/{name}/{what}": number
@@ -381,14 +382,14 @@ class ToolEnv(Wrapper):
 
 
 def is_rebound(tool: Any) -> bool:
-    """Whether a fork looks into a tool for parts of its environment: not into those of ours."""
+    """Whether a fork searches a tool for parts of its environment; graft's own tools have none."""
     if isinstance(tool, FunctionTool):
         return not tool.shared
     return not type(tool).__module__.startswith("graft.") and getattr(tool, "is_stateful", True)
 
 
 def sizes(tool: Any) -> dict[str, tuple[int, int]]:
-    """A tool's attributes, as far as a change of them can be told at a glance."""
+    """A tool's attributes by identity and length: enough to notice most changes."""
     attributes: dict[str, Any] = getattr(tool, "__dict__", {})
     return {
         name: (id(one), len(one) if isinstance(one, list | dict | set) else 0)
@@ -402,7 +403,7 @@ def _forked(tool: Any, memo: Memo) -> Any:
 
 
 def with_instructions(observation: Observation, instructions: str, suffix: str = "") -> Observation:
-    """`instructions` on lines of their own at the end of the prompt, before its `suffix`.
+    """`instructions` as separate lines at the end of the prompt, before its `suffix`.
 
     "rules\\nboard" with the suffix "board" -> "rules\\ninstructions\\nboard"
     """

@@ -1,4 +1,4 @@
-"""Numbers and sums in words, and the answer after "####" read back.
+"""Numbers and arithmetic in words.
 
     305 * (12 - 7)
     three hundred and five * (twelve - seven)      numbers in words
@@ -71,7 +71,7 @@ def numbers_in_words(expression: str) -> str:
 
 
 def operators_in_words(expression: str) -> str:
-    """The sum that an expression is by the usual precedence, said so that it has no other reading.
+    """An expression in words, with parentheses that leave only the reading by the usual precedence.
 
     >>> operators_in_words("3 + 4 * 5 - 6")
     'subtraction of 6 from (3 plus (4 times 5))'
@@ -83,10 +83,10 @@ def operators_in_words(expression: str) -> str:
 
 
 def flat_in_words(left: str, sign: str, right: str) -> str:
-    """The original's wording: both sides of a join, with only the parentheses they came with.
+    """The original's wording: both sides of an operator, with only the parentheses they have.
 
-    "3 + 4", "*", "5" -> "multiplication of 3 plus 4 and 5". Its truth is that of the signs written
-    out, 3 + 4 * 5 = 23, which is not how everybody reads it.
+    "3 + 4", "*", "5" -> "multiplication of 3 plus 4 and 5". Its right value is that of the expression
+    in signs, 3 + 4 * 5 = 23, although the words can be read as 35.
     """
     sides = [re.sub(r"[-+*/]", lambda found: INNER[found[0]], side) for side in (left, right)]
     return OUTER[sign].format(*sides)

@@ -423,7 +423,7 @@ def test_rewritten_questions_are_graded_by_their_own_answer_and_only_tagged_rows
     file.write_text("\n".join(map(json.dumps, rows)))
     (problem,) = {*GsmRewrite(data=str(file)).problems}
     assert (problem.question, problem.answer) == (columns["question_rewrite"], "20000")
-    assert "3 of 4 rows are passed over" in caplog.text
+    assert "3 of 4 rows are skipped" in caplog.text
     del rows[0]["extra_info"]["answer_rewrite"]
     file.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(

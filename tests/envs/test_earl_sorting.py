@@ -17,12 +17,12 @@ from graft.envs import ENVS, make
 from graft.envs.earl.efficiency import (
     least_compares,
     least_swaps,
+    linear_efficiency,
     order_efficiency,
     reference_compares,
     reference_swaps,
     sort_by_comparing,
     sort_efficiency,
-    thrift,
 )
 from graft.envs.earl.sorting import Sorting
 from graft.envs.earl.sorting_sets import SETS, all_permutations, draw_facts
@@ -50,7 +50,7 @@ def posed(kind: str, items: list[int], reverse: bool = False, **options: Any) ->
     env.reset(0)
     env.kind, env.items, env.reverse = kind, items, reverse
     env.order = list(SYMBOLS[: len(items)])
-    env.asked = ["A", "B"] if kind == "compare" else []
+    env.pair = ["A", "B"] if kind == "compare" else []
     return env
 
 
@@ -246,7 +246,7 @@ def test_every_call_counts_alike_in_every_syntax():
         assert [turn.info["tool_uses"] for turn in turns] == [1, 2, 3, 4]
         ends.append(env.step("Done."))
     assert ends[0] == ends[1] == ends[2]
-    # 2 compares (least 1, reference 2) and 2 swaps (least 1, reference 2): nothing for thrift
+    # 2 compares (least 1, reference 2) and 2 swaps (least 1, reference 2): efficiency 0
     assert ends[0] == Turn(
         reward=0.5,
         terminated=True,
@@ -296,10 +296,15 @@ def test_least_swaps_are_items_minus_cycles():
     assert reference_swaps(2, 0) == 1
 
 
-def test_thrift_falls_in_a_straight_line():
-    assert [thrift(used, 5, 8) for used in (5, 6, 8, 20)] == [1.0, pytest.approx(2 / 3), 0.0, 0.0]
-    assert thrift(2, 3, 9) == 1.0
-    assert thrift(4, 3, 3) == 0.0
+def test_the_efficiency_falls_in_a_straight_line():
+    assert [linear_efficiency(used, 5, 8) for used in (5, 6, 8, 20)] == [
+        1.0,
+        pytest.approx(2 / 3),
+        0.0,
+        0.0,
+    ]
+    assert linear_efficiency(2, 3, 9) == 1.0
+    assert linear_efficiency(4, 3, 3) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -573,7 +578,7 @@ def test_two_items_are_named_one_way_in_training_and_the_other_in_test():
     for split, pair in (("train", ["A", "B"]), ("test", ["B", "A"])):
         env = make("earl:compare", split=split)
         assert {tuple(env.items) for seed in range(20) if env.reset(seed)} == {(0, 1), (1, 0)}
-        assert env.asked == pair
+        assert env.pair == pair
         env = make("earl:order", split=split)
         for seed in range(60):
             env.reset(seed)

@@ -60,5 +60,5 @@ def test_an_environment_of_ones_own_that_asks_one_question_takes_it():
 
 @pytest.mark.parametrize("env_id", ["game:Wordle-v0-easy", "game:GuessTheNumber-v0"])
 def test_a_game_is_refused_with_the_way_out(env_id):
-    with pytest.raises(ValueError, match=rf"{env_id} takes no task of your own: .*--seed N"):
+    with pytest.raises(ValueError, match=rf"{env_id} cannot ask your own question: .*--seed N"):
         own_task(graft.make(env_id), "play something else")

@@ -232,7 +232,7 @@ def test_difficulty_size_and_seed_are_settings():
     assert build("gcd").reset(0)[0] != build("gcd", dataset_seed=7).reset(0)[0]
     with pytest.raises(ValueError, match=r"rg:gcd .*no_such_setting"):
         build("gcd", no_such_setting=1)
-    with pytest.raises(ValueError, match=r"rg:composite .*gives no item: .* say which: datasets="):
+    with pytest.raises(ValueError, match=r"rg:composite .*gives no item: .* name them: datasets="):
         make("rg:composite").reset(0)
     with pytest.raises(ValueError, match="size=0"):
         build("gcd", size=0)

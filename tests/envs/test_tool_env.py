@@ -469,7 +469,9 @@ def test_mistakes_of_the_caller_are_told():
         ToolEnv(Chat(), [Echo()], max_uses=-1)
     with pytest.raises(ValueError, match="max_result=0"):
         ToolEnv(Chat(), [Echo()], max_result=0)
-    with pytest.raises(ValueError, match=r"styles name 'eco', which is none of \['echo'\]"):
+    with pytest.raises(
+        ValueError, match=r"styles name 'eco', which is not one of the tools \['echo'\]"
+    ):
         ToolEnv(Chat(), [Echo()], styles={"eco": COMPACT})
     with pytest.raises(ValueError, match="unknown call format 'hermess'; did you mean 'hermes'"):
         ToolEnv(Chat(), [Echo()], format="hermess")

@@ -314,7 +314,7 @@ def test_mistakes_in_names_are_told():
 def test_an_order_that_would_hide_what_happened_is_refused(history: str):
     with pytest.raises(ValueError, match="name them before it"):
         wrap(Walk(), [history, {"tools": {"use": "calculator"}}])
-    with pytest.raises(ValueError, match="two wrappers that rewrite the history"):
+    with pytest.raises(ValueError, match="two wrappers rewrite the history"):
         wrap(Walk(), [history, "episode_tracking", "max_history"])
 
 

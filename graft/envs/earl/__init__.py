@@ -1,10 +1,10 @@
 """EARL's tasks, `earl:NAME`: arithmetic, countdown, the four of CalcBench, and sorting.
 
-Every id takes `split="train"` or "test", which also switches to the test parameters where the
-original's differ. Calls are written in tags; `syntax="actions"` takes them from actions beyond the
-vocabulary, and the sorting tasks also know `syntax="words"`, calls in plain words. The calculator tasks
-take `tool=False` to leave the calculator out. The original begins every answer with "Let me solve this
-step by step.\\n", which is for a recipe to add (`task.prefill`).
+Every id takes `split="train"` or "test", which also selects the test parameters where the original's
+differ. Calls are written in tags; `syntax="actions"` takes them from actions beyond the vocabulary,
+and the sorting tasks also take `syntax="words"`, calls in plain words. The calculator tasks take
+`tool=False` to leave the calculator out. The original begins every answer with "Let me solve this step
+by step.\\n", which a recipe adds (`task.prefill`).
 """
 
 from __future__ import annotations

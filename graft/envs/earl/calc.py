@@ -6,14 +6,14 @@
     env        <result> 389 </result>                        appended inline, never trained
     assistant  #### 389
 
-That is the syntax "tags". In the syntax "actions" the policy enters the calculator by an action and the
-env knows a call by its type, answers with the bare value, and leaves it to the actions to write both:
+That is the syntax "tags". In the syntax "actions" the policy enters the calculator by an action, a call
+is a `Called`, the env answers with the bare value, and the actions write the text around both:
 
     assistant   calculate 305 + 12 * 7 =                     Called("...", "calculator", ("3", "0", ...))
     env        389
 
 `TASKS` holds every set of the original with its training and test parameters, `Mix` draws one of
-several for each episode, `CalcChat` puts the system message and the calculator around it.
+several for each episode, `CalcChat` adds the system message and the calculator.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Questions(NamedTuple):
     build: Callable[..., BaseEnv]
     data_source: str
     rows: tuple[int, int]
-    """How many the original drew for training and for test. Ours do not run out; in a mix these
-    are the weights."""
+    """How many rows the original drew for training and for test: the weights in a mix. Here the
+    questions do not run out."""
     train: Settings = NOTHING
     test: Settings = NOTHING
     hint: bool = True
-    """Whether the prompt speaks of the calculator. It answers in any case."""
+    """Whether the prompt mentions the calculator, which answers in any case."""
 
 
 def _arithmetic(rows: tuple[int, int], train: Settings, test: Settings) -> Questions:
@@ -102,12 +102,12 @@ TASKS: dict[str, Questions] = {
 class CalcChat(ToolEnv):
     """A question in a chat with a system message and, with `tool`, a calculator.
 
-    What is graded is the whole response, calls and results included, as the original does: a policy
-    that stops after "<result> 6 </result>" or "= 6" has written 6 last.
+    As in the original, the whole response is graded, calls and results included: a policy that stops
+    after "<result> 6 </result>" or "= 6" has written 6 last.
     """
 
     shared = (*ToolEnv.shared, "syntax")
-    saved = (*ToolEnv.saved, "said")
+    saved = (*ToolEnv.saved, "response")
 
     def __init__(
         self,
@@ -127,35 +127,35 @@ class CalcChat(ToolEnv):
         )
         self.hinted = hinted
         self.syntax = syntax
-        self.said = ""
+        self.response = ""
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
         observation, info = super().reset(seed, **options)
-        self.said = ""
+        self.response = ""
         self.prompt = [self._system(), *as_messages(observation)]
         return self.prompt, info
 
     def step(self, action: str) -> Turn:
         if not self.format.find(action, self.styles):
-            return super().step(self.said + action)
+            return super().step(self.response + action)
         turn = super().step(action)
         if self.syntax.is_bare:
-            # the result is bare: kept apart from the digits around it, as it is in the context
-            self.said += f"{action} {turn.observation}\n"
+            # a bare result: separated from the digits around it, as in the context
+            self.response += f"{action} {turn.observation}\n"
         else:
-            self.said += action + turn.observation
+            self.response += action + turn.observation
         return turn
 
     def demonstrate(self, rng: random.Random, tool_rate: float = 1.0, tries: int = 0) -> Trace:
-        """The calculator works out what is to be calculated, then the answer is given.
+        """Calls to the calculator, then the answer.
 
-        Only a share `tool_rate` of the traces call it; the others do the sums in their heads. In
-        countdown up to `tries` wrong expressions are tried before the right one.
+        Only a share `tool_rate` of the traces call it; the others write the working out themselves. In
+        countdown up to `tries` wrong expressions precede the right one.
         """
         if tries < 0 or (tries and self.max_uses is not None and tries >= self.max_uses):
             raise ValueError(
                 f"tries={tries}: must be 0 or more, and below max_uses={self.max_uses} so that the "
-                "right expression is answered too"
+                "right expression is calculated too"
             )
         trace: Trace = []
         if self.tools and rng.random() < tool_rate:
@@ -165,7 +165,7 @@ class CalcChat(ToolEnv):
                 trace.append((Author.POLICY, self.syntax.write(expression, lead)))
                 trace.append((Author.ENV, self.syntax.style.render(value)))
         [(_, answer)] = self.env.demonstrate(rng)
-        if trace:  # the working was the calculator's: only the last line is left to say
+        if trace:  # the calls are the working: only the last line is left to write
             answer = self.syntax.gap + answer.rpartition("\n")[2]
         return [*trace, (Author.POLICY, answer)]
 
@@ -193,20 +193,22 @@ def calc_task(
 ) -> CalcChat:
     """One of `TASKS`, or several in the proportions of the original's rows, one drawn per episode.
 
-    `syntax` is how the calculator is called: in "tags" or by "actions"; see the top of this file.
-    `data` is the file of rewritten GSM8K questions; without one leave that task out of the mix:
-    make("earl:calc", tasks=["calc-arithmetic", "calc-countdown", "calc-count"]). More keywords
+    `syntax` is how calls are written: "tags" or "actions"; see the top of this file.
+    `data` is the file of rewritten GSM8K questions; without it leave that task out of the mix:
+    make("earl:calc", tasks=["calc-arithmetic", "calc-countdown", "calc-count"]). Further keywords
     override the parameters of a single task: make("earl:arithmetic-digit", digits=2).
     """
     index = SPLITS.index(check_split(split))
     if settings and len(tasks) != 1:
         raise ValueError(
-            f"{', '.join(settings)}: a mix of {len(tasks)} tasks takes the parameters of its parts; "
-            "change them on the single task"
+            f"{', '.join(settings)}: a mix of {len(tasks)} tasks takes no task parameters; "
+            "set them on a single task"
         )
     sets: dict[str, Questions] = {name: resolve(name, TASKS, "calc task") for name in tasks}
     if data is not None and all(questions.build is not GsmRewrite for questions in sets.values()):
-        raise ValueError(f"data={data!r}: {', '.join(sets)} draws its questions and reads no file")
+        raise ValueError(
+            f"data={data!r}: {', '.join(sets)} generates its questions and reads no file"
+        )
     parts: dict[str, BaseEnv] = {}
     for name, questions in sets.items():
         given = {**(questions.train, questions.test)[index], **settings}
@@ -221,9 +223,9 @@ def calc_task(
 
 
 def calculations(env: Any, rng: random.Random, tries: int) -> list[str]:
-    """What a teacher would enter to solve the current question; nothing where it is no help.
+    """What a teacher enters to solve the current question; nothing where a calculator does not help.
 
-    All of it is made of the numbers of the question, so it has no zeros and no signs to enter.
+    The expressions are made of the numbers of the question, so they have no leading zeros or signs.
     """
     if isinstance(env, Arithmetic):
         return [env.expression]
@@ -233,7 +235,7 @@ def calculations(env: Any, rng: random.Random, tries: int) -> list[str]:
 
 
 def wrong_tries(env: ExpressionCountdown, rng: random.Random, count: int) -> list[str]:
-    """Expressions that use the numbers rightly and miss the target."""
+    """Expressions that use each number once and miss the target."""
     found: list[str] = []
     while len(found) < count:
         attempt = draw_solution(rng, env.answer["numbers"])

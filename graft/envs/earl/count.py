@@ -1,7 +1,7 @@
 """Count a digit: how often does 3 occur in three hundred and thirty-one?   #### 2
 
-A calculator is of no help here. The task is in EARL's mix so that a policy meets questions it should
-answer without one.
+A calculator does not help here. The task is in EARL's mix so that a policy also gets questions that
+it should answer without one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graft.rewards.answers import same_number
 from graft.text.parse import marked_number
 from graft.types import Author, Turn
 
-MAX_TRIES = 10_000  # draws until an instance of the wanted split turns up
+MAX_TRIES = 10_000  # draws until an instance has the wanted split
 
 
 class Count(BaseEnv):
@@ -36,9 +36,7 @@ class Count(BaseEnv):
         super().__init__()
         self.digits = check_range("digits", digits, 1)
         if 10 ** self.digits[1] > TOO_LARGE:
-            raise ValueError(
-                f"digits={digits!r}: words are known for numbers below {TOO_LARGE:.0e}"
-            )
+            raise ValueError(f"digits={digits!r}: numbers have words below {TOO_LARGE:.0e}")
         if not 0.0 <= language <= 1.0:
             raise ValueError(f"language={language}: a share of the questions, must lie in 0..1")
         self.language = language

@@ -1,4 +1,4 @@
-"""Countdown as EARL poses it: numbers and target come from one random expression."""
+"""EARL's countdown: numbers and target come from one random expression."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class ExpressionCountdown(NumberPuzzle):
 
     The expression has `operations` operators and numbers of up to `digits` digits, so small numbers
     are as frequent as large ones; the policy sees the numbers shuffled. `whole=False` admits targets
-    with up to three decimals; negative ones occur in any case. `form` says where the answer stands:
+    with up to three decimals; negative ones occur in any case. `form` is where the answer is read:
 
     tag     the first <answer>...</answer>
     marked  the line after the first "####"
 
-    Unlike `Countdown` it takes nothing but the bare expression: no "= target" after it.
+    Unlike `Countdown` it only accepts the bare expression: no "= target" after it.
     """
 
     env_id = "expression-countdown"

@@ -1,14 +1,14 @@
 r"""Grade-school word problems with large numbers, from a file.
 
-EARL trains on GSM8K questions rewritten so that mental arithmetic fails. How they were rewritten is
-not public, so the rows have to be brought along; one line of such a file:
+EARL trains on GSM8K questions rewritten so that mental arithmetic fails. The rewritten questions are
+not public, so the user provides the rows; one line of such a file:
 
     {"extra_info": {"question_rewrite": "Ann has 48210 clips ...",
                     "answer_rewrite": "48210/2 = ...\n#### 72315", "rewrite_tag": "yes",
                     "question": "Ann has 48 clips ...", "answer": "48/2 = ...\n#### 72"}}
 
-The columns may also stand beside `extra_info`. In such a file only rows with the tag "yes" are asked, as in
-the original. A file of plain GSM8K rows (`question`, `answer`) is read too.
+The columns may also be at the top level. Of such a file only rows with the tag "yes" are used, as in the
+original. A file of plain GSM8K rows (`question`, `answer`) works too.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Problem(NamedTuple):
 class GsmRewrite(BaseEnv):
     """One turn: 1.0 if the number after the last "####" is the problem's, else 0.0.
 
-    `data` is a file, then one question in ten is a test question; or a folder in which the files
-    train and test hold the splits. Of a file with rewritten questions, rows without `rewrite_tag` "yes" are
-    passed over, and the answer is `answer_rewrite`: `answer` is that of the question before.
+    `data` is a file, of which one question in ten is a test question, or a folder with the files train
+    and test. Of a file with rewritten questions, rows without `rewrite_tag` "yes" are skipped, and the
+    answer is `answer_rewrite`: `answer` belongs to the question before rewriting.
     """
 
     env_id = "gsm"
@@ -83,12 +83,12 @@ class GsmRewrite(BaseEnv):
 
 
 def open_problems(data: str | None, split: str) -> tuple[Problem, ...]:
-    """The problems of one split, from what the user named or from the folder of local data."""
+    """The problems of one split, from `data` or from the folder of local data."""
     place = locate(DATA) if data is None else Path(data).expanduser()
     if place is None:
         raise DataError(
-            f"the rewritten GSM8K questions ({DATA}) are not on this machine and nowhere to be "
-            'downloaded; name your copy: make("earl:calc-gsm8k", data="path/to/rows.jsonl"), a jsonl '
+            f"the rewritten GSM8K questions ({DATA}) are not on this machine and cannot be "
+            'downloaded; give your copy: make("earl:calc-gsm8k", data="path/to/rows.jsonl"), a jsonl '
             "or parquet file with question_rewrite, answer_rewrite and rewrite_tag, or with question and "
             "answer (a folder "
             f"{DATA} under $GRAFT_DATA is found without data=)"
@@ -113,39 +113,39 @@ def _chosen(table: RowTable, split: str | None) -> tuple[Problem, ...]:
 
 def _problems(table: RowTable) -> Iterator[Problem]:
     is_rewritten = any(_has_rewrite(_columns(row)) for row in table)
-    asked, right = (
+    question_key, answer_key = (
         ("question_rewrite", "answer_rewrite") if is_rewritten else ("question", "answer")
     )
-    passed = 0
+    num_skipped = 0
     for number, row in enumerate(table, 1):
         columns = _columns(row)
         if is_rewritten and columns.get("rewrite_tag") != "yes":
-            passed += 1
+            num_skipped += 1
             continue
-        question, solution = columns.get(asked), columns.get(right)
+        question, solution = columns.get(question_key), columns.get(answer_key)
         if not isinstance(question, str) or not isinstance(solution, str):
             raise DataError(
-                f"{table.source}, row {number}: needs the texts {asked} and {right}; found: "
+                f"{table.source}, row {number}: needs the texts {question_key} and {answer_key}; found: "
                 f"{', '.join(map(str, columns))}"
             )
         answer = (last_marked(solution) or "").replace(",", "")
         if parse_number(answer) is None:
             raise DataError(
-                f"{table.source}, row {number}: {right} must end with '#### ' and a number, not "
+                f"{table.source}, row {number}: {answer_key} must end with '#### ' and a number, not "
                 f"{solution[-40:]!r}"
             )
         yield Problem(question.strip(), solution.strip(), answer)
-    if passed:
+    if num_skipped:
         log.warning(
-            "%s: %s of %s rows are passed over, since their rewrite_tag is not 'yes'",
+            "%s: %s of %s rows are skipped because their rewrite_tag is not 'yes'",
             table.source,
-            f"{passed:,}",
+            f"{num_skipped:,}",
             f"{len(table):,}",
         )
 
 
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in a row or in its `extra_info`."""
+    """The columns of a row and of its `extra_info`."""
     extra = as_object(row.get("extra_info"))
     return {**extra, **row} if isinstance(extra, Mapping) else dict(row)
 

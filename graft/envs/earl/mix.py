@@ -1,4 +1,4 @@
-"""An env that plays another one of several envs in every episode."""
+"""An env that is one of several others in every episode."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from graft.types import Turn
 
 
 class Mix(BaseEnv):
-    """Another env for every episode: `parts` by weight, drawn with the instance's seed.
+    """For every episode one of `parts`, drawn by weight with the instance's seed.
 
-    With a single part nothing is drawn and it is posed with the very seed.
+    With a single part nothing is drawn and it gets the seed itself.
     """
 
     env_id = "mix"

@@ -6,7 +6,7 @@
     policy             Done.                         1 comparison, 1 swap: reward 1.0
 
 Three tasks: "sort" (nothing is known), "order" (facts are given, only swaps are needed), "compare"
-(say how two items relate). What counts is the order in which the items stand when the policy stops.
+(state how two items relate). The order of the items when the policy stops is graded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from graft.tools.sorting import (
 )
 from graft.types import Author, Turn
 
-MAX_TRIES = 10_000  # draws until an instance of the wanted split turns up
+MAX_TRIES = 10_000  # draws until an instance has the wanted split
 
 
 class Sorting(BaseEnv):
@@ -52,20 +52,30 @@ class Sorting(BaseEnv):
 
     `syntax` is how calls are written: "tags" (`<compare> A, B </compare>`, answered with
     ` <result> A < B </result>`), "words" (`compare A and B`, answered with `: A < B`) or "actions" (a
-    turn is a call iff it is a `Called`; answered with `A < B`, the rest is for the actions to write).
-    A turn that ends with a call is answered inline, any other ends the episode, and so does turn
-    `max_turns`; every call counts, in every syntax alike, whatever came of it.
+    turn is a call iff it is a `Called`; answered with `A < B`, and the actions write the rest). A turn
+    that ends with a call is answered inline, any other ends the episode, and so does turn `max_turns`;
+    every call counts in every syntax, also one that fails.
 
     `tools` overrides the tools of the task ("check" is in no set). `held_out=False` draws training
-    and test instances from all there are, as the original does. `items=[2, 0, 1]` hides these very
-    values, whatever the seed and the split, and `reverse` fixes the direction (True: descending).
+    and test instances from all instances, as the original does. `items=[2, 0, 1]` fixes the hidden
+    values, whatever the seed and the split, and `reverse` the direction (True: descending).
     """
 
     env_id = "sorting"
     data_source = "sorting"
     observe_as = "inline"
     shared = ("sorting_set", "syntax")
-    saved = (*BaseEnv.saved, "kind", "items", "order", "reverse", "facts", "asked", "calls", "said")
+    saved = (
+        *BaseEnv.saved,
+        "kind",
+        "items",
+        "order",
+        "reverse",
+        "facts",
+        "pair",
+        "calls",
+        "response",
+    )
 
     def __init__(
         self,
@@ -93,7 +103,7 @@ class Sorting(BaseEnv):
             dict.fromkeys(tool for task in self.sorting_set.tasks for tool in TASK_TOOLS[task])
         )
         self.given_tools = None if tools is None else tuple(tools)
-        self.offered = needed if tools is None else tuple(tools)  # all are answered in every task
+        self.offered = needed if tools is None else tuple(tools)  # all of them work in every task
         if set(needed) - set(self.offered) or set(self.offered) - set(TRANSITIONS):
             raise ValueError(
                 f"tools={tools!r}: must be some of {', '.join(TRANSITIONS)}, and {name} cannot be "
@@ -109,9 +119,9 @@ class Sorting(BaseEnv):
         self.order: list[str] = []
         self.reverse = False
         self.facts: list[str] = []
-        self.asked: list[str] = []
+        self.pair: list[str] = []
         self.calls = dict.fromkeys(TRANSITIONS, 0)
-        self.said = ""
+        self.response = ""
 
     def pose(self) -> Observation:
         rng = self.rng
@@ -127,20 +137,20 @@ class Sorting(BaseEnv):
             self.reverse = self.given_reverse
         self.order = list(SYMBOLS[:n])
         self.calls = dict.fromkeys(TRANSITIONS, 0)
-        self.said = ""
+        self.response = ""
         for _ in range(MAX_TRIES):
             self.items = rng.sample(range(n), n) if fixed is None else [*fixed]
             self.facts = draw_facts(rng, self.items) if self.kind == "order" else []
-            self.asked = rng.sample(self.order, 2) if self.kind == "compare" else []
+            self.pair = rng.sample(self.order, 2) if self.kind == "compare" else []
             is_done = self.kind == "order" and self.order == self.target
-            is_ours = fixed is not None or not self.held_out or self._home() == self.split
-            if is_ours and not is_done:
+            is_in_split = fixed is not None or not self.held_out or self._home() == self.split
+            if is_in_split and not is_done:
                 break
         else:
             if fixed is not None:
                 raise ValueError(
-                    f"items={fixed}, reverse={self.reverse}: in order already, and order asks only "
-                    "for what is not; deal others"
+                    f"items={fixed}, reverse={self.reverse}: in order already, and the task "
+                    "'order' needs items that are not; give others"
                 )
             raise ValueError(f"no {self.split} instance of {self.kind} with {n} items")
         self.answer = self._relation() if self.kind == "compare" else self.target
@@ -151,7 +161,7 @@ class Sorting(BaseEnv):
 
     def _question(self) -> str:
         if self.kind == "compare":
-            return compare_question(self.order, self.asked)
+            return compare_question(self.order, self.pair)
         can_compare = "compare" in self.tools
         return sort_question(self.order, self.facts, self.reverse, can_compare)
 
@@ -161,8 +171,8 @@ class Sorting(BaseEnv):
         return self.offered if self.syntax.is_bare else None
 
     def respond(self, action: str) -> Turn:
-        if self.kind == "compare":  # its answer may stand anywhere in the response
-            self.said += action
+        if self.kind == "compare":  # its answer may be anywhere in the response
+            self.response += action
         call = self.syntax.find(action, self.offered) or find_made(action, self.offered)
         if call is None:
             score, details = self._score()
@@ -173,11 +183,11 @@ class Sorting(BaseEnv):
         text = self.syntax.render(call.tool, result)
         if self.turns + 1 != self.max_turns:
             return Turn(text, info=info)
-        score, details = self._score()  # no turns are left: it is graded as it stands
+        score, details = self._score()  # the last turn: graded as it is now
         return Turn(text, reward=score, truncated=True, info={**info, **details})
 
     def demonstrate(self, rng: random.Random) -> Trace:
-        """As few comparisons as always suffice, then as few swaps as possible: reward 1.0."""
+        """The fewest comparisons that always suffice, then the fewest swaps: reward 1.0."""
         state = self.hidden
         trace: Trace = []
 
@@ -190,7 +200,7 @@ class Sorting(BaseEnv):
             return result
 
         if self.kind == "compare":
-            answer = use("compare", *self.asked)
+            answer = use("compare", *self.pair)
             return [*trace, (Author.POLICY, f"{self.syntax.gap}<answer> {answer} </answer>")]
         if self.kind == "sort":
             found = sort_by_comparing(self.order, lambda a, b: use("compare", a, b)[2] == "<")
@@ -203,7 +213,7 @@ class Sorting(BaseEnv):
         return [*trace, (Author.POLICY, f"{self.syntax.gap}Done.")]
 
     def describe(self) -> dict[str, Any]:
-        """What the original keeps beside a row, by its names."""
+        """What the original stores with a row, under its names."""
         return {
             "task": self.kind,
             "tools": list(self.tools),
@@ -214,17 +224,17 @@ class Sorting(BaseEnv):
         }
 
     def sample_random_action(self) -> str:
-        """A call, now and then the end."""
+        """A call, or with probability 0.2 the end."""
         rng = self.action_rng()
         if rng.random() < 0.2:
-            return f"<answer> {' < '.join(self.asked)} </answer>" if self.asked else "Done."
+            return f"<answer> {' < '.join(self.pair)} </answer>" if self.pair else "Done."
         tool = rng.choice(self.tools)
         a, b = rng.sample(self.order, 2)
         return self.syntax.write(tool, a, rng.choice(list(PROPERTIES)) if tool == "check" else b)
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """What the prompt speaks of."""
+        """The tools that the prompt explains."""
         return self.given_tools or TASK_TOOLS[self.kind]
 
     @property
@@ -233,13 +243,13 @@ class Sorting(BaseEnv):
 
     @property
     def target(self) -> list[str]:
-        """The symbols in the order in which they should stand."""
+        """The symbols in the right order."""
         value_of = self.hidden.value_of
         return sorted(value_of, key=value_of.__getitem__, reverse=self.reverse)
 
     def _carry_out(self, call: SortingCall) -> tuple[bool, str]:
-        """Whether the call could do anything, and the answer; the order is what it is afterwards."""
-        if call.tool not in self.offered:  # actions can reach whatever their file has
+        """Whether the call was valid, and its result; applies it to the order."""
+        if call.tool not in self.offered:  # an action file may have more tools
             known = ", ".join(self.offered)
             return False, f"{ERROR}there is no tool {call.tool[:MAX_ECHO]!r}; known: {known}"
         is_ok = is_carried_out(self.hidden, call)
@@ -248,15 +258,14 @@ class Sorting(BaseEnv):
         return is_ok, result
 
     def _home(self) -> str:
-        """The split this instance belongs to, decided where possible by what the policy sees.
+        """The split of this instance, decided where possible by what the policy sees.
 
         Two items make too few instances for a hash: training names them in the order A, B and test
-        the other way round. With two or three items to sort the prompt is always the same, and
-        holding back some of the hidden orders would teach that they cannot occur; no test set has
-        so few.
+        in the order B, A. With two or three items to sort the prompt is always the same, and holding
+        out some of the hidden orders would teach that they cannot occur; no test set has so few items.
         """
-        if named := self.asked or (self.facts[0].split()[::2] if len(self.facts) == 1 else []):
-            return "test" if named[0] > named[1] else "train"
+        if pair := self.pair or (self.facts[0].split()[::2] if len(self.facts) == 1 else []):
+            return "test" if pair[0] > pair[1] else "train"
         if self.kind == "sort" and len(self.items) < 4:
             return "train"
         return split_of(f"{self.kind} {self.facts or self.items} {self.reverse}")
@@ -278,8 +287,8 @@ class Sorting(BaseEnv):
         least = least_swaps(SYMBOLS[:n], self.target)
         match self.kind:
             case "compare":
-                said = "".join((last_tag(self.said, "answer") or "").split())
-                is_right = said in (_squeeze(self._relation()), _squeeze(self._relation(True)))
+                answer = "".join((last_tag(self.response, "answer") or "").split())
+                is_right = answer in (_squeeze(self._relation()), _squeeze(self._relation(True)))
                 efficiency = float(sum(self.calls.values()) == 1)
             case "order":
                 is_right = self.order == self.target
@@ -291,8 +300,8 @@ class Sorting(BaseEnv):
         return (1.0 + efficiency) / 2 if is_right else 0.0, details
 
     def _relation(self, is_reversed: bool = False) -> str:
-        """ "A < B" for the two symbols asked for, or "B > A"."""
-        pair = self.asked[::-1] if is_reversed else self.asked
+        """ "A < B" for the two symbols of the question, or "B > A"."""
+        pair = self.pair[::-1] if is_reversed else self.pair
         return carry_out(self.hidden, SortingCall("compare", (pair[0], pair[1])))[1]
 
 

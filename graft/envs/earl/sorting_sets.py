@@ -1,4 +1,4 @@
-"""What is dealt in the sorting tasks: EARL's sets, and the facts that give an order away."""
+"""EARL's sets of sorting tasks, and the facts that determine an order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from graft.tools.sorting import SYMBOLS
 
 TASK_TOOLS = {"sort": ("compare", "swap"), "order": ("swap",), "compare": ("compare",)}
-"""What each task needs, and offers unless told otherwise."""
+"""The tools that each task needs, and offers by default."""
 
 
 class SortingSet(NamedTuple):
-    """What is drawn: tasks and numbers of items, each with its weight; the original's row count."""
+    """The original's number of rows; tasks and numbers of items, each with its weight."""
 
     rows: int
     tasks: Mapping[str, float]
@@ -44,9 +44,9 @@ SETS: dict[str, dict[str, SortingSet]] = {
 
 
 def all_permutations(n: int) -> list[list[int]]:
-    """Every way to deal the values 0..n-1, in ascending order: 24 for four items.
+    """Every order of the values 0..n-1, in ascending order: 24 for four items.
 
-    With them a script can put a policy through all there is to sort:
+    A script can test a policy on all of them:
     [make("earl:sort-4", items=items, reverse=False) for items in all_permutations(4)]
     """
     return [list(items) for items in itertools.permutations(range(n))]

@@ -1,7 +1,7 @@
 """How the calculator of EARL's tasks is called, answered and explained.
 
 tags      <calculator> 12 + 6 </calculator>    <result> 18 </result>
-actions    calculate 12 + 6 =                  18, bare: the actions write what is around it
+actions    calculate 12 + 6 =                  18, bare: the actions write the text around it
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from graft.types import Called
 
 
 class CalculatorSyntax(NamedTuple):
-    """How calls are written, answered and explained."""
+    """One way to write, answer and explain calls."""
 
     format: str
-    """Of `graft.tools.formats`."""
+    """A call format of `graft.tools.formats`."""
     style: CallStyle
     call: str
     """The text of a call; "{}" stands for the expression."""
     gap: str
-    """What a careful writer puts between a result and what comes next."""
+    """What a teacher writes between a result and the next text."""
     hint: str
-    """What the system message says about it."""
+    """What the system message says about the calculator."""
     is_bare: bool = False
-    """Whether the answer is nothing but the value, because the actions write the rest."""
+    """Whether the answer is only the value, because the actions write the rest."""
 
     def write(self, expression: str, lead: str = "") -> Called:
         text = lead + self.call.replace("{}", expression)

@@ -1,4 +1,4 @@
-"""Questions over a made town that take several searches and a product."""
+"""Questions about an invented town that take several searches and a multiplication."""
 
 from __future__ import annotations
 

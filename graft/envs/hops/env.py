@@ -1,13 +1,13 @@
-"""Questions of several hops: what one search finds is what the next one has to ask about.
+"""Questions of several hops: the result of one search is part of the next query.
 
 kab.M.S*37               the prompt: the salary of kab's mentor, times 37
 (kab M)   mod;           a search, and the result that the env appends
-(mod S)   342;           the second hop: could not be asked before
+(mod S)   342;           the second hop, which needs the first result
 [342*37]  12654;         a product in python
 =12654                   the answer; end of text
 
-That is the syntax "compact", for models that read single characters. The syntax "words" asks the same
-of the same people in English and takes ARPO's tags; see `graft.envs.hops.syntax`.
+That is the syntax "compact", for models that read single characters. The syntax "words" has the same
+questions about the same people in English, with ARPO's tags; see `graft.envs.hops.syntax`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from graft.types import Author, Turn
 
 FACTORS = (11, 99)
 SPARE = 3
-"""Calls that are allowed beyond the searches of the longest question: the product, and two mistakes."""
+"""Calls allowed beyond the searches of the longest question: the product, and two mistakes."""
 
 
 class HopsQuestion(BaseEnv):
@@ -59,8 +59,8 @@ class HopsQuestion(BaseEnv):
         return self.syntax.question(self.person, self.relations, self.factor)
 
     def respond(self, action: str) -> Turn:
-        said = self.syntax.read(action)
-        is_right = said is not None and same_number(said, self.answer)
+        number = self.syntax.read(action)
+        is_right = number is not None and same_number(number, self.answer)
         return Turn(reward=float(is_right), terminated=True, info={"is_right": is_right})
 
     def describe(self) -> dict[str, object]:
@@ -74,11 +74,10 @@ class HopsQuestion(BaseEnv):
 class HopsTask(ToolEnv):
     """A `HopsQuestion`, search and python; see the top of this file.
 
-    `hops` is how many searches a question takes, its number included: (2, 2), or (1, 3) for a mix.
-    Whom questions begin with decides the split: nobody asked about in training is asked about in the
-    test. `max_uses` limits the calls of both tools together; None allows three more than the longest
-    question has hops. A call that makes no sense is answered ("?;" in the compact syntax) and the
-    episode goes on.
+    `hops` is the range of searches that a question takes: (2, 2), or (1, 3) for a mix. The person that
+    a question begins with decides its split, so no test question begins with a person of training.
+    `max_uses` limits the calls of both tools together; None allows three more than the longest
+    question has hops. An invalid call is answered ("?;" in the compact syntax) and the episode goes on.
     """
 
     def __init__(
@@ -101,15 +100,15 @@ class HopsTask(ToolEnv):
         )
 
     def step(self, action: str) -> Turn:
-        """Every turn says how often each tool has been called so far: "tools/search/calls"."""
+        """Adds the calls of each tool so far to info: "tools/search/calls"."""
         turn = super().step(action)
-        # not by counters=True, which also tells of the episode before: the same seed would differ
-        turn.info.update(self._report())
+        # not counters=True, which also adds the previous episode: equal seeds would differ
+        turn.info.update(self._totals())
         return turn
 
     @property
     def alphabet(self) -> str:
-        """Every character that occurs in prompts, results and demonstrations; "" in words."""
+        """Every character of prompts, results and demonstrations; "" in the syntax "words"."""
         return self.env.syntax.alphabet
 
     def demonstrate(
@@ -119,41 +118,41 @@ class HopsTask(ToolEnv):
         stop_short: float = 0.7,
         wrong_query: float = 0.2,
     ) -> Trace:
-        """A teacher who knows how, and often does not do it.
+        """A teacher that can solve the question and often does not.
 
         A share `tool_rate` of the traces call tools; the others guess at once. Of those that call, a
-        share `stop_short` guesses after one of the results that come before the last, and a share
-        `wrong_query` follows a wrong relation at one hop and goes on from there. Imitating this
-        gives a policy that is unsure after every result: what is left to learn is to go on to the
-        end, and to ask for the right thing.
+        share `stop_short` guesses after one of the results before the last, and a share `wrong_query`
+        follows a wrong relation at one hop and continues from there. Imitating this gives a policy
+        that is uncertain after every result: what is left to learn is to continue to the end, with the
+        right queries.
         """
         inner: HopsQuestion = self.env
         syntax = inner.syntax
-        asked = list(inner.relations)
+        relations = list(inner.relations)
         if rng.random() < wrong_query:
-            place = rng.randrange(len(asked))
-            asked[place] = rng.choice(others_like(asked[place]))
-        calls = len(asked) + 1
+            hop = rng.randrange(len(relations))
+            relations[hop] = rng.choice(others_like(relations[hop]))
+        calls = len(relations) + 1
         if rng.random() >= tool_rate:
             calls = 0
         elif rng.random() < stop_short:
-            calls = rng.randint(1, len(asked))
-        is_whole = calls > len(asked)
+            calls = rng.randint(1, len(relations))
+        is_whole = calls > len(relations)
         if self.max_uses is not None and calls > self.max_uses:
             calls, is_whole = self.max_uses, False
 
         trace: Trace = []
         found = inner.person
         for number in range(calls):
-            if number < len(asked):
-                tool, content = "search", syntax.search(found, asked[number])
-                thought = f"I need the {asked[number]} of {found}."
+            if number < len(relations):
+                tool, content = "search", syntax.search(found, relations[number])
+                thought = f"I need the {relations[number]} of {found}."
                 result = self.tools[tool](content)
-                found = inner.town.facts[found, asked[number]]
+                found = inner.town.facts[found, relations[number]]
             else:
                 tool, content = "python", syntax.program(found, inner.factor)
                 thought = f"Now {found} times {inner.factor}."
-                # what the sandbox would print, a hundred times faster
+                # what the sandbox would print, without starting it
                 result = found = str(int(found) * inner.factor)
             style = self.styles[tool]
             call = f"{style.open}{content}{style.close}"
@@ -179,6 +178,6 @@ class HopsTask(ToolEnv):
 
 
 def others_like(relation: str) -> list[str]:
-    """ "mentor" -> ["boss", "friend"]: what leads to the same kind of thing."""
+    """ "mentor" -> ["boss", "friend"]: the other relations of the same kind."""
     kind = LINKS if relation in LINKS else NUMBERS
     return [other for other in kind if other != relation]

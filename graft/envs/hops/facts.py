@@ -1,9 +1,9 @@
-"""A made town: who is whose boss, mentor and friend, and two numbers of everybody.
+"""An invented town: each person's boss, mentor and friend, and two numbers.
 
     Kara Voss   boss Tilo Brandt   mentor Dara Lind   friend Ines Marsh   salary 342   rent 817
 
-Everything is drawn from one fixed seed, so nothing can be guessed and every machine has the same
-town. The same people have names of three letters in the compact syntax.
+Everything is drawn from one fixed seed, so no fact is known from elsewhere and every machine has the
+same town. In the compact syntax the same people have names of three letters.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from graft.envs.random_state import RandomState
 from graft.envs.splits import SPLITS, split_of
 
 LINKS = ("boss", "mentor", "friend")
-"""What leads from a person to another one."""
+"""Relations from a person to another one."""
 NUMBERS = ("salary", "rent")
-"""What leads from a person to a number."""
+"""Relations from a person to a number."""
 LETTERS = {relation: relation[0].upper() for relation in (*LINKS, *NUMBERS)}
-"""How the compact syntax writes them."""
+"""The letters of the relations in the compact syntax."""
 AMOUNTS = (100, 999)
 SEED = 20_250_719
 FEWEST = 50
-"""People without whom one of the splits might have nobody to ask about."""
+"""Fewest people: with fewer a split might be empty."""
 
 CONSONANTS, VOWELS = "bcdfghjklmnpqrstvwxz", "aeiou"
 FIRST = (
@@ -50,22 +50,22 @@ MOST = len(FIRST) * len(LAST)
 
 @dataclass(frozen=True, slots=True)
 class Town:
-    """People by name, and what is true of them."""
+    """People by name, and the facts about them."""
 
     names: Sequence[str]
     facts: Mapping[tuple[str, str], str]
     """("Kara Voss", "mentor") -> "Dara Lind", ("Kara Voss", "salary") -> "342"."""
     starts: Mapping[str, Sequence[str]]
-    """Split -> whom its questions begin with; the way may then lead to anybody."""
+    """Split -> the people that its questions begin with; later hops may reach anyone."""
 
 
-@cache  # one town per process, whatever the number of envs
+@cache  # one town per process, shared by all envs
 def build_town(people: int, short: bool) -> Town:
-    """The town of so many people; with names of a few letters if `short`, else "Kara Voss"."""
+    """The town with `people` people; with names of a few letters if `short`, else "Kara Voss"."""
     if not FEWEST <= people <= MOST:
         raise ValueError(f"people={people}: must be between {FEWEST} and {MOST}")
     pool = short_names(people) if short else (f"{a} {b}" for a in FIRST for b in LAST)
-    # a generator each: the same number has the same boss by either name
+    # separate generators: person number n has the same boss in both kinds of names
     names = RandomState(SEED).sample(list(pool), people)
     rng = RandomState(SEED + 1)
     facts: dict[tuple[str, str], str] = {}
@@ -74,14 +74,14 @@ def build_town(people: int, short: bool) -> Town:
         starts[split_of(f"person {number}")].append(name)
         for link in LINKS:
             other = rng.randrange(people - 1)
-            facts[name, link] = names[other + (other >= number)]  # anybody but oneself
+            facts[name, link] = names[other + (other >= number)]  # never the person itself
         for amount in NUMBERS:
             facts[name, amount] = str(rng.randint(*AMOUNTS))
     return Town(names, facts, starts)
 
 
 def short_names(people: int) -> Iterator[str]:
-    """bab, bac, ...: as few letters as make so many names, consonants and vowels in turn."""
+    """bab, bac, ...: consonants and vowels in turn, as few letters as give `people` names."""
     for length in itertools.count(3):
         letters = [VOWELS if place % 2 else CONSONANTS for place in range(length)]
         names = ["".join(name) for name in itertools.product(*letters)]

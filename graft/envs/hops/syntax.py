@@ -7,8 +7,8 @@ r"""How questions, calls and answers are written.
               ...
               <answer>\boxed{12654}</answer>
 
-An answer that is known and one that is guessed look alike, and begin alike: whether to go on or to
-answer is decided by one character, "(" or "[" or "=".
+A known answer and a guess look the same: one character, "(" or "[" or "=", decides whether to search,
+calculate or answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graft.text.parse import last_boxed
 from graft.tools.formats import COMPACT, CallStyle
 
 ROUND = CallStyle(open="(", close=")", result="{};", error="?;", spent="?;")
-"""(kab M) is answered with mod; and every fault with ?;"""
+"""(kab M) is answered with "mod;", and every error with "?;"."""
 
 INSTRUCTIONS = (
     "Answer the question. Think in <think></think>. Look facts up with <search>query</search> and "
@@ -34,7 +34,7 @@ INSTRUCTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class HopsSyntax:
-    """Every text of one way of writing. A step is one entry of a demonstration by the policy."""
+    """All texts of one syntax. A step is one policy entry of a demonstration."""
 
     is_short: bool
     """Whether people have short names."""
@@ -43,21 +43,21 @@ class HopsSyntax:
     tools: Callable[[int], Sequence[Any]]
     """Number of people -> search and python."""
     question: Callable[[str, Sequence[str], int], str]
-    """Person, relations in the order in which they are followed, factor."""
+    """Person, relations in the order of the hops, factor -> the question."""
     search: Callable[[str, str], str]
-    """Person, relation -> what to search for."""
+    """Person, relation -> the query."""
     program: Callable[[str, int], str]
-    """Number, factor -> what to run."""
+    """Number, factor -> the program."""
     step: Callable[[str, str], str]
-    """What a teacher says before a step, then the step."""
+    """Thought, call or answer -> the text of a step."""
     answer: Callable[[str], str]
-    """A number as the final answer."""
+    """Number -> the final answer."""
     read: Callable[[str], str | None]
-    """The number that a final answer gives, if any."""
+    """Final answer -> its number; None if it has none."""
     gap: str = ""
-    """What stands between a result and the next step."""
+    """What is written between a result and the next step."""
     alphabet: str = ""
-    """All characters there are, where they are few."""
+    """All characters, if they are few; else ""."""
 
 
 def ask_in_letters(person: str, relations: Sequence[str], factor: int) -> str:
@@ -66,8 +66,8 @@ def ask_in_letters(person: str, relations: Sequence[str], factor: int) -> str:
 
 
 def ask_in_words(person: str, relations: Sequence[str], factor: int) -> str:
-    asked = " ".join(f"the {relation} of" for relation in reversed(relations))
-    return f"{INSTRUCTIONS}\nWhat is {asked} {person}, multiplied by {factor}?"
+    chain = " ".join(f"the {relation} of" for relation in reversed(relations))
+    return f"{INSTRUCTIONS}\nWhat is {chain} {person}, multiplied by {factor}?"
 
 
 def behind_equals(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The tools of both syntaxes: graft's own search over the facts of a town, and its python.
+"""The tools of both syntaxes: graft's search over the facts of a town, and its python.
 
 compact   kab M                   ->  mod            one document, its text alone
           342*37                  ->  12654          run as print(342*37)
@@ -20,15 +20,15 @@ from graft.tools import ERROR
 from graft.tools.python import PythonTool
 from graft.tools.search import Hit, SearchTool
 
-TIMEOUT, MEMORY_MB = 2.0, 256  # of a program; a product needs next to nothing
+TIMEOUT, MEMORY_MB = 2.0, 256  # of a program that only multiplies
 TOPK = 2
 _PRODUCT = re.compile(r"[0-9]{1,6}\*[0-9]{1,6}")
 
 
 class ExactFacts:
-    """The one fact that a query names: "kab M" -> "mod". Of anything else it knows nothing.
+    """The one fact that a query names: "kab M" -> "mod". Other queries find nothing.
 
-    Names of three letters are no words that a ranking could weigh: all share the same few letters.
+    A ranking by words does not work here: a query must name person and relation exactly.
     """
 
     def __init__(self, people: int) -> None:
@@ -48,14 +48,14 @@ class ExactFacts:
         ]
 
     def __reduce__(self) -> Any:
-        return ExactFacts, (self.people,)  # another process builds its own
+        return ExactFacts, (self.people,)  # another process rebuilds the facts
 
 
 class RankedFacts:
     """Every fact as a document, ranked by BM25: "mentor of Kara Voss" finds hers first.
 
-    Those that come next share words with it: another fact of hers, or somebody's whose mentor she
-    is. Her own name stands in the title too, and so weighs twice.
+    The next ones share words with the query: another fact of hers, or one whose value is her name. Her
+    own name is also in the title and so counts twice.
     """
 
     def __init__(self, people: int) -> None:
@@ -68,7 +68,7 @@ class RankedFacts:
             (name, f"The {relation} of {name} is {value}.")
             for (name, relation), value in facts.items()
         ]
-        # the, of and is are in every document: they would tell nothing and take most of the time
+        # "the", "of" and "is" are in every document: they rank nothing and would take most of the time
         self._index = TextRanking(
             [f"{name} {relation} {name} {value}" for (name, relation), value in facts.items()]
         )
@@ -84,14 +84,14 @@ class RankedFacts:
 
 
 class BareSearch(SearchTool):
-    """Answers with the text of the best document and nothing around it."""
+    """Answers with the bare text of the best document."""
 
     def render(self, answer: Any) -> str:
         return answer[0].text if answer else f"{ERROR}no such fact"
 
 
 class Products(PythonTool):
-    """Runs "342*37" as print(342*37). Other programs might answer in characters nobody can read."""
+    """Runs "342*37" as print(342*37); refuses other programs, whose output could leave the alphabet."""
 
     def __call__(self, content: str) -> str:
         if not _PRODUCT.fullmatch(content):
@@ -99,7 +99,7 @@ class Products(PythonTool):
         return super().__call__(f"print({content})")
 
 
-@lru_cache(maxsize=8)  # they keep no state: one pair serves every env of the process
+@lru_cache(maxsize=8)  # without state: one pair serves every env of the process
 def compact_tools(people: int) -> tuple[BareSearch, Products]:
     source = ExactFacts(people)
     return BareSearch(source, topk=1), Products(TIMEOUT, memory_mb=MEMORY_MB)

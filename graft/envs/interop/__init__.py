@@ -1,4 +1,4 @@
-"""Bridges to other people's environments, and from ours to other people's trainers.
+"""Environments of other libraries as graft envs, and graft envs for TRL.
 
     GymnasiumEnv("Taxi-v3")                 graft.envs.interop.gymnasium
     GemEnv("game:Wordle-v0-easy")           graft.envs.interop.gem
@@ -6,7 +6,7 @@
     OpenEnvClient("http://host:8000")       graft.envs.interop.openenv
     environment_factory("countdown")        graft.envs.interop.trl, for TRL's GRPOTrainer
 
-Each file is the only one that imports its library, and nothing is imported before it is used.
+Each file is the only one that imports its library, and imports it on first use.
 """
 
 from __future__ import annotations

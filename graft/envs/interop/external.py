@@ -1,9 +1,9 @@
-"""What all envs of other libraries have in common here: their state is their seed and their actions.
+"""The base class of other libraries' envs: their state is their seed and their actions.
 
     get_state -> {"seed": 7, "actions": ["a", "b"], ...}
     set_state -> reset(7), step("a"), step("b")
 
-Nobody can look inside them, but an env that is fixed by its seed can be led to the same place again.
+Their inner state is not accessible, but an env that is fixed by its seed can replay its actions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_DEPTH = 20
 
 
 class ExternalEnv(BaseEnv):
-    """A subclass writes `begin` and `respond`; both may give whatever info the library gave."""
+    """A subclass writes `begin` and `respond`; both may return any info of the library's."""
 
     max_turns: int | None = None
     saved = (*BaseEnv.saved, "actions")
@@ -36,7 +36,7 @@ class ExternalEnv(BaseEnv):
         self.first_info: dict[str, Any] = {}
 
     def begin(self, seed: int) -> tuple[Observation, Mapping[str, Any]]:
-        """Start the episode that `seed` names; what the policy sees, and the library's info."""
+        """Start the episode of `seed`; return what the policy sees, and the library's info."""
         raise NotImplementedError(f"{type(self).__name__} must write begin()")
 
     def pose(self) -> Observation:
@@ -55,7 +55,7 @@ class ExternalEnv(BaseEnv):
         return turn._replace(reward=float(turn.reward), info=plain(turn.info))
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Lead the env to where the snapshot was taken, by replaying its episode."""
+        """Bring the env to the state of the snapshot by replaying its episode."""
         if state["actions"] or not state["is_over"]:
             self.reset(state["seed"])
             for action in state["actions"]:
@@ -64,7 +64,7 @@ class ExternalEnv(BaseEnv):
 
 
 def can_copy(thing: Any) -> bool:
-    """Whether deepcopy works on it; libraries say so in many different exceptions."""
+    """Whether deepcopy works on it; libraries raise many different exceptions if not."""
     try:
         copy.deepcopy(thing)
     except Exception:
@@ -98,5 +98,5 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """How an observation that is no text is shown: as JSON."""
+    """An observation as text; as JSON unless it is text."""
     return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)

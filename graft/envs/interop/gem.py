@@ -1,8 +1,8 @@
 """A GEM env (PyPI gem-llm) as a graft env, with a random stream of its own.
 
 GEM draws from the generators of `random` and `numpy` that the whole process shares. Here every env
-brings its own state of both, put in place for the length of a call: (id, seed, actions) fixes what
-happens, whoever else draws numbers.
+has its own state of both, swapped in for the length of a call: (id, seed, actions) fixes what happens,
+whatever else draws numbers in the process.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 from graft.envs.interop.external import ExternalEnv, can_copy
 from graft.types import Turn
 
-ONE_AT_A_TIME = threading.RLock()
-"""Held while a GEM env has the shared generators."""
+GENERATORS_LOCK = threading.RLock()
+"""Held while a GEM env uses the shared generators."""
 
 
 class GemEnv(ExternalEnv):
-    """`GemEnv("game:Wordle-v0-easy")`, or around an env that `gem.make` has made.
+    """`GemEnv("game:Wordle-v0-easy")`, or around an env of `gem.make`.
 
-    GEM keeps the board apart, for its wrappers to add; here it is part of the observation, and
-    `info["suffix"]` repeats it.
+    GEM leaves the board out of the observation, for its wrappers to add; here it is part of the
+    observation, and `info["suffix"]` repeats it.
     """
 
     def __init__(self, env: Any, *, max_turns: int | None = None, **kwargs: Any) -> None:
         super().__init__(max_turns)
         self.stream: Any = None
         if isinstance(env, str):
-            with self.own_stream(seed=0):  # some draw already while they are built
+            with self.own_stream(seed=0):  # some envs draw in their __init__
                 self.env: Any = library().make(env, **kwargs)
         elif kwargs:
-            raise ValueError(f"{sorted(kwargs)}: arguments for gem.make, but env is made")
+            raise ValueError(f"{sorted(kwargs)}: arguments for gem.make, but env is an env already")
         else:
             self.env = env
         self.forkable = can_copy(self.env)
@@ -60,11 +60,11 @@ class GemEnv(ExternalEnv):
 
     @contextmanager
     def own_stream(self, seed: int | None = None) -> Iterator[None]:
-        """Swap this env's generators in, and out again."""
+        """Swap this env's generator states in, and out again."""
         import numpy
 
-        with ONE_AT_A_TIME:
-            everybodys = random.getstate(), numpy.random.get_state()
+        with GENERATORS_LOCK:
+            shared = random.getstate(), numpy.random.get_state()
             if seed is not None:
                 random.seed(seed)
                 numpy.random.seed(seed % 2**32)
@@ -75,12 +75,12 @@ class GemEnv(ExternalEnv):
                 yield
             finally:
                 self.stream = random.getstate(), numpy.random.get_state()
-                random.setstate(everybodys[0])
-                numpy.random.set_state(everybodys[1])
+                random.setstate(shared[0])
+                numpy.random.set_state(shared[1])
 
 
 def complete(observation: str, info: Mapping[str, Any]) -> str:
-    """The observation between the margins that GEM keeps in info."""
+    """The observation between the prefix and suffix that GEM keeps in info."""
     parts = (info.get("prefix", ""), observation, info.get("suffix", ""))
     return "\n".join(part.rstrip("\n") for part in parts[:2] if part) + (
         f"\n{parts[2]}" if parts[2] else ""

@@ -22,7 +22,7 @@ Show = Callable[[Any], str]
 
 
 class GymnasiumEnv(ExternalEnv):
-    """An action outside of the space is answered with `hint`; the inner env does not see it.
+    """An action outside of the space gets `hint` as its answer; the inner env does not see it.
 
     It forks if the inner env can be deep-copied.
     """
@@ -41,14 +41,16 @@ class GymnasiumEnv(ExternalEnv):
     ) -> None:
         """`env`: a Gymnasium env, or its id with `kwargs` for `gymnasium.make`.
 
-        `rules` stand before the first observation. `max_turns` counts all turns, those without a
-        valid action too; the inner env may have a limit of its own.
+        `rules` precede the first observation. `max_turns` counts all turns, also those without a valid
+        action; the inner env may have its own limit.
         """
         super().__init__(max_turns)
         gymnasium = library()
         self.env: Any = gymnasium.make(env, **kwargs) if isinstance(env, str) else env
         if kwargs and not isinstance(env, str):
-            raise ValueError(f"{sorted(kwargs)}: arguments for gymnasium.make, but env is made")
+            raise ValueError(
+                f"{sorted(kwargs)}: arguments for gymnasium.make, but env is an env already"
+            )
         space = self.env.action_space
         if parse is None:
             parse = reader(space, [name.casefold() for name in names])
@@ -74,7 +76,7 @@ class GymnasiumEnv(ExternalEnv):
         )
 
     def sample_random_action(self) -> str:
-        """Of a text or discrete space; others have a `parse` that nobody can turn around."""
+        """Only of a text or discrete space: other spaces have a `parse` without an inverse."""
         chosen = self.env.action_space.sample()
         if isinstance(chosen, str):
             return chosen
@@ -91,7 +93,7 @@ def reader(space: Any, names: Sequence[str]) -> Parse:
         return lambda text: text
     if not isinstance(space, spaces.Discrete):
         raise ValueError(
-            f"action space {space}: only Text and Discrete can be read without help; give "
+            f"action space {space}: only Text and Discrete are read automatically; give "
             "parse=function from text to action"
         )
     if names and len(names) != space.n:
@@ -103,7 +105,7 @@ def reader(space: Any, names: Sequence[str]) -> Parse:
         word = (text if boxed is None else boxed).strip().casefold()
         if word in names:
             return start + names.index(word)
-        # no number of actions has more digits; isdecimal alone would let int() read for long
+        # no action number has more digits; int() of a very long text takes long
         return int(word) if len(word) < 10 and word.isdecimal() else None
 
     return parse

@@ -1,10 +1,10 @@
-"""A model behind HTTP whose answers we give ourselves: for programs that insist on calling one.
+"""A chat-completions server whose answers the caller gives: for programs that call a model over HTTP.
 
-    asked = server.questions.get()      somebody has sent POST .../chat/completions
-    asked.messages, asked.tools         what they want answered
-    asked.answer({"role": "assistant", "content": "42"})
+    request = server.requests.get()     a client has sent POST .../chat/completions
+    request.messages, request.tools     what it contains
+    request.answer({"role": "assistant", "content": "42"})
 
-Only what OpenAI's clients need of the protocol, streamed or not, on the loopback interface.
+It implements what OpenAI's clients need, streamed or not, on the loopback interface.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from graft.types import Message
 NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
-class Question:
+class ModelRequest:
     """One request that waits for its answer."""
 
     def __init__(self, body: Mapping[str, Any], session: str = "") -> None:
         self.session = session
-        """Whose request it is, where the caller says so."""
+        """The client's session, from its X-Session-ID header; "" without one."""
         self.messages: list[Message] = list(body.get("messages") or ())
         self.tools: list[dict[str, Any]] = list(body.get("tools") or ())
         self._answered = threading.Event()
@@ -38,7 +38,7 @@ class Question:
         self._answered.set()
 
     def refuse(self) -> None:
-        """Nobody will answer any more."""
+        """End the wait without an answer."""
         self._answered.set()
 
     def wait(self, seconds: float) -> Message | None:
@@ -47,12 +47,12 @@ class Question:
 
 
 class ModelServer:
-    def __init__(self, patience: float) -> None:
-        """`patience`: seconds a request may wait for its answer."""
-        self.questions: SimpleQueue[Question] = SimpleQueue()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    def __init__(self, timeout: float) -> None:
+        """`timeout`: seconds a request may wait for its answer."""
+        self.requests: SimpleQueue[ModelRequest] = SimpleQueue()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), ModelRequestHandler)
         self._http.daemon_threads = True
-        vars(self._http).update(questions=self.questions, patience=patience)
+        vars(self._http).update(requests=self.requests, answer_timeout=timeout)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(0.1,), name="graft-model", daemon=True
@@ -64,7 +64,7 @@ class ModelServer:
         self._http.server_close()
 
 
-class Handler(BaseHTTPRequestHandler):
+class ModelRequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -79,11 +79,10 @@ class Handler(BaseHTTPRequestHandler):
         if not self.path.endswith("/chat/completions"):
             return self.reply(404, {"error": {"message": f"no such path: {self.path}"}})
         server: Any = self.server
-        question = Question(body, self.headers.get("X-Session-ID", ""))
-        server.questions.put(question)
-        message = question.wait(server.patience)
+        request = ModelRequest(body, self.headers.get("X-Session-ID", ""))
+        server.requests.put(request)
+        message = request.wait(server.answer_timeout)
         if message is None:
-            question.refuse()
             return self.reply(503, {"error": {"message": "the policy does not answer"}})
         if body.get("stream"):
             return self.reply_in_events(message)
@@ -94,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(status, "application/json", json.dumps(body).encode())
 
     def reply_in_events(self, message: Message) -> None:
-        """The same answer as a stream: all of it in one piece, then the end."""
+        """The same answer as a stream: one event with all of it, one that ends it."""
         delta = dict(message)
         if calls := message.get("tool_calls"):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
@@ -122,11 +121,11 @@ class Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         try:
             super().handle()
-        except OSError:  # the caller has gone; there is nobody to tell
+        except OSError:  # the client has disconnected
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: one line per request says nothing new."""
+        """Silent: a log line per request would be noise."""
 
 
 def finish(message: Message) -> str:

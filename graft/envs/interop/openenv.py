@@ -15,7 +15,7 @@ from graft.types import Turn
 
 
 class OpenEnvClient(ExternalEnv):
-    """One session of a server. It does not fork: nobody can copy what runs over there."""
+    """One session of a server. It does not fork: the server's state cannot be copied."""
 
     blocking = True
     forkable = False
@@ -34,14 +34,14 @@ class OpenEnvClient(ExternalEnv):
 
         `write` makes an action of the policy's text: a function, or the field it goes into. `show`
         makes text of an observation: a function, or the field to show (None: all, as JSON).
-        `pass_seed`: whether the server's reset takes a seed; without, episodes are not repeatable.
-        `timeout`: seconds to wait for an answer, for an address; a client has its own.
+        `pass_seed`: whether the server's reset takes a seed; if not, episodes cannot be repeated.
+        `timeout`: seconds to wait for a response if `client` is an address; a client has its own.
         """
         super().__init__(max_turns)
         openenv = library()
         if isinstance(client, str):
             client = openenv.GenericEnvClient(base_url=client, message_timeout_s=timeout)
-        # asynchronous by nature; the library has a thread to drive it for callers that are not
+        # the client is asynchronous; sync() drives it from a thread of the library
         self.client: Any = client.sync() if isinstance(client, openenv.EnvClient) else client
         self.write = write if callable(write) else lambda text: {write: text}
         if show is None:
@@ -51,15 +51,15 @@ class OpenEnvClient(ExternalEnv):
 
     def begin(self, seed: int) -> tuple[str, Mapping[str, Any]]:
         result = self.client.reset(**({"seed": seed} if self.pass_seed else {}))
-        return self.show(result.observation), self.tell(result)
+        return self.show(result.observation), self.info_of(result)
 
     def respond(self, action: str) -> Turn:
         result = self.client.step(self.write(action))
-        # OpenEnv does not say why an episode is over: by its rules, as far as we know
+        # OpenEnv does not say why an episode ended: counted as terminated
         reward, is_over = float(result.reward or 0.0), bool(result.done)
-        return Turn(self.show(result.observation), reward, is_over, False, self.tell(result))
+        return Turn(self.show(result.observation), reward, is_over, False, self.info_of(result))
 
-    def tell(self, result: Any) -> dict[str, Any]:
+    def info_of(self, result: Any) -> dict[str, Any]:
         return {"observation": plain(result.observation), **plain(result.metadata or {})}
 
     def close(self) -> None:

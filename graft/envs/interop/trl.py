@@ -1,4 +1,4 @@
-"""Any graft env for TRL's GRPOTrainer: the policy acts by calling a tool.
+"""Any graft env in TRL's GRPOTrainer: the policy acts by calling a tool.
 
     GRPOTrainer(
         model,
@@ -8,8 +8,8 @@
     )
 
 TRL builds one env per rollout, resets it with a row of the dataset, shows what `reset` returns, offers
-the public methods as tools and asks `get_reward` at the end. A group of GRPO is several rollouts of one
-row, so the row has to say which task it is: by a seed.
+the public methods as tools and calls `get_reward` at the end. A GRPO group is several rollouts of one
+row, so the row names its task by a seed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def task_rows(count: int, *, seed: int = 0, prompt: str = "") -> list[dict[str, 
 
 
 def environment_factory(env_id: str, **kwargs: Any) -> type[Any]:
-    """What GRPOTrainer takes as `environment_factory`: a class whose instances are such envs.
+    """The class that GRPOTrainer takes as `environment_factory`.
 
     `kwargs` are those of `graft.envs.make`, `wrappers` included.
     """
@@ -51,7 +51,7 @@ def environment_factory(env_id: str, **kwargs: Any) -> type[Any]:
             self._total = 0.0
 
         def reset(self, seed: int | None = None, **_: Any) -> str:
-            """Pose the task of a row; the other columns are not ours to read."""
+            """Start the task of a row; other columns are ignored."""
             if seed is None:
                 raise ValueError(
                     "the dataset has no 'seed' column: without it the rollouts of a group would "
@@ -90,7 +90,7 @@ def environment_factory(env_id: str, **kwargs: Any) -> type[Any]:
 
 
 def score_answer(completions: Sequence[Any], environments: Sequence[Any], **_: Any) -> list[float]:
-    """A reward function for TRL: the policy's last text is an action too, if the episode still runs.
+    """A reward function for TRL: the policy's last text is one more action, if the episode still runs.
 
     For envs whose action is an answer ("The result is \\boxed{42}"), so that no tool call is needed.
     It pays what that last action pays; `get_reward` pays for those before it.
@@ -103,7 +103,7 @@ def score_answer(completions: Sequence[Any], environments: Sequence[Any], **_: A
 
 
 def last_text(messages: Sequence[dict[str, Any]]) -> str:
-    """What the policy said last; "" if its last word was a call or nothing."""
+    """The text of the policy's last message; "" if the last message is not the policy's."""
     if not messages or messages[-1].get("role") != "assistant":
         return ""
     return str(messages[-1].get("content") or "")

@@ -31,7 +31,7 @@ WRAPPERS: dict[str, Any] = {
     "max_history": "graft.envs.wrappers.history:max_history",
     "episode_tracking": "graft.envs.wrappers.tracking:EpisodeTracking",
 }
-"""Name -> what puts the wrapper around an env: `build(env, **arguments)`."""
+"""Name -> the function or class that wraps an env: `build(env, **arguments)`."""
 
 Names = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
 """ "a,b", {name: {argument: value}}, or a list of both."""

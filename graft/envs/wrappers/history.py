@@ -5,9 +5,9 @@
     concat_with_action  rules, action 1, feedback 1, board 1
     concat_chat         the same as messages, through the chat template
 
-What holds only now (the board, `info["suffix"]`; or `info["prefix"]`) is shown once, as it was last
-said. The observation is the complete next prompt, and `observe_as` says of what kind: "prompt" (a
-text for the user's turn) or "raw" (through the chat template already).
+What only holds now (the board, `info["suffix"]`; or `info["prefix"]`) is shown once, in its last
+version. The observation is the complete next prompt, and `observe_as` is its kind: "prompt" (a text
+for the user's turn) or "raw" (already rendered by the chat template).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graft.text.tokenizer import FastTokenizer
 from graft.types import Message, Turn
 
 GONE = "(what was shown here no longer holds)"
-"""Stands for an old message that was all board: a chat needs some message in its place."""
+"""Replaces an old message that held only a board: a chat needs some message in its place."""
 
 Render = Callable[[Sequence[Message], Any], str]
 
@@ -31,10 +31,10 @@ Render = Callable[[Sequence[Message], Any], str]
 class History(Wrapper):
     """Rewrites observations to prompts that hold the history.
 
-    `actions` shows what the policy did (`info["parsed_action"]` where the env names it). `chat` is
+    `actions` shows what the policy did (`info["parsed_action"]` where the env sets it). `chat` is
     "turns" (every turn a message), "reset" (the first observation a message, the rest plain text
-    after it) or "" (no template). `turns` keeps only the last so many; the first observation, which
-    holds the instructions, always stays.
+    after it) or "" (no template). `turns` keeps only the last turns; the first observation, which holds
+    the instructions, always stays.
     """
 
     shared = ("_render",)
@@ -54,7 +54,7 @@ class History(Wrapper):
             raise ValueError(f"turns={turns}: must be 0 or more, or None for the whole history")
         if env.observe_as in ("prompt", "raw"):
             raise ValueError(
-                "two wrappers that rewrite the history; keep one (max_history stands right after it)"
+                "two wrappers rewrite the history; keep one (max_history comes right after it)"
             )
         self.actions = actions
         self.chat = chat
@@ -74,18 +74,18 @@ class History(Wrapper):
     def step(self, action: str) -> Turn:
         turn: Turn = self.env.step(action)
         role = "tool" if "tool" in turn.info else "user"
-        said = turn.info.get("observe_as", role)
-        if said == "messages":
+        observe_as = turn.info.get("observe_as", role)
+        if observe_as == "messages":
             raise ValueError(
-                "the environment began a conversation of its own (a sub-agent's, or a rewritten history), "
-                "which a wrapper that joins the history cannot show; leave the wrapper out"
+                "the environment started another conversation (a sub-agent's, or a rewritten history), "
+                "which a history wrapper cannot show; leave the wrapper out"
             )
         self.seen.append(
             {
                 "action": turn.info.get("parsed_action", action),
                 "messages": [
                     {
-                        "role": said if said in ("user", "tool") else role,
+                        "role": observe_as if observe_as in ("user", "tool") else role,
                         "content": turn.observation,
                     }
                 ],
@@ -121,13 +121,13 @@ class History(Wrapper):
         first, *rest = self._turns()
         messages: list[Message] = list(first["messages"])
         for turn in rest:
-            (said,) = turn["messages"]
+            (observed,) = turn["messages"]
             messages.append({"role": "assistant", "content": turn["action"]})
-            messages.append(said)
+            messages.append(observed)
         return messages
 
     def _turns(self) -> list[dict[str, Any]]:
-        """What is shown of the history: boards that no longer hold taken out, old turns too."""
+        """The part of the history to show: without outdated boards and dropped turns."""
         prefix = next((turn["prefix"] for turn in self.seen[::-1] if turn["prefix"]), "")
         live = max((i for i, turn in enumerate(self.seen) if turn["suffix"]), default=0)
         start = 1 if self.keep is None else max(1, len(self.seen) - self.keep)
@@ -139,7 +139,7 @@ class History(Wrapper):
             text: str = last["content"].removeprefix(turn["prefix"])
             if turn["suffix"] and i != live:
                 text = text.removesuffix(turn["suffix"]).removesuffix("\n")
-            if i == 0 and live not in shown:  # the board was last shown in a turn now left out
+            if i == 0 and live not in shown:  # the board is in a turn that is dropped
                 text = f"{text}\n{self.seen[live]['suffix']}".removeprefix("\n")
             last["content"] = f"{prefix}{text}" if i == 0 else text
             turns.append(turn)
@@ -153,7 +153,7 @@ class History(Wrapper):
         return self._render(filled, self.schemas)
 
     def _without_margins(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """The prompt is complete now: nothing is left to move, or to render."""
+        """`info` without the parts that the prompt now contains."""
         done = {"prefix", "suffix", "observe_as", *(["tools"] if self.chat else [])}
         return {name: value for name, value in info.items() if name not in done}
 
@@ -163,7 +163,7 @@ def margins(info: Mapping[str, Any]) -> dict[str, str]:
 
 
 def renderer(tokenizer: Any) -> Render:
-    """Messages and tool schemas to text, with whatever knows a chat template."""
+    """A function from messages and tool schemas to text, from anything with a chat template."""
     if tokenizer is None:
         raise ValueError(
             "a chat wrapper renders prompts and needs the model's tokenizer: "

@@ -1,4 +1,4 @@
-"""Tools by name around an env, with GEM's rewards and limits, and any tools as a recipe lists them."""
+"""Wrappers that add tools to an env: GEM's by name, with its rewards and limits, or any others."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def _gem(env: Env, tool: Any, result: str, **options: Any) -> ToolEnv:
 
 
 def _shared(use: Any) -> list[Any]:
-    """The same tools for all envs that ask for the same: a recipe makes an env per task, and an
-    index is to be opened once, an MCP server started once."""
+    """The same tools for all envs with the same `use`: a recipe builds an env per task, but an index
+    is opened once and an MCP server started once."""
     try:
         written = json.dumps(use)
-    except TypeError:  # holds an object: only its owner knows whether it can be shared
+    except TypeError:  # holds an object, which may not be safe to share
         return make_tools(use)
     with _building:
         tools = _built(written)

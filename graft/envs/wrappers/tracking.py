@@ -1,4 +1,4 @@
-"""Counting what an episode came to. The outermost wrapper."""
+"""Counts an episode's steps and rewards. The outermost wrapper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class EpisodeTracking(Wrapper):
     """Adds `step_counter` and `cumulative_rewards` to info; after a reset the last episode's too.
 
     Two steps with rewards 0 and 1, then reset(): info["prev_ep_step_counter"] is 2 and
-    info["prev_ep_cumulative_rewards"] is 1.0, so a vector that resets by itself loses neither.
+    info["prev_ep_cumulative_rewards"] is 1.0, so a vector with autoreset loses neither.
     """
 
     saved = ("step_counter", "cumulative_rewards")

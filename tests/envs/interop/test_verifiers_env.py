@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from graft.envs.interop.messages import added, as_assistant
-from graft.envs.interop.model_server import ModelServer, Question
+from graft.envs.interop.model_server import ModelRequest, ModelServer
 from graft.envs.interop.verifiers import VerifiersEnv
 
 vf = pytest.importorskip("verifiers.v1")
@@ -148,7 +148,7 @@ def test_an_agent_that_is_fixed_does_not_ask_the_policy():
     config = {"taskset": {"id": "toy-team"}, "player": agent, "judge": agent}
     env = VerifiersEnv(TeamEnv(TeamConfig.model_validate(config)), timeout=60)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"agent 'judge' is not to be trained.*judge=.model:"):
+    with pytest.raises(ValueError, match=r"agent 'judge' is not trainable.*judge=.model:"):
         env.step("3")
     env.close()
 
@@ -180,11 +180,11 @@ def call_of(arguments: str, content: str | None) -> dict[str, Any]:
     ],
 )
 def test_what_goes_on_from_an_answer(messages: list[Any], fresh: list[Any] | None):
-    asked = Question({"messages": ASKED, "tools": [ADD]})
+    asked = ModelRequest({"messages": ASKED, "tools": [ADD]})
     answer = as_assistant(f"So: {ANSWER}", "hermes", asked)
     assert answer["content"] == "So:"  # the call is not said a second time
-    assert added(asked, answer, Question({"messages": messages, "tools": [ADD]})) == fresh
-    assert added(asked, answer, Question({"messages": messages, "tools": []})) is None
+    assert added(asked, answer, ModelRequest({"messages": messages, "tools": [ADD]})) == fresh
+    assert added(asked, answer, ModelRequest({"messages": messages, "tools": []})) is None
 
 
 def post(url: str, body: bytes) -> tuple[int, str]:
@@ -200,21 +200,21 @@ def post(url: str, body: bytes) -> tuple[int, str]:
 def test_the_model_server_streams_and_refuses():
     import threading
 
-    server = ModelServer(patience=30)
+    server = ModelServer(timeout=30)
     results: list[Any] = []
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
     caller = threading.Thread(target=lambda: results.append(post(server.url, body)))
     caller.start()
-    question = server.questions.get(timeout=30)
-    assert question.messages[0]["content"] == "hi"
-    question.answer({"role": "assistant", "content": "ho"})
+    request = server.requests.get(timeout=30)
+    assert request.messages[0]["content"] == "hi"
+    request.answer({"role": "assistant", "content": "ho"})
     caller.join()
     status, text = results[0]
     events = [line[6:] for line in text.split("\n\n") if line]
     assert status == 200 and events[-1] == "[DONE]"
     assert json.loads(events[0])["choices"][0]["delta"]["content"] == "ho"
     assert post(server.url, b"{")[0] == 400
-    impatient = ModelServer(patience=0.01)
+    impatient = ModelServer(timeout=0.01)
     assert post(impatient.url, b"{}")[0] == 503
     for one in (server, impatient):
         one.close()
