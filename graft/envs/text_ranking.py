@@ -1,6 +1,7 @@
-"""Ranking texts by the words they share with a query: Okapi BM25, a small one.
+"""Ranks texts by the words they share with a query: Okapi BM25 in memory, with numpy alone.
 
-Enough for a shop of some ten thousand products; a search over millions wants a compiled index.
+For the tens of thousands of texts that an environment brings itself. `graft.tools.search.bm25` searches
+millions of documents with a compiled index on disk, stems words, and needs the bm25s package.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 K1, B = 0.9, 0.4
 """How fast repeated words stop counting; how much long texts are discounted."""
 MAX_WORDS = 64
-"""Different words of a query that count; a policy may write a megabyte of them."""
+"""Different words of a query that are used; a policy may write a megabyte of them."""
 
 _WORD = re.compile(r"[a-z0-9]+")
 
@@ -26,8 +27,9 @@ def words_of(text: str) -> list[str]:
 
 
 class TextRanking:
-    """
-    >>> Bm25(["red lamp", "red shoe", "blue lamp"]).search("a blue lamp", 2)
+    """An index over texts, numbered from 0.
+
+    >>> TextRanking(["red lamp", "red shoe", "blue lamp"]).search("a blue lamp", 2)
     [2, 0]
     """
 
@@ -41,7 +43,7 @@ class TextRanking:
                 found[word].append(number)
         self.size = len(texts)
         self.weights: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        """Word -> texts that hold it, and what it adds there."""
+        """Word -> the texts that contain it, and its weight in each."""
         for word, numbers in found.items():
             rarity = math.log(1 + (len(texts) - len(numbers) + 0.5) / (len(numbers) + 0.5))
             added = [
@@ -59,7 +61,7 @@ class TextRanking:
                 numbers, added = self.weights[word]
                 scores[numbers] += added
         found = np.flatnonzero(scores)
-        if len(found) > limit > 0:  # not all need to be put in order
+        if len(found) > limit > 0:  # sort only the best
             least = np.partition(scores[found], -limit)[-limit]
             found = found[scores[found] >= least]
         best = np.lexsort((found, -scores[found]))[:limit]

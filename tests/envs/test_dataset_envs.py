@@ -173,7 +173,7 @@ def test_envs_on_the_same_file_share_its_rows(tmp_path: Path):
     assert make("math:GSM8K", data=data).table is make("math:Math12K", data=data).table
 
 
-def test_a_folder_has_splits_and_one_piece_is_shared_out(tmp_path: Path):
+def test_a_folder_has_splits_and_a_file_is_divided(tmp_path: Path):
     many = [{"problem": f"{n}?", "answer": n} for n in range(200)]
     write(tmp_path / "train.jsonl", many)
     everything = make("math:GSM8K", data=str(tmp_path))
@@ -219,7 +219,7 @@ def test_what_makes_no_sense_together_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"rows= and data=.*: give one"):
         make("math:GSM8K", data=data, rows=MATH_ROWS)
     for source in ({"data": data}, {"rows": MATH_ROWS}):
-        with pytest.raises(ValueError, match=r"split='dev': .* is one piece, .*dev\.jsonl"):
+        with pytest.raises(ValueError, match=r"split='dev': .* has no splits, .*dev\.jsonl"):
             make("math:GSM8K", split="dev", **source)
     train = [row for row in MATH_ROWS if split_of(row["problem"]) == "train"][:2]
     with pytest.raises(DataError, match="2 rows, has none for split='test'; one row in ten"):

@@ -1,7 +1,7 @@
 """Environments over datasets: mathematics, questions, logic, programs; one turn each.
 
-Every id here names a dataset of the hub. `data=` takes a file or folder of your own instead, with
-the same columns or with `question_key=`, `answer_key=`, `test_key=`:
+Every id here is a dataset of the hub. `data=` takes your own file or folder instead, with the same
+columns or with `question_key=`, `answer_key=`, `test_key=`:
 
     make("math:GSM8K", data="my.jsonl", question_key="q", answer_key="a")
 """

@@ -1,8 +1,8 @@
-"""What the dataset environments share: where rows come from, and which one is posed when.
+"""The base class of dataset environments: where rows come from, and which row comes next.
 
 env.reset(seed=7)    row 7 (modulo the number of rows): seeds 0, 1, 2, ... are the whole set
 env.reset(idx=7)     the same, and an error if there are only 7
-env.reset()          the next row of a shuffled walk, shuffled anew after each pass; with
+env.reset()          the next row in shuffled order, reshuffled after each pass; with
                      evaluation=True the next row of the file
 """
 
@@ -31,15 +31,15 @@ class DatasetEnv(BaseEnv):
     """One row, one answer. A subclass writes `ask` (row to prompt and answer) and `respond`.
 
     Rows are `rows=` (in memory) or `data=` (a file, or a folder with one file per split), else those
-    of `hub=`, a dataset's name there. `split` picks the split, `hub_split` if nothing else is said.
-    Data in one piece is shared out when "train" or "test" is asked for: one row in ten, by its
-    question, is "test". Without a split all rows are used.
+    of `hub=`, the name of a dataset on the hub. `split` picks the split, by default `hub_split`. Data
+    without splits is divided if `split` is "train" or "test": one row in ten, by its question, is
+    "test". Without `split` all rows are used.
     """
 
     blocking = True
-    looks_itself = False
-    """Whether a subclass looks at all rows before they are used, and may leave bad ones out."""
-    # rows are never changed; what was posed is posed again from them
+    checks_rows = False
+    """Whether a subclass checks all rows before they are used, and may leave bad ones out."""
+    # rows never change: a snapshot needs only their number
     shared = ("table", "numbers", "prompt", "answer")
     saved = ("seed", "turns", "is_over", "walk")
 
@@ -59,8 +59,8 @@ class DatasetEnv(BaseEnv):
         self.question_key = question_key
         self.evaluation = evaluation
         self.split = split or hub_split or "train"
-        self.table, is_shared_out = open_table(
-            data, rows, hub, split, hub_split, check=not self.looks_itself
+        self.table, is_divided = open_table(
+            data, rows, hub, split, hub_split, check=not self.checks_rows
         )
         if not len(self.table):
             raise DataError(f"{self.table.source} is empty: it has no rows")
@@ -69,17 +69,17 @@ class DatasetEnv(BaseEnv):
                 raise DataError(
                     f"{self.table.source} has no column {column!r} (found: "
                     f"{', '.join(self.table.columns)}); "
-                    "say which ones to use: question_key=, answer_key=, test_key=, image_key="
+                    "name the ones to use: question_key=, answer_key=, test_key=, image_key="
                 )
-        held = shared_out(self.table, question_key, self.split) if is_shared_out else None
+        held = rows_of_split(self.table, question_key, self.split) if is_divided else None
         self.numbers: Sequence[int] = range(len(self.table)) if held is None else held
         if not self.numbers:
             raise DataError(
                 f"{self.table.source}, {len(self.table)} rows, has none for split={self.split!r}; one "
                 "row in ten is a test row: give more of them, or a folder with train.jsonl and test.jsonl"
             )
-        self.walk = [self.rng.getrandbits(53), 0]  # what fixes the order, and how far we are
-        if not self.looks_itself:
+        self.walk = [self.rng.getrandbits(53), 0]  # the key of the order, and the position in it
+        if not self.checks_rows:
             self.refuse_pictures()
 
     def refuse_pictures(self) -> None:
@@ -88,7 +88,7 @@ class DatasetEnv(BaseEnv):
             raise DataError(found)
 
     def ask(self, row: Mapping[str, Any]) -> Observation:
-        """What the policy sees of a row; sets `self.answer`."""
+        """The prompt of a row; sets `self.answer`."""
         raise NotImplementedError(f"{type(self).__name__} must write ask()")
 
     @property
@@ -101,12 +101,12 @@ class DatasetEnv(BaseEnv):
     ) -> tuple[Observation, dict[str, Any]]:
         if idx is not None:
             if seed is not None:
-                raise ValueError(f"seed={seed} and idx={idx} both name a row: give one")
+                raise ValueError(f"seed={seed} and idx={idx} both choose a row: give one")
             if not 0 <= operator.index(idx) < len(self.numbers):
                 raise ValueError(f"idx={idx}: rows are numbered 0 to {len(self.numbers) - 1}")
             return super().reset(idx)
         if seed is not None:
-            # a walk in order goes on from the row that was named, a shuffled one starts anew
+            # a walk in file order continues after the chosen row, a shuffled one starts again
             after = operator.index(seed) % len(self.numbers) + 1
             self.walk = [operator.index(seed), after if self.evaluation else 0]
             return super().reset(seed)
@@ -131,7 +131,7 @@ class DatasetEnv(BaseEnv):
 
     @property
     def where(self) -> str:
-        """The file and the row, counted from 1 as editors do, for messages."""
+        """The file and the row (from 1, as in editors), for messages."""
         return f"{self.table.source}, row {self.numbers[self.idx] + 1}"
 
     def text_of(self, row: Mapping[str, Any], key: str) -> str:
@@ -163,36 +163,35 @@ def open_table(
     hub_split: str | None,
     check: bool = True,
 ) -> tuple[RowTable, bool]:
-    """The rows, and whether they are still to be shared out between train and test.
+    """The rows, and whether they still have to be divided between train and test.
 
     `data` is a file, a folder, SPLIT@PATH or a dataset of the hub; with check=False a line that is no
-    row is an error only when it is asked for.
+    row is an error only when that row is read.
     """
     if rows is not None:
         if data is not None:
-            raise ValueError(f"rows= and data={data!r} both name the rows: give one")
-        return rows_in_memory(rows), in_one_piece(split, "rows=")
+            raise ValueError(f"rows= and data={data!r} both give the rows: keep one")
+        return rows_in_memory(rows), is_to_divide(split, "rows=")
     if data is not None:
         place = parse_location(data)
-        if place.split is not None:  # one split of it was asked for: that is all of the data
-            return open_location(data, check=check), in_one_piece(split, data)
+        if place.split is not None:  # SPLIT@PATH: that split is all of the data
+            return open_location(data, check=check), is_to_divide(split, data)
         if not place.is_hub:
-            names = read_place(place.path)
+            names = splits_in(place.path)
             if not names:  # a single file is all of its data
-                return read_table(place.path, check=check), in_one_piece(split, data)
-            chosen, is_shared_out = pick(names, split, hub_split)
-            return read_table(place.path, chosen, check=check), is_shared_out
+                return read_table(place.path, check=check), is_to_divide(split, data)
+            chosen, is_divided = pick(names, split, hub_split)
+            return read_table(place.path, chosen, check=check), is_divided
         hub = place.path
     if hub is None:
         raise ValueError("no rows: give data= (a file or folder), rows= (a list of dicts) or hub=")
-    chosen, is_shared_out = pick(splits_of(hub), split, hub_split)
-    return read_hub(hub, chosen), is_shared_out
+    chosen, is_divided = pick(splits_of(hub), split, hub_split)
+    return read_hub(hub, chosen), is_divided
 
 
 def rows_in_memory(rows: Any) -> RowTable:
-    if hasattr(
-        rows, "with_format"
-    ):  # of the hub's library: Arrow's own, which knows what it filled in
+    # of the datasets library: as Arrow, which knows which values it filled in
+    if hasattr(rows, "with_format"):
         return RowTable(rows.with_format("arrow")[:])
     if isinstance(rows, str | Mapping):
         raise ValueError(
@@ -204,26 +203,26 @@ def rows_in_memory(rows: Any) -> RowTable:
     return RowTable([dict(row) for row in rows])
 
 
-def in_one_piece(split: str | None, where: str) -> bool:
-    """Whether data without splits of its own is to be shared out: "train", "test", or None."""
+def is_to_divide(split: str | None, where: str) -> bool:
+    """Whether data without splits has to be divided: not if `split` is None."""
     if split is not None and split not in SPLITS:
         raise ValueError(
-            f"split={split!r}: {where} is one piece, of which there is a train and a test part; leave "
+            f"split={split!r}: {where} has no splits, so only train and test can be divided from it; leave "
             f"split out for all rows, or give a folder with a file {split}.jsonl"
         )
     return split is not None
 
 
-def read_place(data: str) -> list[str]:
+def splits_in(data: str) -> list[str]:
     """The splits in a folder; none if `data` is a file."""
     place = Path(data).expanduser()
     return list(data_files(place)) if place.is_dir() else []
 
 
 def pick(names: Sequence[str], split: str | None, hub_split: str | None) -> tuple[str | None, bool]:
-    """Which split to read, and whether to share it out.
+    """Which split to read, and whether to divide it.
 
-    pick(["train"], "test", None) -> ("train", True): there is no test set, so some is held out
+    pick(["train"], "test", None) -> ("train", True): no test set: some rows of train are held out
     """
     if split in SPLITS and len(names) == 1 and names[0] != "test":
         return names[0], True
@@ -234,7 +233,7 @@ def pick(names: Sequence[str], split: str | None, hub_split: str | None) -> tupl
 
 @lru_cache(maxsize=64)
 def first_picture(table: RowTable) -> str | None:
-    """What is wrong with the first row that holds a picture; None if none does. Looked for once."""
+    """The error of the first row that holds a picture; None if there is none."""
     if not set(COLUMNS) & set(table.columns):
         return None
     for number, row in enumerate(table.scan(), 1):
@@ -246,19 +245,19 @@ def first_picture(table: RowTable) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def shared_out(table: RowTable, key: str, split: str) -> array[int]:
-    """The numbers of the rows of one split, decided by the question's text alone."""
+def rows_of_split(table: RowTable, key: str, split: str) -> array[int]:
+    """The numbers of the rows of one split, decided by the text of the question."""
     questions = (row.get(key) if isinstance(row, Mapping) else None for row in table.scan())
     chosen = (number for number, text in enumerate(questions) if split_of(str(text)) == split)
     return array("Q", chosen)
 
 
 def shuffled(place: int, size: int, key: str) -> int:
-    """Where `place` goes when 0 .. size-1 are shuffled as `key` says.
+    """Where `place` goes when 0 .. size-1 are shuffled by `key`.
 
-    Worked out for one place at a time: sixty-four walks over a million rows would otherwise need
-    sixty-four lists. Four rounds of a Feistel network are a permutation of all numbers of so many
-    bits; a number beyond the size is sent on until it comes back into it.
+    Computed for one place at a time: sixty-four walks over a million rows would otherwise need
+    sixty-four lists. Four rounds of a Feistel network permute all numbers of `2 * half` bits; a number
+    beyond the size is permuted again until it is inside.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     while True:

@@ -21,10 +21,10 @@ class GeometryEnv(MathEnv):
     [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;..."}},
                                   {"type": "text", "text": "Find x. ..."}]}]
 
-    Pictures in the file become data URIs, paths and addresses stay as they are: all of it is text,
-    so tasks survive JSON. Models here read text alone, so it is refused without `pictures=True`: for a loop
-    of your own, or an endpoint that is sent messages, whose model sees them. Wrappers that join observations
-    as text cannot carry it.
+    Pictures in the file become data URIs, paths and addresses stay as they are: all of it is text, so
+    tasks are JSON. graft's models only read text, so the env is refused without `pictures=True`, which is
+    for your own loop or an endpoint whose model sees pictures. Wrappers that join observations as text
+    do not work with it.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class GeometryEnv(MathEnv):
     ) -> None:
         if not pictures:
             raise ValueError(
-                f"{self.env_id or 'math:Geometry3K'} asks about pictures (column {image_key!r}), and models "
-                "here read text alone: they would be trained or graded without seeing what is asked about. "
-                "Take text problems, such as math:Math12K; for a model of your own that sees pictures, or an "
-                "endpoint that is sent messages, pass pictures=True"
+                f"{self.env_id or 'math:Geometry3K'} asks about pictures (column {image_key!r}), and graft's "
+                "models only read text: they would be trained or graded without seeing the picture. "
+                "Use text problems, such as math:Math12K; for your own model that sees pictures, or an "
+                "endpoint that takes messages, pass pictures=True"
             )
         self.image_key = image_key
         super().__init__(**settings)
@@ -44,7 +44,7 @@ class GeometryEnv(MathEnv):
         return (self.answer_key, self.image_key)
 
     def refuse_pictures(self) -> None:
-        """They are what it is for."""
+        """Nothing: pictures are expected here."""
 
     def ask(self, row: Mapping[str, Any]) -> Observation:
         images = row.get(self.image_key) or []

@@ -23,7 +23,7 @@ class MathEnv(DatasetEnv):
     gold 0.5    "... so it is \boxed{\frac{1}{2}}."  ->  1.0
 
     The last box counts. The gold may be a text, a number, or a list of which any is right; of a
-    worked solution its own final answer counts (a box, or what follows ####).
+    worked solution the final answer counts (a box, or what follows ####).
     """
 
     def __init__(

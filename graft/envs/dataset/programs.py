@@ -1,4 +1,4 @@
-"""Problems answered by a program, which has to pass tests that the policy does not see."""
+"""Problems answered by a program, which must pass hidden tests."""
 
 from __future__ import annotations
 

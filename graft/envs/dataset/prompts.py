@@ -1,4 +1,4 @@
-r"""Prompts of your own, in the columns in which people keep them: verl's, EasyRL's, TRL's and others.
+r"""Your own prompts, in the column layouts of verl, EasyRL, TRL and others.
 
 {"data_source": "hotpotqa", "ability": "qa",
  "prompt": [{"role": "system", "content": "Search where you must."},
@@ -6,7 +6,7 @@ r"""Prompts of your own, in the columns in which people keep them: verl's, EasyR
  "reward_model": {"ground_truth": ["Paris"], "style": "rule"},
  "extra_info": {"index": 7, "split": "train"}}
 
-    observation   both messages as they stand: nothing is added
+    observation   both messages, unchanged
     task          answer ["Paris"], data_source "hotpotqa", meta {"ability": "qa", "index": 7, ...}
     the policy    "<think>...</think><answer>\boxed{paris}</answer>"  ->  1.0
 """
@@ -39,7 +39,7 @@ from graft.text.parse import last_boxed
 from graft.types import Author, Turn
 
 _FORMULA = re.compile(r"[0-9\\^=+*/<>]")
-"""What mathematics has and words have not: "evil" is not "live", though v*i*l*e is commutative."""
+"""Characters of formulas: words are not compared as products, or "evil" would equal "live"."""
 
 VERL = ("prompt", "reward_model.ground_truth")
 
@@ -54,16 +54,16 @@ class PromptsEnv(DatasetEnv):
     a box inside <answer> is opened. info["f1"] is how far the words overlap with the nearest gold.
 
     Numbers and a target are graded as countdown, rows of EARL's sources by EARL's rules
-    (`graft.rewards.sources`). A row without an answer is left to a reward from outside: here it earns 0.0.
+    (`graft.rewards.sources`). A row without an answer earns 0.0 here; a recipe's reward grades it.
 
-    What the columns mean is seen in the first rows (`graft.data.layouts`), or said: `layout="verl"`.
-    Other columns are named by `prompt_key` (a list of {role, content}, or a text) and `answer_key` (a
-    text, a number, a list of them, or {"target": any of these}); a point leads into a column. All rows
-    are looked at when the first env is built: bad ones are left out up to the share `skip_bad`, which is
-    1%; more of them, or with False any, stop it.
+    The layout is recognised from the first rows (`graft.data.layouts`), or given: `layout="verl"`. For
+    other columns give `prompt_key` (a list of {role, content}, or a text) and `answer_key` (a text, a
+    number, a list of them, or {"target": any of these}); a dot reaches into a column. All rows are checked
+    when the first env is built: bad ones are left out up to the share `skip_bad` (1%); more of them, or
+    any with skip_bad=False, are an error.
     """
 
-    looks_itself = True
+    checks_rows = True
     shared = (*DatasetEnv.shared, "meta", "tools", "layout")
 
     def __init__(
@@ -84,7 +84,7 @@ class PromptsEnv(DatasetEnv):
         self.timeout = timeout
         self.meta: Mapping[str, Any] = {}
         self.tools: list[dict[str, Any]] | None = None
-        table, _ = open_table(data, rows, hub, split, hub_split, check=False)  # files are read once
+        table, _ = open_table(data, rows, hub, split, hub_split, check=False)  # reads a file once
         if not len(table):
             raise DataError(f"{table.source} is empty: it has no rows")
         if prompt_key is None and answer_key is None:
@@ -93,14 +93,14 @@ class PromptsEnv(DatasetEnv):
             raise ValueError(f"layout={layout!r} and prompt_key= or answer_key=: give one")
         else:
             self.layout = named(table, prompt_key or VERL[0], answer_key or VERL[1])
-        asks = (key for key in self.layout.prompt_columns if key in table.columns)
+        known = (key for key in self.layout.prompt_columns if key in table.columns)
         super().__init__(
             data=data,
             rows=rows,
             hub=hub,
             hub_split=hub_split,
             split=split,
-            question_key=next(asks, self.layout.prompt_columns[0]),
+            question_key=next(known, self.layout.prompt_columns[0]),
             evaluation=evaluation,
         )
         verdict = check(self.table, self.layout, "task", skip_bad)
@@ -114,12 +114,12 @@ class PromptsEnv(DatasetEnv):
         self, seed: int | None = None, idx: int | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         prompt, info = super().reset(seed, idx)
-        # a reward from outside may grade by the source of a row, and verl's ones do
+        # a recipe's reward may grade by the source of a row; verl's rewards do
         info |= {"data_source": self.data_source, "meta": self.describe()}
         return prompt, {**info, "tools": self.tools} if self.tools else info
 
     def ask(self, row: Mapping[str, Any]) -> Observation:
-        assert self.layout.task is not None, "recognised as something to try"
+        assert self.layout.task is not None, "recognised as tasks"
         try:
             task = self.layout.task(row)
         except BadField as error:
@@ -158,7 +158,7 @@ class PromptsEnv(DatasetEnv):
     def demonstrate(self, rng: random.Random) -> Trace:
         if self.answer is None or isinstance(self.answer, Mapping):
             raise DataError(
-                f"{self.where}: {self.layout.name} rows have no answer in words that a teacher could "
+                f"{self.where}: {self.layout.name} rows have no text answer for a teacher to "
                 "write; warm up from recorded chats (sft.data)"
             )
         gold = accepted_answers(self.answer)[0]
@@ -169,7 +169,7 @@ class PromptsEnv(DatasetEnv):
             return [(Author.POLICY, written(opened(gold)))]
         if right := [text for text, score in ruled.items() if score == 1.0]:
             return [(Author.POLICY, right[0])]
-        raise DataError(f"{self.where}: the row holds no solution that a teacher could write")
+        raise DataError(f"{self.where}: the row has no solution for a teacher to write")
 
     def sample_random_action(self) -> str:
         rng = self.action_rng()
@@ -177,7 +177,7 @@ class PromptsEnv(DatasetEnv):
 
 
 def golds_of(answer: Any) -> list[str]:
-    """The texts that are right; of one that is a list of texts, as csv has them, each of these too.
+    """The texts that are right; of a gold that is a list of texts (csv), also each of them.
 
     >>> golds_of('["Paris", "Paris, France"]')
     ['["Paris", "Paris, France"]', 'Paris', 'Paris, France']
@@ -195,18 +195,18 @@ def written(answer: str) -> str:
 
 
 def opened(text: str) -> str:
-    r"""The last answer, out of its box: "<answer>It is \boxed{7}.</answer>" -> "7"."""
+    r"""The last answer, without its box: "<answer>It is \boxed{7}.</answer>" -> "7"."""
     answer = last_answer(text)
     box = last_boxed(answer)
     return (answer if box is None else box).strip()
 
 
 def named(table: RowTable, prompt_key: str, answer_key: str) -> RowLayout:
-    """The layout of somebody's own columns, if the table has them."""
+    """The layout of columns that the user names, if the table has them."""
     for name, key in (("prompt_key", prompt_key), ("answer_key", answer_key)):
         if not {key, key.partition(".")[0]} & set(table.columns):
             raise DataError(
                 f"{table.source} has no column {key.partition('.')[0]!r} (found: "
-                f"{', '.join(table.columns)}); say which one to use: {name}="
+                f"{', '.join(table.columns)}); name the one to use: {name}="
             )
     return by_keys(prompt_key, answer_key)

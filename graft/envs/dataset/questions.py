@@ -22,12 +22,12 @@ FORMS = {
 
 
 class QuestionEnv(DatasetEnv):
-    """1.0 if the answer is one of the golds, but for case, articles and punctuation; else 0.0.
+    """1.0 if the answer is one of the golds, ignoring case, articles and punctuation; else 0.0.
 
     gold ["Paris", "Paris, France"]    "<answer>paris</answer>"  ->  1.0
 
-    `form` says where the answer stands: "tag" is <answer>...</answer>, "boxed" is a box. The last
-    one counts. info["f1"] is how far the words overlap with the nearest gold.
+    `form` is where the answer is read: "tag" is <answer>...</answer>, "boxed" is a box. The last one
+    counts. info["f1"] is how far the words overlap with the nearest gold.
     """
 
     def __init__(

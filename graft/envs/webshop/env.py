@@ -40,14 +40,14 @@ class WebShop(BaseEnv):
         env     ... results, ten to a page
         policy  \\boxed{click[gs00104729]}, then \\boxed{click[white]}, then \\boxed{click[buy now]}
 
-    An action that cannot be read or is not offered costs 0.1 and changes nothing; one more than
+    An action that cannot be parsed or is not offered costs 0.1 and changes nothing; one more than
     `error_tolerance` of them ends the episode. `observation_mode` is "html", "text" or "text_rich".
-    `data` is a folder with WebShop's files; without it a made shop of 40 products is open.
+    `data` is a folder with WebShop's files; without it a bundled shop of 40 products is used.
     """
 
     shared = ("shop",)
     saved = (
-        *(*BaseEnv.saved, "goal_number", "place", "query", "hits", "page_number"),
+        *(*BaseEnv.saved, "goal_number", "view", "query", "hits", "page_number"),
         *("asin", "detail", "chosen", "visited", "errors"),
     )
 
@@ -75,9 +75,9 @@ class WebShop(BaseEnv):
         self.show_attrs = show_attrs
         self.shop = open_shop(str(BUNDLED if data is None else data))
         if not self.shop.goals[split]:
-            raise ValueError(f"{data}: no instruction falls into split={split!r}; add some")
+            raise ValueError(f"{data}: no instruction belongs to split={split!r}; add some")
         self.goal_number = 0
-        self.place = "search"  # or "results", "item", "detail"
+        self.view = "search"  # or "results", "item", "detail"
         self.query, self.page_number = "", 1
         self.hits: list[str] = []
         self.asin, self.detail = "", ""
@@ -101,17 +101,17 @@ class WebShop(BaseEnv):
         return self.shown()
 
     def leave(self) -> None:
-        """Back to the search page, with nothing in hand."""
-        self.place, self.query, self.hits, self.page_number = "search", "", [], 1
+        """Back to the search page; forget query, hits, product and options."""
+        self.view, self.query, self.hits, self.page_number = "search", "", [], 1
         self.asin, self.detail, self.chosen = "", "", {}
 
     def page(self) -> Page:
-        if self.place == "search":
+        if self.view == "search":
             return search_page()
-        if self.place == "results":
+        if self.view == "results":
             hits = [self.shop.products[asin] for asin in self.hits]
             return results_page(hits, self.query, self.page_number, self.visited)
-        if self.place == "item":
+        if self.view == "item":
             return item_page(self.product, self.chosen, show_attributes=self.show_attrs)
         return detail_page(self.product, self.detail)
 
@@ -158,12 +158,12 @@ class WebShop(BaseEnv):
         if not query:
             return self.refuse("the search is empty.")
         self.leave()
-        self.place, self.query, self.hits = "results", query, self.shop.search(query)
+        self.view, self.query, self.hits = "results", query, self.shop.search(query)
         return self.go_on(0.0)
 
     def click(self, kind: str, label: str, name: str) -> None:
         if kind == "product":
-            self.place, self.asin, self.chosen = "item", label, {}
+            self.view, self.asin, self.chosen = "item", label, {}
             if label not in self.visited:
                 self.visited.append(label)
         elif kind == "option":
@@ -173,11 +173,11 @@ class WebShop(BaseEnv):
         elif label == NEXT:
             self.page_number += 1
         elif label in (*DETAILS, "Attributes"):
-            self.place, self.detail = "detail", label
-        elif label == PREVIOUS and self.place == "results":
+            self.view, self.detail = "detail", label
+        elif label == PREVIOUS and self.view == "results":
             self.page_number -= 1
         elif label == PREVIOUS:
-            self.place = "results" if self.place == "item" else "item"
+            self.view = "results" if self.view == "item" else "item"
 
     def buy(self) -> Turn:
         wanted = self.shop.products[self.goal.asin]
@@ -192,7 +192,7 @@ class WebShop(BaseEnv):
         return self.go_on(self.error_reward, f"Turn {self.turns}: {why} Nothing happened.", is_over)
 
     def go_on(self, reward: float, note: str = "", is_over: bool = False) -> Turn:
-        """The next page. The turn limit ends the shopping by its own rules, so it is both flags."""
+        """The next page. The turn limit is a rule of the game, so it sets both flags."""
         is_last = self.turns == self.max_turns
         self.is_over = is_over or is_last
         if self.is_over:

@@ -21,10 +21,10 @@ MAX_QUERY = 200  # characters of a query that the results page repeats
 
 class PagePart(NamedTuple):
     kind: str
-    """"text" is only read; "button", "product" and "option" can be clicked."""
+    """ "text" is not clickable; "button", "product" and "option" are."""
     text: str
     name: str = ""
-    """Of an option: what it chooses, "color"."""
+    """Of an option: its name, such as "color"."""
     is_on: bool = False
     """An option that is chosen, a product that was visited."""
 
@@ -87,7 +87,7 @@ def detail_page(product: Product, detail: str) -> Page:
 
 
 def clickable(page: Page) -> dict[str, PagePart]:
-    """Label in lower case -> part. Of equal labels the first counts; buttons never lose theirs."""
+    """Label in lower case -> part. Of equal labels the first counts, buttons before options."""
     parts = [part for part in page if part.kind != "text"]
     parts.sort(key=lambda part: part.kind == "option")
     labels: dict[str, PagePart] = {}

@@ -2,7 +2,7 @@
 
     type factor x (attributes matched + options matched + price kept) / (attributes + options + 1)
 
-The wanted lamp in the wrong colour, of 2 attributes and 1 option: 1.0 x (2 + 0 + 1) / 4 = 0.75.
+The wanted lamp in the wrong colour, with 2 attributes and 1 option: 1.0 x (2 + 0 + 1) / 4 = 0.75.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graft.envs.text_ranking import words_of
 from graft.envs.webshop.shop import Goal, Product
 
 ALIKE = 85
-"""Two texts of a fuzzy ratio above this are the same thing."""
+"""Two texts with a fuzzy ratio above this count as equal."""
 SMALL_WORDS = {
     "a",
     "an",
@@ -43,7 +43,7 @@ class PurchaseScore(NamedTuple):
 
 
 def score(bought: Product, chosen: Mapping[str, str], wanted: Product, goal: Goal) -> PurchaseScore:
-    """`chosen` are the options at the time of buying: {"color": "red"}."""
+    """The score of a purchase; `chosen` are its options: {"color": "red"}."""
     kind = type_factor(bought, wanted)
     attributes = sum(has_attribute(bought, attribute) for attribute in goal.attributes)
     options = sum(is_chosen(option, chosen) for option in goal.options)
@@ -54,7 +54,7 @@ def score(bought: Product, chosen: Mapping[str, str], wanted: Product, goal: Goa
 
 
 def type_factor(bought: Product, wanted: Product) -> float:
-    """Whether it is the right kind of thing at all.
+    """How well the kind of product fits.
 
     overlap   share of the words of the wanted title (small words aside) in the bought one's
     1.0       the same query, or two levels of category in common, or an overlap above 0.2
@@ -78,7 +78,7 @@ def levels(product: Product) -> set[str]:
 
 
 def has_attribute(product: Product, attribute: str) -> bool:
-    """Listed among its attributes, nearly so, or written in title, features or description."""
+    """Whether an attribute is listed, exactly or nearly, or is in the title, features or description."""
     if any(likeness(attribute, own) > ALIKE for own in product.attributes):
         return True
     text = "\n".join([product.title, " ".join(product.features), product.description])
@@ -86,7 +86,7 @@ def has_attribute(product: Product, attribute: str) -> bool:
 
 
 def is_chosen(option: str, chosen: Mapping[str, str]) -> bool:
-    """Sizes must agree exactly, "8" is not "8.5"; other options nearly."""
+    """Whether an option was chosen: sizes must be equal ("8" is not "8.5"), other options similar."""
     return any(
         option == value if name == "size" else likeness(option, value) > ALIKE
         for name, value in chosen.items()
@@ -94,7 +94,7 @@ def is_chosen(option: str, chosen: Mapping[str, str]) -> bool:
 
 
 def likeness(one: str, other: str) -> float:
-    """0 to 100: how much two texts agree as sets of words, whatever their order.
+    """0 to 100: how similar two texts are as sets of words.
 
     likeness("blue, dark", "dark blue") = 100; "blue" and "dark blue" too: one contains the other.
     """

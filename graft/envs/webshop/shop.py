@@ -1,7 +1,7 @@
-"""Products and shopping instructions, read from WebShop's own files or the small bundled set.
+"""Products and shopping instructions, read from WebShop's files or the small bundled set.
 
 A folder holds items_shuffle*.json (products), items_ins_v2*.json (their attributes) and
-items_human_ins*.json (instructions); reviews.json is read if it is there.
+items_human_ins*.json (instructions); reviews.json is optional.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Product:
     asin: str
     title: str
     query: str
-    """The search that the product was collected with: its kind, in a few words."""
+    """The search that found the product: its kind, in a few words."""
     product_category: str
     """From the general to the special: "Home & Kitchen › Lighting › Desk Lamps"."""
     price: float
@@ -45,7 +45,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Goal:
-    """An instruction and what would fulfil it."""
+    """An instruction and its requirements."""
 
     asin: str
     instruction: str
@@ -88,7 +88,7 @@ def open_shop(folder: str) -> Shop:
     try:
         for number, row in enumerate(rows, 1):
             at = f"product {number}"
-            if len(row["asin"]) == ASIN_LENGTH:  # WebShop's files hold a few broken ones
+            if len(row["asin"]) == ASIN_LENGTH:  # WebShop's files contain a few broken ones
                 products.setdefault(row["asin"], product_of(row, attributes, reviews))
         for asin, several in instructions.items():
             at = f"instructions of {asin}"
@@ -109,7 +109,7 @@ def read(folder: Path, stem: str) -> Any:
         found = ", ".join(file.name for file in files) or "none"
         raise DataError(
             f"{folder} must hold one file {stem}*.json, found {found}; WebShop's data is "
-            "axon-rl/webshop on the hub, and without data= a small made shop is used"
+            "axon-rl/webshop on the hub; without data= a small bundled shop is used"
         )
     try:
         return json.loads(files[0].read_text("utf-8"))
@@ -120,7 +120,7 @@ def read(folder: Path, stem: str) -> Any:
 def product_of(row: dict[str, Any], attributes: Any, reviews: Any) -> Product:
     asin = row["asin"]
     features = row["small_description"] or []
-    said = reviews.get(asin, {})
+    reviewed = reviews.get(asin, {})
     return Product(
         asin=asin,
         title=row["name"],
@@ -141,14 +141,14 @@ def product_of(row: dict[str, Any], attributes: Any, reviews: Any) -> Product:
                 str(one.get("score", one.get("stars", ""))),
                 str(one.get("body", one.get("review", ""))),
             )
-            for one in said.get("reviews", ())
+            for one in reviewed.get("reviews", ())
         ),
-        rating=str(said.get("average_rating", "N.A.")),
+        rating=str(reviewed.get("average_rating", "N.A.")),
     )
 
 
 def price_of(pricing: str | None) -> float:
-    """ "$24.99" -> 24.99; of a range the upper end; 100 where none is given, as WebShop has it."""
+    """ "$24.99" -> 24.99; of a range the upper end; 100 if none is given, as in WebShop."""
     numbers = re.findall(r"\d+(?:\.\d+)?", (pricing or "").replace(",", ""))
     return max(map(float, numbers[:2]), default=UNKNOWN_PRICE)
 
@@ -156,7 +156,7 @@ def price_of(pricing: str | None) -> float:
 def goal_of(product: Product, given: dict[str, Any]) -> Goal:
     """The instruction with a price limit: one of the next multiples of 10 above the price.
 
-    WebShop draws the limit anew at every start; here the text decides, so a goal is always the same.
+    WebShop draws the limit at every start; here the text decides it, so a goal never changes.
     """
     text = given["instruction"].strip().strip(".")
     digest = hashlib.sha256(text.encode()).digest()[0]

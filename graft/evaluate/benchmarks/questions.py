@@ -33,7 +33,7 @@ class BenchmarkQuestions(DatasetEnv):
     Of its own it pays 1.0 for the text of the answer; benchmarks bring a reward from outside.
     """
 
-    looks_itself = True
+    checks_rows = True
     shared = (*DatasetEnv.shared, "keys", "question")
 
     def __init__(

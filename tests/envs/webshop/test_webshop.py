@@ -106,7 +106,7 @@ def test_pages_lead_into_each_other_and_back():
     env.step(search("headphones"))
     asin = env.hits[0]
     env.step(click(asin.lower()))
-    assert env.place == "item"
+    assert env.view == "item"
     for detail, shown in (
         ("description", env.product.description),
         ("features", env.product.features[0]),
@@ -115,10 +115,10 @@ def test_pages_lead_into_each_other_and_back():
         assert shown in env.step(click(detail)).observation
         assert "buy now" not in env.suffix().split("\n")[0]
         env.step(click("< prev"))
-        assert env.place == "item"
+        assert env.view == "item"
     assert f"[clicked button] {asin} [clicked button_]" in env.step(click("< prev")).observation
     env.step(click("back to search"))
-    assert (env.place, env.hits) == ("search", [])
+    assert (env.view, env.hits) == ("search", [])
 
 
 def test_options_are_shown_as_chosen_and_forgotten_on_another_product():
