@@ -28,7 +28,7 @@ def scale(
     """Change how many workers sample for a run on a cluster."""
     from graft.cluster.collector import SCALE
     from graft.config import ConfigError
-    from graft.models.io.save import write_json
+    from graft.files import write_json
     from graft.runs import RunStatus, find_run
     from graft.train.run_dir.folder import out_of_disk
 

@@ -13,12 +13,12 @@ they would have. Rejected attempts are here too: another condition costs no samp
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from graft.datagen.row_file import room_for
+from graft.files import FileInUse, JsonlLog
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Status
 
@@ -36,12 +36,14 @@ class AttemptLog:
         """Tasks with attempts to make again."""
         with room_for(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = path.open("a+b")
+            try:
+                self._log = JsonlLog(path)
+            except FileInUse as error:
+                raise RunStopped(f"{error}; wait for it, or give another --out") from error
         try:
-            self._take_lock()
             self._read(json.loads(json.dumps(of, default=str)))
         except BaseException:
-            self._file.close()
+            self._log.close()
             raise
 
     def is_done(self, task: int) -> bool:
@@ -49,23 +51,22 @@ class AttemptLog:
 
     def append(self, task: int, values: Mapping[str, Any]) -> None:
         """With the operating system when this returns: a killed process loses nothing."""
-        start = self._file.seek(0, os.SEEK_END)
-        self._write({"task": task, **values})
+        with room_for(self.path, KEPT):
+            start = self._log.append({"task": task, **values})
         self._place(task, start, values["attempts"])
 
     def tasks(self, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """The lines of tasks 0 to `count` - 1 in order, one in memory at a time."""
         for task in range(count):
             if task in self.places:
-                self._file.seek(self.places[task])
-                yield task, json.loads(self._file.readline())
+                yield task, json.loads(self._log.line_at(self.places[task]))
 
     def close(self) -> None:
         """A log of nothing is no use to anybody, and would have to be resumed."""
         if not self.places:
             self.path.unlink(missing_ok=True)
         with room_for(self.path, KEPT):
-            self._file.close()
+            self._log.close()
 
     def _place(self, task: int, start: int, attempts: list[dict[str, Any]]) -> None:
         self.places[task] = start
@@ -75,47 +76,27 @@ class AttemptLog:
             self.failed.add(task)
 
     def _read(self, of: dict[str, Any]) -> None:
-        self._file.seek(0)
-        whole, known = 0, None
-        for line in self._file:
-            if not line.endswith(b"\n"):
-                break  # torn: its writer was killed
+        known = None
+        for start, line in self._log.lines():
             try:
                 values = json.loads(line)
                 if "of" in values:
                     known = values["of"]
                 else:
-                    self._place(int(values["task"]), whole, values["attempts"])
+                    self._place(int(values["task"]), start, values["attempts"])
             except (ValueError, KeyError, TypeError):
                 raise RunStopped(
-                    f"{self.path} is damaged at byte {whole:,}; remove it to sample anew, or cut it "
+                    f"{self.path} is damaged at byte {start:,}; remove it to sample anew, or cut it "
                     "off there to keep what stands before"
                 ) from None
-            whole += len(line)
-        self._file.truncate(whole)
         if known is None:
-            self._write({"of": of})
+            with room_for(self.path, KEPT):
+                self._log.append({"of": of})
         elif known != of:
             raise RunStopped(
                 f"{self.path} holds attempts under other settings ({_differences(known, of)}); go on "
                 "with those, or give another --out"
             )
-
-    def _write(self, values: Mapping[str, Any]) -> None:
-        line = json.dumps(values, ensure_ascii=False, allow_nan=False)
-        with room_for(self.path, KEPT):
-            self._file.write(line.encode("utf-8", "replace") + b"\n")
-            self._file.flush()
-
-    def _take_lock(self) -> None:
-        import fcntl  # the lock ends with its process, however that ends
-
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunStopped(
-                f"another process is writing {self.path}; wait for it, or give another --out"
-            ) from error
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], within: str = "") -> str:

@@ -1,16 +1,12 @@
 """Rows to a file that appears under its name when it is whole: jsonl or parquet, by its ending.
 
-    rows.jsonl.part    grows, a few thousand rows in memory at most
-    rows.jsonl         is there at once, in place of an older one, when the last row is written
-
-A process that is killed leaves the part, which the next one overwrites; one that fails removes it.
+.rows.jsonl.partial    grows, a few thousand rows in memory at most
+rows.jsonl             is there at once, in place of an older one, when the last row is written
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +14,7 @@ from typing import IO, Any
 
 from graft.config import ConfigError
 from graft.data.errors import DataError
-from graft.models.io.save import sync_folder
+from graft.files import free_megabytes, new_file, sync
 from graft.train.run_dir.folder import RunStopped
 
 ENDINGS = (".jsonl", ".parquet")
@@ -30,21 +26,21 @@ Row = dict[str, Any]
 def new_rows(path: Path) -> Iterator[JsonFile | ParquetFile]:
     """A file to `append` rows to; it takes its name when the block ends well."""
     check_place(path)
-    part = path.with_name(f"{path.name}.part")
-    with room_for(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = (ParquetFile if path.suffix.lower() == ".parquet" else JsonFile)(part, path)
-    try:
-        yield file
+    kind = ParquetFile if path.suffix.lower() == ".parquet" else JsonFile
+    with new_file(path) as aside:
         with room_for(path):
-            file.close()
-            part.replace(path)
-            sync_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            file.abandon()
-        part.unlink(missing_ok=True)
-        raise
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = kind(aside, path)
+        try:
+            yield file
+            with room_for(path):
+                file.close()
+                sync(aside)
+        except BaseException:
+            with suppress(OSError):
+                file.abandon()
+            raise
+    sync(path.parent)
 
 
 def check_place(path: Path) -> None:
@@ -61,12 +57,10 @@ def room_for(path: Path, kept: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = next(folder for folder in path.absolute().parents if folder.exists())
-        free = shutil.disk_usage(place).free / 1e6
         before = "the older file of that name is as it was" if path.exists() else "no file is left"
         raise RunStopped(
-            f"cannot write {path} ({error}); {free:,.0f} MB are free there, and {kept or before}. Make "
-            "room and run the same command again, or give another --out"
+            f"cannot write {path} ({error}); {free_megabytes(path):,.0f} MB are free there, and "
+            f"{kept or before}. Make room and run the same command again, or give another --out"
         ) from error
 
 
@@ -83,9 +77,6 @@ class JsonFile:
             self._file.write(f"{line}\n")
 
     def close(self) -> None:
-        """On the disk when this returns."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
 
     def abandon(self) -> None:
@@ -110,13 +101,10 @@ class ParquetFile:
                 self._write()
 
     def close(self) -> None:
-        """On the disk when this returns."""
         if self._rows:
             self._write()
         if self._writer is not None:
             self._writer.close()
-        self._sink.flush()
-        os.fsync(self._sink.fileno())
         self._sink.close()
 
     def abandon(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -21,6 +20,7 @@ from typing import Any
 
 from graft.evaluate.estimates import NO_VOTE, Estimate, estimate, majority_at_k, pass_at_k
 from graft.evaluate.samples import StoredSample
+from graft.files import append_row
 from graft.rewards.answers import in_words, normalise, parse_number
 
 _FORMULA = re.compile(r"[0-9\\^=+*/<>]")
@@ -204,15 +204,7 @@ class ResultsFile:
     def append(self, cell: EvalResult) -> None:
         """On the disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(asdict(cell), allow_nan=False).encode() + b"\n"
-        with self.path.open("a+b") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    line = b"\n" + line  # behind the half line of somebody who was killed
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append_row(self.path, asdict(cell))
         self.cells.append(cell)
 
 

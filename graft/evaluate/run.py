@@ -31,7 +31,7 @@ from graft.evaluate.evaluator import (
 from graft.evaluate.results import EvalResult, ResultsFile
 from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_sets import read_sets
-from graft.models.io.save import write_whole
+from graft.files import write_text
 from graft.train.model import by_itself
 from graft.train.run_dir.checkpoint import located
 from graft.train.run_dir.folder import out_of_disk
@@ -272,7 +272,7 @@ def _write(table: ScoreTable, compared: Comparison | None, folder: Path, name: s
     with out_of_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
         text = table.markdown() + (f"\n{compared.markdown()}" if compared is not None else "")
-        write_whole(folder / f"{name}.md", lambda to: to.write_text(text, encoding="utf-8"))
+        write_text(folder / f"{name}.md", text)
         more = {} if compared is None else {"comparison": compared.to_json()}
         told = json.dumps({**table.to_json(), **more}, ensure_ascii=False)
-        write_whole(folder / f"{name}.json", lambda to: to.write_text(told, encoding="utf-8"))
+        write_text(folder / f"{name}.json", told)

@@ -13,13 +13,13 @@ four.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from graft.files import FileInUse, JsonlLog
 from graft.types import Status
 
 
@@ -71,56 +71,29 @@ class SampleFile:
         self.unreadable = 0
         """Lines in the middle that are no samples."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = path.open("a+b")
         try:
-            self._take_lock()
-            self._read()
-            if self._file.tell() == 0:
-                self._write({"of": dict(of)})
-        except BaseException:
-            self._file.close()
-            raise
-
-    def append(self, sample: StoredSample) -> None:
-        """With the operating system when this returns: a killed process loses nothing."""
-        self._write(asdict(sample))
-        self.kept[sample.task, sample.sample] = replace(sample, text="")
-
-    def close(self) -> None:
-        """On the disk when this returns."""
-        if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-    def _take_lock(self) -> None:
-        import fcntl  # the lock ends with its process, however that ends
-
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise SamplesInUse(
-                f"another process is writing {self.path}; wait for it, or give --name another name"
-            ) from error
-
-    def _read(self) -> None:
-        self._file.seek(0)
-        whole = 0
-        for line in self._file:
-            if not line.endswith(b"\n"):
-                break  # torn: its writer was killed
-            whole += len(line)
+            self._log = JsonlLog(path)
+        except FileInUse as error:
+            raise SamplesInUse(f"{error}; wait for it, or give --name another name") from error
+        is_new = True
+        for _, line in self._log.lines():
+            is_new = False
             if (sample := read_sample(line)) is not None:
                 self.kept[sample.task, sample.sample] = replace(sample, text="")
             elif b'"of"' not in line[:8]:
                 self.unreadable += 1
-        self._file.truncate(whole)
-        self._file.seek(whole)
+        if is_new:
+            self._log.append({"of": dict(of)})
 
-    def _write(self, values: Mapping[str, Any]) -> None:
-        line = json.dumps(values, ensure_ascii=False, allow_nan=False)
-        self._file.write(line.encode("utf-8", "replace") + b"\n")
-        self._file.flush()
+    def append(self, sample: StoredSample) -> None:
+        """With the operating system when this returns: a killed process loses nothing."""
+        self._log.append(asdict(sample))
+        self.kept[sample.task, sample.sample] = replace(sample, text="")
+
+    def close(self) -> None:
+        """On the disk when this returns."""
+        self._log.sync()
+        self._log.close()
 
 
 def read_sample(line: bytes | str) -> StoredSample | None:

@@ -10,13 +10,13 @@ whatever the run: curves are drawn from columns, tables and texts are cut with a
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from graft.files import new_file
 from graft.registry import UnknownName
 from graft.report import seeds, tables
 from graft.report.curves import curve
@@ -60,16 +60,13 @@ def write_report(
     """Write the page, whole or not at all; its path."""
     path = record.path / "report.html" if out is None else out
     text = page(record, *others)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
+        with new_file(path, is_shared=True) as aside:
+            aside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(
             error.errno, f"the report cannot be written to {path}: {error.strerror}"
         ) from error
-    finally:
-        aside.unlink(missing_ok=True)
     return path
 
 

@@ -13,7 +13,7 @@ that is resumed cuts its metrics back, and then all is read anew.
 
 from graft.runs.curves import Curves, is_step, numbers
 from graft.runs.find import find_run, find_runs
-from graft.runs.json_lines import GrowingJsonl, parse_object, read_object
+from graft.runs.json_lines import GrowingJsonl
 from graft.runs.lock import is_held
 from graft.runs.record import RecordedAlarm, RunRecord, RunStatus, SavedCheckpoint
 from graft.train.monitor.labels import PHASE_WORDS
@@ -33,6 +33,4 @@ __all__ = [
     "is_run",
     "is_step",
     "numbers",
-    "parse_object",
-    "read_object",
 ]

@@ -11,8 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from graft.files import parse_object, read_object
 from graft.runs.curves import Curves, is_step, numbers, order
-from graft.runs.json_lines import GrowingJsonl, lines_from_the_end, parse_object, read_object
+from graft.runs.json_lines import GrowingJsonl, lines_from_the_end
 from graft.runs.lock import is_held
 from graft.train.run_dir.trackers import PHASES, Phase
 from graft.types import Episode

@@ -11,12 +11,12 @@ import torch
 from graft.actions.actions import Actions
 from graft.config import ClusterSection, Config, ConfigError, EngineSection, ParallelSection
 from graft.envs import make as make_env
+from graft.files import write_json
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
 from graft.models.io.hub import find_model, origin_of
 from graft.models.io.load import load_model, open_model, read_config, read_json, shape_of
-from graft.models.io.save import write_json
 from graft.models.policy import host_copy, weights_of
 from graft.models.shape import ARCHITECTURES, ModelShape
 from graft.text.chat import Chat

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import torch
 
 from graft.config import Config, load_config
+from graft.files import make_aside, put_in_place
 from graft.models.io.load import read_json
 from graft.models.policy import save_policy
 from graft.protocols import Stateful
@@ -433,15 +434,11 @@ class Session:
         policy, is_first = self.components.policy, self.processes.is_first
         with out_of_disk(self.folder.path):
             if is_new:
-                aside = path.with_name(".reference.partial")
-                if is_first:
-                    shutil.rmtree(aside, ignore_errors=True)
-                    aside.mkdir(parents=True)
+                aside = make_aside(path) if is_first else None
                 source = self.saver.source or None
-                save_policy(policy, aside if is_first else None, special={}, source=source)
-                if is_first:
-                    shutil.rmtree(path, ignore_errors=True)
-                    aside.rename(path)
+                save_policy(policy, aside, special={}, source=source)
+                if aside is not None:
+                    put_in_place(aside, path)
                 self.processes.barrier("the reference model")
         return load_reference(path, policy)
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from graft.runs import RunRecord, read_object
+from graft.files import read_object
+from graft.runs import RunRecord
 
 LONGEST = 400
 """Characters of one piece that are shown; a hostile tokenizer can spell a novel with one id."""

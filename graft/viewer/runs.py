@@ -15,7 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from graft.runs import RunRecord, find_runs, parse_object
+from graft.files import parse_object
+from graft.runs import RunRecord, find_runs
 from graft.train.run_dir.names import named
 from graft.viewer.curves import metric_names
 from graft.viewer.episodes import EpisodeFile

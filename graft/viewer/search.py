@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from graft.runs import parse_object
+from graft.files import parse_object
 from graft.viewer.episodes import prompt_text
 from graft.viewer.runs import ViewedRun
 

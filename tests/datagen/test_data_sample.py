@@ -412,7 +412,7 @@ def test_a_rewritten_history_is_a_row_for_every_prompt(tmp_path):
 
 @pytest.fixture
 def served(monkeypatch):
-    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     monkeypatch.setattr(wire, "RETRIES", 1)
     with serving() as found:
         yield found

@@ -25,7 +25,7 @@ TOKENIZER = FastTokenizer.bytes()
 
 @pytest.fixture
 def served(monkeypatch) -> Iterator[Served]:
-    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with serving() as found:
         yield found

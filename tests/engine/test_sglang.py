@@ -55,7 +55,7 @@ class Stage:
 
 @pytest.fixture
 def stage(folder, tmp_path, monkeypatch) -> Iterator[Callable[[int], Stage]]:
-    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     monkeypatch.setattr(wire, "RETRIES", 3)
     with ExitStack() as stack:
 

@@ -28,7 +28,6 @@ from graft.evaluate.run import evaluate_checkpoints
 from graft.evaluate.task_sets import read_sets
 from graft.models.io.save import save_model
 from graft.rewards import REWARDS
-from graft.rewards.judge import judge as judging
 from graft.rewards.judge.judge import Judge
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
@@ -547,7 +546,7 @@ def test_a_real_model_goes_the_same_way(files, tmp_path):
 
 def test_a_judge_that_is_away_fails_attempts_and_makes_none_wrong(files, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_URL", "http://127.0.0.1:9/v1")
-    monkeypatch.setattr(judging, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     with serving() as served:
         served.reply = lambda content: f"\\boxed{{{told(content['messages'][-1]['content'])}}}"
         table, folder, _ = evaluate_checkpoints(

@@ -35,7 +35,7 @@ train: {{steps: 0}}
 
 @pytest.fixture
 def served(monkeypatch):
-    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     monkeypatch.setattr(wire, "RETRIES", 2)
     with serving() as found:
         yield found

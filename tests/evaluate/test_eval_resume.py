@@ -34,8 +34,8 @@ def dies(self, sample):
     append(self, sample)
     made.append(sample)
     if len(made) == 9:
-        self._file.write(b'{"task": "half a li')
-        self._file.flush()
+        self._log._file.write(b'{"task": "half a li')
+        self._log._file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
 SampleFile.append = dies

@@ -11,9 +11,10 @@ import torch
 
 from graft.config import check
 from graft.evaluate.generate import Generator
+from graft.files import write_json
 from graft.models.decoder import Decoder
 from graft.models.io.gguf_read import open_tokenizer
-from graft.models.io.save import save_model, write_json
+from graft.models.io.save import save_model
 from graft.text.tokenizer import FastTokenizer, TokenizerNotFound
 from graft.train.build import build_run
 from graft.train.model import load_tokenizer, new_shape

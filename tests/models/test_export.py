@@ -18,13 +18,14 @@ from torch import Tensor
 
 from graft import cli
 from graft.commands.export import size_in_bytes
+from graft.files import write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTIONS, extend
 from graft.models.io.export import ExportError, appear_at_once, open_source
 from graft.models.io.gguf_write import split_name
 from graft.models.io.load import ModelFileError, load_model
 from graft.models.io.model_card import read_origin
-from graft.models.io.save import save_model, write_json
+from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.text.tokenizer import FastTokenizer

@@ -103,7 +103,7 @@ def test_actions_come_back_from_their_own_file(
     assert back is not None and back.shape == wide.shape and back.dtype == dtype
     for name, weight in wide.state_dict().items():
         assert torch.equal(back.state_dict()[name], weight), name
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob("*.partial"))
 
 
 @EITHER

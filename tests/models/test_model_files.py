@@ -116,7 +116,7 @@ def test_a_saved_model_comes_back_to_the_bit(
     save_model(decoder, tmp_path, shard_bytes=shard_bytes)
     assert (tmp_path / "model.safetensors").exists() is (shard_bytes == 10**9)
     assert_equal(load_model(tmp_path), decoder)
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_rope_scaling_survives_the_round_trip(tmp_path: Path) -> None:

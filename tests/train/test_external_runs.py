@@ -149,7 +149,7 @@ def opens(folder: Path) -> list[Any]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Faults are soon given up on."""
-    monkeypatch.setattr(wire, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     monkeypatch.setattr(wire, "RETRIES", 2)
 
 

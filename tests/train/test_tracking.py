@@ -113,8 +113,8 @@ def test_every_line_is_on_disk_before_the_next_step(tmp_path):
 
 def test_a_killed_process_leaves_every_line_it_logged(tmp_path):
     code = (
-        "import os, signal, sys; from graft.train.run_dir.metrics_log import Track\n"
-        "track = Track(sys.argv[1], [])\n"
+        "import os, signal, sys; from graft.train.run_dir.metrics_log import MetricsLog\n"
+        "track = MetricsLog(sys.argv[1], [])\n"
         "for step in range(1, 4): track.log(step, {'reward': step / 4})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -157,7 +157,7 @@ def test_a_garbled_line_is_dropped_by_truncating(tmp_path):
         track.truncate_after("rl", 5)
     assert read_metrics(path) == [{"phase": "rl", "step": 1}, {"phase": "rl", "step": 2}]
     assert len(path.read_text().splitlines()) == 2
-    assert not list(tmp_path.glob("*.tmp"))
+    assert not list(tmp_path.glob(".*.partial"))
 
 
 def test_a_truncation_that_is_cut_short_leaves_the_old_record(tmp_path, monkeypatch):
@@ -193,7 +193,7 @@ def test_truncating_drops_later_episodes_and_half_written_ones(tmp_path):
     with MetricsLog(tmp_path, []) as track:
         for step in (1, 2, 3):
             track.episodes(step, [episode()])
-        (tmp_path / "episodes" / "step_000001.jsonl.tmp").write_text("{")
+        (tmp_path / "episodes" / ".step_000001.jsonl.partial").write_text("{")
         track.truncate_after("rl", 2)
         left = sorted(path.name for path in (tmp_path / "episodes").iterdir())
     assert left == ["step_000001.jsonl", "step_000002.jsonl"]
@@ -227,11 +227,11 @@ def test_a_full_disk_is_not_hidden(tmp_path, monkeypatch):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
 def test_a_full_disk_under_the_record_names_the_file(tmp_path):
     track = MetricsLog(tmp_path, [])
-    track._file.close()
-    track._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
+    track._log.close()
+    track._log._file = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115
     with pytest.raises(OSError, match=r"No space left.*metrics\.jsonl"):
         track.log(1, {})
-    track._file.close()
+    track._log.close()
 
 
 def test_a_tracker_whose_library_is_missing_names_the_extra(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graft.engine.errors import EngineError
+from graft.files import new_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,22 +52,17 @@ class WeightFolder:
         """The next version; its folder appears when all of it is there."""
         self.count += 1
         done = self.folder / f"{self.name}-{self.count:06d}"
-        part = done.with_name(done.name + ".part")
         try:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            for file, content in self.beside.items():
-                (part / file).write_bytes(content)
-            names = write_shards(weights.items(), part, shard_bytes)
-            check_names(names, self.expected, self.model_folder)
-            part.rename(done)
+            with new_folder(done, is_durable=False) as aside:
+                for file, content in self.beside.items():
+                    (aside / file).write_bytes(content)
+                names = write_shards(weights.items(), aside, shard_bytes)
+                check_names(names, self.expected, self.model_folder)
         except OSError as error:
             raise EngineError(
                 f"cannot write the weights of the engine to '{self.folder}' ({error}); "
                 "engine.exchange names a folder that the servers see too, with room for two models"
             ) from None
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
         return done
 
     def keep_only(self, folder: Path) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import random
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from string import ascii_lowercase
 from typing import Any
 
 from graft.envs.games.wiki_pages import MAX_DRAWS, Page, WikiError
+from graft.http import HttpClient, HttpFault
 
 MAX_REDIRECTS = 5
 AGENT = "graft wiki game (a reinforcement-learning environment)"
@@ -42,8 +41,12 @@ class ServedWiki:
             raise ValueError(f"max_query_attempts={max_query_attempts}: must be 1 or more")
         self.url = url.rstrip("/")
         self.delay = query_delay_ms / 1000
-        self.attempts = max_query_attempts
-        self.timeout = timeout_s
+        self.client = HttpClient(
+            timeout=timeout_s,
+            retries=max_query_attempts - 1,
+            headers={"User-Agent": AGENT},
+            first_pause=2 * self.delay,
+        )
         self.known: dict[str, Page | None] | None = {} if query_use_cache else None
 
     def page(self, title: str) -> Page | None:
@@ -71,26 +74,16 @@ class ServedWiki:
     def get(self, path: str, query: Mapping[str, str | int] | None = None) -> str | None:
         """The text of the response, None for "not found"; retries after other faults."""
         address = self.url + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        request = urllib.request.Request(address, headers={"User-Agent": AGENT})
-        fault: Exception | None = None
-        for attempt in range(self.attempts):
-            time.sleep(
-                self.delay * 2**attempt
-            )  # also before the first request: servers limit rates
-            try:
-                with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                    return answer.read().decode("utf-8", "replace")
-            except urllib.error.HTTPError as error:
-                error.close()
-                if error.code == 404:
-                    return None
-                fault = error
-            except (OSError, ValueError) as error:  # unreachable, reset, timed out; not HTTP at all
-                fault = error
-        raise WikiError(
-            f"{address}: {fault} (tried {self.attempts} times); is the server running, and is "
-            "its address right? Without a server: backend='local'"
-        ) from fault
+        time.sleep(self.delay)  # servers limit rates
+        try:
+            return self.client.ask(address, None, lambda body: body.decode("utf-8", "replace"))
+        except HttpFault as fault:
+            if fault.code == 404:
+                return None
+            raise WikiError(
+                f"{address} {fault} (tried {fault.attempts} times); is the server running, and is "
+                "its address right? Without a server: backend='local'"
+            ) from fault
 
 
 class MediaWiki(ServedWiki):

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from graft.files import free_megabytes, new_folder
 from graft.models.extra_actions import ACTIONS, ROWS
 from graft.models.io.gguf_read import load_gguf
 from graft.models.io.hub import HubError, find_model, split_name
@@ -42,7 +43,6 @@ from graft.models.io.save import (
     TokenIds,
     ids_of,
     save_configs,
-    sync_folder,
     with_ids,
     write_weights,
 )
@@ -308,32 +308,18 @@ def appear_at_once(
     keep        must survive, and so may not lie in what is replaced
     """
     folder = folder.resolve()
-    aside = folder.with_name(f".{folder.name}.partial")
-    old = folder.with_name(f".{folder.name}.replaced")
     _refuse_to_overwrite(folder, force, keep)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        _refuse_without_room(folder.parent, num_bytes)
-        aside.mkdir()
-        yield aside
-        sync_folder(aside)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            folder.rename(old)
-        aside.rename(folder)
-        sync_folder(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        if num_bytes > free_megabytes(folder) * 1e6:
+            raise OSError("no space left for it")
+        with new_folder(folder) as aside:
+            yield aside
     except OSError as error:
         raise ExportError(
-            f"cannot write '{folder}' ({error}); {_free(folder.parent):,.0f} MB are free there, "
+            f"cannot write '{folder}' ({error}); {free_megabytes(folder):,.0f} MB are free there, "
             f"about {num_bytes / 1e6:,.0f} MB are needed. Nothing was left behind: make room, or "
             f"give another --out"
         ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        if old.exists() and not folder.exists():  # the second rename failed: as it was before
-            old.rename(folder)
 
 
 def _refuse_to_overwrite(folder: Path, force: bool, keep: Path | None) -> None:
@@ -372,12 +358,3 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     """
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def _refuse_without_room(folder: Path, num_bytes: int) -> None:
-    if num_bytes > shutil.disk_usage(folder).free:
-        raise OSError("no space left for it")
-
-
-def _free(folder: Path) -> float:
-    return shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0.0

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,10 +23,10 @@ import numpy as np
 import tokenizers
 from torch import Tensor
 
+from graft.files import new_file, sync
 from graft.models.io.export import ExportError, check_fits
 from graft.models.io.gguf_read import INSIDE, OUTSIDE, ROPE_FACTORS
 from graft.models.io.load import Stored
-from graft.models.io.save import sync_folder
 from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
@@ -60,9 +59,8 @@ def write_gguf(
     stored.check()
     check_fits(stored.shape, tokenizer)
     metadata = {**shape_metadata(stored.shape), **tokenizer_metadata(tokenizer, stored.shape)}
-    part = path.with_name(f".{path.name}.partial")
-    with _whole(path, part):
-        writer = gguf.GGUFWriter(part, stored.shape.family)
+    with _whole(path) as aside:
+        writer = gguf.GGUFWriter(aside, stored.shape.family)
         try:
             writer.add_name(name or path.stem)
             writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[kind]])
@@ -93,23 +91,18 @@ def _package() -> Any:
 
 
 @contextmanager
-def _whole(path: Path, part: Path) -> Iterator[None]:
-    """What is written to `part` becomes `path`, or nothing is left of it."""
+def _whole(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `path`; a failed write is explained."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)
-        yield
-        with part.open("rb+") as written:
-            os.fsync(written.fileno())
-        part.replace(path)
-        sync_folder(path.parent)
+        with new_file(path) as aside:
+            yield aside
+        sync(path.parent)
     except OSError as error:
         raise ExportError(
             f"cannot write '{path}' ({error}); nothing was left behind: make room, or give another "
             f"--gguf"
         ) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def shape_metadata(shape: ModelShape) -> dict[str, Any]:

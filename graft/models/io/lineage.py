@@ -9,13 +9,13 @@ called by its own name alone.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from graft.files import read_object
 from graft.models.io.hub import cached_copy, origin_of, split_name
 from graft.models.lora.training import base_named
 
@@ -119,12 +119,3 @@ def model_section(recipe: str) -> Mapping[str, Any]:
         return {}
     section = content.get("model") if isinstance(content, dict) else None
     return section if isinstance(section, dict) else {}
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is none that can be read."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from graft.models.io.lineage import Lineage, lineage_of, model_section, read_object, without_paths
+from graft.files import read_object
+from graft.models.io.lineage import Lineage, lineage_of, model_section, without_paths
 from graft.models.shape import ModelShape
 from graft.version import __version__
 

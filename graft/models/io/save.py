@@ -6,7 +6,6 @@ absent. To make the folder as a whole appear at once, save into a fresh one and 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from graft.files import new_file, sync, write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTIONS, ROWS, extra_rows
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
@@ -63,7 +63,8 @@ def save_rows(rows: Tensor | None, folder: Path, dtype: torch.dtype) -> None:
     """Rows [extra, D] of actions beyond the vocabulary, in their own file."""
     if rows is not None:
         stored = {ROWS: rows.to("cpu", dtype).contiguous()}
-        write_whole(folder / ACTIONS, lambda to: _save_file(stored, to))
+        with new_file(folder / ACTIONS) as aside:
+            _save_file(stored, aside)
     else:  # left from an earlier save they would be read as those of this model
         (folder / ACTIONS).unlink(missing_ok=True)
 
@@ -103,7 +104,8 @@ def write_weights(
     }
     for file, names in files.items():
         shard = {name: read(name).to("cpu", dtype).contiguous() for name in names}
-        write_whole(folder / file, lambda to, shard=shard: _save_file(shard, to))
+        with new_file(folder / file) as aside:
+            _save_file(shard, aside)
     written = set(files)
     if len(shards) > 1:
         written.add(INDEX)
@@ -114,7 +116,7 @@ def write_weights(
     for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
         if stale.name not in written:
             stale.unlink(missing_ok=True)
-    sync_folder(folder)
+    sync(folder)
     return list(files)
 
 
@@ -177,7 +179,7 @@ def save_configs(
         generation = {name: written[name] for name in SPECIAL if written[name] is not None}
     write_json(folder / "config.json", written)
     write_json(folder / "generation_config.json", generation)
-    sync_folder(folder)
+    sync(folder)
 
 
 def ids_of(tokenizer: FastTokenizer, turn_ends: Iterable[int] = ()) -> TokenIds:
@@ -226,31 +228,3 @@ def _carried(source: str | os.PathLike[str] | None) -> tuple[dict[str, Any], dic
     config = {k: v for k, v in read_config(folder).items() if k not in NOT_CARRIED}
     generation = folder / "generation_config.json"
     return config, read_json(generation) if generation.exists() else {}
-
-
-def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    write_whole(file, lambda to: to.write_text(text, encoding="utf-8"))
-
-
-def write_whole(file: Path, write: Callable[[Path], object]) -> None:
-    """Write beside, flush to the disk, rename: a crash leaves the old file or the new one."""
-    part = file.with_name(file.name + ".part")
-    write(part)
-    descriptor = os.open(part, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    part.replace(file)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames durable; not every system lets a folder be opened."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

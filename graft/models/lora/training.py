@@ -35,11 +35,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from graft.files import new_file, sync, write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTIONS, ROWS, extra_rows
 from graft.models.io.hub import split_name
 from graft.models.io.load import ModelFileError, open_tensors, read_json
-from graft.models.io.save import sync_folder, write_json, write_whole
 from graft.models.io.tensor_names import hf_rows
 from graft.models.shape import ModelShape
 
@@ -230,12 +230,14 @@ class Lora(nn.Module):
         }
         tensors = {name: value.cpu().contiguous() for name, value in self._tensors().items()}
         told = {"format": "pt", FINGERPRINT: self.fingerprint}
-        write_whole(folder / ADAPTER, lambda to: _save_file(tensors, to, told))
+        with new_file(folder / ADAPTER) as aside:
+            _save_file(tensors, aside, told)
         if self.rows is not None:
             rows = {ROWS: self.rows.detach().cpu().contiguous()}
-            write_whole(folder / ACTIONS, lambda to: _save_file(rows, to, {"format": "pt"}))
+            with new_file(folder / ACTIONS) as aside:
+                _save_file(rows, aside, {"format": "pt"})
         write_json(folder / ADAPTER_CONFIG, config)
-        sync_folder(folder)
+        sync(folder)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

@@ -23,16 +23,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from graft.files import new_file, sync, write_json
 from graft.models.io.hf_config import refuse_looking_ahead, refuse_quantised
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
-from graft.models.io.save import (
-    NOT_CARRIED,
-    SHARD_BYTES,
-    split_shards,
-    sync_folder,
-    write_json,
-    write_whole,
-)
+from graft.models.io.save import NOT_CARRIED, SHARD_BYTES, split_shards
 from graft.models.shape import UnsupportedModel
 
 GENERATION = "generation_config.json"
@@ -218,7 +212,8 @@ def write_folder(
     }
     for file, names in files.items():
         shard = {name: tensors[name].to("cpu", kind(name)).contiguous() for name in names}
-        write_whole(folder / file, lambda to, shard=shard: save_file(shard, to, {"format": "pt"}))
+        with new_file(folder / file) as aside:
+            save_file(shard, aside, {"format": "pt"})
     if count > 1:
         where = {name: file for file, names in files.items() for name in names}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
@@ -229,7 +224,7 @@ def write_folder(
             stale.unlink(missing_ok=True)
     for name, content in configs.items():
         write_json(folder / name, content)
-    sync_folder(folder)
+    sync(folder)
 
 
 def config_to_write(

@@ -14,25 +14,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from graft.http import HttpClient, HttpFault, json_of, shown
 from graft.rewards.answers import accepted_answers, in_words, last_answer
 from graft.rewards.judge.agreement import Agreement, JudgedItem
 from graft.rewards.judge.prompt import JudgePrompt
-from graft.rewards.judge.rate_limit import RateLimit, read_retry_after
+from graft.rewards.judge.rate_limit import RateLimit
 from graft.text.parse import last_boxed
 from graft.tools.errors import ToolError
 from graft.tools.search.cache import CacheBroken, SearchCache
@@ -40,8 +37,6 @@ from graft.types import Task, Trajectory
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled from then on
-MAX_PAUSE = 30.0
 MAX_REPLY = 2**20  # bytes; the verdict is one word
 AT_A_TIME = 1024  # items of `agreement_on` in memory: a file may have a million samples
 
@@ -101,7 +96,14 @@ class Judge:
         self.concurrency, self.strict = concurrency, strict
         self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
         """Verdicts that were requested, taken from the cache, and not obtained."""
-        self._key = os.environ.get(api_key_env, "").strip()
+        key = os.environ.get(api_key_env, "").strip()
+        headers = {"Content-Type": "application/json"}
+        self._client = HttpClient(
+            timeout=timeout,
+            retries=retries,
+            headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
+            max_bytes=MAX_REPLY,
+        )
         self._cache = _open_cache(cache) if cache else None
         self._slots = threading.BoundedSemaphore(concurrency)
         self._rate_limit = RateLimit(rate)
@@ -203,65 +205,32 @@ class Judge:
         """The judge's words, after as many attempts as it takes and as time allows."""
         content = {"model": self.model} if self.model else {}
         content |= {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
-        body = json.dumps(content).encode()
-        end = time.monotonic() + self.deadline
+        start = time.monotonic()
         if not self._slots.acquire(timeout=self.deadline):
             raise JudgeError(f"no free place at judge {self.url} in {self.deadline:g} s")
         try:
-            for attempt in range(self.retries + 1):
-                if not self._rate_limit.wait(end):
-                    raise JudgeError(
-                        f"no turn to ask judge {self.url} in {self.deadline:g} s: its rate= or the "
-                        "Retry-After that it sent is too slow for the deadline"
-                    )
-                try:
-                    return self._attempt(body, min(end, time.monotonic() + self.timeout))
-                except _Passing as error:
-                    # the dice keep those who failed together from coming back together
-                    pause = min(FIRST_PAUSE * 2**attempt, MAX_PAUSE) * random.uniform(0.5, 1.5)
-                    is_over = time.monotonic() + max(pause, error.wish) >= end
-                    # an hour's wish is not kept for longer than one question can wait
-                    self._rate_limit.hold(min(error.wish, self.deadline))
-                    if attempt == self.retries or is_over:
-                        raise JudgeError(f"judge {self.url} {error}") from error
-                time.sleep(pause)
+            return self._client.ask(
+                self.url,
+                json.dumps(content).encode(),
+                _read_reply,
+                deadline=self.deadline - (time.monotonic() - start),
+                before=self._wait_for_turn,
+                # a Retry-After of an hour is not kept for longer than one question can wait
+                on_fault=lambda fault, _: self._rate_limit.hold(
+                    min(fault.retry_after, self.deadline)
+                ),
+            )
+        except HttpFault as fault:
+            raise JudgeError(f"judge {self.url} {fault}") from fault
         finally:
             self._slots.release()
-        raise AssertionError("the last attempt returns or raises")
 
-    def _attempt(self, body: bytes, end: float) -> str:
-        try:
-            return _read_reply(self._post(body, end))
-        except urllib.error.HTTPError as error:
-            wish = read_retry_after(error.headers.get("Retry-After"))
-            what = f"answered {error.code}: {_said(error) or error.reason}"
-            if error.code != 429 and error.code < 500:  # no key, no such model: so it will stay
-                raise JudgeError(f"judge {self.url} {what}") from error
-            raise _Passing(what, wish) from error
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, TimeoutError):
-                raise _Passing("gave no answer in time") from error
-            raise _Passing(f"cannot be reached: {reason or type(reason).__name__}") from error
-        except ValueError as error:
-            raise _Passing(f"sent no usable reply: {error}") from error
-
-    def _post(self, body: bytes, end: float) -> bytes:
-        request = urllib.request.Request(
-            self.url, body, {"Content-Type": "application/json"}, method="POST"
-        )
-        if self._key:  # a server that sends us elsewhere does not get to pass the key on
-            request.add_unredirected_header("Authorization", f"Bearer {self._key}")
-        with urllib.request.urlopen(request, timeout=max(end - time.monotonic(), 0.001)) as reply:
-            read = bytearray()
-            # piece by piece: the socket's own timeout starts anew with every byte of a slow reply
-            while part := reply.read1(65536):
-                read += part
-                if len(read) > MAX_REPLY:
-                    raise ValueError(f"more than {MAX_REPLY} bytes")
-                if time.monotonic() > end:
-                    raise TimeoutError
-        return bytes(read)
+    def _wait_for_turn(self, end: float) -> None:
+        if not self._rate_limit.wait(end):
+            raise JudgeError(
+                f"no turn to ask judge {self.url} in {self.deadline:g} s: its rate= or the "
+                "Retry-After that it sent is too slow for the deadline"
+            )
 
     def _count(self, name: str) -> None:
         with self._lock:
@@ -273,15 +242,6 @@ class Judge:
             self._warned.add(about)
         if is_first:
             log.warning("%s (reported once; `counts` has the total)", what)
-
-
-class _Passing(Exception):
-    """A fault that the next attempt may not meet."""
-
-    def __init__(self, what: str, wish: float = 0.0) -> None:
-        super().__init__(what)
-        self.wish = wish
-        """Seconds that the server asked to be left alone."""
 
 
 def is_correct_reply(reply: str) -> bool:
@@ -319,20 +279,12 @@ def _text(content: Any) -> str:
 
 def _read_reply(data: bytes) -> str:
     try:
-        text = json.loads(data)["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError, RecursionError):
-        raise ValueError(f"no choices[0].message.content in {data[:200]!r}") from None
+        text = json_of(data)["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        raise ValueError(f"no choices[0].message.content: {shown(data)!r}") from None
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"the message has no text: {text!r}")
+        raise ValueError(f"a message without text: {text!r}")
     return text
-
-
-def _said(error: urllib.error.HTTPError) -> str:
-    with error:  # it holds the connection
-        try:
-            return error.read(300).decode("utf-8", "replace").strip()
-        except (OSError, HTTPException):  # the fault has a fault
-            return ""
 
 
 def _endpoint(url: str) -> str:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 
 class RateLimit:
@@ -40,23 +38,3 @@ class RateLimit:
         """Let no thread start a request for this time."""
         with self._taking:
             self._free = max(self._free, time.monotonic() + seconds)
-
-
-def read_retry_after(text: str | None) -> float:
-    """The seconds of a Retry-After header, which is a number or a date; 0 for any other text.
-
-    >>> read_retry_after("2"), read_retry_after("soon"), read_retry_after(None)
-    (2.0, 0.0, 0.0)
-    """
-    if not text:
-        return 0.0
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            date = parsedate_to_datetime(text)
-        except ValueError:
-            return 0.0
-        known = date if date.tzinfo else date.replace(tzinfo=UTC)
-        seconds = (known - datetime.now(UTC)).total_seconds()
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0

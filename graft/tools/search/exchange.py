@@ -7,13 +7,12 @@ same text is made: one line "Page 1: ..." for each.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from graft.data.corpus import without_surrogates
 from graft.data.errors import DataError
+from graft.files import new_file
 from graft.tools.search.cache import Answer, SearchCache
 
 _TEXTS = ("text", "snippet", "description", "contents", "content")
@@ -42,14 +41,8 @@ def export_json(cache: SearchCache, path: str | Path) -> int:
     texts = {entry.query: answer_text(entry.answer) for entry in cache.entries()}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(prefix=target.name, dir=target.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(texts, file, ensure_ascii=False, indent=1)
-        Path(part).replace(target)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    with new_file(target, is_shared=True) as aside, aside.open("w", encoding="utf-8") as file:
+        json.dump(texts, file, ensure_ascii=False, indent=1)
     return len(texts)
 
 

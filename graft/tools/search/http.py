@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Sequence
-from contextlib import suppress
-from http.client import HTTPException
 
+from graft.http import HttpClient, HttpFault
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
-from graft.tools.search.wire import TYPES, BadMessage, load_msgpack, read_reply, write_request
+from graft.tools.search.wire import TYPES, load_msgpack, read_reply, write_request
 
 MAX_REPLY = 64 * 2**20  # bytes; more is no list of documents
 FIRST_PAUSE = 0.1  # seconds before the second attempt, doubled from then on
@@ -42,6 +38,14 @@ class HttpSource:
         self.url = parts._replace(path="/retrieve").geturl() if parts.path in "/" else url
         self.wire, self.timeout, self.retries = wire, timeout, retries
         self.fingerprint = f"http:{self.url}"
+        self._client = HttpClient(
+            timeout=timeout,
+            deadline=timeout,
+            retries=retries,
+            headers={"Content-Type": TYPES[wire]},
+            first_pause=FIRST_PAUSE,
+            max_bytes=MAX_REPLY,
+        )
 
     def open(self) -> None:
         """Nothing to prepare: the service may still be starting."""
@@ -52,52 +56,12 @@ class HttpSource:
         return [self._ask([query], topk)[0] for query in queries]  # this wire holds one query
 
     def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        body = write_request(queries, topk, self.wire)
-        end = time.monotonic() + self.timeout
-        fault = ToolError(f"{self.url} was never asked")
-        for attempt in range(self.retries + 1):
-            try:
-                data = self._post(body, end)
-                found = read_reply(data, len(queries), is_single=self.wire == "msgpack")
-                return [hits[:topk] for hits in found]  # web services may not know `topk`
-            except urllib.error.HTTPError as error:
-                said = ""
-                with (
-                    error,
-                    suppress(OSError, HTTPException),
-                ):  # it holds the connection, and may hang
-                    said = error.read(300).decode("utf-8", "replace").strip()
-                fault = ToolError(f"{self.url} answered {error.code}: {said or error.reason}")
-                if error.code != 429 and error.code < 500:
-                    raise fault from error
-            except TimeoutError as error:
-                raise ToolError(f"{self.url} gave no answer in {self.timeout:g} s") from error
-            except ValueError as error:  # BadMessage, or a row that is no document
-                raise ToolError(f"{self.url} sent no usable reply: {error}") from error
-            except (OSError, HTTPException) as error:
-                reason = getattr(error, "reason", error)
-                if isinstance(reason, TimeoutError):
-                    raise ToolError(f"{self.url} gave no answer in {self.timeout:g} s") from error
-                fault = ToolError(f"cannot reach {self.url}: {reason}")
-            pause = FIRST_PAUSE * 2**attempt
-            if attempt == self.retries or time.monotonic() + pause >= end:
-                break
-            time.sleep(pause)
-        raise fault
-
-    def _post(self, body: bytes, end: float) -> bytes:
-        request = urllib.request.Request(
-            self.url, body, {"Content-Type": TYPES[self.wire]}, method="POST"
-        )
-        with urllib.request.urlopen(request, timeout=max(end - time.monotonic(), 0.001)) as reply:
-            parts: list[bytes] = []
-            size = 0
-            # piece by piece: the socket's own timeout starts anew with every byte of a slow reply
-            while part := reply.read1(65536):
-                parts.append(part)
-                size += len(part)
-                if size > MAX_REPLY:
-                    raise BadMessage(f"more than {MAX_REPLY} bytes")
-                if time.monotonic() > end:
-                    raise TimeoutError
-        return b"".join(parts)
+        try:
+            data = self._client.ask(self.url, write_request(queries, topk, self.wire), bytes)
+        except HttpFault as fault:
+            raise ToolError(f"{self.url} {fault}") from fault
+        try:
+            found = read_reply(data, len(queries), is_single=self.wire == "msgpack")
+        except ValueError as error:  # BadMessage, or a row that is no document
+            raise ToolError(f"{self.url} sent no usable reply: {error}") from error
+        return [hits[:topk] for hits in found]  # web services may not know `topk`

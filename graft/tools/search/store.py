@@ -19,7 +19,6 @@ import logging
 import mmap
 import os
 import shutil
-import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ import numpy as np
 
 from graft.data.corpus import Document, read_documents
 from graft.data.errors import DataError
+from graft.files import new_folder
 
 log = logging.getLogger(__name__)
 
@@ -123,15 +123,10 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
             if folder.is_dir():
                 return folder
             if is_ours:  # nobody else is at work, so what lies there was left by the dead
-                for left in folder.parent.glob(f"{folder.name}.part-*"):
+                for left in folder.parent.glob(f".{folder.name}.*.partial"):
                     shutil.rmtree(left, ignore_errors=True)
-            part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
-            try:
-                build(part)
-                _to_disk(part)
-                part.rename(folder)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
+            with new_folder(folder, is_shared=True) as aside:
+                build(aside)
     except OSError as error:
         if folder.is_dir():  # somebody was faster
             return folder
@@ -163,14 +158,6 @@ def _take(file: IO[str], path: Path) -> bool:
         except OSError:  # some network file systems have no locks
             return False
     return False
-
-
-def _to_disk(folder: Path) -> None:
-    """Without this a power cut could leave the name of a folder and not what is in it."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
 
 
 @functools.lru_cache(maxsize=64)

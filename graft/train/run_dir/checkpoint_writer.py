@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from graft.deadlines import waiting
-from graft.models.io.save import ids_of, sync_folder, write_json, write_whole
+from graft.files import aside_of, make_aside, new_file, put_in_place, sync, write_json
+from graft.models.io.save import ids_of
 from graft.models.policy import host_copy, save_policy
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.learner import Learner
@@ -67,11 +68,10 @@ class CheckpointWriter:
         target = self.folder / f"{phase}-{step:06d}"
         if target == self._newest:  # it was being written, and now it is there
             return
-        aside = self.folder / f".{target.name}.partial"
+        aside = aside_of(target)
         with out_of_disk(self.folder.parent):
             if self.processes.is_first:
-                shutil.rmtree(aside, ignore_errors=True)
-                aside.mkdir(parents=True)
+                make_aside(target)
             self.processes.barrier("the folder of the checkpoint")
             try:
                 told = {"phase": phase, "step": step, **state}
@@ -98,15 +98,14 @@ class CheckpointWriter:
                 self._name(target)
         finally:
             if self.processes.is_first:
-                shutil.rmtree(self.folder / f".{target.name}.partial", ignore_errors=True)
+                shutil.rmtree(aside_of(target), ignore_errors=True)
 
     def _name(self, target: Path) -> None:
         """Everybody is done: from now on it counts."""
         self.processes.barrier("everybody's part of the checkpoint")
         if self.processes.is_first:
-            shutil.rmtree(target, ignore_errors=True)
-            (self.folder / f".{target.name}.partial").rename(target)
-            sync_folder(self.folder)
+            put_in_place(aside_of(target), target)
+            sync(self.folder)
             _forget(self.folder, self.keep_last)
         self.processes.barrier("the checkpoint to have its name")
         self._newest = target
@@ -174,7 +173,8 @@ class CheckpointWriter:
             write_json(aside / ACTION_NAMES, {"actions": list(self.names)})
         if learner is not None and learner.lora is not None:
             learner.lora.save(aside / ADAPTER_FOLDER)
-        write_whole(aside / "trainer.pt", lambda to: _save(dict(small), to))
+        with new_file(aside / "trainer.pt") as to:
+            _save(dict(small), to)
         write_json(aside / "state.json", dict(told))
 
 

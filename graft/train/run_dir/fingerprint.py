@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.models.io.save import write_json
+from graft.files import write_json
 from graft.models.parallel.parts import bounds, is_split, local, part
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.learner import Learner

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import Config, dump_config
-from graft.models.io.save import write_json, write_whole
+from graft.files import append_row, free_megabytes, write_json, write_text
 
 
 class RunStopped(RuntimeError):
@@ -57,8 +55,7 @@ def out_of_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        free = shutil.disk_usage(folder).free / 1e6 if folder.exists() else 0.0
-        way_out = f"{free:,.0f} MB are free there: make room"
+        way_out = f"{free_megabytes(folder):,.0f} MB are free there: make room"
         if error.errno in NOT_WRITABLE:
             way_out = "set run.dir to a folder that exists and that you may write to"
         raise RunStopped(
@@ -101,9 +98,7 @@ class RunFolder:
         """Write down what the run goes on with; one that is done keeps the settings it was trained with."""
         with out_of_disk(self.path):
             (self.path / STOPPED).unlink(missing_ok=True)
-            resolved = dump_config(self.config)
-            config = self.path / "config.yaml"
-            write_whole(config, lambda to: to.write_text(resolved, encoding="utf-8"))
+            write_text(self.path / "config.yaml", dump_config(self.config))
 
     def _take_lock(self) -> None:
         # an flock ends with its process, however that ends: no stale lock after kill -9
@@ -152,8 +147,8 @@ class RunFolder:
         if not self.changed:
             return []
         entry = {"time": time.time(), "phase": phase, "step": step, "changed": self.changed}
-        with out_of_disk(self.path), (self.path / CHANGES).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        with out_of_disk(self.path):
+            append_row(self.path / CHANGES, entry)
         where = f"from {phase} step {step + 1} on"
         return [f"{key}: {was!r} -> {now!r} {where}" for key, (was, now) in self.changed.items()]
 

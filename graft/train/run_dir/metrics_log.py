@@ -12,14 +12,13 @@ must not fail: a disk that is full stops the run with the name of the file.
 from __future__ import annotations
 
 import errno
-import json
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from graft.files import JsonlLog, append_row, new_file, parse_object
 from graft.registry import resolve
 from graft.train.run_dir.trackers import PHASES, TRACKERS, Phase, Tracker
 from graft.types import Episode
@@ -43,10 +42,7 @@ class MetricsLog:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / "metrics.jsonl"
-        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
-            # killed in the middle of a line: the next one must not be glued to it
-            _replace(self.path, map(_line, read_metrics(self.path)))
-        self._file = self.path.open("ab")
+        self._log = JsonlLog(self.path)
         self._trackers: dict[str, Tracker] = {}
         for name, factory in factories.items():
             try:
@@ -73,25 +69,20 @@ class MetricsLog:
         """Append one line to `metrics.jsonl` and tell the trackers; phase is "sft" or "rl"."""
         named = _phase(phase)
         values = {name: _number(value) for name, value in metrics.items()}
-        line = _line(record(step, values, named)).encode()
-        try:
-            self._file.write(line)
-            self._file.flush()  # to the system, so that a killed process loses nothing
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._log.append(record(step, values, named))
         self._tell(lambda tracker: tracker.log(step, values, named))
 
     def episodes(self, step: int, episodes: Iterable[Episode]) -> Path:
         """Write `episodes/step_000012.jsonl`, one line per task. It appears whole or not at all."""
         path = self.folder / "episodes" / f"step_{step:06d}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        _replace(path, map(_episode_line, episodes))
+        with new_file(path) as aside, aside.open("w", encoding="utf-8") as file:
+            file.writelines(map(_episode_line, episodes))
         return path
 
     def alarm(self, alarm: Mapping[str, Any]) -> None:
         """Append one line to `alarms.jsonl`."""
-        with (self.folder / "alarms.jsonl").open("a", encoding="utf-8") as file:
-            file.write(_line(alarm))
+        append_row(self.folder / "alarms.jsonl", alarm)
 
     def truncate_after(self, phase: str, step: int) -> None:
         """Forget what came after `step` of `phase`: a run resumes there and will do it again.
@@ -100,22 +91,21 @@ class MetricsLog:
         """
         named = _phase(phase)
         last = _order(named, step)
-        kept = [r for r in read_metrics(self.path) if _order(r["phase"], r["step"]) <= last]
-        self._file.close()
-        _replace(self.path, map(_line, kept))
-        self._file = self.path.open("ab")
-        for path in (*self.folder.glob("episodes/step_*"), *self.folder.glob("learned/step_*")):
-            done = path.name.removeprefix("step_").partition(".")[0]
-            if path.suffix == ".tmp" or _order("rl", int(done)) > last:
+        _forget_after(last, self._log)
+        for folder in (self.folder / "episodes", self.folder / "learned"):
+            for path in folder.glob("step_*"):
+                if _order("rl", int(path.name[5:].partition(".")[0])) > last:
+                    path.unlink()
+            for path in folder.glob(".step_*.partial"):
                 path.unlink()
-        alarms = self.folder / "alarms.jsonl"
-        if alarms.exists():
-            told = [r for r in read_metrics(alarms) if _order(r["phase"], r["step"]) <= last]
-            _replace(alarms, map(_line, told))
+        if (alarms := self.folder / "alarms.jsonl").exists():
+            log = JsonlLog(alarms)
+            _forget_after(last, log)
+            log.close()
         self._tell(lambda tracker: tracker.truncate_after(named, step))
 
     def close(self) -> None:
-        self._file.close()
+        self._log.close()
         self._tell(lambda tracker: tracker.close())
         self._trackers.clear()
 
@@ -165,12 +155,9 @@ def record(step: int, metrics: Mapping[str, float], phase: Phase) -> dict[str, A
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl`, without any that a killed run left half written."""
     records: list[dict[str, Any]] = []
-    for line in Path(path).read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(row, dict) and row.get("phase") in PHASES and "step" in row:
+    for line in Path(path).read_bytes().split(b"\n"):
+        row = parse_object(line)
+        if row is not None and row.get("phase") in PHASES and "step" in row:
             records.append(row)
     return records
 
@@ -191,8 +178,9 @@ def _number(value: Any) -> float:
     return value if type(value) in (int, float) else float(value)
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+def _forget_after(last: tuple[int, int], log: JsonlLog) -> None:
+    kept = [row for row in read_metrics(log.path) if _order(row["phase"], row["step"]) <= last]
+    log.rewrite(kept)
 
 
 def _episode_line(episode: Episode) -> str:
@@ -203,13 +191,3 @@ def _episode_line(episode: Episode) -> str:
             f"the episode of task {episode.task.id!r} cannot be written as JSON ({error}); look "
             "for NaN or inf among its log-probs, entropies, rewards and metrics"
         ) from error
-
-
-def _replace(path: Path, lines: Iterable[str]) -> None:
-    """Write a file aside and rename it into place, so that no reader ever sees a part of it."""
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

@@ -10,7 +10,6 @@ The ratio of a token is exp(logprobs - what its span says the engine's was).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from graft.files import new_file
 from graft.models.tree.packing import response
 from graft.types import Episode, Trajectory
 
@@ -49,8 +49,7 @@ def write_learned(
     known = logprobs_NT.masked_fill(~mask_NT, float("nan"))
     target = learned_path(folder, step)
     target.parent.mkdir(exist_ok=True)
-    aside = target.with_name(target.name + ".tmp")
-    with aside.open("wb") as file:
+    with new_file(target) as aside, aside.open("wb") as file:
         np.savez_compressed(
             file,
             rows=np.array(places, np.int32).reshape(-1, 3),
@@ -58,9 +57,6 @@ def write_learned(
             advantages=_joined(advantages_NT, lengths),
             logprobs=_joined(known, lengths),
         )
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(target)
 
 
 def _joined(grid_NT: Tensor, lengths: Sequence[int]) -> np.ndarray:

@@ -143,12 +143,12 @@ def test_processes_that_start_together_agree_on_one_index(tmp_path):
     ]
     outputs = {run.communicate(timeout=60)[0] for run in runs}
     assert len(outputs) == 1 and all(run.returncode == 0 for run in runs)
-    assert not list((tmp_path / "index").rglob("*.part-*"))
+    assert not list((tmp_path / "index").rglob("*.partial"))
 
 
 def test_a_build_that_fails_or_was_killed_leaves_nothing_that_is_taken_for_an_index(tmp_path):
     target = tmp_path / "x" / "index"
-    left = tmp_path / "x" / "index.part-dead"
+    left = tmp_path / "x" / ".index.dead.partial"
     left.mkdir(parents=True)
 
     def fail(folder: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_build_that_fails_or_was_killed_leaves_nothing_that_is_taken_for_an_in
     with pytest.raises(RuntimeError, match="no"):
         build_once(target, fail)
     assert not target.exists() and not left.exists()
-    assert not list(target.parent.glob("*.part-*"))
+    assert not list(target.parent.glob("*.partial"))
     build_once(target, lambda folder: (folder / "whole").touch())
     assert (target / "whole").exists()
     build_once(target, fail)  # exists: not built

@@ -295,7 +295,7 @@ def test_a_service_that_is_not_there_is_named():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(ToolError, match=rf"cannot reach {url}/retrieve: .*refused"):
+        with pytest.raises(ToolError, match=rf"{url}/retrieve cannot be reached: .*refused"):
             HttpSource(url, retries=1).retrieve(["q"], 3)
 
 

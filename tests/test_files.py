@@ -1,0 +1,149 @@
+"""Files that appear whole or not at all, and logs that survive kill -9."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from graft.files import (
+    FileInUse,
+    JsonlLog,
+    append_row,
+    free_megabytes,
+    new_file,
+    new_folder,
+    put_in_place,
+    read_object,
+    write_json,
+)
+
+
+def test_a_file_appears_when_its_block_ends(tmp_path):
+    path = tmp_path / "a.txt"
+    with new_file(path) as aside:
+        aside.write_text("new")
+        assert aside.name == ".a.txt.partial" and not path.exists()
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_fails_leaves_the_older_one(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(OSError, match="no space"), new_file(path) as aside:
+        aside.write_text("ne")
+        raise OSError("no space")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    seen: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: seen.append((tmp_path / "a.json").exists()))
+    write_json(tmp_path / "a.json", {"a": 1})
+    assert seen == [False] and read_object(tmp_path / "a.json") == {"a": 1}
+
+
+def test_two_writers_of_one_shared_path_do_not_meet(tmp_path):
+    path = tmp_path / "a.txt"
+    with new_file(path, is_shared=True) as first, new_file(path, is_shared=True) as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_replaces_an_older_one_whole(tmp_path):
+    path = tmp_path / "model"
+    for name in ("old", "new"):
+        with new_folder(path) as aside:
+            (aside / name).touch()
+    assert [file.name for file in path.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_fails_leaves_the_older_one(tmp_path):
+    path = tmp_path / "model"
+    with new_folder(path) as aside:
+        (aside / "old").touch()
+    with pytest.raises(KeyboardInterrupt), new_folder(path) as aside:
+        (aside / "half").touch()
+        raise KeyboardInterrupt
+    assert [file.name for file in path.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_renamed_is_restored(tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    with pytest.raises(FileNotFoundError):
+        put_in_place(tmp_path / "absent", path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_second_writer_of_a_shared_folder_does_not_replace_the_first(tmp_path):
+    path = tmp_path / "index"
+    with pytest.raises(OSError), new_folder(path, is_shared=True) as late:
+        (late / "late").touch()
+        with new_folder(path, is_shared=True) as early:
+            (early / "early").touch()
+    assert [file.name for file in path.iterdir()] == ["early"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_free_space_is_known_of_a_path_that_does_not_exist_yet(tmp_path):
+    assert free_megabytes(tmp_path / "a" / "b") > 0
+
+
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [
+        (b'{"a": 1}\n{"b"', b'{"a": 1}\n'),  # torn
+        (b'{"a": 1}\n{"b": 2}', b'{"a": 1}\n{"b": 2}\n'),  # whole but for its end
+        (b'{"a"', b""),
+        (b"", b""),
+        (b'{"a": "' + b"x" * 200_000 + b'"}\n{"b": "' + b"y" * 200_000, None),  # longer than a read
+    ],
+)
+def test_the_torn_last_line_of_a_killed_process_is_dropped(found, kept, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(found)
+    log = JsonlLog(path)
+    log.append({"c": 3})
+    log.close()
+    kept = found[: found.index(b"\n") + 1] if kept is None else kept
+    assert path.read_bytes() == kept + b'{"c": 3}\n'
+
+
+def test_a_log_finds_its_lines_again(tmp_path):
+    log = JsonlLog(tmp_path / "log.jsonl")
+    starts = [log.append({"n": number}) for number in range(3)]
+    assert [start for start, _ in log.lines()] == starts == [0, 9, 18]
+    assert log.line_at(9) == b'{"n": 1}\n'
+    assert log.append({"n": 3}) == 27  # reading does not move where lines are added
+    log.close()
+
+
+def test_a_log_has_one_owner(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = JsonlLog(path)
+    with pytest.raises(FileInUse, match="another process is writing"):
+        JsonlLog(path, patience=0.02)
+    log.close()
+    append_row(path, {"a": "é"})
+    assert path.read_text("utf-8") == '{"a": "é"}\n'
+
+
+def test_a_rewritten_log_goes_on(tmp_path):
+    log = JsonlLog(tmp_path / "log.jsonl")
+    log.append({"a": 1})
+    log.append({"a": 2})
+    log.rewrite([{"a": 1}])
+    log.append({"a": 3})
+    log.close()
+    assert Path(log.path).read_text() == '{"a": 1}\n{"a": 3}\n'
+
+
+def test_a_log_refuses_nan(tmp_path):
+    log = JsonlLog(tmp_path / "log.jsonl")
+    with pytest.raises(ValueError, match="JSON"):
+        log.append({"a": float("nan")})
+    log.close()
+    assert not log.path.read_bytes()
