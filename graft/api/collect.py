@@ -131,7 +131,7 @@ async def acollect(
     with (
         engine.sampling() as sampler,
         _drawn(engine, name, tasks, seed) as (listed, step),
-        ProgressLine("collect", len(listed), "tasks", progress) as line,
+        ProgressLine(f"collect {name}", len(listed), "tasks", progress) as line,
     ):
         check_tasks(listed, env, reward is not None)
         setup = make_setup(config, sampler, policy.chat, make_env, policy.actions)

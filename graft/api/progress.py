@@ -23,7 +23,7 @@ def is_watched() -> bool:
 
 
 class ProgressLine:
-    """`collect 5/16  reward 0.42  0:12`, drawn again at each `advance`.
+    """`collect Wordle 5/16 tasks  reward 0.42  0:12`, drawn again at each `advance`.
 
     In a terminal the line is removed at the end; in a notebook the next one in the same cell takes its
     place: a loop of a hundred collections leaves no hundred lines.

@@ -30,12 +30,18 @@ BEAT = 0.2
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
     """The result of `await work()`."""
+    if _is_loop_running():
+        return _run_aside(work)
+    with StallMonitor() as monitor:
+        return asyncio.run(monitor.run(work()))
+
+
+def _is_loop_running() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        with StallMonitor() as monitor:
-            return asyncio.run(monitor.run(work()))
-    return _run_aside(work)
+        return False
+    return True
 
 
 def _run_aside(work: Callable[[], Awaitable[T]]) -> T:

@@ -43,14 +43,16 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
 
     Not by a starred except clause, which before Python 3.11.4 wraps an exception raised inside it.
     """
+    first: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
             yield group
     except ExceptionGroup as broken:
-        first: BaseException = broken
+        first = broken
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        raise first from None
+    if first is not None:  # raised out here, so that the group is no part of its traceback
+        raise first
 
 
 @asynccontextmanager

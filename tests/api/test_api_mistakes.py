@@ -84,6 +84,20 @@ def test_a_reward_that_returns_a_text_is_named_with_its_line(engine):
     ):
         graft.collect(engine, Letters, tasks=2, samples=2, max_tokens=2, reward=score)
     assert engine.stats["running"] == 0
+
+
+def test_an_exception_is_raised_as_it_is_and_not_in_a_group(engine):
+    """IPython prints a traceback that holds a group as plain text, without its own colours and frames."""
+
+    def score(task, trajectory):
+        raise KeyError("nowhere")
+
+    with pytest.raises(UserCodeError, match="raised KeyError: 'nowhere'") as error:
+        graft.collect(engine, Letters, tasks=2, samples=2, max_tokens=2, reward=score)
+    chain: list[BaseException | None] = [error.value]
+    while chain[-1] is not None:
+        chain.append(chain[-1].__context__)
+    assert [type(one) for one in chain] == [UserCodeError, KeyError, type(None)]
     assert graft.collect(engine, Letters, tasks=1, samples=1, max_tokens=2)
 
 

@@ -75,7 +75,7 @@ def test_sync_and_async_calls_and_progress_in_cells(tmp_path):
         ],
         resources={"metadata": {"path": str(tmp_path)}},
     )
-    assert texts(collected)[-1].startswith("collect 3/3 tasks  reward")
+    assert texts(collected)[-1].startswith("collect Letters 3/3 tasks  reward")
     assert texts(awaited)[-1] == "2"
     assert "| Letters | 4 |" in scored.outputs[-1]["data"]["text/markdown"]
     assert texts(learned) == ["(1.0, 1)"]
