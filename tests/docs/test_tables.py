@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from typing import Any
 
@@ -16,6 +17,16 @@ def test_the_table_of_keys_is_the_config():
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     assert script["BEGIN"] in page and script["END"] in page
     assert script["updated"](page) == page
+
+
+def test_the_map_has_every_room():
+    """The folders of graft/, except those that are named with the room above them."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+)/`", page))
+    package = ROOT / "graft"
+    rooms = {str(path.parent.relative_to(package)) for path in package.glob("*/**/__init__.py")}
+    nested = {"engine/native/cuda/kernels", "envs/games/solvers", "tools/sandbox/inside"}
+    assert named == rooms - nested
 
 
 def test_the_index_has_every_command():
