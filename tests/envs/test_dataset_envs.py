@@ -216,7 +216,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_makes_no_sense_together_is_refused(tmp_path: Path):
     data = write(tmp_path / "rows.jsonl", MATH_ROWS)
-    with pytest.raises(ValueError, match=r"rows= and data=.*: give one"):
+    with pytest.raises(ValueError, match=r"rows= and data=.*: keep one"):
         make("math:GSM8K", data=data, rows=MATH_ROWS)
     for source in ({"data": data}, {"rows": MATH_ROWS}):
         with pytest.raises(ValueError, match=r"split='dev': .* has no splits, .*dev\.jsonl"):
