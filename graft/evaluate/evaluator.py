@@ -129,7 +129,7 @@ def setup_behind(
         api=endpoint.api,
         deadline=config.rollout.deadline,
     )
-    asyncio.run(engine.look())
+    asyncio.run(engine.inspect())
     setup = make_setup(config, engine, chat, env)
     return replace(
         setup,

@@ -2,9 +2,9 @@
 
     python -m tests.engine.fake_sglang FOLDER PORT      a process of its own; any family of transformers'
 
-It speaks what `SGLangServer` uses of the API, with the manners of the real one as its source and its
-users describe them: log-probs at the temperature but before top-k and top-p, the token that stops
-among the output, a version in every reply. The real one was not run.
+It has the part of the API that `SGLangServer` uses, with the behaviour of SGLang as its source and its
+documentation describe it: log-probs at the temperature but before top-k and top-p, the stop token in the
+output, a version in every reply. SGLang itself was not run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def load_other(folder: str) -> Any:
 
 
 class FakeSGLang:
-    """What it serves and what goes wrong with it."""
+    """What it serves, and the faults it simulates."""
 
     def __init__(
         self, decoder: Any, tokenizer: FastTokenizer, load: Callable[[str], Any] = load_model
@@ -45,7 +45,7 @@ class FakeSGLang:
         self.url = ""
         self.version = "default"
         self.is_raw = False
-        """Tell log-probs of temperature 1 (SGLANG_RETURN_ORIGINAL_LOGPROB)."""
+        """Return log-probs of temperature 1 (SGLANG_RETURN_ORIGINAL_LOGPROB)."""
         self.is_old = False
         """Without pause_generation and with the older names of its information."""
         self.delay = 0.0
@@ -142,7 +142,7 @@ class FakeSGLang:
         self.aborted |= self.running
 
     def answer(self, path: str, content: dict[str, Any]) -> tuple[int, Any]:
-        """Status and what stands in the body, None: nothing."""
+        """Status and body; None: an empty body."""
         info = {"weight_version": self.version, "model_path": "m"}
         old = ("/get_model_info", "/get_server_info")
         new = ("/model_info", "/server_info", "/pause_generation", "/continue_generation")

@@ -48,7 +48,7 @@ def test_a_completion_is_the_servers_text_and_the_end_of_the_turn(served):
     [asked] = served.asked
     assert (asked["path"], asked["model"]) == ("/v1/completions", "tiny")
     assert (asked["max_tokens"], asked["temperature"]) == (7, 0.5)
-    assert all(map(math.isnan, done.logprobs))  # nobody shall train on them
+    assert all(map(math.isnan, done.logprobs))  # not to be trained on
     served.finish = "length"
     done = sample(engine_of(served), "2+3=")
     assert TOKENIZER.decode(done.tokens) == "2+3=é" and done.finish is Finish.LENGTH
@@ -76,7 +76,7 @@ def test_a_context_grows_and_its_forks_have_draws_of_their_own(served):
     assert "seed" not in served.asked[-1]
 
 
-def test_stop_strings_stay_in_the_text_and_only_servers_that_keep_them_hear_of_them(served):
+def test_stop_strings_stay_in_the_text_and_are_sent_only_to_servers_that_keep_them(served):
     served.reply = lambda content: "say <py>1</py> and <py>2</py>"
     done = sample(engine_of(served), "p", stop=("</py>", "</nothing>"))
     assert TOKENIZER.decode(done.tokens) == "say <py>1</py>" and done.finish is Finish.STOP
@@ -89,20 +89,20 @@ def test_stop_strings_stay_in_the_text_and_only_servers_that_keep_them_hear_of_t
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503, 408, "garbage", "shape", "half", "nothing"])
-def test_a_passing_fault_is_asked_again_until_an_answer_comes(served, fault):
+def test_a_request_is_repeated_after_a_passing_fault(served, fault):
     served.faults = [fault, fault]
     assert sample(engine_of(served), "2+3=").finish is Finish.STOP
     assert len(served.asked) == 3
 
 
-def test_silence_ends_with_an_attempts_own_time(served):
+def test_an_attempt_without_an_answer_ends_after_its_timeout(served):
     served.faults = ["silence"]
     started = time.monotonic()
     assert sample(engine_of(served, deadline=2.0), "p").finish is Finish.STOP  # 1 s an attempt
     assert time.monotonic() - started < 1.9
 
 
-def test_what_goes_on_failing_says_how_often_and_with_what(served, monkeypatch):
+def test_the_error_of_repeated_faults_has_their_number_and_the_last_one(served, monkeypatch):
     monkeypatch.setattr(wire, "RETRIES", 2)
     served.always = 500
     with pytest.raises(EndpointError, match=r"answered 500: not now \(asked 3 times"):
@@ -112,7 +112,7 @@ def test_what_goes_on_failing_says_how_often_and_with_what(served, monkeypatch):
         sample(engine_of(served), "p")
 
 
-def test_a_busy_server_is_asked_until_the_deadline_and_as_late_as_it_wishes(served, monkeypatch):
+def test_429_is_repeated_until_the_deadline_and_after_its_retry_after(served, monkeypatch):
     monkeypatch.setattr(wire, "RETRIES", 1)
     served.faults = [429] * 5
     assert sample(engine_of(served), "p").finish is Finish.STOP  # more often than other faults
@@ -125,23 +125,23 @@ def test_a_busy_server_is_asked_until_the_deadline_and_as_late_as_it_wishes(serv
         sample(engine_of(served, deadline=1.0), "p")
 
 
-def test_a_request_that_will_never_do_is_not_repeated(served):
+def test_a_final_fault_is_not_repeated(served):
     served.always, served.says = 401, "wrong key"
     with pytest.raises(EndpointError, match="answered 401: wrong key"):
         sample(engine_of(served), "p")
     assert len(served.asked) == 1
     served.always, served.says = 404, "no such path"
-    with pytest.raises(EndpointError, match="Does it speak --api completions"):
+    with pytest.raises(EndpointError, match="Does it have --api completions"):
         sample(engine_of(served), "p")
 
 
-def test_a_prompt_beyond_the_servers_window_has_no_room_for_an_answer(served):
+def test_a_prompt_beyond_the_servers_window_has_an_empty_completion(served):
     served.always, served.says = 400, "This model's maximum context length is 8 tokens"
     done = sample(engine_of(served), "a long prompt")
     assert done.tokens == [] and done.finish is Finish.LENGTH
 
 
-def test_a_server_that_wants_the_limit_under_another_name_gets_it(served):
+def test_the_limit_is_sent_under_the_name_that_the_server_wants(served):
     served.faults, served.says = [400], "use 'max_completion_tokens' instead of 'max_tokens'"
     engine = engine_of(served)
     assert sample(engine, "p", max_tokens=9).finish is Finish.STOP
@@ -158,18 +158,18 @@ def test_the_key_of_the_environment_is_sent_and_no_other(served, monkeypatch):
 
 def test_the_model_is_the_one_that_is_served(served):
     engine = engine_of(served, model="")
-    asyncio.run(engine.look())
+    asyncio.run(engine.inspect())
     assert engine.model == "tiny"
     with pytest.raises(EngineError, match="does not serve 'tinny', but tiny"):
-        asyncio.run(engine_of(served, model="tinny").look())
+        asyncio.run(engine_of(served, model="tinny").inspect())
     served.models = ["a", "b"]
-    with pytest.raises(EngineError, match=r"needs a model's name.*a, b"):
-        asyncio.run(engine_of(served, model="").look())
-    served.models = None  # many servers do not say
-    asyncio.run(engine_of(served, model="x").look())
+    with pytest.raises(EngineError, match=r"needs the name of a model.*a, b"):
+        asyncio.run(engine_of(served, model="").inspect())
+    served.models = None  # many servers have no list
+    asyncio.run(engine_of(served, model="x").inspect())
 
 
-def test_messages_are_read_back_from_the_context_whatever_is_said_in_them(served):
+def test_messages_are_read_back_from_the_context_whatever_they_contain(served):
     chat = Chat(TOKENIZER, CONVERSATION)
     chat.check_append_only()
     said = 'say "{<eos>}" \x1e\x1f\n"}'
@@ -183,7 +183,7 @@ def test_messages_are_read_back_from_the_context_whatever_is_said_in_them(served
         assert chat.is_closed(done.tokens)
         context.append(chat.extend([{"role": "user", "content": "again"}], closed=True))
         await context.sample(Sampling(stop_tokens=tuple(chat.end_ids)))
-        assert context.sampled == 6  # as the server counts them
+        assert context.sampled == 6  # by the server's count
 
     asyncio.run(talk())
     assert served.asked[0]["messages"] == first
@@ -199,7 +199,7 @@ def test_what_an_endpoint_cannot_do_is_refused(served, tmp_path):
     engine = engine_of(served, api="chat")
     begun = Chat(TOKENIZER, CONVERSATION).prompt([{"role": "user", "content": "p"}])
     context = engine.open([*begun, *TOKENIZER.encode("I think")])
-    with pytest.raises(EngineError, match="cannot go on in the middle of an answer"):
+    with pytest.raises(EngineError, match="cannot continue in the middle of an answer"):
         asyncio.run(context.sample(Sampling()))
     with pytest.raises(EngineError, match="cannot apply a grammar"):
         asyncio.run(engine.open(begun).sample(Sampling(), grammar=object()))
@@ -222,15 +222,15 @@ def test_training_with_an_endpoint_is_refused_in_one_line():
         build_run(config)
 
 
-def test_a_request_that_is_given_up_holds_nobody(served):
+def test_a_cancelled_request_ends_at_once(served):
     served.delay = 4.0
 
-    async def give_up() -> None:
+    async def cancel() -> None:
         asked = Endpoint(served.url, timeout=9, deadline=9).ask("/completions", {"a": 1}, str)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await asked
 
     started = time.monotonic()
-    asyncio.run(give_up())
+    asyncio.run(cancel())
     assert time.monotonic() - started < 3

@@ -1,4 +1,4 @@
-"""SGLang's API: log-probs are the learner's, versions are checked, dead servers are told of."""
+"""SGLang's API: log-probs are the learner's, versions are checked, dead servers are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import torch
 
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
-from graft.engine.remote import servers, wire
+from graft.engine.remote import servers_engine, wire
+from graft.engine.remote.server_protocol import ServerReply
 from graft.engine.remote.sglang import SGLangServer
 from graft.engine.remote.wire import EndpointError
 from graft.models.decoder import Decoder
@@ -75,11 +76,15 @@ def sample(engine: SGLangServer, tokens: list[int], key: int = 1, **sampling: An
     return asyncio.run(main())
 
 
-def gap(decoder: Decoder, before: list[int], said: Completion, temperature: float = 1.0) -> float:
+def gap(
+    decoder: Decoder, before: list[int], completion: Completion, temperature: float = 1.0
+) -> float:
     """Mean distance of its log-probs from those of a plain forward."""
-    logp = dense_logp(decoder, before + said.tokens, temperature=temperature)[len(before) - 1 : -1]
-    want = logp.gather(-1, torch.tensor(said.tokens)[:, None])[:, 0]
-    return float((torch.tensor(said.logprobs) - want).abs().mean())
+    logp = dense_logp(decoder, before + completion.tokens, temperature=temperature)[
+        len(before) - 1 : -1
+    ]
+    want = logp.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
+    return float((torch.tensor(completion.logprobs) - want).abs().mean())
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -98,11 +103,11 @@ def test_log_probs_are_the_learners_before_and_after_three_updates(stage):
         if version:
             engine.load(hf_names(decoder), version)
         for temperature in (1.0, 0.7):
-            said = sample(engine, before, temperature=temperature, max_tokens=12)
-            assert (said.version, said.finish) == (version, Finish.LENGTH)
-            assert said.actions == said.tokens and said.modes == [0] * 12
-            assert gap(decoder, before, said, temperature) < 1e-4
-            assert gap(decoder_of(version + 7), before, said, temperature) > 0.01
+            completion = sample(engine, before, temperature=temperature, max_tokens=12)
+            assert (completion.version, completion.finish) == (version, Finish.LENGTH)
+            assert completion.actions == completion.tokens and completion.modes == [0] * 12
+            assert gap(decoder, before, completion, temperature) < 1e-4
+            assert gap(decoder_of(version + 7), before, completion, temperature) > 0.01
     assert fake.version == f"{engine.run}-v3"
     assert len(list(set_up.exchange.iterdir())) == 1  # the last weights alone
     assert "sampling_seed" not in fake.paths("/generate")[-1]["sampling_params"]
@@ -114,17 +119,17 @@ def test_entropies_are_lower_bounds_of_twenty_tokens(stage):
     set_up = stage()
     engine = set_up.engine()
     assert engine.entropy_top_k == 20
-    said = sample(engine, [5, 6], max_tokens=8)
-    logp = dense_logp(decoder_of(0), [5, 6, *said.tokens])[1:-1]
+    completion = sample(engine, [5, 6], max_tokens=8)
+    logp = dense_logp(decoder_of(0), [5, 6, *completion.tokens])[1:-1]
     true = torch.special.entr(logp.exp()).sum(-1)
-    found = torch.tensor(said.entropies)
+    found = torch.tensor(completion.entropies)
     assert (found <= true + 1e-4).all() and (found > 0.5 * true).all()
 
 
-def test_log_probs_of_a_cut_distribution_are_not_told_and_not_made_up(stage):
-    said = sample(stage().engine(), [5, 6], top_k=3, max_tokens=4)
-    assert len(said.tokens) == 4
-    assert all(map(math.isnan, said.logprobs)) and all(map(math.isnan, said.entropies))
+def test_log_probs_of_a_truncated_distribution_are_nan(stage):
+    completion = sample(stage().engine(), [5, 6], top_k=3, max_tokens=4)
+    assert len(completion.tokens) == 4
+    assert all(map(math.isnan, completion.logprobs)) and all(map(math.isnan, completion.entropies))
 
 
 def test_contexts_grow_and_fork_with_the_tokens_they_have(stage):
@@ -165,40 +170,40 @@ def test_stop_tokens_and_strings_cut_where_the_native_engine_cuts(stage):
     letters = [token for token in free.tokens if 32 < token < 127]
     assert letters
     text = TOKENIZER.decode(letters[:1])
-    for asked in ({"stop_tokens": (free.tokens[2],)}, {"stop": (text,)}):
-        said, want = sample(engine, [5], **greedy, **asked), natively(**asked)
-        assert (said.tokens, said.finish) == (want.tokens, want.finish)
-        assert said.finish is Finish.STOP and len(said.tokens) < 20
-    # it begins before the sample, so the server cannot know of it
+    for stops in ({"stop_tokens": (free.tokens[2],)}, {"stop": (text,)}):
+        completion, want = sample(engine, [5], **greedy, **stops), natively(**stops)
+        assert (completion.tokens, completion.finish) == (want.tokens, want.finish)
+        assert completion.finish is Finish.STOP and len(completion.tokens) < 20
+    # it begins before the sample, so the server does not see it
     first = free.tokens[: free.tokens.index(letters[0])]
     prompt = [5, *first, 60]
     following = sample(engine, prompt, **greedy).tokens
     stop = "<" + TOKENIZER.decode(following[:2])
     if "\ufffd" not in stop:
-        said = sample(engine, prompt, **greedy, stop=(stop,), begun=1)
-        assert said.tokens == following[:2] and said.finish is Finish.STOP
+        completion = sample(engine, prompt, **greedy, stop=(stop,), begun=1)
+        assert completion.tokens == following[:2] and completion.finish is Finish.STOP
 
 
 def test_a_stop_string_that_began_before_the_sample_is_found_here(stage):
     engine = stage().engine()
-    reply = servers.ServerReply([97, 98, 99], [-1.0] * 3, [[-0.5, -1.0]] * 3, "length")
-    asked = Sampling(stop=("<a",), begun=1, max_tokens=3)
-    saying = engine._saying(engine.open([1, 60]), asked)
-    said = engine._replay(reply, saying, None)
-    assert (said.tokens, said.finish) == ([97], Finish.STOP)
-    asked = Sampling(stop=("<a",), max_tokens=3)
-    said = engine._replay(reply, engine._saying(engine.open([1, 60]), asked), None)
-    assert (said.tokens, said.finish) == ([97, 98, 99], Finish.LENGTH)
+    reply = ServerReply([97, 98, 99], [-1.0] * 3, [[-0.5, -1.0]] * 3, "length")
+    sampling = Sampling(stop=("<a",), begun=1, max_tokens=3)
+    pending = engine._pending(engine.open([1, 60]), sampling)
+    completion = engine._completion(reply, pending, None)
+    assert (completion.tokens, completion.finish) == ([97], Finish.STOP)
+    sampling = Sampling(stop=("<a",), max_tokens=3)
+    completion = engine._completion(reply, engine._pending(engine.open([1, 60]), sampling), None)
+    assert (completion.tokens, completion.finish) == ([97, 98, 99], Finish.LENGTH)
 
 
-def test_the_window_ends_a_sample_and_a_full_context_says_nothing(stage):
+def test_the_window_ends_a_sample_and_a_full_context_has_an_empty_completion(stage):
     engine = stage().engine()
     assert len(sample(engine, [5] * 61, max_tokens=9).tokens) == 3
-    said = sample(engine, [5] * 64)
-    assert said.tokens == [] and said.finish is Finish.LENGTH
+    completion = sample(engine, [5] * 64)
+    assert completion.tokens == [] and completion.finish is Finish.LENGTH
 
 
-def test_pause_gives_back_what_was_said_and_the_next_sample_goes_on(stage):
+def test_pause_returns_the_tokens_so_far_and_the_next_sample_continues(stage):
     set_up = stage()
     engine, [fake] = set_up.engine(), set_up.fakes
     engine.health()
@@ -221,7 +226,7 @@ def test_pause_gives_back_what_was_said_and_the_next_sample_goes_on(stage):
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-def test_a_load_ends_what_runs_and_what_it_said_is_of_the_old_weights(stage, is_old):
+def test_a_load_pauses_running_samples_whose_tokens_are_of_the_old_weights(stage, is_old):
     set_up = stage()
     engine, [fake] = set_up.engine(), set_up.fakes
     fake.is_old = is_old
@@ -244,7 +249,7 @@ def test_a_load_ends_what_runs_and_what_it_said_is_of_the_old_weights(stage, is_
     assert gap(decoder_of(3), [1, 2, *first.tokens], second) < 1e-4
 
 
-def test_a_sample_that_is_asked_for_during_a_load_waits_for_it(stage):
+def test_a_sample_that_starts_during_a_load_waits_for_it(stage):
     set_up = stage()
     engine = set_up.engine()
     engine.health()
@@ -252,12 +257,12 @@ def test_a_sample_that_is_asked_for_during_a_load_waits_for_it(stage):
     async def main() -> Completion:
         loading = asyncio.ensure_future(asyncio.to_thread(engine.load, hf_names(decoder_of(3)), 3))
         await until(lambda: engine._loading is not None)
-        said = await engine.open([1, 2]).sample(Sampling(max_tokens=4))
+        completion = await engine.open([1, 2]).sample(Sampling(max_tokens=4))
         await loading
-        return said
+        return completion
 
-    said = asyncio.run(main())
-    assert said.version == 3 and gap(decoder_of(3), [1, 2], said) < 1e-4
+    completion = asyncio.run(main())
+    assert completion.version == 3 and gap(decoder_of(3), [1, 2], completion) < 1e-4
 
 
 def test_a_server_with_other_weights_is_a_stale_engine(stage):
@@ -282,23 +287,23 @@ def test_another_process_of_the_run_may_have_given_it_later_weights(stage):
     second.version = 1
     assert sample(second, [5], max_tokens=2).version == 1
     first.load(hf_names(decoder_of(2)), 2)
-    said = sample(second, [5], max_tokens=6)  # it has not heard of them, and its reply tells
-    assert said.version == 2 and gap(decoder_of(2), [5], said) < 1e-4
+    completion = sample(second, [5], max_tokens=6)  # the tag of the reply is of the later version
+    assert completion.version == 2 and gap(decoder_of(2), [5], completion) < 1e-4
 
 
 def test_score_agrees_with_the_native_engine(stage):
     engine = stage().engine()
     native = NativeEngine(decoder_of(0), kv_tokens=256, page_size=4)
-    asked = ([[5, 6, 7, 8], [9, 10]], [[1, 4], [2]], [[11, 12, 13], [14]], 0)
+    arguments = ([[5, 6, 7, 8], [9, 10]], [[1, 4], [2]], [[11, 12, 13], [14]], 0)
     for temperature in (1.0, 0.7):
-        found, want = engine.score(*asked, temperature), native.score(*asked, temperature)
+        found, want = engine.score(*arguments, temperature), native.score(*arguments, temperature)
         for text, wanted in zip(found, want, strict=True):
-            for place, wanted_place in zip(text, wanted, strict=True):
-                for got, right in zip(place, wanted_place, strict=True):
+            for position, wanted_position in zip(text, wanted, strict=True):
+                for got, right in zip(position, wanted_position, strict=True):
                     assert got == pytest.approx(right, abs=1e-4)
 
 
-def test_two_servers_share_contexts_and_both_get_the_weights(stage):
+def test_two_servers_share_contexts_and_both_load_the_weights(stage):
     set_up = stage(2)
     engine = set_up.engine()
     engine.load(hf_names(decoder_of(1)), 1)
@@ -309,16 +314,19 @@ def test_two_servers_share_contexts_and_both_get_the_weights(stage):
     async def main() -> list[Completion]:
         return await asyncio.gather(*(c.sample(Sampling(max_tokens=4)) for c in contexts))
 
-    for context, said in zip(contexts, asyncio.run(main()), strict=True):
-        assert said.version == 1
-        assert gap(decoder_of(1), context.tokens[:2], said) < 1e-4
+    for context, completion in zip(contexts, asyncio.run(main()), strict=True):
+        assert completion.version == 1
+        assert gap(decoder_of(1), context.tokens[:2], completion) < 1e-4
     assert {fake.version for fake in set_up.fakes} == {f"{engine.run}-v1"}
     for context in contexts:
         context.close()
-    assert [server.contexts for server in engine.servers] == [0, 1]  # the fork is still open
+    assert [server.num_contexts for server in engine.pool.servers] == [
+        0,
+        1,
+    ]  # the fork is still open
 
 
-def test_what_a_dead_server_was_doing_goes_on_at_another_and_is_told(stage, caplog):
+def test_samples_of_a_dead_server_move_to_another_with_a_warning(stage, caplog):
     set_up = stage(2)
     engine, [one, two] = set_up.engine(), set_up.fakes
     engine.health()
@@ -330,19 +338,19 @@ def test_what_a_dead_server_was_doing_goes_on_at_another_and_is_told(stage, capl
         task = asyncio.ensure_future(context.sample(Sampling(max_tokens=20)))
         await until(lambda: len(one.running) > 0)
         one.is_dead = True
-        said = await task
+        completion = await task
         assert context.server.url == two.url
-        return said
+        return completion
 
     with caplog.at_level(logging.WARNING, "graft"):
-        said = asyncio.run(main())
-    assert len(said.tokens) == 20 and gap(decoder_of(0), [1, 2], said) < 1e-4
-    assert any(one.url in text and "left out" in text for text in caplog.messages)
-    engine.load(hf_names(decoder_of(1)), 1)  # goes on without it
+        completion = asyncio.run(main())
+    assert len(completion.tokens) == 20 and gap(decoder_of(0), [1, 2], completion) < 1e-4
+    assert any(one.url in text and "is excluded" in text for text in caplog.messages)
+    engine.load(hf_names(decoder_of(1)), 1)  # continues without it
     assert sample(engine, [5], max_tokens=2).version == 1
     one.is_dead = False
-    engine.load(hf_names(decoder_of(2)), 2)  # and takes it back
-    assert all(not server.fault for server in engine.servers)
+    engine.load(hf_names(decoder_of(2)), 2)  # and includes it again
+    assert all(not server.fault for server in engine.pool.servers)
 
 
 def test_the_only_server_killed_in_the_middle_is_named(stage):
@@ -371,10 +379,10 @@ def test_the_only_server_killed_in_the_middle_is_named(stage):
         engine.load(hf_names(decoder_of(1)), 1)
     fake.is_dead = False
     with pytest.raises(EngineError, match="no server left"):
-        sample(engine, [5])  # who knows how far it came with them
+        sample(engine, [5])  # its weights may be half loaded
 
 
-def test_a_busy_server_is_asked_again(stage):
+def test_a_busy_server_gets_the_request_again(stage):
     set_up = stage()
     engine, [fake] = set_up.engine(), set_up.fakes
     engine.health()
@@ -397,18 +405,16 @@ def test_a_closed_context_ends_its_sample(stage):
         context.close()
         return await task
 
-    said = asyncio.run(main())
-    assert said.finish is Finish.ABORT and said.tokens == []
+    completion = asyncio.run(main())
+    assert completion.finish is Finish.ABORT and completion.tokens == []
 
 
-def test_a_server_that_does_not_know_how_to_stop_ends_with_nothing_after_a_grace(
-    stage, monkeypatch
-):
-    monkeypatch.setattr(servers, "GRACE", 0.1)
+def test_a_sample_that_the_server_does_not_stop_ends_empty_after_a_while(stage, monkeypatch):
+    monkeypatch.setattr(servers_engine, "STOP_SECONDS", 0.1)
     set_up = stage()
     engine, [fake] = set_up.engine(), set_up.fakes
     engine.health()
-    monkeypatch.setattr(engine, "_stop", lambda server, names: asyncio.sleep(0))
+    monkeypatch.setattr(engine.protocol, "stop", lambda server, names: asyncio.sleep(0))
 
     async def main() -> Completion:
         fake.delay = 0.05
@@ -418,8 +424,8 @@ def test_a_server_that_does_not_know_how_to_stop_ends_with_nothing_after_a_grace
         engine.pause()
         return await task
 
-    said = asyncio.run(main())
-    assert said.finish is Finish.PAUSE and said.tokens == []
+    completion = asyncio.run(main())
+    assert completion.finish is Finish.PAUSE and completion.tokens == []
 
 
 def test_what_sglang_cannot_do_is_refused(stage, folder, tmp_path):
@@ -431,7 +437,7 @@ def test_what_sglang_cannot_do_is_refused(stage, folder, tmp_path):
         set_up.engine(sync="memory")
     with pytest.raises(EngineError, match="must list servers"):
         SGLangServer([], folder, tokenizer=TOKENIZER, exchange=tmp_path)
-    with pytest.raises(EngineError, match=r"no config\.json"):
+    with pytest.raises(EngineError, match=r"no readable config\.json"):
         SGLangServer([fake.url], tmp_path, tokenizer=TOKENIZER, exchange=tmp_path)
     with pytest.raises(EngineError, match="cannot apply a grammar"):
         asyncio.run(engine.open([1]).sample(Sampling(), TOOLS))
@@ -444,7 +450,7 @@ def test_what_sglang_cannot_do_is_refused(stage, folder, tmp_path):
     assert list(set_up.exchange.iterdir()) == []
     fake.is_raw = True
     with pytest.raises(
-        EngineError, match=f"{fake.url}.*whatever the temperature.*SGLANG_RETURN_ORIGINAL_LOGPROB"
+        EngineError, match=f"{fake.url}.*at every temperature.*SGLANG_RETURN_ORIGINAL_LOGPROB"
     ):
         engine.health()
     fake.is_dead = True

@@ -1,4 +1,4 @@
-"""vLLM, in this process and as a server, says what the learner's own forward says of its tokens.
+"""vLLM, in this process and as a server: its log-probs are those of the learner's forward.
 
 Run with the interpreter that has vLLM; one engine serves the whole file.
 """
@@ -41,7 +41,7 @@ LONG = 2000
 
 
 def decoder_of(seed: int, tied: bool = True) -> Decoder:
-    """Heads of 32: the least that vLLM's attention takes. Its words are loud: a fault would show."""
+    """Heads of 32: the least that vLLM's attention takes. Large weights, so that a fault shows."""
     sizes = {"width": 64, "head_dim": 32, "max_positions": 2048}
     decoder = tiny_decoder(seed, vocab_size=TOKENIZER.vocab_size, tied=tied, **sizes)
     with torch.no_grad():
@@ -96,17 +96,21 @@ def sample(engine: Any, tokens: list[int], key: int = 1, **sampling: Any) -> Com
     return asyncio.run(main())
 
 
-async def until_it_speaks(engine: Any) -> None:
+async def until_it_draws(engine: Any) -> None:
     async with asyncio.timeout(30):
-        while not any(asker.saying.tokens for asker in list(engine._running.values())):
+        while not any(sample.pending.tokens for sample in list(engine._vllm.running.values())):
             await asyncio.sleep(0.001)
 
 
-def gap(decoder: Decoder, before: list[int], said: Completion, temperature: float = 1.0) -> float:
+def gap(
+    decoder: Decoder, before: list[int], completion: Completion, temperature: float = 1.0
+) -> float:
     """Mean distance of its log-probs from those of a plain forward."""
-    logp = dense_logp(decoder, before + said.tokens, temperature=temperature)[len(before) - 1 : -1]
-    want = logp.gather(-1, torch.tensor(said.tokens)[:, None])[:, 0]
-    return float((torch.tensor(said.logprobs) - want).abs().mean())
+    logp = dense_logp(decoder, before + completion.tokens, temperature=temperature)[
+        len(before) - 1 : -1
+    ]
+    want = logp.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
+    return float((torch.tensor(completion.logprobs) - want).abs().mean())
 
 
 def test_log_probs_are_the_learners_before_and_after_three_updates(engine, decoder):
@@ -116,50 +120,50 @@ def test_log_probs_are_the_learners_before_and_after_three_updates(engine, decod
             decoder = decoder_of(version)
             engine.load(hf_names(decoder), version)
         for temperature in (1.0, 0.7):
-            said = sample(engine, before, temperature=temperature, max_tokens=24)
-            assert said.version == engine.version == version
-            assert len(said.tokens) == 24 and said.finish is Finish.LENGTH
-            assert gap(decoder, before, said, temperature) < 1e-3
+            completion = sample(engine, before, temperature=temperature, max_tokens=24)
+            assert completion.version == engine.version == version
+            assert len(completion.tokens) == 24 and completion.finish is Finish.LENGTH
+            assert gap(decoder, before, completion, temperature) < 1e-3
             other = decoder_of(version + 7)
-            assert gap(other, before, said, temperature) > 0.1  # the measure can tell
+            assert gap(other, before, completion, temperature) > 0.1  # the measure can tell
 
 
-def test_log_probs_of_a_cut_distribution_are_those_that_it_was_drawn_from(engine, decoder):
+def test_log_probs_of_a_truncated_distribution_are_renormalised(engine, decoder):
     before = TOKENIZER.encode("abc")
-    said = sample(engine, before, temperature=0.7, top_k=3, max_tokens=8)
-    logp = dense_logp(decoder, before + said.tokens, temperature=0.7)[len(before) - 1 : -1]
+    completion = sample(engine, before, temperature=0.7, top_k=3, max_tokens=8)
+    logp = dense_logp(decoder, before + completion.tokens, temperature=0.7)[len(before) - 1 : -1]
     kept = logp.topk(3).values
-    want = logp.gather(-1, torch.tensor(said.tokens)[:, None])[:, 0] - kept.logsumexp(-1)
-    torch.testing.assert_close(torch.tensor(said.logprobs), want, atol=1e-3, rtol=0)
+    want = logp.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0] - kept.logsumexp(-1)
+    torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=1e-3, rtol=0)
     entropy = torch.special.entr((kept - kept.logsumexp(-1, keepdim=True)).exp()).sum(-1)
-    torch.testing.assert_close(torch.tensor(said.entropies), entropy, atol=1e-3, rtol=0)
+    torch.testing.assert_close(torch.tensor(completion.entropies), entropy, atol=1e-3, rtol=0)
 
 
-def test_entropies_are_close_lower_bounds_and_the_engine_says_of_how_many_tokens(engine, decoder):
+def test_entropies_are_close_lower_bounds_of_twenty_tokens(engine, decoder):
     assert engine.entropy_top_k == 20
     before = TOKENIZER.encode("abc")
-    said = sample(engine, before, max_tokens=32)
-    logp = dense_logp(decoder, before + said.tokens)[len(before) - 1 : -1]
+    completion = sample(engine, before, max_tokens=32)
+    logp = dense_logp(decoder, before + completion.tokens)[len(before) - 1 : -1]
     true = torch.special.entr(logp.exp()).sum(-1)
-    found = torch.tensor(said.entropies)
+    found = torch.tensor(completion.entropies)
     assert (found <= true + 1e-4).all() and (found > 0.5 * true).all()
 
 
-def test_a_fork_goes_on_from_the_same_tokens_with_draws_of_its_own(engine, decoder):
+def test_a_fork_continues_the_same_tokens_with_draws_of_its_own(engine, decoder):
     async def main() -> tuple[Any, ...]:
         context = engine.open(TOKENIZER.encode("once"), key=5)
         await context.sample(Sampling(max_tokens=4))
         context.append([1, 2])
         twin, past = context.fork(key=6), context.fork(key=5, at=4)
-        asked = Sampling(max_tokens=12)
-        said = await asyncio.gather(*(c.sample(asked) for c in (context, twin, past)))
-        return context.tokens, twin.tokens, past.tokens, *said
+        sampling = Sampling(max_tokens=12)
+        drawn = await asyncio.gather(*(c.sample(sampling) for c in (context, twin, past)))
+        return context.tokens, twin.tokens, past.tokens, *drawn
 
-    own, twin, past, said, other, again = talk(main)
+    own, twin, past, first, other, again = talk(main)
     assert own[:10] == twin[:10] and own[8:10] == [1, 2] and len(own) == len(twin) == 22
-    assert said.tokens != other.tokens
-    assert past[4:8] == own[4:8]  # the same key and place draw the same
-    for tokens, completion in ((own, said), (twin, other), (past, again)):
+    assert first.tokens != other.tokens
+    assert past[4:8] == own[4:8]  # the same key and position draw the same
+    for tokens, completion in ((own, first), (twin, other), (past, again)):
         assert gap(decoder, tokens[:-12], completion) < 1e-3
 
 
@@ -168,45 +172,49 @@ def test_stop_strings_and_stop_tokens_cut_where_the_native_engine_cuts(engine, d
     free = sample(engine, before, key=3, max_tokens=40)
     tokens = free.tokens
     third = tokens[2]
-    said = sample(engine, before, key=3, max_tokens=40, stop_tokens=(third,))
-    assert said.tokens == tokens[: tokens.index(third) + 1] and said.finish is Finish.STOP
+    completion = sample(engine, before, key=3, max_tokens=40, stop_tokens=(third,))
+    assert (
+        completion.tokens == tokens[: tokens.index(third) + 1] and completion.finish is Finish.STOP
+    )
     # a single byte that is a character: found wherever it first stands
     letter = next(t for t in tokens[3:] if 32 < t < 127)
-    said = sample(engine, before, key=3, max_tokens=40, stop=(chr(letter),))
-    assert said.tokens == tokens[: tokens.index(letter) + 1] and said.finish is Finish.STOP
-    assert said.logprobs == free.logprobs[: len(said.tokens)]
+    completion = sample(engine, before, key=3, max_tokens=40, stop=(chr(letter),))
+    assert (
+        completion.tokens == tokens[: tokens.index(letter) + 1] and completion.finish is Finish.STOP
+    )
+    assert completion.logprobs == free.logprobs[: len(completion.tokens)]
 
 
 def test_a_stop_string_may_begin_before_the_sample_and_min_tokens_passes_it_over(engine, decoder):
     first = next(
-        (key, said.tokens)
+        (key, completion.tokens)
         for key in range(99)
-        if 32 < (said := sample(engine, [60], key=key, max_tokens=3)).tokens[0] < 127
+        if 32 < (completion := sample(engine, [60], key=key, max_tokens=3)).tokens[0] < 127
     )
     key, tokens = first
     stop = "<" + chr(tokens[0])
-    said = sample(engine, [60], key=key, max_tokens=3, stop=(stop,), begun=1)
-    assert said.tokens == tokens[:1] and said.finish is Finish.STOP
-    said = sample(engine, [60], key=key, max_tokens=3, stop=(stop,))
-    assert said.tokens == tokens and said.finish is Finish.LENGTH
-    said = sample(engine, [60], key=key, max_tokens=3, min_tokens=2, stop=(stop,), begun=1)
-    assert len(said.tokens) == 3
+    completion = sample(engine, [60], key=key, max_tokens=3, stop=(stop,), begun=1)
+    assert completion.tokens == tokens[:1] and completion.finish is Finish.STOP
+    completion = sample(engine, [60], key=key, max_tokens=3, stop=(stop,))
+    assert completion.tokens == tokens and completion.finish is Finish.LENGTH
+    completion = sample(engine, [60], key=key, max_tokens=3, min_tokens=2, stop=(stop,), begun=1)
+    assert len(completion.tokens) == 3
 
 
-def test_the_window_ends_a_sample_and_a_full_context_says_nothing(engine, decoder):
-    said = sample(engine, [65] * (WINDOW - 3), max_tokens=50)
-    assert len(said.tokens) == 3 and said.finish is Finish.LENGTH
-    said = sample(engine, [65] * WINDOW, max_tokens=50)
-    assert said.tokens == [] and said.finish is Finish.LENGTH
+def test_the_window_ends_a_sample_and_a_full_context_has_an_empty_completion(engine, decoder):
+    completion = sample(engine, [65] * (WINDOW - 3), max_tokens=50)
+    assert len(completion.tokens) == 3 and completion.finish is Finish.LENGTH
+    completion = sample(engine, [65] * WINDOW, max_tokens=50)
+    assert completion.tokens == [] and completion.finish is Finish.LENGTH
 
 
-def test_pause_gives_back_what_was_said_and_the_next_sample_goes_on(engine, decoder):
+def test_pause_returns_the_tokens_so_far_and_the_next_sample_continues(engine, decoder):
     before = TOKENIZER.encode("long")
 
     async def main() -> tuple[list[int], Completion, Completion]:
         context = engine.open(before, key=2)
         task = asyncio.ensure_future(context.sample(Sampling(max_tokens=LONG)))
-        await until_it_speaks(engine)
+        await until_it_draws(engine)
         engine.pause()
         first = await task
         return context.tokens, first, await context.sample(Sampling(max_tokens=4))
@@ -218,14 +226,14 @@ def test_pause_gives_back_what_was_said_and_the_next_sample_goes_on(engine, deco
     assert gap(decoder, before + first.tokens, second) < 1e-3
 
 
-def test_a_load_ends_what_runs_and_what_it_said_is_of_the_old_weights(engine, decoder):
+def test_a_load_pauses_running_samples_whose_tokens_are_of_the_old_weights(engine, decoder):
     new = decoder_of(9)
     before = TOKENIZER.encode("long")
 
     async def main() -> tuple[Completion, Completion]:
         context = engine.open(before, key=2)
         task = asyncio.ensure_future(context.sample(Sampling(max_tokens=LONG)))
-        await until_it_speaks(engine)
+        await until_it_draws(engine)
         engine.load(hf_names(new), 9)
         return await task, await context.sample(Sampling(max_tokens=8))
 
@@ -253,8 +261,8 @@ def test_a_closed_context_ends_its_sample_and_a_cancelled_one_leaves_nothing_run
         return await tasks[0]
 
     assert talk(main).finish is Finish.ABORT
-    engine.health()  # what was asked before is done
-    assert not engine._running
+    engine.health()  # earlier work is done
+    assert not engine._vllm.running
 
 
 def test_score_agrees_with_the_native_engine(engine, decoder):
@@ -295,7 +303,7 @@ def test_what_vllm_cannot_do_is_refused(engine, folder, decoder):
         sample(engine, [1], temperature=0.001)
     with pytest.raises(EngineError, match="changed in place"):
         engine.load(None, 1)
-    with pytest.raises(ValueError, match="mode 0 alone"):
+    with pytest.raises(ValueError, match="only mode 0"):
         engine.score([[1]], [[1]], [[2]], mode=1)
     with pytest.raises(ValueError, match="token 300 is outside"):
         engine.open([300])
@@ -361,7 +369,7 @@ def engine_of(server: tuple[str, Path], exchange: Path, **options: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_server_says_what_the_learner_says_after_three_updates(server, tmp_path):
+def test_log_probs_of_a_server_are_the_learners_after_three_updates(server, tmp_path):
     engine = engine_of(server, tmp_path)
     engine.health()
     before = TOKENIZER.encode("two and three")
@@ -370,10 +378,10 @@ def test_a_server_says_what_the_learner_says_after_three_updates(server, tmp_pat
         if version:
             engine.load(hf_names(decoder), version)
         for temperature in (1.0, 0.7):
-            said = sample(engine, before, temperature=temperature, max_tokens=24)
-            assert (said.version, len(said.tokens)) == (version, 24)
-            assert gap(decoder, before, said, temperature) < 1e-3
-            assert gap(decoder_of(version + 7, tied=False), before, said, temperature) > 0.1
+            completion = sample(engine, before, temperature=temperature, max_tokens=24)
+            assert (completion.version, len(completion.tokens)) == (version, 24)
+            assert gap(decoder, before, completion, temperature) < 1e-3
+            assert gap(decoder_of(version + 7, tied=False), before, completion, temperature) > 0.1
     native = NativeEngine(decoder, kv_tokens=256, page_size=4)
     asked = ([[5, 6, 7, 8]], [[1, 4]], [[11, 12, 13], [14]], 0)
     for temperature in (1.0, 0.7):
@@ -399,17 +407,17 @@ def test_a_server_gives_back_what_it_said_when_it_is_paused_or_gets_new_weights(
         return first, await contexts[0].sample(Sampling(max_tokens=4))
 
     first, second = talk(lambda: stopped(engine.pause))
-    assert {said.finish for said in first} == {Finish.PAUSE}
-    assert any(said.tokens for said in first)
-    for i, said in enumerate(first):
-        assert said.version == 4 and len(said.tokens) < LONG
-        assert not said.tokens or gap(old, [1, i], said) < 1e-3
+    assert {completion.finish for completion in first} == {Finish.PAUSE}
+    assert any(completion.tokens for completion in first)
+    for i, completion in enumerate(first):
+        assert completion.version == 4 and len(completion.tokens) < LONG
+        assert not completion.tokens or gap(old, [1, i], completion) < 1e-3
     assert gap(old, [1, 0, *first[0].tokens], second) < 1e-3
 
     first, second = talk(lambda: stopped(lambda: engine.load(hf_names(new), 5)))
-    assert {(said.finish, said.version) for said in first} == {(Finish.PAUSE, 4)}
-    for i, said in enumerate(first):
-        assert not said.tokens or gap(old, [1, i], said) < 1e-3
+    assert {(completion.finish, completion.version) for completion in first} == {(Finish.PAUSE, 4)}
+    for i, completion in enumerate(first):
+        assert not completion.tokens or gap(old, [1, i], completion) < 1e-3
     assert second.version == 5 and gap(new, [1, 0, *first[0].tokens], second) < 1e-3
     engine.close()
 
@@ -423,8 +431,8 @@ def test_a_server_cuts_at_stops_and_is_stale_with_weights_of_others(server, tmp_
     letter = next(token for token in tokens if 32 < token < 127)
     cut = tokens[: tokens.index(letter) + 1]
     for asked in ({"stop": (chr(letter),)}, {"stop_tokens": (letter,)}):
-        said = sample(engine, [5], key=3, max_tokens=40, **asked)
-        assert said.tokens == cut and said.finish is Finish.STOP
+        completion = sample(engine, [5], key=3, max_tokens=40, **asked)
+        assert completion.tokens == cut and completion.finish is Finish.STOP
     with pytest.raises(EngineError, match="where the head is the embedding"):
         engine_of(server, tmp_path, folder=folder).health()
     other = engine_of(server, tmp_path / "other")

@@ -26,13 +26,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Gathered(Mapping[str, torch.Tensor]):
-    """Tensors that are brought together when they are asked for, which everybody must do alike."""
+    """Tensors that are gathered when they are read, which every process must do in the same order."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self.weights, self.asked = weights, []
+        self.weights, self.read = weights, []
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        self.asked.append(name)
+        self.read.append(name)
         return self.weights[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -48,7 +48,7 @@ def test_what_is_written_is_the_model_with_these_weights(folder, tmp_path, shard
     weights = Gathered(hf_names(decoder))
     exchange = WeightFolder(tmp_path / "exchange", folder, "run")
     written = exchange.write(weights, shard_bytes)
-    assert weights.asked == list(weights.weights)  # each once, in order
+    assert weights.read == list(weights.weights)  # each once, in order
     assert written.name == "run-000001" and (written / "tokenizer.json").is_file()
     shards = len(list(written.glob("*.safetensors")))
     assert (shards == 1) == (shard_bytes == 10**9)
@@ -58,15 +58,15 @@ def test_what_is_written_is_the_model_with_these_weights(folder, tmp_path, shard
 
 
 def test_earlier_versions_go_and_those_of_others_stay(folder, tmp_path):
-    place = tmp_path / "exchange"
-    ours, theirs = WeightFolder(place, folder, "a"), WeightFolder(place, folder, "b")
+    shared = tmp_path / "exchange"
+    ours, theirs = WeightFolder(shared, folder, "a"), WeightFolder(shared, folder, "b")
     weights = hf_names(tiny_decoder(1))
     theirs.write(weights)
     ours.write(weights)
     ours.keep_only(ours.write(weights))
-    assert sorted(path.name for path in place.iterdir()) == ["a-000002", "b-000001"]
+    assert sorted(path.name for path in shared.iterdir()) == ["a-000002", "b-000001"]
     ours.close()
-    assert [path.name for path in place.iterdir()] == ["b-000001"]
+    assert [path.name for path in shared.iterdir()] == ["b-000001"]
 
 
 def test_weights_of_another_model_leave_nothing_behind(folder, tmp_path):
@@ -94,6 +94,4 @@ def test_a_head_may_be_written_though_it_is_the_embedding(folder, tmp_path):
     with pytest.raises(EngineError, match="missing"):
         check_names(names - {"model.embed_tokens.weight"}, names, folder)
     assert names_in(tmp_path) == set()
-    check_names(
-        ["anything"], names_in(tmp_path), tmp_path
-    )  # nothing is known of a folder without weights
+    check_names(["anything"], names_in(tmp_path), tmp_path)  # a folder without weights: no check

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Tokens
 from types import TracebackType
 
+from graft.engine.checks import check_fork, check_tokens
 from graft.engine.errors import EngineError
 from graft.engine.native.kv.sequences import Sequence
 from graft.engine.native.loop import EngineLoop
@@ -57,8 +58,7 @@ class NativeContext:
         self._check_free("fork")
         length = len(self.tokens)
         at = length if at is None else at
-        if not 1 <= at <= length:
-            raise ValueError(f"cannot fork at token {at} of a context of {length}: need 1 or more")
+        check_fork(at, length)
         self._forks += 1
         child = NativeContext(
             self._loop.tree.fork(self.sequence, at),
@@ -123,12 +123,3 @@ class NativeContext:
                 f"cannot {action} a context while it samples; await its sample first, or fork it "
                 f"before sampling"
             )
-
-
-def check_tokens(tokens: Tokens[int], vocab_size: int) -> list[int]:
-    """The tokens as a list of ints; an id outside the vocabulary would break the whole batch later."""
-    ids = [int(token) for token in tokens]
-    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        bad = next(i for i in ids if not 0 <= i < vocab_size)
-        raise ValueError(f"token {bad} is outside the model's vocabulary of {vocab_size}")
-    return ids

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from graft.actions.space import ActionSpace
+from graft.engine.checks import check_positions, check_prompt, check_tokens
 from graft.engine.errors import EngineError
-from graft.engine.native.context import NativeContext, check_tokens
+from graft.engine.native.context import NativeContext
 from graft.engine.native.cpu.runner import CpuRunner
 from graft.engine.native.kv.pages import Pages, pool_tokens
 from graft.engine.native.kv.sequences import SequenceTree
@@ -125,9 +126,7 @@ class NativeEngine:
         """A context over `tokens`; nothing is computed before it samples."""
         if not self._is_open:
             raise EngineError("the engine is closed")
-        ids = check_tokens(tokens, self.vocab_size)
-        if not ids:
-            raise ValueError("cannot open a context without tokens: there is nothing to continue")
+        ids = check_prompt(tokens, self.vocab_size)
         self._opened += 1
         key = derive(0, self._opened) if key is None else key
         return NativeContext(self._tree.open(ids), key, self._loop, self._request)
@@ -147,10 +146,7 @@ class NativeEngine:
         """
         trunks = [check_tokens(text, self.vocab_size) for text in texts]
         wanted = [[int(action) for action in actions] for actions in continuations]
-        for ids, positions in zip(trunks, at, strict=True):
-            outside = [position for position in positions if not 1 <= position <= len(ids)]
-            if outside:
-                raise ValueError(f"cannot score after {outside[0]} tokens of {len(ids)}")
+        check_positions(trunks, at)
         if not 0 <= mode < self.space.num_modes:
             raise ValueError(
                 f"cannot score in mode {mode}: the space has modes 0 to {self.space.num_modes - 1}"

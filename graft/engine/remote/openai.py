@@ -1,20 +1,19 @@
 r"""`OpenAIEngine`: samples from any server with OpenAI's API (vLLM, SGLang, llama.cpp, OpenAI itself).
 
-Two ways to ask:
+Two APIs:
 
-    completions   the whole context as raw text, in our own chat template; the server goes on from
-                  there, so a tool's answer can stand in the middle of the policy's turn. Needs the
-                  model's tokenizer here.
+    completions   the whole context as raw text, in our own chat template; the server continues it, so a
+                  tool result can stand in the middle of the policy's turn. Needs the model's
+                  tokenizer here.
     chat          a list of messages, in the server's template. No tokenizer: contexts are bytes in
-                  the template CONVERSATION, from which the messages can be read back. A turn that is
-                  begun cannot be gone on with: no tools inline, no prefill.
+                  the template CONVERSATION, from which the messages are read back. A turn cannot be
+                  continued: no inline tools, no prefill.
 
     "\x1e{"role": "user", "content": "2+3="}\x1eassistant\x1f"   ->   [{"role": "user", ...}]
 
-What a server cannot give is refused rather than made up: it tells no log-prob of every token under
-our own masks, so nothing of it can be trained (log-probs are NaN), no grammar is applied, no weights
-are loaded. Stop strings stay in the text, as everywhere in graft: servers that cut them off are not
-told of them, and the text is cut here.
+For evaluation only: the server returns no log-probs under our masks (they are NaN here, so samples cannot
+be trained on), applies no grammar and loads no weights. Stop strings stay in the text, as everywhere in
+graft: to servers that remove them they are not sent, and the text is cut here.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ CONVERSATION = (
 )
 """The chat template of contexts that are messages; JSON has no bare control characters."""
 
-OWN_WORDS: dict[str, dict[str, Any]] = {
+KEEP_STOPS: dict[str, dict[str, Any]] = {
     "vllm": {"include_stop_str_in_output": True},
     "sglang": {"no_stop_trim": True},
 }
-"""Server -> how to ask it that stop strings stay in the text. Others refuse such words, or ignore them."""
+"""Server -> the parameter that keeps stop strings in the text. Other servers refuse or ignore it."""
 
 OTHER_LIMIT = "max_completion_tokens"
-"""What some servers want in place of max_tokens; they say so when they refuse that."""
-TO_LOOK = 20.0
-"""Seconds for the list of models, which a server may also lack."""
+"""The name of max_tokens on some servers, which they give in their refusal."""
+LIST_SECONDS = 20.0
+"""For the list of models, which some servers do not have."""
 _TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum context|too long|max_model_len", re.I
 )
@@ -60,18 +59,18 @@ class OpenAIReply(NamedTuple):
     text: str
     finish: Finish
     tokens: int | None
-    """Sampled, as the server counts; None where it does not say."""
+    """Sampled, by the server's count; None where it returns none."""
 
 
 class OpenAIEngine:
-    """Contexts are kept here; the server sees one whole prompt per sample.
+    """Contexts are kept here; the server gets one whole prompt per sample.
 
     url        the server's base, such as http://host:8000/v1
     model      the name it serves; "" takes the only one
     tokenizer  of the model ("completions"), or Tokenizer.bytes() ("chat")
     api        "completions" or "chat"
     deadline   seconds for a completion, attempts and pauses together; half of it for one attempt
-    key_name   the variable with the key; where it is not set none is sent
+    key_name   the environment variable with the key; no key is sent if it is not set
     """
 
     def __init__(
@@ -87,8 +86,8 @@ class OpenAIEngine:
     ) -> None:
         if not isinstance(url, str) or of_training:
             raise EngineError(
-                "engine 'openai' cannot train: a server gives no log-probs under our own masks and "
-                "takes no weights from here. Train with engine.name=native; to evaluate: "
+                "engine 'openai' cannot train: a server returns no log-probs under our masks and "
+                "loads no weights from here. Train with engine.name=native; to evaluate: "
                 "graft eval RUN --endpoint URL --model NAME"
             )
         if api not in ("completions", "chat"):
@@ -97,14 +96,14 @@ class OpenAIEngine:
         self.endpoint = Endpoint(url, key=key, timeout=deadline / 2, deadline=deadline)
         self.model, self.api, self.tokenizer = model, api, tokenizer
         self.vocab_size, self.version = tokenizer.vocab_size, 0
-        self._own_words: dict[str, Any] | None = None
+        self._keep_stops: dict[str, Any] | None = None
         self._limit = "max_tokens"
         self._opened = 0
 
-    async def look(self) -> None:
-        """Ask once what is served and by whom; a server that does not tell is taken as it is."""
+    async def inspect(self) -> None:
+        """Read once which models it serves; a server without a list is used as it is."""
         try:
-            served = await self.endpoint.ask("/models", None, _models, TO_LOOK)
+            served = await self.endpoint.ask("/models", None, _models, LIST_SECONDS)
         except EndpointError as error:
             if error.code in (401, 403):
                 raise
@@ -112,10 +111,10 @@ class OpenAIEngine:
         names = [name for name, _ in served]
         if not self.model and len(names) != 1:
             known = (
-                f"it serves {', '.join(names[:8])}" if names else "it does not say what it serves"
+                f"it serves {', '.join(names[:8])}" if names else "it does not list what it serves"
             )
             raise EngineError(
-                f"endpoint {self.endpoint.url} needs a model's name (--model); {known}"
+                f"endpoint {self.endpoint.url} needs the name of a model (--model); {known}"
             )
         if self.model and names and self.model not in names:
             raise EngineError(
@@ -124,7 +123,7 @@ class OpenAIEngine:
             )
         self.model = self.model or names[0]
         owner = next((owner for name, owner in served if name == self.model), "")
-        self._own_words = OWN_WORDS.get(owner, {})
+        self._keep_stops = KEEP_STOPS.get(owner, {})
 
     def open(self, tokens: Sequence[int], key: int | None = None) -> OpenAIContext:
         self._opened += 1
@@ -144,29 +143,29 @@ class OpenAIEngine:
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         raise EngineError(
-            f"endpoint {self.endpoint.url} has its own weights and takes none from here; "
+            f"endpoint {self.endpoint.url} has its own weights and loads none from here; "
             "use engine.name=native"
         )
 
     def pause(self) -> None:
         raise EngineError(
-            f"{self.where} cannot be paused: it takes no weights, so nothing has to wait for them"
+            f"{self.where} cannot be paused: it loads no weights, so no sample has to wait for them"
         )
 
     def close(self) -> None:
-        """Nothing to give back: every request has a connection of its own."""
+        """Nothing to close: every request has its own connection."""
 
     @property
     def where(self) -> str:
         return f"endpoint {self.endpoint.url}"
 
-    async def say(self, context: OpenAIContext, sampling: Sampling) -> Completion:
+    async def complete(self, context: OpenAIContext, sampling: Sampling) -> Completion:
         seed = seed_of(context.key, len(context.tokens))
-        reply = await self.complete(context.tokens, sampling, seed)
+        reply = await self.request(context.tokens, sampling, seed)
         tokens = self._tokens_of(reply, sampling, context.tokens[-1])
         if context.sampled is not None:
             context.sampled = None if reply.tokens is None else context.sampled + reply.tokens
-        unknown = [math.nan] * len(tokens)  # nobody told us, and nobody shall train on it
+        unknown = [math.nan] * len(tokens)  # the server returns none: not to be trained on
         return Completion(
             tokens=tokens,
             actions=list(tokens),
@@ -177,28 +176,28 @@ class OpenAIEngine:
             version=0,
         )
 
-    async def complete(self, tokens: Sequence[int], sampling: Sampling, seed: int) -> OpenAIReply:
-        """What the server says after `tokens`; a prompt that it finds too long is out of room."""
-        if self._own_words is None:
-            await self.look()
+    async def request(self, tokens: Sequence[int], sampling: Sampling, seed: int) -> OpenAIReply:
+        """The server's reply; empty, finish "length", for a prompt beyond its window."""
+        if self._keep_stops is None:
+            await self.inspect()
         content = self._content(tokens, sampling, seed)
         path = "/chat/completions" if self.api == "chat" else "/completions"
         try:
             reply = await self.endpoint.ask(path, content, self._read)
         except EndpointError as error:
-            said = str(error)
-            if error.code in (400, 422) and "max_tokens" in content and OTHER_LIMIT in said:
+            text = str(error)
+            if error.code in (400, 422) and "max_tokens" in content and OTHER_LIMIT in text:
                 self._limit = OTHER_LIMIT
-                return await self.complete(tokens, sampling, seed)
-            if error.code in (400, 413, 422) and _TOO_LONG.search(said):
+                return await self.request(tokens, sampling, seed)
+            if error.code in (400, 413, 422) and _TOO_LONG.search(text):
                 return OpenAIReply("", Finish.LENGTH, 0)
             if error.code == 404:
-                raise EndpointError(f"{said}. Does it speak --api {self.api}?", 404) from None
+                raise EndpointError(f"{text}. Does it have --api {self.api}?", 404) from None
             raise
         return _cut(reply, sampling.stop)
 
     def _content(self, tokens: Sequence[int], sampling: Sampling, seed: int) -> dict[str, Any]:
-        own = self._own_words or {}
+        keep_stops = self._keep_stops or {}
         content: dict[str, Any] = {
             "model": self.model,
             self._limit: sampling.max_tokens,
@@ -207,10 +206,10 @@ class OpenAIEngine:
         }
         if sampling.temperature:
             content["seed"] = seed
-        if sampling.stop and own:
-            content |= {"stop": list(sampling.stop), **own}
+        if sampling.stop and keep_stops:
+            content |= {"stop": list(sampling.stop), **keep_stops}
         if sampling.top_k or sampling.min_p or sampling.min_tokens:
-            if not own:
+            if not keep_stops:
                 raise EngineError(
                     f"endpoint {self.endpoint.url} is neither vLLM nor SGLang: top_k, min_p and "
                     "min_tokens are not in OpenAI's API; leave them out"
@@ -219,13 +218,13 @@ class OpenAIEngine:
             content |= {"min_tokens": sampling.min_tokens}
         text = self.tokenizer.decode(tokens)
         if self.api == "completions":
-            if own and sampling.stop_tokens:
+            if keep_stops and sampling.stop_tokens:
                 content["stop_token_ids"] = list(sampling.stop_tokens)
             return content | {"prompt": text}
         return content | {"messages": messages_of(text, self.endpoint.url)}
 
     def _read(self, answer: Any) -> OpenAIReply:
-        """ValueError for what is no completion."""
+        """The reply in an answer; ValueError if there is none."""
         try:
             choice = answer["choices"][0]
             text = choice["message"]["content"] if self.api == "chat" else choice["text"]
@@ -233,17 +232,17 @@ class OpenAIEngine:
             counted = (answer.get("usage") or {}).get("completion_tokens")
         except (KeyError, IndexError, TypeError, AttributeError):
             raise ValueError(f"no completion: {str(answer)[:200]!r}") from None
-        if text is None and isinstance(choice.get("message"), dict):  # thoughts, and no words
+        if text is None and isinstance(choice.get("message"), dict):  # reasoning, and no answer
             text = ""
         if not isinstance(text, str):
             raise ValueError(f"no text in its completion: {str(choice)[:200]!r}")
         if finish == "abort":
-            raise ValueError("a completion that it gave up itself")
+            raise ValueError("a completion that the server aborted")
         tokens = counted if isinstance(counted, int) and counted >= 0 else None
         return OpenAIReply(text, Finish.LENGTH if finish == "length" else Finish.STOP, tokens)
 
     def _tokens_of(self, reply: OpenAIReply, sampling: Sampling, last: int) -> list[int]:
-        """Its tokens, and the end of the turn that servers leave out of the text."""
+        """The tokens of the text, and the end-of-turn token, which servers leave out of it."""
         tokenizer: Any = self.tokenizer
         plain = reply.text.replace("\x1e", " ").replace("\x1f", " ")
         tokens: list[int] = tokenizer.encode_plain(plain, last)
@@ -255,13 +254,13 @@ class OpenAIEngine:
 
 
 class OpenAIContext(StatelessContext):
-    """A context of an endpoint that counts what the server says it sampled."""
+    """A context that adds up the server's counts of sampled tokens."""
 
     engine: OpenAIEngine
     sampled: int | None = 0
-    """Tokens of all its samples as the server counts them; None once it did not say."""
+    """Tokens of all its samples by the server's count; None once a count was missing."""
 
-    def _twin(self, tokens: list[int], key: int) -> OpenAIContext:
+    def _copy(self, tokens: list[int], key: int) -> OpenAIContext:
         twin = OpenAIContext(self.engine, tokens, key)
         twin.sampled = self.sampled
         return twin
@@ -276,7 +275,7 @@ def messages_of(text: str, url: str = "") -> list[Message]:
     *earlier, last = text.split("\x1e")
     if last != "assistant\x1f" or not earlier or earlier[0]:
         raise EngineError(
-            f"endpoint {url} with --api chat takes whole messages and cannot go on in the middle of "
+            f"endpoint {url} with --api chat takes whole messages and cannot continue in the middle of "
             f"an answer ({text[-60:]!r}): no tools that answer inline, no prefill, no wrapper that "
             "renders chats. Use --api completions with the model's tokenizer, or --no-tools"
         )
@@ -284,17 +283,17 @@ def messages_of(text: str, url: str = "") -> list[Message]:
 
 
 def _message(part: str) -> Message:
-    role, is_said, words = part.partition("\x1f")
-    if is_said and role == "assistant":
-        return {"role": "assistant", "content": words.removesuffix("<eos>")}
+    role, separator, content = part.partition("\x1f")
+    if separator and role == "assistant":
+        return {"role": "assistant", "content": content.removesuffix("<eos>")}
     message = json.loads(part)
-    # results of calls that were written as text: an API would look for the call that they answer
+    # results of calls that were written as text: an API would look for a call with their id
     role = "user" if message["role"] == "tool" else message["role"]
     return {"role": role, "content": message.get("content") or ""}
 
 
 def _cut(reply: OpenAIReply, stops: Sequence[str]) -> OpenAIReply:
-    """The text up to the first stop string that is complete, that included."""
+    """The text up to and including the first complete stop string."""
     ends = [at + len(stop) for stop in stops if (at := reply.text.find(stop)) >= 0]
     return reply._replace(text=reply.text[: min(ends)], finish=Finish.STOP) if ends else reply
 

@@ -1,16 +1,15 @@
-"""`SGLangServer`: samples from SGLang's own HTTP API, which takes new weights from a folder.
+"""`SGLangServer`: samples from SGLang's own HTTP API, which loads new weights from a folder.
 
     python -m sglang.launch_server --model-path FOLDER
 
     /generate                    token ids in; ids, log-probs and the weights' version out
     /update_weights_from_disk    new weights, with a version that every later reply repeats
-    /abort_request               gives back what was said so far
+    /abort_request               ends a request and returns its tokens so far
 
-Log-probs are at the sampling temperature, but before top-k, top-p and min-p: with those they are not
-what was drawn from, and come as NaN, which nobody can train on. The version in a reply is compared
-with ours: a server that somebody else gave weights, or that was started anew, is a stale engine.
+Log-probs are at the sampling temperature, but before top-k, top-p and min-p: with those they are not of
+the distribution that was drawn from, so they are returned as NaN, and such samples cannot be trained on.
 
-A stand-in that speaks this API is what the tests run against; the real one was not run.
+The tests run against a stand-in with this API (`tests/engine/fake_sglang.py`); SGLang itself was not run.
 """
 
 from __future__ import annotations
@@ -19,43 +18,47 @@ from pathlib import Path
 from typing import Any
 
 from graft.engine.errors import EngineError
-from graft.engine.remote.servers import Server, ServerReply, ServersEngine
+from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
+from graft.engine.remote.servers_engine import ServersEngine
 from graft.engine.remote.stateless import PendingSample
 from graft.engine.remote.wire import EndpointError
 
 
-class SGLangServer(ServersEngine):
-    name = "sglang"
-    tells_cut = False
-    tags_replies = True
-    is_deterministic = False
-    """Whether the servers draw by seed (--enable-deterministic-inference); others are not told one."""
+class SGLangProtocol(ServerProtocol):
+    """SGLang's native API."""
 
-    async def _look(self, server: Server) -> None:
+    name = "sglang"
+    has_truncated_logprobs = False
+    tags_replies = True
+    logprobs_remedy = "start it without the environment variable SGLANG_RETURN_ORIGINAL_LOGPROB"
+    is_deterministic = False
+    """Whether the servers draw by seed (--enable-deterministic-inference)."""
+
+    async def inspect(self, server: Server) -> None:
         await server.ask("/health", retries=None)
-        if await server.ask_one_of("/model_info", "/get_model_info") is None:
-            raise EngineError("it does not know /model_info: is it SGLang?")
-        info = await server.ask_one_of("/server_info", "/get_server_info") or {}
+        if await server.ask_first_known("/model_info", "/get_model_info") is None:
+            raise EngineError("it has no /model_info: is it SGLang?")
+        info = await server.ask_first_known("/server_info", "/get_server_info") or {}
         server.window = float(info.get("context_length") or "inf")
         self.is_deterministic = bool(info.get("enable_deterministic_inference"))
 
-    async def _tag(self, server: Server) -> str | None:
-        info = await server.ask_one_of("/model_info", "/get_model_info")
+    async def read_tag(self, server: Server) -> str | None:
+        info = await server.ask_first_known("/model_info", "/get_model_info")
         tag = info.get("weight_version") if isinstance(info, dict) else None
         return None if tag is None else str(tag)
 
-    def _request(
-        self, server: Server, tokens: list[int], saying: PendingSample, seed: int, name: str
+    def request(
+        self, server: Server, tokens: list[int], pending: PendingSample, seed: int, name: str
     ) -> tuple[str, dict[str, Any]]:
-        sampling = saying.sampling
+        sampling = pending.sampling
         parameters: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "min_p": sampling.min_p,
-            "max_new_tokens": saying.room,
-            "min_new_tokens": min(sampling.min_tokens, saying.room),
-            "stop_token_ids": sorted(saying.stop_tokens),
+            "max_new_tokens": pending.budget,
+            "min_new_tokens": min(sampling.min_tokens, pending.budget),
+            "stop_token_ids": sorted(pending.stop_tokens),
             "skip_special_tokens": False,
             "no_stop_trim": True,
         }
@@ -72,13 +75,13 @@ class SGLangServer(ServersEngine):
             "stream": False,
         }
 
-    def _read(self, answer: Any) -> ServerReply:
+    def read(self, answer: Any) -> ServerReply:
         try:
             meta = answer["meta_info"]
-            told = meta.get("output_token_logprobs") or []
+            entries = meta.get("output_token_logprobs") or []
             tops = meta.get("output_top_logprobs") or []
-            tokens = [int(entry[1]) for entry in told]
-            logprobs = [float(entry[0]) for entry in told]
+            tokens = [int(entry[1]) for entry in entries]
+            logprobs = [float(entry[0]) for entry in entries]
             known = [[float(entry[0]) for entry in table] for table in tops]
             finish = str(meta["finish_reason"]["type"])
         except (KeyError, IndexError, TypeError, AttributeError):
@@ -87,32 +90,32 @@ class SGLangServer(ServersEngine):
             meta.get("completion_tokens", len(tokens)) != len(tokens) and finish != "abort"
         ):
             raise ValueError(
-                f"log-probs of {len(tokens)} tokens and {len(known)} places, having sampled "
-                f"{meta.get('completion_tokens')}"
+                f"log-probs of {len(tokens)} tokens, top log-probs of {len(known)}, but "
+                f"{meta.get('completion_tokens')} sampled tokens"
             )
         tag = meta.get("weight_version")
         return ServerReply(tokens, logprobs, known, finish, None if tag is None else str(tag))
 
-    async def _score(self, server: Server, tokens: list[int], count: int) -> list[float]:
+    async def score(self, server: Server, tokens: list[int], count: int) -> list[float]:
         content: dict[str, Any] = {
             "input_ids": tokens,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
-            "logprob_start_len": len(tokens) - count - 1,  # of the first it tells nothing
+            "logprob_start_len": len(tokens) - count - 1,  # the first has no log-prob
         }
 
         def read(answer: Any) -> list[float]:
             try:
-                told = answer["meta_info"]["input_token_logprobs"][-count:]
-                if [entry[1] for entry in told] == tokens[-count:]:
-                    return [float(entry[0]) for entry in told]
+                entries = answer["meta_info"]["input_token_logprobs"][-count:]
+                if [entry[1] for entry in entries] == tokens[-count:]:
+                    return [float(entry[0]) for entry in entries]
             except (KeyError, IndexError, TypeError):
                 pass
             raise ValueError(f"no log-probs of the prompt: {str(answer)[:200]!r}")
 
         return await server.ask("/generate", content, read, retries=None)
 
-    async def _score_next(
+    async def score_next(
         self, server: Server, tokens: list[int], token: int, temperature: float
     ) -> float:
         content: dict[str, Any] = {
@@ -133,7 +136,7 @@ class SGLangServer(ServersEngine):
 
         return await server.ask("/generate", content, read, retries=None)
 
-    async def _give(self, server: Server, folder: Path, tag: str) -> None:
+    async def give_weights(self, server: Server, folder: Path, tag: str) -> None:
         await _if_known(server, "/pause_generation", {"mode": "abort"})
         try:
             content = {
@@ -142,20 +145,23 @@ class SGLangServer(ServersEngine):
                 "abort_all_requests": True,
                 "flush_cache": True,
             }
-            await server.ask("/update_weights_from_disk", content, _taken)
+            await server.ask("/update_weights_from_disk", content, _check_loaded)
         finally:
             await _if_known(server, "/continue_generation", {})
 
-    async def _stop(self, server: Server, names: list[str]) -> None:
+    async def stop(self, server: Server, names: list[str]) -> None:
         for name in names:
             await server.ask("/abort_request", {"rid": name})
 
-    def _how_to_process(self) -> str:
-        return "start it without the environment variable SGLANG_RETURN_ORIGINAL_LOGPROB"
+
+class SGLangServer(ServersEngine):
+    """An engine over `sglang.launch_server`."""
+
+    protocol_type = SGLangProtocol
 
 
 async def _if_known(server: Server, path: str, content: dict[str, Any]) -> None:
-    """Older servers have no such path, and do the same as part of an update."""
+    """Nothing on older servers, which have no such path and do the same as part of an update."""
     try:
         await server.ask(path, content)
     except EndpointError as error:
@@ -163,6 +169,6 @@ async def _if_known(server: Server, path: str, content: dict[str, Any]) -> None:
             raise
 
 
-def _taken(answer: Any) -> None:
+def _check_loaded(answer: Any) -> None:
     if not isinstance(answer, dict) or not answer.get("success"):
-        raise EndpointError(f"it did not take the weights: {str(answer)[:200]!r}", 200)
+        raise EndpointError(f"it did not load the weights: {str(answer)[:200]!r}", 200)

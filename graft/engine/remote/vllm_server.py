@@ -1,13 +1,13 @@
-"""`VLLMServer`: samples from `vllm serve`, which reads new weights from a folder without a restart.
+"""`VLLMServer`: samples from `vllm serve`, which loads new weights from a folder without a restart.
 
     VLLM_SERVER_DEV_MODE=1 vllm serve FOLDER --logprobs-mode processed_logprobs --enable-prefix-caching
 
-Samples are plain completions with token ids in and out. New weights: pause (which ends what runs),
-reload from the folder, forget the prefix cache, resume. The paths for that are there in dev mode only,
-and whoever reaches them can do anything with the server: it should not be open to the world.
+Samples are plain completions with token ids in and out. New weights: pause (which ends running samples),
+reload from the folder, reset the prefix cache, resume. The paths for that exist in dev mode only, and
+they give full control of the server to everyone who reaches them: do not expose it to the internet.
 
-The CPU build multiplies with packed weights, and does not pack those of experts, or of a head that is
-the embedding, anew on reload; such a server is refused.
+The CPU build computes with packed weights, and a reload does not pack those of experts, or of a head
+that is the embedding; such a server is refused.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from graft.engine.errors import EngineError
-from graft.engine.remote.servers import Server, ServerReply, ServersEngine
+from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
+from graft.engine.remote.servers_engine import ServersEngine
 from graft.engine.remote.stateless import PendingSample
 from graft.engine.remote.weight_files import HEAD, names_in
 from graft.engine.remote.wire import EndpointError
 
-FEWER = (20, 10, 5, 2)
-"""Likeliest tokens that a server may be willing to tell, in the order they are asked for."""
+TOP_KS = (20, 10, 5, 2)
+"""Numbers of top log-probs to try, for servers with a low --max-logprobs."""
 
 
-class VLLMServer(ServersEngine):
+class VLLMProtocol(ServerProtocol):
+    """vLLM's OpenAI-compatible completions, and the paths of its dev mode."""
+
     name = "vllm"
+    logprobs_remedy = "start it with --logprobs-mode processed_logprobs"
 
-    async def _look(self, server: Server) -> None:
+    async def inspect(self, server: Server) -> None:
         await server.ask("/health", retries=None)
         listed = await server.ask("/v1/models", None, _models, retries=None)
         server.model, server.window = listed
@@ -47,44 +51,44 @@ class VLLMServer(ServersEngine):
         is_tied = self.config.get("tie_word_embeddings") or HEAD not in names_in(self.folder)
         if is_cpu and (is_tied or any("num" in name and "experts" in name for name in self.config)):
             raise EngineError(
-                "vLLM's CPU build does not take all weights on reload where the head is the embedding "
+                "vLLM's CPU build does not reload all weights where the head is the embedding "
                 "(tie_word_embeddings) or a layer has several experts; use vLLM in this process "
                 "(leave engine.url out), or a GPU"
             )
-        await self._count_known(server)
+        await self._find_top_k(server)
 
-    async def _count_known(self, server: Server) -> None:
-        """How many of the likeliest tokens it tells."""
-        for count in [count for count in FEWER if count <= self.top_k] or [self.top_k]:
+    async def _find_top_k(self, server: Server) -> None:
+        """Set `top_k` to the number of top log-probs that the server returns."""
+        for count in [count for count in TOP_KS if count <= self.top_k] or [self.top_k]:
             content = self._plain(server, [0]) | {"logprobs": count}
             try:
-                await server.ask("/v1/completions", content, self._read, retries=None)
+                await server.ask("/v1/completions", content, self.read, retries=None)
             except EndpointError as error:
                 if error.code != 400 or "logprobs" not in str(error):
                     raise
             else:
                 self.top_k = count
                 return
-        raise EngineError("it tells no log-probs: start it with --max-logprobs 20")
+        raise EngineError("it returns no log-probs: start it with --max-logprobs 20")
 
-    async def _tag(self, server: Server) -> str | None:
-        info = await server.ask_one_of("/weight_info")
+    async def read_tag(self, server: Server) -> str | None:
+        info = await server.ask_first_known("/weight_info")
         return None if info is None else str(info.get("weight_version"))
 
-    def _request(
-        self, server: Server, tokens: list[int], saying: PendingSample, seed: int, name: str
+    def request(
+        self, server: Server, tokens: list[int], pending: PendingSample, seed: int, name: str
     ) -> tuple[str, dict[str, Any]]:
-        sampling = saying.sampling
+        sampling = pending.sampling
         content = self._plain(server, tokens) | {
             "request_id": name,
-            "max_tokens": saying.room,
-            "min_tokens": min(sampling.min_tokens, saying.room),
+            "max_tokens": pending.budget,
+            "min_tokens": min(sampling.min_tokens, pending.budget),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "logprobs": self.top_k,
-            "stop_token_ids": sorted(saying.stop_tokens),
+            "stop_token_ids": sorted(pending.stop_tokens),
             "seed": seed,
         }
         if sampling.stop:
@@ -98,31 +102,31 @@ class VLLMServer(ServersEngine):
             "max_tokens": 1,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "ignore_eos": True,  # ours are among the stop tokens; others are none
+            "ignore_eos": True,  # ours are among the stop tokens
             "skip_special_tokens": False,
-            "repetition_penalty": 1.0,  # the model's own defaults may say otherwise
+            "repetition_penalty": 1.0,  # overrides the defaults in the model's generation_config
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
         }
 
-    def _read(self, answer: Any) -> ServerReply:
+    def read(self, answer: Any) -> ServerReply:
         try:
             choice = answer["choices"][0]
             tokens: list[int] = choice["token_ids"]
-            told = choice["logprobs"]
+            logprobs = choice["logprobs"]
             tops = [
                 sorted(map(float, table.values()), reverse=True)[: self.top_k]
-                for table in told["top_logprobs"]
+                for table in logprobs["top_logprobs"]
             ]
-            logprobs = [float(logp) for logp in told["token_logprobs"]]
+            token_logprobs = [float(logp) for logp in logprobs["token_logprobs"]]
             finish = str(choice["finish_reason"])
         except (KeyError, IndexError, TypeError, AttributeError):
             raise ValueError(f"no completion with token ids: {str(answer)[:200]!r}") from None
-        if not len(tokens) == len(logprobs) == len(tops):
-            raise ValueError(f"{len(logprobs)} log-probs of {len(tokens)} tokens")
-        return ServerReply(tokens, logprobs, tops, finish)
+        if not len(tokens) == len(token_logprobs) == len(tops):
+            raise ValueError(f"{len(token_logprobs)} log-probs of {len(tokens)} tokens")
+        return ServerReply(tokens, token_logprobs, tops, finish)
 
-    async def _score(self, server: Server, tokens: list[int], count: int) -> list[float]:
+    async def score(self, server: Server, tokens: list[int], count: int) -> list[float]:
         content = self._plain(server, tokens) | {"prompt_logprobs": 0}
 
         def read(answer: Any) -> list[float]:
@@ -130,9 +134,9 @@ class VLLMServer(ServersEngine):
             pairs = zip(tokens[-count:], tables, strict=True)
             return [float(table[str(token)]["logprob"]) for token, table in pairs]
 
-        return await server.ask("/v1/completions", content, _careful(read), retries=None)
+        return await server.ask("/v1/completions", content, _checked(read), retries=None)
 
-    async def _score_next(
+    async def score_next(
         self, server: Server, tokens: list[int], token: int, temperature: float
     ) -> float:
         content = self._plain(server, tokens) | {
@@ -147,28 +151,31 @@ class VLLMServer(ServersEngine):
         def read(answer: Any) -> float:
             return float(answer["choices"][0]["logprobs"]["top_logprobs"][0][f"token_id:{token}"])
 
-        return await server.ask("/v1/completions", content, _careful(read), retries=None)
+        return await server.ask("/v1/completions", content, _checked(read), retries=None)
 
-    async def _give(self, server: Server, folder: Path, tag: str) -> None:
+    async def give_weights(self, server: Server, folder: Path, tag: str) -> None:
         await server.ask("/pause?mode=abort", {})
         try:
             content = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             await server.ask("/collective_rpc", {**content, "timeout": self.deadline})
-            await server.ask("/reset_prefix_cache", {}, _forgotten)
+            await server.ask("/reset_prefix_cache", {}, _check_reset)
             try:
                 await server.ask("/update_weight_version", {"new_version": tag})
             except EndpointError as error:
-                if error.code != 404:  # older ones have no such name
+                if error.code != 404:  # older servers keep no version
                     raise
         finally:
             await server.ask("/resume", {})
 
-    async def _stop(self, server: Server, names: list[str]) -> None:
-        # a completion of several prompts numbers them
+    async def stop(self, server: Server, names: list[str]) -> None:
+        # the server numbers the prompts of a request
         await server.ask("/abort_requests", {"request_ids": [f"cmpl-{name}-0" for name in names]})
 
-    def _how_to_process(self) -> str:
-        return "start it with --logprobs-mode processed_logprobs"
+
+class VLLMServer(ServersEngine):
+    """An engine over `vllm serve`."""
+
+    protocol_type = VLLMProtocol
 
 
 def _models(answer: Any) -> tuple[str, float]:
@@ -179,18 +186,18 @@ def _models(answer: Any) -> tuple[str, float]:
         raise ValueError(f"no list of models: {str(answer)[:200]!r}") from None
 
 
-def _forgotten(answer: Any) -> None:
+def _check_reset(answer: Any) -> None:
     if isinstance(answer, dict) and answer.get("success") is False:
-        raise ValueError("that it did not let go of its prefix cache")
+        raise ValueError("a failure to reset its prefix cache")
 
 
-def _careful(read: Any) -> Any:
-    """The same, with ValueError for an answer of another shape."""
+def _checked(read: Any) -> Any:
+    """`read`, with ValueError for an answer of another shape."""
 
-    def careful(answer: Any) -> Any:
+    def checked(answer: Any) -> Any:
         try:
             return read(answer)
         except (KeyError, IndexError, TypeError, AttributeError):
             raise ValueError(f"no log-probs of the tokens: {str(answer)[:200]!r}") from None
 
-    return careful
+    return checked

@@ -1,0 +1,35 @@
+"""Checks of what callers pass to an engine, before it reaches a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """The tokens as a list of ints; an id outside the vocabulary would break the whole batch later."""
+    ids = [int(token) for token in tokens]
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        bad = next(i for i in ids if not 0 <= i < vocab_size)
+        raise ValueError(f"token {bad} is outside the model's vocabulary of {vocab_size}")
+    return ids
+
+
+def check_prompt(tokens: Sequence[int], vocab_size: int) -> list[int]:
+    """The tokens of a new context."""
+    ids = check_tokens(tokens, vocab_size)
+    if not ids:
+        raise ValueError("cannot open a context without tokens: there is nothing to continue")
+    return ids
+
+
+def check_fork(at: int, length: int) -> None:
+    if not 1 <= at <= length:
+        raise ValueError(f"cannot fork at token {at} of a context of {length}: need 1 or more")
+
+
+def check_positions(texts: Sequence[Sequence[int]], at: Sequence[Sequence[int]]) -> None:
+    """Positions to score after: 1 to the length of the text."""
+    for text, positions in zip(texts, at, strict=True):
+        outside = [position for position in positions if not 1 <= position <= len(text)]
+        if outside:
+            raise ValueError(f"cannot score after {outside[0]} tokens of {len(text)}")
