@@ -44,6 +44,7 @@ from graft.replay.comparison import (
     compare_weights,
 )
 from graft.replay.recorded_step import CannotReplay, RecordedStep
+from graft.tolerances import tolerances
 from graft.train.algorithm import preset_of
 from graft.train.build import RunComponents, build_run, make_learner, refuse_critic, set_rates
 from graft.train.learner import Learner
@@ -60,9 +61,6 @@ from graft.train.run_dir.fingerprint import (
 from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.metrics_log import read_metrics
 from graft.train.run_dir.optimizer_state import copied, tensors_of
-
-TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
-"""Relative, where bits cannot be the same."""
 
 CHANGEABLE = ("algo.", "train.")
 """Keys that one may ask about."""
@@ -166,8 +164,7 @@ def replay(
             ):
                 components.branch.restore(state["branch"])
         inexact = _why_inexact([each.record for each in chain], learner)
-        kind = str(learner.policy.dtype).removeprefix("torch.")
-        tolerance = TOLERANCE.get(kind, TOLERANCE["float32"]) if inexact else 0.0
+        tolerance = tolerances(learner.policy.dtype).relative if inexact else 0.0
         found = Replay(
             run, step, checkpoint.path.name, inexact, tolerance, recorded={**last.metrics}
         )

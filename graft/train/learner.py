@@ -40,6 +40,7 @@ from graft.models.parallel.parts import is_split
 from graft.models.shape import ARCHITECTURES
 from graft.models.tree.forest import Forest
 from graft.protocols import Engine
+from graft.tolerances import tolerances
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.micro_batches import share_out
 from graft.train.optimizer import NonFinite, Optimizer
@@ -56,8 +57,6 @@ IMPORTANCE = "sampling/importance_sampling_ratio"
 
 CHECKED = 48
 """Tokens that engine and learner score before training begins."""
-SERVED_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far apart they may be on average: many times what rounding does, far less than an adapter."""
 
 
 @dataclass(slots=True)
@@ -352,7 +351,7 @@ def check_served(
     if lora is not None:
         publish()  # nothing it may have kept of them is true any more
     gap = float((served - trained).abs().mean())
-    most = SERVED_GAP.get(learner.policy.dtype, SERVED_GAP[torch.float32])
+    most = tolerances(learner.policy.dtype).probe_gap
     if not gap <= most:
         raise RunStopped(
             f"the engine does not serve the weights that are trained: with the same "

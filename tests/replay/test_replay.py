@@ -35,7 +35,7 @@ def train(folder: Path, name: str, *overrides: str, model: str = "") -> Path:
         f"run.dir={folder}", f"run.name={name}", "run.save_every=2", "run.keep_last=9",
         "run.eval_tasks=0", "run.trackers=[]", "run.seed=3",
         *([f"model.path={model}", "model.shape={}"] if model else [f"model.shape={TINY}"]),
-        "task.reward=tests.train.test_replay:by_text",
+        "task.reward=tests.replay.test_replay:by_text",
         "rollout.tasks=4", "rollout.samples=3", "rollout.max_tokens=8", "rollout.max_turns=2",
         "rollout.max_context=48",
         f"train.steps={STEPS}", "train.lr=3e-3", "train.warmup=2", "sft.steps=0", "sft.stop_at=0",

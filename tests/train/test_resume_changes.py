@@ -22,7 +22,7 @@ def train(folder: Path, *overrides: str) -> str:
     settings = [
         f"run.dir={folder}", "run.name=run", "run.save_every=2", "run.keep_last=9", "run.seed=3",
         "run.eval_tasks=0", "run.trackers=[]", f"model.shape={SHAPE}",
-        "task.reward=tests.train.test_replay:by_text", "rollout.tasks=2", "rollout.samples=2",
+        "task.reward=tests.replay.test_replay:by_text", "rollout.tasks=2", "rollout.samples=2",
         "rollout.max_tokens=8", "rollout.max_turns=2", "rollout.max_context=48",
         "train.lr=1e-3", "train.warmup=0", "sft.steps=0", "sft.stop_at=0",
     ]  # fmt: skip

@@ -26,6 +26,7 @@ from graft.models.transformers.mask import TreeMask
 from graft.models.transformers.rows import paths_of
 from graft.models.transformers.shape import fixed_length
 from graft.models.tree.forest import Forest
+from graft.tolerances import tolerances
 from graft.types import Author, Episode, Leaf, Span, Task
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ SPANS: list[tuple[int, int | None]] = [(4, None), (5, 0), (3, 1), (6, 1), (7, 0)
 """Tokens of each span of the tree, and the number of the span it follows."""
 NARROW = 4
 """Tokens that a sliding window holds while the probe runs."""
-AGREEING = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
-"""How far apart log-probs may be on average, by what weights are stored as."""
 SHARE = 1 / 8
 """How large a gap may be beside that of all tokens read as one text."""
 
@@ -45,7 +44,7 @@ SHARE = 1 / 8
 def settle(model: TransformersModel) -> list[str]:
     """Find out how the model can be asked, set it, and say what the user should know of it."""
     forest = probe_forest(model)
-    agreeing = AGREEING.get(model.dtype, AGREEING[torch.bfloat16])
+    agreeing = tolerances(model.dtype).transformers_gap
     why_not, sight = "", None
     try:
         sight = TreeMask.of(model.module.config.get_text_config())

@@ -14,6 +14,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
+from graft.tolerances import tolerances
 from graft.train.monitor.alarm_history import (
     FULL_REWARD,
     KEPT,
@@ -32,11 +33,9 @@ TWINS_GAIN_ENOUGH = 0.05
 ENTROPY_LEFT, ENTROPY_GONE, ENTROPY_NONE = 0.1, 0.02, 0.01
 """Shares of the entropy at the start: too little unless the reward rose, too little in any case. The last
 is in nats: too little for any exploration."""
-GAPS = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Mean log-prob gap that rounding does not explain: 100 and 3 times the largest observed rounding (1e-5, and
-1.6e-2 with real weights on a GPU)."""
 GAP_MOVED = 0.2
-"""The same where the policy was updated since it sampled: e^0.2 is a ratio at the edge of PPO's range."""
+"""Highest normal log-prob gap where the policy was updated since it sampled: e^0.2 is a ratio at the edge
+of PPO's range."""
 GAP_GREW = 5.0
 LENGTH_GREW = 2.0
 CUT_SHARE, CUT_ROSE = 0.5, 0.2
@@ -338,7 +337,7 @@ def _gap_limit(history: AlarmHistory, context: AlarmContext) -> tuple[float, boo
     updates, ages = history.latest("optimizer_steps"), history.latest("staleness/max")
     if max(updates, default=0.0) > 1 or max(ages, default=0.0) > 0:  # in any step of the mean
         return GAP_MOVED, True
-    return GAPS.get(context.dtype, GAPS["bfloat16"]), False
+    return tolerances(context.dtype).mean_gap, False
 
 
 def _reward_change(history: AlarmHistory) -> str:

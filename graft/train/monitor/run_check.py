@@ -27,18 +27,12 @@ from graft.algos.losses import Loss
 from graft.models.tree.forest import Forest
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.text.chat import Chat
+from graft.tolerances import tolerances
 from graft.train.learner import Learner
 from graft.train.micro_batches import share_out
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
 from graft.train.optimizer import Optimizer
 from graft.types import Author, Episode, Finish, Span, Trajectory
-
-GAP_LIMITS = {torch.float32: (1e-3, 1e-2), torch.bfloat16: (5e-2, 1.0)}
-"""Mean and largest distance of the log-probs that rounding may explain. Seen between our own engine and
-learner: 1e-6 in float32, 7e-3 (largest 5e-2) in bfloat16 on a GPU."""
-
-MICRO_LIMITS = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
-"""Share by which loss and gradient norm may differ between two ways of cutting a batch."""
 
 FEW = 8
 """Attempts that are computed again."""
@@ -211,7 +205,7 @@ def agreement(learner: Learner, rows: Sequence[Trajectory], temperature: float) 
 
     gap, dtype = gap_at(learner.temperature), learner.policy.dtype
     mean, most = float(gap.mean()), float(gap.max())
-    mean_limit, most_limit = GAP_LIMITS.get(dtype, GAP_LIMITS[torch.float32])
+    mean_limit, most_limit = tolerances(dtype).mean_gap, tolerances(dtype).max_gap
     seen = (
         f"engine and learner differ by {mean:.2g} on average, {most:.2g} at most, over "
         f"{batch.num_tokens:,} tokens of {count(len(rows), 'attempt')} at temperature "
@@ -337,7 +331,7 @@ def micro(learner: Learner, rows: Sequence[Trajectory], loss: Loss) -> Check:
         )
         return alone.update(rows, batch)
 
-    limit = MICRO_LIMITS.get(learner.policy.dtype, MICRO_LIMITS[torch.float32])
+    limit = tolerances(learner.policy.dtype).micro
     together, apart = measure(whole), measure(one)
     told: list[str] = []
     is_same = True
