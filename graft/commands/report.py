@@ -1,4 +1,4 @@
-"""`graft report RUN [RUN ...]`: one HTML file about a run, or several seeds of it, to read or to send."""
+"""`graft report RUN [RUN ...]`: the page of `graft view` as one HTML file, to keep or to send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="A run's folder, or its name in runs/; several: seeds of the same recipe.",
+            help="A run's folder, or its name in runs/; several are compared, seeds are averaged.",
         ),
     ],
     out: Annotated[
@@ -24,28 +24,28 @@ def report(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file: result, curves, best and worst attempts, settings, time.
+    """Save the viewer's page as one HTML file: scores, curves, best and worst tasks, settings, time.
 
-    Of several seeds of one recipe: scores and curves as means with their spread.
+    The file opens in any browser without graft and loads nothing from the network.
     """
     from graft.config import ConfigError
-    from graft.report.page import write_report
-    from graft.runs import find_run
+    from graft.viewer.runs import open_runs
+    from graft.viewer.saved import save_page
 
-    record, *others = records = [find_run(run) for run in runs]
-    target = Path(out) if out else None
-    if target is not None and target.is_dir():
-        raise ConfigError(f"--out '{out}' is a folder; give a file, such as {target}/report.html")
-    if target is not None and not target.parent.is_dir():
-        raise ConfigError(f"--out '{out}': there is no folder '{target.parent}'; make it first")
-    path = write_report(record, target, others)
+    opened = open_runs(runs)
+    path = Path(out) if out else opened[0].path / "report.html"
+    if path.is_dir():
+        raise ConfigError(f"--out '{out}' is a folder; give a file, such as {path}/report.html")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--out '{out}': there is no folder '{path.parent}'; make it first")
+    save_page(opened, path)
     if as_json:
-        told = {
+        about = {
             "report": str(path),
             "bytes": path.stat().st_size,
-            "status": str(record.status),
-            "runs": [str(one.path) for one in records],
+            "status": str(opened[0].record.status),
+            "runs": [str(run.path) for run in opened],
         }
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(about))
     else:
         typer.echo(str(path))

@@ -10,9 +10,9 @@ import pytest
 
 from graft.runs import RunRecord
 from graft.runs.seed_means import SeedSpread, metric_over, spread
+from graft.viewer.answers import Answers
 from graft.viewer.curves import band
 from graft.viewer.runs import open_runs
-from graft.viewer.server import Desk
 from tests.viewer.conftest import viewing
 from tests.viewer.folders import until, write_run
 from tests.viewer.test_viewer_page import BLUE, painted
@@ -85,10 +85,10 @@ def test_a_long_band_is_thinned_as_curves_are(tmp_path):
 
 
 def test_the_server_says_which_runs_are_seeds_of_one_recipe_and_answers_their_band(tmp_path):
-    desk = Desk(open_runs([str(path) for path in runs_of(tmp_path)]))
-    told = desk.about({})["runs"]
+    answers = Answers(open_runs([str(path) for path in runs_of(tmp_path)]))
+    told = answers.about({})["runs"]
     assert [run["seeds"] for run in told] == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [3]]
-    found = desk.band({"runs": "0,1", "phase": "rl", "metrics": "reward"})["reward"]
+    found = answers.band({"runs": "0,1", "phase": "rl", "metrics": "reward"})["reward"]
     assert found["mean"] == pytest.approx([0.45, 0.6, 0.6])
     assert found["seconds"] == [2.0, 4.0, 6.0]
     assert json.loads(json.dumps(found, allow_nan=False)) == found

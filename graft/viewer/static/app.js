@@ -4,11 +4,14 @@ import { ask, colourOf } from "./api.js";
 import { Curves } from "./curves.js";
 import { hideTip, make, number } from "./dom.js";
 import { EpisodeView } from "./episode.js";
+import { saved } from "./saved.js";
 import { Steps } from "./steps.js";
+import { Summary } from "./summary.js";
 
 const PULSE = 1000; // milliseconds between questions for news
 
 const VIEWS = {
+  summary: (main) => new Summary(main, state),
   curves: (main, query) => new Curves(main, state, query),
   steps: (main, query) => new Steps(main, state, query),
   episode: (main, query) => new EpisodeView(main, state, query),
@@ -25,8 +28,9 @@ function say(words) {
 }
 
 function show() {
-  const [, name = "curves", query = ""] = /^#\/(\w+)\??(.*)$/.exec(location.hash) ?? [];
-  const known = VIEWS[name] ? name : "curves";
+  const usual = saved ? "summary" : "curves";
+  const [, name = usual, query = ""] = /^#\/(\w+)\??(.*)$/.exec(location.hash) ?? [];
+  const known = VIEWS[name] ? name : usual;
   view?.close();
   hideTip();
   for (const link of document.querySelectorAll("nav a")) {
@@ -93,7 +97,7 @@ async function pulse() {
 
 async function begin() {
   // the cookie knows the token now; an address that is copied or photographed need not show it
-  if (location.search) history.replaceState(null, "", `/${location.hash}`);
+  if (location.search && !saved) history.replaceState(null, "", `/${location.hash}`);
   try {
     await look();
     state.explained = await ask("explain").catch(() => ({}));
@@ -103,7 +107,7 @@ async function begin() {
   }
   addEventListener("hashchange", show);
   show();
-  pulse();
+  if (!saved) pulse();
 }
 
 begin();

@@ -3,6 +3,7 @@
 import { ask, colourOf } from "./api.js";
 import { Chart } from "./chart.js";
 import { button, choice, make, number, visible } from "./dom.js";
+import { saved } from "./saved.js";
 
 const USUAL = [
   "reward", "reward_std", "eval/sampled", "eval/greedy", "entropy", "loss", "completions/mean_length",
@@ -153,6 +154,7 @@ export class Curves {
     for (const [name, chart] of this.charts) {
       const series = groups.flatMap((runs) => (runs.length > 1 ? this.together(runs, name) : this.alone(runs[0], name)));
       chart.csv.href = `/api/csv?${new URLSearchParams({ runs: numbers, phase: this.phase, metrics: name })}`;
+      chart.csv.hidden = Boolean(saved); // it is the server that writes the file
       chart.csv.download = `${name.replaceAll("/", "_")}.csv`;
       chart.show(series, this.how);
     }
