@@ -1,14 +1,14 @@
-"""The folder of a run, read while it grows: what was asked, how far it is, how it stands.
+"""Read the folder of a run while the run writes it: settings, progress, status.
 
     record = find_run("quickstart")
-    record.status             Status.RUNNING
+    record.status             RunStatus.RUNNING
     record.last               {"phase": "rl", "step": 12, "reward": 0.5, ...}
     record.refresh()          12 steps are new
     record.curves["rl"]["reward"]        array('d', [0.01, ..., 0.5])
 
-Nothing here writes or locks anything, so a look never disturbs a run, and no torch is loaded. Files
+Nothing here writes or locks a file, so reading never disturbs a run, and torch is not imported. Files
 may be in the middle of being written. `refresh` reads only what was added since the last time; a run
-that is resumed cuts its metrics back, and then all is read anew.
+that is resumed truncates its metrics, and then everything is read again.
 """
 
 from graft.runs.curves import Curves, is_step, numbers

@@ -1,4 +1,4 @@
-"""Runs on the disk: the one that a person names, and all those in a folder."""
+"""Find runs on the disk: one by its name, or all runs in a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graft.train.run_dir.names import is_run, named
 
 
 def find_run(given: str) -> RunRecord:
-    """The run that a person names: its folder, or its name under `runs`."""
+    """The run with this folder, or with this name under `runs`."""
     path = named(given)
     if is_run(path):
         return RunRecord(path)
@@ -19,7 +19,7 @@ def find_run(given: str) -> RunRecord:
     if inside := find_runs(path):
         names = ", ".join(str(run) for run in inside[:5])
         more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
-        raise ConfigError(f"'{given}' is no run but holds some: {names}{more}; give one of them")
+        raise ConfigError(f"'{given}' is a folder of runs ({names}{more}); name one of them")
     raise ConfigError(
         f"'{given}' is no run: it holds neither config.yaml nor metrics.jsonl, which "
         "`graft train` writes"

@@ -1,4 +1,4 @@
-"""JSON objects in files that somebody else is writing: a line counts when its end is there."""
+"""JSON objects of files that another process is writing: a line counts once its newline is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graft.files import parse_object
 CHUNK = 1 << 20
 """Bytes read at a time."""
 MARK = 64
-"""Bytes before the place that was read up to; other ones there mean that the file was rewritten."""
+"""Bytes before the place that was read up to; if they differ, the file was rewritten."""
 
 
 class GrowingJsonl:
@@ -30,9 +30,9 @@ class GrowingJsonl:
         self._mark = b""
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """What came since the last call, to be read to its end; lines without an object are left out.
+        """The objects added since the last call; lines without an object are left out.
 
-        Whether the file was rewritten is known before the first line comes.
+        `rewritten` is up to date before the first object is returned.
         """
         try:
             file = self.path.open("rb")
@@ -71,7 +71,7 @@ class GrowingJsonl:
 
 
 def lines_from_the_end(path: Path) -> Iterator[bytes]:
-    """Whole lines of a file, the last first; of a line without an end nothing."""
+    """Whole lines of a file, the last one first; an unfinished line is left out."""
     try:
         file = path.open("rb")
     except OSError:

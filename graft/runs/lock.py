@@ -12,9 +12,9 @@ from pathlib import Path
 def is_held(lock: Path) -> bool:
     """Whether a process holds the flock on this file.
 
-    It is looked up, never tried: a lock of ours, however short, could be the one that makes a run
-    fail which starts at that moment. Linux lists flocks in /proc/locks; where flocks are byte-range
-    locks (network file systems, macOS), F_GETLK tells of them. A process in another container on the
+    The lock is looked up and never taken: even a short lock of ours could make a run fail that starts at
+    this moment. Linux lists flocks in /proc/locks; where flocks are byte-range
+    locks (network file systems, macOS), F_GETLK finds them. A process in another container on the
     same machine is not seen.
     """
     try:
@@ -31,7 +31,7 @@ def _is_listed(asked: os.stat_result) -> bool:
     except OSError:
         return False
     for fields in map(str.split, listed):
-        if len(fields) < 6 or fields[1] != "FLOCK":  # "->" there: one that only waits
+        if len(fields) < 6 or fields[1] != "FLOCK":  # "->" marks a process that waits for the lock
             continue
         major, minor, number = fields[5].split(":")
         if int(number) != asked.st_ino:
@@ -48,7 +48,7 @@ def _has_open(process: str, asked: os.stat_result) -> bool:
         for entry in os.scandir(f"/proc/{process}/fd"):
             if os.path.samestat(entry.stat(), asked):
                 return True
-    except OSError:  # somebody else's process, or it has just ended
+    except OSError:  # another user's process, or one that has just ended
         pass
     return False
 

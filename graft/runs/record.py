@@ -1,11 +1,11 @@
-"""One run, as its folder tells it: what was asked, how far it is, how it stands."""
+"""One run, read from its folder: settings, progress, status, scores, alarms."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,23 +16,22 @@ from graft.runs.curves import Curves, is_step, numbers, order
 from graft.runs.json_lines import GrowingJsonl, lines_from_the_end
 from graft.runs.lock import is_held
 from graft.train.run_dir.trackers import PHASES, Phase
-from graft.types import Episode
 
 
 class RunStatus(StrEnum):
     RUNNING = "running"
     """A process holds the folder."""
     DONE = "done"
-    """It came to its end and wrote its summary."""
+    """The run reached its end and wrote its summary."""
     FAILED = "failed"
-    """It stopped by itself: `RunRecord.reason` says why."""
+    """The run stopped on an error: `RunRecord.reason` says why."""
     STOPPED = "stopped"
-    """It was interrupted or killed; the same command goes on from the newest checkpoint."""
+    """The run was interrupted or killed; the same command resumes from the newest checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedAlarm:
-    """What a run said about itself when a number looked sick."""
+    """An alarm of the run about one of its metrics."""
 
     phase: str
     step: int
@@ -51,12 +50,12 @@ class SavedCheckpoint:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the loop wrote down beside the weights: scores before, seconds per phase."""
+        """What the loop saved beside the weights: scores before training, seconds per phase."""
         return read_object(self.path / "state.json")
 
 
 class RunRecord:
-    """One run, as its folder tells it."""
+    """One run, read from its folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,10 +67,10 @@ class RunRecord:
         return self.path.resolve().name
 
     def refresh(self) -> int:
-        """Read the metrics that came since the last time into `curves`; how many steps came."""
+        """Read the metrics written since the last call into `curves`; the number of new steps."""
         count, rewritten = 0, self._lines.rewritten
         rows = self._lines.new()
-        if self._lines.rewritten != rewritten:  # the run went back: so do we
+        if self._lines.rewritten != rewritten:  # the run resumed from an earlier step
             self.curves = _no_curves()
         for row in rows:
             if is_step(row):
@@ -102,7 +101,7 @@ class RunRecord:
 
     @property
     def reason(self) -> str:
-        """Why it ended by itself, in its own words; "" where it did not, or nobody wrote it down."""
+        """The error that stopped the run, in its own words; "" if none was recorded."""
         return str(read_object(self.path / "stopped.json").get("reason", ""))
 
     @property
@@ -116,7 +115,7 @@ class RunRecord:
 
     @property
     def checkpoint(self) -> SavedCheckpoint | None:
-        """The newest complete one: where a stopped run goes on."""
+        """The newest complete checkpoint: a stopped run resumes there."""
         found: list[SavedCheckpoint] = []
         for state in (self.path / "checkpoints").glob("*-*/state.json"):
             phase, _, step = state.parent.name.partition("-")
@@ -134,18 +133,20 @@ class RunRecord:
         return RunStatus.FAILED if self.reason or self._has_failed(last) else RunStatus.STOPPED
 
     def _has_ended(self, last: Mapping[str, Any] | None) -> bool:
-        """Whether the summary is of the last step: an older one is of a run that went on since."""
+        """Whether the summary is of the last step; an older one is from before the run was resumed."""
         summary = self.summary
         if not summary:
             return False
         phase, _, step = Path(str(summary.get("checkpoint", ""))).name.partition("-")
-        if not step.isdigit() or phase not in PHASES:  # it does not say: then time must tell
+        if not step.isdigit() or phase not in PHASES:  # no checkpoint named: compare file times
             return last is None or _changed(self.path / "summary.json") >= _changed(
                 self.path / "metrics.jsonl"
             )
         if last is not None and order(last["phase"], last["step"]) > order(phase, int(step)):
             return False
-        asked = _count(self.config.get("train", {}).get("steps"))  # perhaps more, afterwards
+        asked = _count(
+            self.config.get("train", {}).get("steps")
+        )  # may have been raised after the summary
         return (int(step) if phase == "rl" else 0) >= asked
 
     def _has_failed(self, last: Mapping[str, Any] | None) -> bool:
@@ -156,10 +157,10 @@ class RunRecord:
         return bool(failed & awaited)
 
     def total_steps(self, phase: Phase, row: Mapping[str, Any] | None = None) -> int | None:
-        """How many a phase has; None where nobody knows.
+        """The number of steps of a phase; None where it is not known.
 
-        Passes over a file are counted in epochs, so there a line of metrics has to tell: 2 epochs, and
-        step 30 ended 0.25 of one, make 240 steps.
+        A length in epochs is converted with the help of a line of metrics: 2 epochs, of which step 30
+        completed 0.25, make 240 steps.
         """
         section = self.config.get("train" if phase == "rl" else "sft", {})
         if steps := _count(section.get("steps")):
@@ -172,7 +173,7 @@ class RunRecord:
 
     @property
     def scores(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Held-out scores before and after; what is not known yet is empty."""
+        """Held-out scores before and after; unknown ones are empty."""
         summary = self.summary
         before = summary.get("before")
         if not before and self.checkpoint is not None:
@@ -187,9 +188,9 @@ class RunRecord:
         return max(_changed(self.path / name) for name in (*names, *folders))
 
     def silent_for(self, now: float | None = None) -> float:
-        """Seconds without a word where the next one is overdue, else 0.0.
+        """Seconds since the last sign of activity if the next one is overdue, else 0.0.
 
-        Overdue is what takes five times as long as the last step took, and more than a minute.
+        Overdue means more than five times the last step's time, and more than a minute.
         """
         waited = (time.time() if now is None else now) - self.last_activity
         took = numbers(self.last or {}).get("step_time", 0.0)
@@ -223,29 +224,9 @@ class RunRecord:
 
     @property
     def episode_steps(self) -> list[int]:
-        """Steps whose episodes were written down, in order."""
+        """Steps whose episodes were recorded, in order."""
         steps = (_step_of(path) for path in (self.path / "episodes").glob("step_*.jsonl"))
         return sorted(step for step in steps if step is not None)
-
-    def episodes(self, step: int, most_bytes: int) -> Iterator[Episode]:
-        """Those of one step, one in memory at a time, up to `most_bytes` of their file.
-
-        What is no episode is left out, as is one that the limit would cut.
-        """
-        path = self.path / "episodes" / f"step_{step:06d}.jsonl"
-        try:
-            file = path.open("rb")
-        except OSError:
-            return
-        with file:
-            while (left := most_bytes - file.tell()) > 0:
-                line = file.readline(left)
-                if not line.endswith(b"\n"):
-                    return
-                try:
-                    yield Episode.loads(line.decode("utf-8", "replace"))
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    continue
 
 
 def _no_curves() -> dict[Phase, Curves]:

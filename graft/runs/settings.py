@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 OWN = {"run.name", "run.dir"}
-"""Every run has its own; that says nothing."""
+"""Differs between all runs, so it is not compared."""
 MOST_SETTINGS = 200
 LONGEST = 200
 
@@ -34,7 +34,7 @@ MOST_IN_SHORT, LONGEST_IN_SHORT = 6, 24
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Dotted names, down to what is no table: {"train.lr": 0.0002}."""
+    """Dotted names of all values that are not tables: {"train.lr": 0.0002}."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict) and value:
@@ -45,7 +45,7 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
-    """Setting -> its value in each run; None where a run does not know it."""
+    """Setting -> its value in each run; None where a run has no such setting."""
     known = [{name: _text(value) for name, value in flat(config).items()} for config in configs]
     names = dict.fromkeys(name for config in known for name in config if name not in OWN)
     found = {name: [config.get(name) for config in known] for name in names}
@@ -53,9 +53,9 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None
 
 
 def in_short(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells each run from the others, in a few words; what is left out is counted.
+    """The settings that distinguish each run from the others, in short; the number of omitted ones is given.
 
-    How often a run saves or scores itself (`run`) changes nothing that it learns, so it comes last.
+    The section `run` (how often to save or evaluate) does not change what is learned, so it comes last.
     """
     found = differing(configs)
     rest = sorted((name for name in found if name not in SHORT), key=lambda n: n.startswith("run."))
@@ -92,7 +92,7 @@ def _text(value: Any) -> str:
 
 
 def _end_of(value: str) -> str:
-    """The end of a path tells more than its beginning."""
+    """Keep the end of a long path: it is more specific than the beginning."""
     if not value:
         return '""'
     return value if len(value) <= LONGEST_IN_SHORT else f"…{value[1 - LONGEST_IN_SHORT :]}"

@@ -1,1 +1,1 @@
-"""A page that shows runs while they go on: curves, steps, and episodes as trees of coloured tokens."""
+"""The page of `graft view` and `graft report`: curves, steps, and episodes as trees of coloured tokens."""

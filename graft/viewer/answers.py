@@ -33,13 +33,13 @@ from graft.viewer.summary import summary
 MOST_ROWS = 200
 MOST_METRICS = 60
 PATIENCE = 0.5
-"""Seconds that one request may index before it answers with what there is."""
+"""Seconds that one request may spend on indexing; then it answers from the part that is indexed."""
 
 Query = Mapping[str, str]
 
 
 class BadRequest(ValueError):
-    """A request the page never makes; the text says what is wrong with it."""
+    """A request that the page never makes; the message says what is wrong with it."""
 
 
 class Answers:
@@ -158,7 +158,7 @@ class Answers:
         return search(run, steps, words, step, _whole(query, "line", 0))
 
     def occurrences(self, query: Query) -> Any:
-        """Where a task was tried: all runs and steps, as far as they are indexed in the time."""
+        """The steps of all runs in which a task was attempted, as far as they are indexed in time."""
         task = query.get("task", "")
         until = time.monotonic() + 2 * PATIENCE
         found: list[dict[str, Any]] = []
@@ -177,7 +177,7 @@ class Answers:
         return {"found": found[:2000], "is_complete": is_complete}
 
     def explain(self, query: Query) -> Any:
-        """Metric -> what it is, what is healthy, what to try; those that graft knows."""
+        """Metric -> its meaning, healthy values and remedies; metrics without a description are left out."""
         found: dict[str, Any] = {}
         for run in self.runs:
             with run.lock:
@@ -189,7 +189,7 @@ class Answers:
         return found
 
     def settings(self, query: Query) -> Any:
-        """Setting -> what each run has there, where they differ."""
+        """Setting -> its value in each run, for the settings that differ."""
         return differing([run.record.config for run in self.runs])
 
     def _run(self, query: Query) -> ViewedRun:

@@ -1,4 +1,4 @@
-"""The numbers of a run as a chart wants them: a few points, each with its step and two kinds of time.
+"""The metrics of a run as points of a chart: each has a step, seconds of training and wall time.
 
     {"phase": "sft", "step": 1, "loss": 3.0, "step_time": 2.0}
     {"phase": "rl", "step": 1, "reward": 0.25, "step_time": 2.0}
@@ -6,8 +6,8 @@
 
     rl   step [1, 2]   seconds [4, 7]   reward [0.25, 0.75]
 
-Seconds are the sum of step times, all phases in a row. A line that says when it was written (`time`, in
-seconds since 1970) is believed instead; else wall time is reckoned back from the file's last change.
+Seconds are the sum of step times over all phases. Wall time is the line's own `time` (seconds since 1970)
+where it has one; otherwise it is computed back from the file's modification time.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def _of_phase(record: RunRecord, phase: str) -> Curves:
 
 
 def _seconds(record: RunRecord, phase: str) -> list[float]:
-    """Since the run began to step, at the end of each step of the phase."""
+    """Seconds since the first step of the run, at the end of each step of the phase."""
     before = 0.0
-    for name, curves in record.curves.items():  # in the order in which a run has them
+    for name, curves in record.curves.items():  # in the order in which a run goes through them
         took = [0.0 if math.isnan(value) else value for value in curves[STEP_TIME]]
         if name == phase:
             return list(accumulate(took, initial=before))[1:]
@@ -109,7 +109,7 @@ def _wall(record: RunRecord, found: Curves, seconds: Sequence[float]) -> Sequenc
 
 
 def _thin(values: Sequence[float], share: int, last: bool = False) -> list[float | None]:
-    """The mean of every `share` numbers (those there are), or the last of them; NaN is None in JSON.
+    """The mean of every `share` finite numbers, or the last of them; NaN becomes None.
 
     >>> _thin([1.0, 3.0, float("nan"), 5.0], 2), _thin([1, 2, 3], 2, last=True)
     ([2.0, 5.0], [2, 3])

@@ -1,8 +1,8 @@
-"""A file of episodes without reading it into memory: where each line lies, and a glance at each.
+"""An index of a file of episodes that is not read into memory: offset and summary of each line.
 
-A line is {"task": {...}, "spans": [... up to megabytes of numbers ...], "leaves": [...]}. What a table
-of tasks needs stands at its two ends, so the middle is not parsed, only searched for where the policy's
-tokens begin:
+A line is {"task": {...}, "spans": [... up to megabytes of numbers ...], "leaves": [...]}. The
+columns of a table of tasks are at its two ends, so the middle is not parsed, only searched for the
+beginnings of the policy's tokens:
 
     {"task": {"id": "7", ...}, "spans": [{"parent": 0, "author": "policy", "tokens": [4, 4, 9], ...
     ^ parsed                                                                ^ two commas: 3 tokens
@@ -33,7 +33,7 @@ POLICY = b'"author": "policy", "tokens": ['
 
 @dataclass(slots=True)
 class Glance:
-    """One task of a step: where its line is, and what a table says of it."""
+    """One task of a step: the offset of its line, and its row of the table."""
 
     line: int
     offset: int
@@ -45,9 +45,9 @@ class Glance:
     reward: float | None = None
     best: float | None = None
     spread: float | None = None
-    """Standard deviation of the attempts' rewards; 0 teaches nothing."""
+    """Standard deviation of the attempts' rewards; with 0 there is no advantage to learn from."""
     tokens: float = 0.0
-    """The policy's, per attempt; what attempts share counts once."""
+    """The policy's tokens per attempt; shared spans count once."""
     turns: float = 0.0
     tools: float = 0.0
     """Tool calls per attempt."""
@@ -76,7 +76,7 @@ SORTS: dict[str, Callable[[Glance], Any]] = {
 
 
 class EpisodeFile:
-    """One `step_000012.jsonl`; the index grows while it is asked for."""
+    """One `step_000012.jsonl`; each request may extend the index."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,13 +94,13 @@ class EpisodeFile:
         return self._offset / self._size if self._size else 1.0
 
     def index(self, seconds: float = math.inf, lines: int | None = None) -> bool:
-        """Index on for so long, or up to so many lines; True when there is no whole line left."""
+        """Extend the index for a time or up to a number of lines; True when every whole line is indexed."""
         until = time.monotonic() + seconds
         with self.lock:
             try:
                 with self.path.open("rb") as file:
                     return self._index(file, until, lines)
-            except OSError:  # a resumed run has taken it away
+            except OSError:  # a resumed run has removed it
                 self._forget()
                 return True
 
@@ -142,12 +142,12 @@ class EpisodeFile:
                 return file.read(glance.length)
 
     def find(self, task: str) -> int | None:
-        """The first line of this task among those that are indexed."""
+        """The first indexed line of this task."""
         with self.lock:
             return self._by_task.get(task)
 
     def order(self, sort: str, is_falling: bool, status: str, words: str) -> list[int]:
-        """Lines in the order asked for: of one status where given, with words in task or prompt."""
+        """Line numbers in the given order, filtered by status and by words in task or prompt."""
         with self.lock:
             key = (len(self.glances), sort, is_falling, status, words)
             if key not in self._orders:
@@ -180,7 +180,7 @@ class EpisodeFile:
 
 
 def glance_at(raw: bytes, line: int, offset: int) -> Glance:
-    """What a table shows of one line."""
+    """The table row of one line."""
     glance = Glance(line, offset, len(raw))
     try:
         task, leaves, tokens = _ends(raw) or _whole(raw)
@@ -191,7 +191,7 @@ def glance_at(raw: bytes, line: int, offset: int) -> Glance:
 
 
 def _ends(raw: bytes) -> tuple[Any, Any, int] | None:
-    """Task, leaves and the number of the policy's tokens; None for JSON that is written otherwise."""
+    """Task, leaves and the number of the policy's tokens; None if the JSON has another layout."""
     behind_task, before_leaves = raw.find(SPANS), raw.rfind(LEAVES)
     if not raw.startswith(b'{"task": ') or not 0 < behind_task < before_leaves:
         return None

@@ -1,10 +1,10 @@
-"""Who may ask: only the page that was opened with the address `graft view` printed.
+"""Access control: only the page that was opened with the address `graft view` printed gets answers.
 
-A page in the same browser from anywhere can send requests to 127.0.0.1, and a name that somebody else
-owns can be made to point there. So four things are asked of each request, before anything is looked up:
+Any page in the same browser can send requests to 127.0.0.1, and a foreign domain name can be made to
+point there. So each request is checked for four things before anything is looked up:
 
-    GET alone                     nothing here changes anything
-    Host is this very address     a foreign name that points here (DNS rebinding) is refused
+    method GET                    no request changes anything
+    Host is this address          a foreign name that points here (DNS rebinding) is refused
     no other origin               neither by Origin nor by Sec-Fetch-Site
     the token                     in the address, then in a cookie that scripts cannot read
 
@@ -76,9 +76,9 @@ class Guard:
         if scope["method"] != "GET":
             return 405, "only GET: this page shows runs and changes nothing"
         if headers.get("host", "") not in self.hosts:
-            return 403, "this server answers to 127.0.0.1 and localhost alone"
+            return 403, "this server answers only to 127.0.0.1 and localhost"
         path = unquote(scope.get("raw_path", scope["path"].encode()).decode("latin-1"))
-        path = unquote(path)  # %252e is a dot to those who decode twice
+        path = unquote(path)  # %252e is a dot to a server that decodes twice
         if ".." in path or "\\" in path or "//" in path or "\0" in path:
             return 404, "no such page"
         origin = headers.get("origin")

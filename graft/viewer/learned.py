@@ -1,4 +1,4 @@
-"""What the learner made of a step: the advantage and its own log-prob of every token it saw.
+"""The learner's record of a step: advantage and log-prob of every token it trained on.
 
 `learned/step_000012.npz` holds flat arrays, row after row; a row is one walk behind its prompt:
 
@@ -25,14 +25,14 @@ class LearnedRow(NamedTuple):
 
 
 class LearnedStep:
-    """The files of a run; the last one asked for is kept."""
+    """The files of a run; the last one read stays in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._kept: tuple[Any, dict[str, Any]] | None = None
 
     def row(self, step: str, line: int, leaf: int, context: int) -> LearnedRow | str:
-        """The numbers of one walk, or why there are none."""
+        """The numbers of one walk, or the reason why there are none."""
         path = self.folder / f"step_{int(step):06d}.npz" if step.isdigit() else self.folder / step
         try:
             seen = path.stat()

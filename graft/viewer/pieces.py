@@ -2,8 +2,8 @@
 
     bytes of "né" are the tokens 110, 195, 169     pieces "n", "", "é"
 
-A token alone may be half a character, or a word whose blank is only written when something stands before
-it. So each piece is what the text grows by: decoded together with the piece before, less that piece. A
+A token alone may be half a character, or a word whose leading blank is only written after other text. So
+a piece is the text that the token adds: decoded together with the piece before it, minus that piece. A
 token that completes no character yet has an empty piece.
 """
 
@@ -17,10 +17,10 @@ from graft.files import read_object
 from graft.runs import RunRecord
 
 LONGEST = 400
-"""Characters of one piece that are shown; a hostile tokenizer can spell a novel with one id."""
+"""Characters of one piece that are shown; one id of a hostile tokenizer can stand for a long text."""
 HALF = "\ufffd"
 PATIENCE = 8
-"""Tokens that may go into one character before its rubble is shown as it is."""
+"""Tokens that one character may take; longer sequences are shown undecoded."""
 
 
 class TokenTexts:
@@ -36,7 +36,7 @@ class TokenTexts:
         self._vocabulary = 0
 
     def __call__(self, tokens: Sequence[int], start: int, end: int) -> list[str] | None:
-        """The pieces of tokens[start:end], which go on behind those before; None without tokenizer."""
+        """The pieces of tokens[start:end], given the tokens before them; None without a tokenizer."""
         self._open()
         if self._tokenizer is None:
             return None
@@ -51,8 +51,7 @@ class TokenTexts:
         return self._names[place] if place < len(self._names) else f"action {action}"
 
     def _open(self) -> None:
-        """Once from a checkpoint, for the tokenizer of a run does not change; before there is one,
-        once from the configuration."""
+        """Open the tokenizer once: from a checkpoint, or from the configuration before there is one."""
         if self._tokenizer is not None and self._source is not None:
             return
         newest = self.record.checkpoint
@@ -76,7 +75,7 @@ class TokenTexts:
         self._names = [str(name) for name in named] if isinstance(named, list) else []
 
     def _from_recipe(self) -> None:
-        """No checkpoint yet: what the configuration says. This imports torch, so it comes last."""
+        """Without a checkpoint, open the configuration's tokenizer. This imports torch, so it comes last."""
         try:
             from graft.config import load_config
             from graft.train.model import load_tokenizer
@@ -86,7 +85,7 @@ class TokenTexts:
             source = latest_model(config.model.path, weights=False) if config.model.path else None
             self._tokenizer = load_tokenizer(config, source)
             self._vocabulary = self._tokenizer.vocab_size
-        except Exception as error:  # whatever a user's environment or path may raise
+        except Exception as error:  # a user's environment or path may raise anything
             self.reason = (
                 "no checkpoint yet, and the tokenizer of config.yaml cannot be opened "
                 f"({type(error).__name__}: {error}); tokens are shown as their numbers"
@@ -94,7 +93,7 @@ class TokenTexts:
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], start: int, end: int) -> list[str]:
-    """See above; `tokens` are all of the walk, for the first piece depends on what stands before."""
+    """See above; `tokens` is the whole walk, since the first piece depends on the tokens before it."""
     found: list[str] = []
     behind = max(start - 1, 0)  # where the piece before begins
     done = start

@@ -1,10 +1,10 @@
-"""Run folders as the page sees them: numbered, read only, looked at again whenever somebody asks.
+"""Run folders as the page sees them: numbered, read only, read again with each request.
 
     runs = open_runs(["runs/a", "runs/b"])      run 0 is "a", run 1 is "b"
     runs[0].describe()    {"name": "a", "status": "running", "phase": "rl", "step": 12, ...}
 
 The page names a run by its number and a file of episodes by its step, never by a path: what is not in
-these tables cannot be asked for.
+these tables cannot be requested.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ KEPT_BYTES = 64 * 2**20
 
 
 class NotThere(LookupError):
-    """Asked for a run, step or line that does not exist; the text says which."""
+    """The requested run, step or line does not exist; the message says which."""
 
 
 class ViewedRun:
-    """One run folder. Several requests may ask at once; one at a time is answered."""
+    """One run folder. Concurrent requests are answered one at a time."""
 
     def __init__(self, path: Path, number: int, name: str) -> None:
         self.path, self.number, self.name = path, number, name
@@ -90,7 +90,7 @@ class ViewedRun:
             return dict(self._files)
 
     def episode(self, step: str, line: int) -> dict[str, Any]:
-        """The parsed line; the last few are kept, for a page asks for them part by part."""
+        """The parsed line; the last few stay in memory, since a page requests them part by part."""
         raw = self.file(step).read(line)
         if raw is None:
             raise NotThere(f"step {step} of run {self.name} has no line {line}")
@@ -106,7 +106,7 @@ class ViewedRun:
             return episode
 
     def _list(self) -> None:
-        """Notice new files: "12" is episodes/step_000012.jsonl, "failed-12" what a step died of."""
+        """List new files: "12" is episodes/step_000012.jsonl, "failed-12" the batch that stopped step 12."""
         folders = {"": self.path / "episodes", "failed-": self.path / "failed"}
         listed = tuple(_changed(folder) for folder in folders.values())
         if listed == self._listed:
@@ -121,7 +121,7 @@ class ViewedRun:
 
 
 def open_runs(folders: Sequence[str]) -> list[ViewedRun]:
-    """The runs of a command line. A folder that holds run folders stands for all of them."""
+    """The runs named on a command line. A folder that holds run folders stands for all of them."""
     paths: list[Path] = []
     for given in folders:
         path = named(given)

@@ -1,8 +1,8 @@
-"""Words in transcripts: line after line until there are enough hits or the time is up.
+"""Search in transcripts: line by line until there are enough hits or the time is over.
 
     search(run, ["1", "2"], "calculator", from "1", 0)
         {"hits": [{"step": "1", "line": 4, "span": 7, "before": "ask the ", "match": "Calculator", ...}],
-         "next": ["2", 31]}                             go on there; null when everything was seen
+         "next": ["2", 31]}                             where to go on; null when everything was searched
 
 Upper and lower case are the same. Lines are parsed only where the bytes of the words occur in them.
 """
@@ -55,7 +55,7 @@ def _hits(raw: bytes, words: str) -> list[dict[str, Any]]:
         texts.append((0, prompt_text(task)))
     for span, said in texts:
         folded = said.casefold()
-        if len(folded) != len(said):  # folding ß makes two letters: places would no longer agree
+        if len(folded) != len(said):  # folding ß makes two letters: positions would no longer match
             folded = said.lower() if len(said.lower()) == len(said) else said
         at = folded.find(needle)
         if at < 0:

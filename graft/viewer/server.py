@@ -45,7 +45,7 @@ def build_app(runs: Sequence[ViewedRun], token: str, port: int, host: str = "127
             except BadRequest as error:
                 return PlainTextResponse(f"{error}\n", 400)
             except (OSError, KeyError, TypeError, ValueError) as error:
-                # a folder that is not as graft writes it: the page says so and stays usable
+                # the folder has another layout than graft writes: the page shows the error and stays usable
                 why = f"this part of the run cannot be read: {type(error).__name__}: {error}"
                 return PlainTextResponse(f"{why[:500]}\n", 500)
             if isinstance(found, str):
@@ -89,7 +89,7 @@ def build_app(runs: Sequence[ViewedRun], token: str, port: int, host: str = "127
 def serve(
     runs: Sequence[ViewedRun], listener: socket.socket, token: str, ready: Callable[[], None]
 ) -> None:
-    """Answer on a socket that is bound already until interrupted; `ready` is called when it listens."""
+    """Serve on a bound socket until interrupted; `ready` is called when it listens."""
     host, port = listener.getsockname()[:2]
     app = build_app(runs, token, port, host)
     try:
@@ -116,7 +116,7 @@ def new_token() -> str:
 
 
 def static_files() -> dict[str, bytes]:
-    """Name -> content: read once, and nothing else can be asked for."""
+    """Name -> content; no other file can be requested."""
     folder = importlib.resources.files("graft.viewer") / "static"
     return {
         entry.name: entry.read_bytes()

@@ -1,9 +1,9 @@
-"""An episode in the parts that the page asks for: the tree without its tokens, a walk page by page.
+"""An episode in the parts that the page requests: the tree without tokens, and a walk in pages of tokens.
 
-    tree   spans with parent, author, the first words, how many tokens, how sure; leaves with rewards
+    tree   spans with parent, author, the first words, number of tokens, mean entropy; leaves with rewards
     walk   the tokens from the root to one tip, `start` to `start + count`, parallel lists of numbers
 
-Numbers that JSON does not know (NaN, infinities) are null.
+Numbers that JSON cannot express (NaN, infinities) are null.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graft.viewer.runs import NotThere, ViewedRun
 EXCERPT = 160
 """Characters of a span's text in the tree."""
 MOST_INFO = 4000
-"""Characters of what an environment wrote down about one span or leaf."""
+"""Characters of an environment's info about one span or leaf."""
 MOST_TOKENS = 2000
 """Of one page of a walk."""
 MOST_TEXT = 20_000
@@ -138,7 +138,7 @@ def tokens(
 
 
 def text(run: ViewedRun, step: str, line: int, span: int, start: int) -> dict[str, Any]:
-    """A part of what one span says, as its environment saw it."""
+    """A part of the text of one span, as its environment saw it."""
     spans = run.episode(step, line)["spans"]
     if not 0 <= span < len(spans):
         raise NotThere(f"the episode has {len(spans)} spans, there is no span {span}")
@@ -164,7 +164,7 @@ def _column(spans: Sequence[Mapping[str, Any]], name: str, start: int, end: int)
 def _behind(
     learned: LearnedRow | str, prompt: int, start: int, end: int
 ) -> tuple[list[Any], list[Any]]:
-    """The learner's numbers on the walk's places: null over the prompt and where none were kept."""
+    """The learner's numbers at the walk's positions: null over the prompt and where none were recorded."""
     if isinstance(learned, str):
         return [], []
 
@@ -176,7 +176,7 @@ def _behind(
 
 
 def _info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What was written down about a span; long values are cut."""
+    """The info of a span; long values are cut."""
     return {str(name): _short(value) for name, value in list(info.items())[:50]}
 
 

@@ -315,18 +315,6 @@ def test_a_damaged_folder_reads_as_an_empty_one(tmp_path):
 # episodes
 
 
-def test_episodes_come_one_by_one_up_to_a_limit(tmp_path):
-    trees = [attempt(task=f"sum/{n}") for n in range(3)]
-    record = make_run(tmp_path / "a", episodes={7: trees, 12: trees})
-    assert record.episode_steps == [7, 12]
-    assert [one.task.id for one in record.episodes(7, 1 << 20)] == ["sum/0", "sum/1", "sum/2"]
-    line = len(trees[0].dumps()) + 1
-    assert [one.task.id for one in record.episodes(7, 2 * line + 5)] == ["sum/0", "sum/1"]
-    path = record.path / "episodes" / "step_000007.jsonl"
-    path.write_text('{"task": 3}\n' + trees[1].dumps() + "\n" + trees[2].dumps()[:50])
-    assert [one.task.id for one in record.episodes(7, 1 << 20)] == ["sum/1"]
-
-
 # finding runs
 
 
