@@ -222,12 +222,6 @@ class RunRecord:
             for row in rows
         ]
 
-    @property
-    def episode_steps(self) -> list[int]:
-        """Steps whose episodes were recorded, in order."""
-        steps = (_step_of(path) for path in (self.path / "episodes").glob("step_*.jsonl"))
-        return sorted(step for step in steps if step is not None)
-
 
 def _no_curves() -> dict[Phase, Curves]:
     return {phase: Curves() for phase in PHASES}
