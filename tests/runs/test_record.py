@@ -331,7 +331,7 @@ def test_a_run_is_named_by_its_folder_or_by_its_name_in_runs(tmp_path, monkeypat
     assert find_run("runs/first").name == "first"
     with pytest.raises(ConfigError, match="no such folder"):
         find_run("second")
-    with pytest.raises(ConfigError, match="holds some: runs/first"):
+    with pytest.raises(ConfigError, match=r"is a folder of runs \(runs/first\)"):
         find_run("runs")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="neither config"):
@@ -339,7 +339,7 @@ def test_a_run_is_named_by_its_folder_or_by_its_name_in_runs(tmp_path, monkeypat
 
 
 def test_reading_runs_loads_no_torch():
-    code = "import sys, graft.runs, graft.report.page, graft.commands.runs; print(*sys.modules)"
+    code = "import sys, graft.runs, graft.viewer.saved, graft.commands.runs; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "graft.report.page" in done.stdout.split()
+    assert "graft.viewer.saved" in done.stdout.split()
     assert "torch" not in done.stdout.split()

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.test_record import attempt, held, make_run, save, step
 from typer.testing import CliRunner
 
 from graft.commands.runs import Follower, RunSpeed, ago, runs, size_in_words, watch
 from graft.config import ConfigError
 from graft.train.monitor.display import Display
 from graft.train.monitor.labels import RUN_COLUMNS
+from tests.runs.test_record import attempt, held, make_run, save, step
 
 app = typer.Typer()
 app.command("runs")(runs)

@@ -412,7 +412,9 @@ def test_at_the_deadline_the_missing_rank_and_what_it_did_are_named(tmp_path):
         assert "failed: waited 5 s for the rewards of step 12, and rank 1 did not arrive" in failed
         told = screen[screen.index(failed) :].splitlines()
         assert told[1].startswith("       rank 1 is sampling, step 12, since 0:0")
-        assert told[2].startswith("       ranks 0, 2 are waiting for the rewards of step 12 since 0:0")
+        assert told[2].startswith(
+            "       ranks 0, 2 are waiting for the rewards of step 12 since 0:0"
+        )
         stops = [line for line in group.lines() if " stops, because " in line]
         assert len(stops) == 2  # the sleeper among them
         assert screen.index(failed) < min(screen.index(line) for line in stops)

@@ -544,7 +544,9 @@ def test_kill_9_of_one_rank_ends_the_others_with_its_name(single, tmp_path, vict
     assert process.returncode == 1
     assert time.monotonic() - begin < 30
     told = [line for line in screen.splitlines() if line.startswith("graft: ")]
-    assert f"rank {victim} of 2 on {socket.gethostname()} is gone: its process was killed" in told[0]
+    assert (
+        f"rank {victim} of 2 on {socket.gethostname()} is gone: its process was killed" in told[0]
+    )
     assert not list((tmp_path / "run" / "checkpoints").glob("rl-*/*.partial"))
     assert_goes_on(tmp_path, single)
 
