@@ -39,27 +39,27 @@ class Section(BaseModel):
 
 class RunSection(Section):
     name: str = ""
-    """Folder of the run under `run.dir`; empty takes the recipe's name."""
+    """Folder of the run under `run.dir`; empty: the recipe's name."""
     dir: str = "runs"
-    """Where runs live."""
+    """Folder that contains the runs."""
     seed: int = 0
     """Seed of weights, tasks and draws."""
     resume: bool = True
-    """Go on from the newest checkpoint of the folder; false refuses a folder that has one."""
+    """Resume from the newest checkpoint of the folder; false refuses a folder that has one."""
     save_every: int = Field(default=25, ge=0)
     """Steps between checkpoints; 0 saves at the end only."""
     save_later: bool = False
-    """Copy what a checkpoint holds at once and write it while training goes on."""
+    """Write checkpoints in the background: copy the state first, then continue training."""
     keep_last: int = Field(default=2, ge=1)
-    """Checkpoints kept besides the best one."""
+    """Number of newest checkpoints to keep, besides the best one."""
     eval_every: int = Field(default=0, ge=0)
-    """Steps between held-out evaluations; 0 evaluates before and after only."""
+    """Steps between held-out evaluations; 0 evaluates only before and after."""
     eval_tasks: int = Field(default=200, ge=0)
-    """Held-out tasks per evaluation; 0 never evaluates."""
+    """Held-out tasks per evaluation; 0 disables evaluation."""
     log_episodes: int = Field(default=1, ge=0)
-    """Write the episode trees of every n-th step; 0 never."""
+    """Write the episode trees of every n-th step; 0: of no step."""
     trackers: list[str] = ["tensorboard"]
-    """Besides metrics.jsonl: tensorboard, wandb."""
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, "your.module:Class"."""
 
     @field_validator("name")
     @classmethod
@@ -71,19 +71,19 @@ class RunSection(Section):
 
 class ModelSection(Section):
     path: str = ""
-    """A Hugging Face folder, a checkpoint or run of ours, a .gguf file, or a name on the hub (OWNER/NAME)."""
+    """A Hugging Face folder, a checkpoint, a run, a .gguf file, or a name on the hub (OWNER/NAME)."""
     shape: dict[str, Any] = {}
-    """From scratch instead: fields of graft.models.Shape, such as {width: 256, layers: 2}."""
+    """From scratch instead: fields of graft.models.shape.ModelShape, such as {width: 256, layers: 2}."""
     alphabet: str = ""
-    """Tokenizer from scratch: its characters; "bytes" for raw bytes; empty asks the environment."""
+    """Tokenizer from scratch: its characters; "bytes" for raw bytes; empty: the environment's alphabet."""
     chat_template: str = ""
-    """Name (chatml), path or text of a template; empty takes the tokenizer's own."""
+    """Name (chatml), path or text of a template; empty: the tokenizer's own."""
     template_args: dict[str, Any] = {}
     """Variables that the chat template reads, such as {enable_thinking: false}."""
     history: Literal["append", "template"] = "append"
-    """For templates that rewrite earlier turns, as Qwen3's drops old thoughts. append: what was sampled
-    stays, only what is new is rendered. template: each turn follows what the template writes of the
-    whole conversation; where that rewrites, a new context begins."""
+    """For templates that rewrite earlier turns (Qwen3's drops old thoughts). append: sampled tokens stay,
+    only new messages are rendered. template: each turn follows the template's rendering of the whole
+    conversation; where that rewrites earlier turns, a new context begins."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = "auto"
@@ -96,24 +96,24 @@ class TaskSection(Section):
     args: dict[str, Any] = {}
     """Its keyword arguments."""
     eval_args: dict[str, Any] = {}
-    """Arguments that differ when tasks are held out, such as {split: test}."""
+    """Arguments that differ for held-out tasks, such as {split: test}."""
     wrappers: list[str | dict[str, Any]] = []
-    """Put around it in this order: names, {name: {key: value}}, or "your.module:Class"."""
+    """Wrappers, innermost first: names, {name: {key: value}}, or "your.module:Class"."""
     reward: Any = ""
     """A reward: a name, {name: {...}}, "your.module:fn", or a list of these with weights, such as
-    [f1, {"your.module:fn": {}, weight: 0.2}]; empty takes the environment's own."""
+    [f1, {"your.module:fn": {}, weight: 0.2}]; empty: the environment's own."""
     prefill: str = ""
-    """What every answer begins with, as if the policy had said it; never trained."""
+    """Text that every answer begins with, as if the policy had written it; never trained."""
 
 
 class ActionsSection(Section):
     file: str = ""
-    """Actions beyond the vocabulary, or calls held to a syntax: a bundled file such as calculator, or a
-    path; empty: plain text."""
+    """Actions beyond the vocabulary, or calls with an enforced syntax: a bundled file such as calculator, or
+    a path; empty: plain text."""
     tools: list[str] = []
-    """Which of its tools; empty: all."""
+    """The tools of the file to use; empty: all."""
     init_from_base: bool = True
-    """New head rows start as copies of their description's; false: random."""
+    """New head rows start as copies of the rows of their descriptions; false: random."""
 
 
 class RolloutSection(Section):
@@ -122,26 +122,26 @@ class RolloutSection(Section):
     samples: int = Field(default=8, ge=1)
     """Attempts per task."""
     branch: Any = ""
-    """Where attempts fork: a name, {name: {...}} or "your.module:fn"; empty takes the preset's."""
+    """Where attempts fork: a name, {name: {...}} or "your.module:fn"; empty: the preset's."""
     temperature: float = 1.0
-    """Of sampling, and of the log-probs that are trained."""
+    """Temperature of sampling, and of the trained log-probs."""
     max_tokens: int = Field(default=256, ge=1)
     """Sampled tokens per turn."""
     max_turns: int = Field(default=8, ge=1)
     """Turns per attempt."""
     max_context: int = Field(default=4096, ge=2)
-    """Tokens of a whole attempt, prompt included."""
+    """Tokens of a whole attempt, including the prompt."""
     dynamic_rounds: int = Field(default=0, ge=0)
-    """Draws per step to replace groups of equal rewards; 1 never redraws, 0 asks the preset."""
+    """Draws per step to replace groups of equal rewards; 1: no redraw, 0: the preset's number."""
     concurrency: int = Field(default=256, ge=1)
-    """Tasks that grow at a time."""
+    """Tasks that are attempted concurrently."""
     deadline: float = Field(default=600.0, gt=0)
-    """Seconds any single wait may take: a completion, a tool, an environment."""
+    """Seconds that a single wait may take: for a completion, a tool, an environment."""
     staleness: int = Field(default=0, ge=0)
-    """Steps that sampling may run ahead of learning: no token is trained that is older than so many
-    versions of the weights. 0 takes turns."""
+    """Steps that sampling may run ahead of learning: the maximum age of a trained token, in versions of the
+    weights. 0: sampling and learning alternate."""
     unfinished: Literal["continue", "discard"] = "continue"
-    """Attempts under way when new weights come: go on with them, or begin anew."""
+    """Running attempts when new weights arrive: continue with the new weights, or discard and start again."""
 
     @field_validator("temperature")
     @classmethod
@@ -157,19 +157,19 @@ class RolloutSection(Section):
 class EngineSection(Section):
     name: str = "native"
     """native; vllm, in this process or (engine.url) a server; sglang, a server. `graft eval --endpoint`
-    asks any OpenAI-compatible server."""
+    uses any OpenAI-compatible server."""
     url: list[str] = []
     """Servers that sample, such as [http://host:8000]; empty: in this process."""
     sync: Literal["auto", "memory", "file"] = "auto"
-    """How new weights reach it: through memory where the backend can, or by files."""
+    """How the engine gets new weights: through memory where the backend supports it, or by files."""
     exchange: str = ""
-    """Folder of these files, which the servers must see too; empty: in the run's folder."""
+    """Folder of these files, which the servers must see under the same path; empty: in the run's folder."""
     args: dict[str, Any] = {}
     """Arguments of the backend itself, such as {gpu_memory_utilization: 0.5}."""
     kv_tokens: int = Field(default=0, ge=0)
-    """Tokens the KV pool holds; 0 chooses by memory."""
+    """Tokens in the KV pool; 0: chosen by the free memory."""
     page_size: int = Field(default=0, ge=0)
-    """Tokens per KV page; 0 takes 64 where kernels run (a GPU), else 16."""
+    """Tokens per KV page; 0: 64 with kernels (on a GPU), else 16."""
 
 
 class AlgoSection(Section):
@@ -183,21 +183,21 @@ class AlgoSection(Section):
     reduction: Any = None
     """Instead of the preset's: token, unique_tokens, sequence, written_tokens, {constant: {length: n}}."""
     kl_coef: float | None = Field(default=None, ge=0)
-    """Weight of the KL to the reference model; 0 loads none, null takes the preset's."""
+    """Weight of the KL to the reference model; 0: no reference, null: the preset's."""
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
-    """Its estimator."""
+    """Estimator of the KL."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where it acts."""
+    """Where the KL is added."""
     entropy_coef: float | None = None
-    """Bonus on the policy's entropy; null takes the preset's."""
+    """Bonus on the policy's entropy; null: the preset's."""
     importance_cap: float | None = Field(default=None, ge=0)
-    """Cap of the truncated importance weight between engine and learner; 0 is off, null the preset's."""
+    """Cap of the truncated importance weight between engine and learner; 0: off, null: the preset's."""
     mask_truncated: bool = False
-    """Attempts that ran out of budget are not trained on."""
+    """Do not train on truncated attempts."""
     overlong: list[int] = []
     """[length, buffer]: soft penalty on the last `buffer` of `length` sampled tokens (DAPO)."""
     critic_lr: float = Field(default=0.0, ge=0)
-    """Learning rate of the critic (ppo); 0 takes train.lr."""
+    """Learning rate of the critic (ppo); 0: train.lr."""
 
 
 class TrainSection(Section):
@@ -210,33 +210,33 @@ class TrainSection(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up."""
     min_lr: float = Field(default=0.0, ge=0, le=1)
-    """Where the schedule ends, as a share of lr."""
+    """Final learning rate of the schedule, as a share of lr."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's, on matrices only."""
+    """Weight decay of AdamW, on matrices only."""
     betas: tuple[Share, Share] = (0.9, 0.95)
-    """AdamW's."""
+    """Betas of AdamW."""
     max_grad_norm: float = Field(default=1.0, ge=0)
-    """Clip gradients to this global norm; 0 does not."""
+    """Clip gradients to this global norm; 0: no clipping."""
     epochs: int = Field(default=1, ge=1)
     """Passes over each batch of rollouts."""
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per pass."""
     tokens_per_micro: int = Field(default=0, ge=0)
-    """Unique tokens per micro-batch: memory, not mathematics; 0: 2048 on a CPU, up to 32768 on a GPU."""
+    """Unique tokens per micro-batch; affects memory, not results. 0: 2048 on a CPU, up to 32768 on a GPU."""
     recompute: bool | None = None
-    """Activation checkpointing; null: only where the longest row does not fit without it."""
+    """Activation checkpointing; null: only if the longest row does not fit without it."""
 
 
 class SftSection(Section):
     steps: int = Field(default=0, ge=0)
-    """Steps of supervised warm-up; 0 has none, or takes sft.epochs."""
+    """Steps of the supervised warm-up; 0: none, or as many as sft.epochs needs."""
     epochs: int = Field(default=0, ge=0)
     """Passes over sft.data instead of a number of steps."""
     data: str = ""
-    """Rows to imitate: a file or folder of chats, or of prompts with spans; empty takes the
+    """Rows to imitate: a file or folder of chats, or of prompts with spans; empty: the
     environment's demonstrations."""
     layout: str = "auto"
-    """What the columns of sft.data mean, where more than one layout fits."""
+    """Layout of the columns of sft.data, if more than one fits."""
     demo_args: dict[str, Any] = {}
     """Arguments of the environment's demonstrate()."""
     batch: int = Field(default=64, ge=1)
@@ -246,23 +246,22 @@ class SftSection(Section):
     warmup: int = Field(default=50, ge=0)
     """Steps of linear warm-up."""
     skip_bad: bool | Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Leave out rows that cannot be used, up to this share, and count them; more stop the run. true leaves
-    out any number, false none."""
+    """Maximum share of bad rows to leave out; more stop the run. true: any number, false: none."""
     overlong: Literal["refuse", "cut", "skip"] = "refuse"
-    """Rows of more tokens than rollout.max_context: stop, learn their beginning, or leave them out."""
+    """Rows of more than rollout.max_context tokens: stop, learn their beginning, or leave them out."""
     mask_results: tuple[str, str] | None = None
-    """What opens and closes a tool's result inside an assistant's text, such as [<result>, </result>]:
-    not learned. null learns it like any word."""
+    """Marks around a tool's result inside an assistant's text, such as [<result>, </result>]; the result is
+    not learned. null: it is learned like other text."""
     eval_data: str = ""
-    """Rows that are never trained on, in a file of their own."""
+    """A file of held-out rows, which are never trained."""
     eval_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of sft.data that is never trained on, instead of such a file."""
+    """Share of sft.data to hold out, instead of a file."""
     eval_every: int = Field(default=0, ge=0)
-    """Steps between looks at them, and at held-out tasks where there is an environment; 0: at the end
-    only."""
+    """Steps between evaluations of the held-out rows, and of held-out tasks if there is an environment;
+    0: only at the end."""
     stop_at: float = Field(default=0.0, ge=0, le=1)
-    """Stop early once held-out demonstrations (without an environment: held-out tokens) are followed
-    this exactly; 0 never does."""
+    """Stop early at this score on held-out tasks (without an environment: accuracy on held-out tokens);
+    0: never."""
 
     @property
     def is_on(self) -> bool:
@@ -282,9 +281,9 @@ class SftSection(Section):
 
 class LoraSection(Section):
     rank: int = Field(default=0, ge=0)
-    """Train adapters of this rank instead of the weights themselves, in both phases; 0: no adapters."""
+    """Train adapters of this rank instead of the weights, in both phases; 0: no adapters."""
     alpha: float = Field(default=32.0, gt=0)
-    """What they add is scaled by alpha / rank, so that one learning rate suits every rank."""
+    """The output of adapters is scaled by alpha / rank, so that one learning rate suits every rank."""
     targets: list[
         Literal[
             "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"
@@ -293,36 +292,36 @@ class LoraSection(Section):
         default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         min_length=1,
     )
-    """Matrices that get one, in every layer; also lm_head, where it is not the embedding."""
+    """Matrices with an adapter, in every layer; also lm_head, if it is not tied to the embedding."""
 
 
 class ParallelSection(Section):
     tp: int = Field(default=1, ge=1)
-    """Of torchrun's processes, so many split every layer among them (tensor parallel); groups of them
-    share out the batch."""
+    """Processes of torchrun that split every layer (tensor parallel); groups of this size divide the
+    batch."""
     shard: bool = True
-    """These groups also split weights, gradients and optimizer state (FSDP2); false: each holds all."""
+    """The groups also split weights, gradients and optimizer state (FSDP2); false: each holds everything."""
     offload: bool = False
-    """Keep what is split in the host's memory, and bring a layer at a time to the device."""
+    """Keep the split state in host memory, and move one layer at a time to the device."""
     deadline: float = Field(default=600.0, gt=0)
-    """Seconds a process waits for the others before the run stops and says who waits for what."""
+    """Seconds that a process waits for the others before the run stops with the names of the waits."""
 
 
 class ClusterSection(Section):
     address: str = ""
-    """A Ray cluster: auto, local, or host:port; empty: this machine alone, without Ray."""
+    """A Ray cluster: auto, local, or host:port; empty: this machine, without Ray."""
     learners: int = Field(default=1, ge=1)
     """Processes that learn."""
     workers: int = Field(default=1, ge=1)
-    """Processes that sample: an engine and its environments each. `graft scale RUN N` changes it."""
+    """Processes that sample, each with an engine and its environments. `graft scale RUN N` changes it."""
     sync: Literal["store", "broadcast"] = "store"
-    """How weights reach them: Ray's object store, or a broadcast from the first learner."""
+    """How workers get new weights: through Ray's object store, or by a broadcast from the first learner."""
     cpus: float = Field(default=1.0, ge=0)
-    """CPUs that each process asks of the cluster."""
+    """CPUs that each process requests from the cluster."""
     gpus: float = Field(default=0.0, ge=0)
-    """GPUs, likewise."""
+    """GPUs that each process requests from the cluster."""
     restarts: int = Field(default=3, ge=0)
-    """Times that learners begin again from the last checkpoint before the run is given up."""
+    """Maximum number of restarts of the learners from the last checkpoint."""
 
 
 class Config(Section):
