@@ -18,7 +18,7 @@ import pytest
 import graft
 from graft.envs import ENVS
 from graft.evaluate.benchmarks import BENCHMARKS
-from tests.docs.pages import BLOCKS, Block, write_files
+from tests.docs.pages import BLOCKS, ROOT, Block, write_files
 
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 
@@ -87,3 +87,15 @@ def test_names_of_graft_in_python_exist(block: Block):
             function = getattr(graft, ast.unparse(node.func).removeprefix("graft."))
             keywords = {keyword.arg: None for keyword in node.keywords if keyword.arg}
             inspect.signature(function).bind(*node.args, **keywords)  # TypeError: no such argument
+
+
+def test_the_first_change_of_contributing_works():
+    """Its reward, in the file that it names, passes its test, with the helper of that file."""
+    page = ROOT / "CONTRIBUTING.md"
+    reward, line, test = (block.text for block in PYTHON if block.page == page)
+    names = {**vars(importlib.import_module("graft.rewards.answers"))}
+    exec(reward, names)
+    assert ast.literal_eval(f"{{{line}}}") == {"mentions": "graft.rewards.answers:mentions"}
+    names["trajectory"] = importlib.import_module("tests.rewards.test_answers").trajectory
+    exec(test, names)
+    names["test_an_answer_may_stand_inside_a_sentence"]()
