@@ -1,4 +1,4 @@
-"""The games of GEM's gym, `game:STEM-v0[-VARIANT]`: all offline, each its own file."""
+"""GEM's games, `game:STEM-v0[-VARIANT]`: all offline, one file each; read `base.py` first."""
 
 from __future__ import annotations
 

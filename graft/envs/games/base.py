@@ -1,12 +1,12 @@
-r"""What all games have in common: a boxed move per turn, a turn limit, a board that is only current.
+r"""The base class of games: a boxed move per turn, a turn limit, a board.
 
     task    rules, then the board and a request for a move
     policy  "Half of what is left: \boxed{10}"
     env     "Turn 1: 10. The hidden number is higher.", then the board and a request again
 
 A subclass writes `draw_instance` (draw the instance), `rules`, `board`, and `move` (one parsed action). The
-board is the end of every observation and repeated as `info["suffix"]`, so that a wrapper that keeps
-the history can drop the boards that are no longer true. `teacher_moves` is how a program would play it.
+board is the end of every observation and repeated as `info["suffix"]`, so that a history wrapper can
+drop outdated boards. `teacher_moves` are the moves of a program that plays the game.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from graft.envs.base import BaseEnv, Trace
 from graft.types import Author, Turn
 
 FORMAT_ERROR = -0.1
-"""The reward of an answer in which no action can be found; it ends the game."""
+"""The reward of a text without an action; it ends the game."""
 
 BOX = "\\boxed{"
 MAX_ECHO = 40  # characters of an action that feedback repeats
 
 new_turn = tuple.__new__
-"""`new_turn(Turn, values)` skips Turn's defaults: half of its cost, and every step makes one."""
+"""`new_turn(Turn, values)` skips Turn's defaults and costs half as much; every step makes one."""
 
-Played = tuple[str, float, bool]
-"""What a move did: the feedback, the reward, whether the game is over. A plain tuple: it is hot."""
+MoveResult = tuple[str, float, bool]
+"""Feedback, reward, whether the game is over. A plain tuple, because every step makes one."""
 
 
 class Game(BaseEnv):
     """Turns of `\\boxed{...}`; 1.0 in all for a won game.
 
     An action that cannot be parsed ends the game with `FORMAT_ERROR`. One that breaks the rules
-    earns 0, changes nothing and uses up its turn. When the turns are used up the game is over by
-    its own rules: such a Turn is terminated and truncated both.
+    earns 0, changes nothing and uses up its turn. The turn limit is a rule of the game: its Turn is
+    both terminated and truncated.
     """
 
     pattern: ClassVar[re.Pattern[str]]
     r"""Matches a whole box, from its "\boxed{" on; its groups go to `move`. The last match counts.
 
-    Keep it linear in the text: policies write a megabyte of blanks.
+    It must take linear time: policies write a megabyte of blanks.
     """
     format_error: float = FORMAT_ERROR
     sizes: tuple[tuple[int, ...], ...] = ()
-    """What `playable_sizes` found, for games that have it; `draw_instance` takes one by `draw_sizes`."""
+    """The result of `playable_sizes`, in games that use it; `draw_sizes` draws one."""
     saved = (*BaseEnv.saved, "max_turns", "earned")
 
     def __init__(self, max_turns: int | None) -> None:
         super().__init__()
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns={max_turns}: must be 1 or more")
-        self.max_turns = max_turns  # None until `draw_instance` has drawn it with the instance
+        self.max_turns = max_turns  # None until `draw_instance` draws it
         self.earned = 0.0
         self.opening = ""  # the first board of the episode
         self.has_one_group = self.pattern.groups == 1
-        self.match = self.pattern.match  # on the instance: found without a look into the class
+        self.match = self.pattern.match  # on the instance: a shorter attribute lookup
 
     def draw_instance(self) -> None:
         """Draw the instance from `self.rng` and set `self.answer`, in plain data."""
@@ -69,23 +69,23 @@ class Game(BaseEnv):
         raise NotImplementedError(f"{type(self).__name__} must write rules()")
 
     def board(self) -> str:
-        """What there is to see now, and a request for the next move."""
+        """The current position, and a request for the next move."""
         raise NotImplementedError(f"{type(self).__name__} must write board()")
 
-    def move(self, *groups: Any, **_: Any) -> Played:  # a subclass names its groups
-        """Play one parsed action: what to tell the player, the reward, whether the game is over."""
+    def move(self, *groups: Any, **_: Any) -> MoveResult:  # a subclass names the groups
+        """Play one parsed action."""
         raise NotImplementedError(f"{type(self).__name__} must write move()")
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """A teacher's moves from here on, without boxes; each is played before the next is drawn.
+        """A teacher's moves from here on, without boxes; each is played before the next is requested.
 
-        So the teacher reads the answer to a move from the game itself. `rng` decides between moves
-        that are equally good. One that stops early has nothing left to do.
+        So the teacher reads the result of a move from the game itself. `rng` decides between equally
+        good moves. The iterator may end before the game does.
         """
         raise NotImplementedError(f"{type(self).__name__} has no teacher: write teacher_moves()")
 
     def demonstrate(self, rng: random.Random) -> Trace:
-        """The teacher's game up to its end, played on a copy: what it answers is what would be.
+        """The teacher's game to its end, played on a copy of this one.
 
         Guess the number, hidden 7 of 1..10:
 
@@ -103,20 +103,20 @@ class Game(BaseEnv):
             trace += [(Author.POLICY, action), (Author.ENV, turn.observation)]
             if turn.is_over:
                 break
-        return trace[:-1]  # nobody reads what was said to the last move
+        return trace[:-1]  # without the answer to the last move
 
     def reward_at_limit(self, reward: float) -> float:
-        """What the last turn pays when it does not end the game by itself."""
+        """The reward of the last turn, if the move itself did not end the game."""
         return reward
 
     def draw_sizes(self) -> tuple[int, ...]:
         return self.sizes[0] if len(self.sizes) == 1 else self.rng.choice(self.sizes)
 
     def earn(self, score: float) -> float:
-        """The reward that brings what this episode has paid so far up to `score`.
+        """The reward that raises this episode's sum of rewards to `score`.
 
-        Paying differences and not shares, the rewards of a won game add up to 1.0 to the last bit:
-        three thirds are 0.333..., 0.333... and whatever is then missing from 1.
+        Because differences are paid, the rewards of a won game add up to 1.0 to the last bit: three
+        thirds are 0.333..., 0.333... and the rest up to 1.
         """
         reward = score - self.earned
         self.earned += reward
@@ -132,18 +132,18 @@ class Game(BaseEnv):
         return {"suffix": self.opening}
 
     def step(self, action: str) -> Turn:
-        # one function and not respond() within BaseEnv.step: small games live on the difference
+        # one function and not respond() within BaseEnv.step, which a small game would measurably notice
         if self.is_over:
             raise RuntimeError(f"env {self.env_id!r}: no game is running; call reset() first")
         self.turns = number = self.turns + 1
-        # nearly always the last box is it; at -1, no box, the pattern cannot match either
+        # nearly always the last box matches; at -1 (no box) the pattern does not match
         found = self.match(action, action.rfind(BOX)) or last_box(self.pattern, action)
         if found is None:
             self.is_over = True
             text = f"Turn {number}: no action in the required form was found; the game is over."
             values = (text, self.format_error, True, number == self.max_turns, {})
             return new_turn(Turn, values)
-        # passing a tuple on as arguments costs as much as matching; most games have one group
+        # unpacking a tuple costs as much as matching; most games have one group
         played = self.move(found[1]) if self.has_one_group else self.move(*found.groups())
         feedback, reward, is_over = played
         if is_over:
@@ -158,8 +158,8 @@ class Game(BaseEnv):
         return new_turn(Turn, (text, reward, False, False, {"suffix": board}))
 
 
-def invalid(why: str) -> Played:
-    """The answer to a move that breaks the rules: nothing happens, the turn is spent."""
+def invalid(why: str) -> MoveResult:
+    """The result of a move that breaks the rules: nothing happens, the turn is used up."""
     return f"{why} This move is invalid.", 0.0, False
 
 
@@ -174,22 +174,22 @@ def last_box(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def whole(digits: str) -> int:
-    """The number; one too long for any board becomes 10^18 instead of a slow conversion."""
+    """The number; 10^18 if it is too long for any board, because the conversion would be slow."""
     return int(digits) if len(digits) <= 18 else 10**18
 
 
 def echo(text: str) -> str:
-    """`text` as feedback may repeat it: "ab" -> "ab", a megabyte -> its start."""
+    """`text` as feedback repeats it: "ab" -> "ab", a megabyte -> its start."""
     return text if len(text) <= MAX_ECHO else f"{text[:MAX_ECHO]}..."
 
 
 def playable_sizes(
     known: Sequence[tuple[int, ...]], **given: int | None
 ) -> tuple[tuple[int, ...], ...]:
-    """The sizes a game is dealt in, max_turns last: one row if all are given, else what fits.
+    """The sizes that instances are drawn in, max_turns last: one row if all are given.
 
-    A None is filled in from the rows of `known` that agree with the sizes that are given; a given
-    max_turns replaces theirs. With known = (3, 10), (5, 15):
+    A None is filled in from the rows of `known` that agree with the given sizes; a given max_turns
+    replaces theirs. With known = (3, 10), (5, 15):
 
         word_length=4, max_turns=9          (4, 9)
         word_length=5, max_turns=None       (5, 15)
@@ -205,10 +205,10 @@ def playable_sizes(
         if all(size in (None, value) for size, value in zip(sizes, row[:-1], strict=True))
     )
     if not rows:
-        said = ", ".join(f"{name}={value}" for name, value in given.items())
+        stated = ", ".join(f"{name}={value}" for name, value in given.items())
         drawn = ", ".join(map(str, known))
         raise ValueError(
-            f"{said}: what is None is drawn from the rows ({', '.join(given)}) = {drawn}, and none "
-            "of them fits the rest; give all of them"
+            f"{stated}: a None is drawn from the rows ({', '.join(given)}) = {drawn}, and none "
+            "of them fits the others; give all values"
         )
     return rows

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from graft.envs.games.base import Game, Played, echo, invalid, whole
+from graft.envs.games.base import Game, MoveResult, echo, invalid, whole
 from graft.envs.games.word_grid import BLANK, PlacedWord, count_letters, draw, get, lay_out, put
 
 CLUES = Path(__file__).parent / "data" / "clues.jsonl"
@@ -22,7 +22,7 @@ class Crosswords(Game):
 
     "CAT" crossing "COT" has five cells: each pays 0.2. A wrong letter earns 0 and leaves the cell
     open. Grids have no more cells than the player has turns, so every one can be completed. The
-    clues say where their words begin: length and direction alone would not always tell. With
+    clues contain the first cell of their words: length and direction would not always be enough. With
     hardcore=None one of the two clue lists is drawn with each instance.
     """
 
@@ -51,7 +51,7 @@ class Crosswords(Game):
         self.num_words = 3 if num_words is None else num_words
         self.max_turns = 20 if max_turns is None else max_turns
         self.solution: list[str] = []
-        self.lines: list[str] = []  # the grid as it is drawn: the only record of what is filled in
+        self.lines: list[str] = []  # the grid as shown: the only record of the filled cells
         self.clues = ""
         self.words: list[PlacedWord] = []
         self.num_cells = self.num_open = 0
@@ -86,7 +86,7 @@ class Crosswords(Game):
         grid = "\n".join(self.lines)
         return f"Grid:\n{grid}\nClues:\n{self.clues}\nYour next letter:"
 
-    def move(self, row_digits: str, col_digits: str, letter: str) -> Played:
+    def move(self, row_digits: str, col_digits: str, letter: str) -> MoveResult:
         row, col, letter = whole(row_digits), whole(col_digits), letter.upper()
         side = len(self.solution)
         if row >= side or col >= side:
@@ -107,7 +107,7 @@ class Crosswords(Game):
         return f"{letter} at row {row}, column {col} is right.", reward, False
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """Knows the words: fills them in one after the other, in any order of the clues."""
+        """Fills in the known words one after the other, in a random order of the clues."""
         for place in rng.sample(self.words, len(self.words)):
             for (row, col), letter in zip(PlacedWord(*place).cells(), place[0], strict=True):
                 if get(self.lines, row, col) == OPEN:

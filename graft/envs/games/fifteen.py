@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, Played, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, invalid, playable_sizes
 from graft.envs.games.solvers.fifteen import solve
 
 SIZES = ((2, 10), (3, 20), (4, 50))  # num_rows, max_turns
@@ -23,9 +23,9 @@ class FifteenPuzzle(Game):
         4 __  5      "left" moves the 5 into the gap, "up" then the 6: solved
         7  8  6
 
-    Starts, solvable and never solved: `monte_carlo` walks the gap from the ordered board, never
-    straight back, `mc_rand_moves` steps at most and half as many at least; `pure_random` draws
-    among all boards. Sizes of None are drawn from `SIZES` with each instance.
+    Every start is solvable and not solved yet: `monte_carlo` moves the gap from the ordered board,
+    never straight back, by half to all of `mc_rand_moves` steps; `pure_random` draws among all boards.
+    Sizes of None are drawn from `SIZES` with each instance.
     """
 
     pattern = re.compile(r"\\boxed\{\s*+(up|down|left|right)\s*+\}", re.ASCII | re.IGNORECASE)
@@ -63,19 +63,19 @@ class FifteenPuzzle(Game):
         ways = paths(self.num_rows)
         tiles = goal(self.num_rows).copy()
         before, gap = -1, len(tiles) - 1
-        # the number of steps is drawn too: its parity, and on 2x2 all of it, decides where one ends
+        # the number of steps is drawn too: its parity (on 2x2 the number itself) decides the end
         steps = self.rng.randint((self.mc_rand_moves + 1) // 2, self.mc_rand_moves)
         if self.num_rows == 2:
-            steps %= 12  # without turning back the walk is a circle of 12 boards
-        dice = 0
+            steps %= 12  # without turning back the walk repeats after 12 boards
+        random_bits = 0
         for _ in range(steps):
-            ahead = ways[gap][before]
-            following = ahead[0]
-            if len(ahead) > 1:
-                if dice < 1 << 30:  # some 20 of these choices fit into one draw
-                    dice = self.rng.getrandbits(64)
-                dice, at = divmod(dice, len(ahead))
-                following = ahead[at]
+            reachable = ways[gap][before]
+            following = reachable[0]
+            if len(reachable) > 1:
+                if random_bits < 1 << 30:  # about 20 of these choices fit into one draw
+                    random_bits = self.rng.getrandbits(64)
+                random_bits, at = divmod(random_bits, len(reachable))
+                following = reachable[at]
             tiles[gap] = tiles[following]
             before, gap = gap, following
         tiles[gap] = 0
@@ -95,7 +95,7 @@ class FifteenPuzzle(Game):
     def board(self) -> str:
         return layout(self.num_rows) % tuple([SHOWN[tile] for tile in self.tiles])
 
-    def move(self, word: str) -> Played:
+    def move(self, word: str) -> MoveResult:
         word = word.lower()
         gap = self.tiles.index(0)
         tile = sources(self.num_rows)[gap].get(word)
@@ -113,7 +113,7 @@ class FifteenPuzzle(Game):
         return num_right / len(right)
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """A way within the turns where there is one: the solver says how far it looks."""
+        """A solution within the turns, if the solver finds one."""
         ways = sources(self.num_rows)
         next_to = [list(around.values()) for around in ways]
         for place in solve(self.tiles, next_to, (self.max_turns or 0) - self.turns):
@@ -152,7 +152,7 @@ def sources(num_rows: int) -> tuple[dict[str, int], ...]:
 
 @lru_cache(64)
 def paths(num_rows: int) -> tuple[dict[int, tuple[int, ...]], ...]:
-    """Where the gap can go next: per place of the gap, by the place it came from (-1: the start)."""
+    """The places where the gap can go next: per place of the gap, by its last place (-1: start)."""
     return tuple(
         {
             before: tuple(place for place in tiles.values() if place != before)
@@ -163,7 +163,7 @@ def paths(num_rows: int) -> tuple[dict[int, tuple[int, ...]], ...]:
 
 
 def is_solvable(tiles: list[int], num_rows: int) -> bool:
-    """Whether moves can order the board: each swaps the gap with a tile and shifts it by one.
+    """Whether moves can order the board. Each move swaps the gap with a tile and shifts the gap by one.
 
     So the swaps that would order it and the steps of the gap to its corner are both even or both
     odd. [2, 1, 3, 0] is one swap away from order and the gap is at home: False.

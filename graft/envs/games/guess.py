@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, Played, echo, invalid
+from graft.envs.games.base import Game, MoveResult, echo, invalid
 
 
 class GuessTheNumber(Game):
@@ -51,7 +51,7 @@ class GuessTheNumber(Game):
             self.high = self.low + self.rng.randint(5, 50)
         if self.limit is None:
             self.max_turns = math.ceil(math.sqrt(self.high - self.low)) + 1
-        # randint at half its cost; the numbers are as likely as each other to one part in 2^34
+        # randint at half its cost; the numbers are equally likely to one part in 2^34
         self.answer = self.low + (self.rng.getrandbits(64) * (self.high - self.low + 1) >> 64)
         self.tried = []
 
@@ -61,8 +61,8 @@ class GuessTheNumber(Game):
     def board(self) -> str:
         return "Your next guess:"
 
-    def move(self, digits: str) -> Played:
-        # too many digits to be worth converting: out of range
+    def move(self, digits: str) -> MoveResult:
+        # with too many digits it is out of range; converting would be slow
         self.last = guess = int(digits) if len(digits) < 19 else self.high + 1
         if guess == self.answer:
             return f"{guess}. That is the hidden number.", 1.0, True
@@ -81,7 +81,7 @@ class GuessTheNumber(Game):
         return 1.0 - abs(self.last - self.answer) / (self.high - self.low)
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """The middle of what is left, either of the two if there are two."""
+        """The middle of the numbers left, a random one of the two if there are two."""
         while True:
             below = max([n for n in self.tried if n < self.answer], default=self.low - 1)
             above = min([n for n in self.tried if n > self.answer], default=self.high + 1)

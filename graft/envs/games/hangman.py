@@ -9,20 +9,20 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from graft.envs.games import words
-from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes
 
 SIZES = ((3, 10), (5, 15), (7, 20))  # word_length, max_turns
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_SECRETS = 400
-"""Words by which a teacher compares letters."""
+"""Words by which the teacher compares letters."""
 
 
 class Hangman(Game):
-    """Every uncovered place pays 0.5 / word_length, knowing the whole word another 0.5.
+    """Every uncovered place pays 0.5 / word_length, the whole word another 0.5.
 
     Secret SEE: the letter E pays 0.5 * 2/3, then S pays the rest, as the word SEE would have done.
     Sizes of None are drawn from `SIZES` with each instance; `hardcore` draws from the long word
-    list and not from the common words.
+    list instead of the common words.
     """
 
     pattern = re.compile(r"\\boxed\{\s*+([A-Za-z]++)\s*+\}", re.ASCII)
@@ -59,7 +59,7 @@ class Hangman(Game):
         cells = "   ".join(self.shown)
         return f"The word so far:\n{header(self.word_length)}\n  {cells}\nYour next guess:"
 
-    def move(self, letters: str) -> Played:
+    def move(self, letters: str) -> MoveResult:
         guess = letters.upper()
         if len(guess) > 1:
             return self.name_word(guess)
@@ -75,7 +75,7 @@ class Hangman(Game):
         reward = self.earn(0.5 * known / self.word_length)
         return f"The letter {guess} is in the word.", reward, False
 
-    def name_word(self, guess: str) -> Played:
+    def name_word(self, guess: str) -> MoveResult:
         if guess == self.answer:
             self.shown = guess
             return f"{guess} is the word.", self.earn(1.0), True
@@ -85,12 +85,12 @@ class Hangman(Game):
         return f"{guess} is not the word.", 0.0, False
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """The letter that tells most, and the word once at most two are possible."""
+        """The letter that narrows the words down most, and the word once at most two are possible."""
         left = [word.upper() for word in self.secrets()]
         while True:
             left = [word for word in left if uncovered(word, self.tried) == self.shown]
             if len(left) > 2:
-                yield most_telling(rng, left, self.tried)
+                yield most_informative(rng, left, self.tried)
             else:
                 yield left.pop(rng.randrange(len(left)))
 
@@ -107,19 +107,19 @@ def uncovered(word: str, letters: str) -> str:
     return "".join([letter if letter in letters else "_" for letter in word])
 
 
-def most_telling(rng: random.Random, secrets: Sequence[str], tried: str) -> str:
+def most_informative(rng: random.Random, secrets: Sequence[str], tried: str) -> str:
     """The letter after which the fewest words are left on average.
 
-    BAT, CAT, TEA: B, C, E, A and T all tell one word from the other two. Of such letters the one
-    that fewest words lack, A or T: it is paid for.
+    BAT, CAT, TEA: B, C, E, A and T all separate one word from the other two. Of such letters the one
+    that the fewest words lack, A or T, because a hit is paid.
     """
-    judges = rng.sample(secrets, min(len(secrets), MAX_SECRETS))
+    sampled = rng.sample(secrets, min(len(secrets), MAX_SECRETS))
     letters = [letter for letter in ALPHABET if letter not in tried]
     rng.shuffle(letters)
 
     def left_over(letter: str) -> tuple[int, int]:
-        groups = Counter([uncovered(word, letter) for word in judges])
-        hidden = groups["_" * len(judges[0])]
+        groups = Counter([uncovered(word, letter) for word in sampled])
+        hidden = groups["_" * len(sampled[0])]
         return sum(size * size for size in groups.values()), hidden
 
     return min(letters, key=left_over)

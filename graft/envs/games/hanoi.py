@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, Played, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, invalid, playable_sizes
 
 SIZES = ((3, 10), (4, 20), (5, 35))  # num_disks, max_turns
 PEGS = "ABC"
@@ -43,7 +43,7 @@ class TowerofHanoi(Game):
         pegs = self.pegs
         return picture(tuple(pegs["A"]), tuple(pegs["B"]), tuple(pegs["C"]))
 
-    def move(self, source: str, target: str) -> Played:
+    def move(self, source: str, target: str) -> MoveResult:
         source, target = source.upper(), target.upper()
         here, there = self.pegs[source], self.pegs[target]
         if not here:
@@ -62,11 +62,11 @@ class TowerofHanoi(Game):
         return len(self.pegs["C"]) / self.num_disks
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """The shortest way, from whatever position."""
+        """The shortest solution, from any position."""
         return self.bring(self.num_disks, "C")
 
     def bring(self, disk: int, target: str) -> Iterator[str]:
-        """The disk and all smaller ones go to `target`."""
+        """The moves that bring a disk and all smaller ones to `target`."""
         if not disk:
             return
         here = next(peg for peg in PEGS if disk in self.pegs[peg])
@@ -82,7 +82,7 @@ class TowerofHanoi(Game):
         return f"\\boxed{{{self.action_rng().choice(legal or ['A C'])}}}"
 
 
-@lru_cache(4096)  # writing out three lists costs more than the rest of a turn
+@lru_cache(4096)  # formatting three lists costs more than the rest of a turn
 def picture(*pegs: tuple[int, ...]) -> str:
     rows = [" ".join(map(str, disks)) or "empty" for disks in pegs]
     lines = [f"{peg}: {row}" for peg, row in zip(PEGS, rows, strict=True)]

@@ -1,4 +1,4 @@
-"""Find a secret row of numbers; black and white pegs say how close a guess came."""
+"""Find a secret row of numbers; black and white pegs show how close a guess is."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from itertools import permutations, product
 from math import perm
 from operator import eq
 
-from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes, whole
+from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes, whole
 from graft.envs.random_state import RandomState
 
 SIZES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))  # code_length, num_numbers, max_turns
 MAX_CODES = 100_000
-"""What a teacher keeps in mind; the largest of `SIZES` has 1680 codes."""
+"""The most codes that a teacher enumerates; the largest of `SIZES` has 1680."""
 
 
 class Mastermind(Game):
@@ -50,7 +50,7 @@ class Mastermind(Game):
                     "duplicate_numbers=True or num_numbers higher"
                 )
         self.code_length, self.num_numbers, _ = self.sizes[0]
-        self.tried: dict[str, bool] = {}  # a set that JSON can hold
+        self.tried: dict[str, bool] = {}  # a set, as JSON has none
         self.best = 0
 
     def draw_instance(self) -> None:
@@ -65,13 +65,13 @@ class Mastermind(Game):
     def board(self) -> str:
         return "Your next guess:"
 
-    def move(self, numbers: str) -> Played:
+    def move(self, numbers: str) -> MoveResult:
         words = numbers.split()
         if len(words) != self.code_length:
             return invalid(f"{len(words)} numbers were given, the code has {self.code_length}.")
         values = plain_numbers(self.num_numbers)
         guess = [values.get(word, 0) for word in words]
-        if 0 in guess:  # out of range, or written in some other way, such as 01
+        if 0 in guess:  # out of range, or written differently, such as 01
             guess = [whole(word) for word in words]
             if min(guess) < 1 or max(guess) > self.num_numbers:
                 shown = echo(" ".join(words))
@@ -91,26 +91,26 @@ class Mastermind(Game):
         return f"{shown}. Black pegs: {blacks}, white pegs: {whites}.", reward, False
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """Any code that would have been answered as the code was, each time."""
+        """A random code that agrees with all answers so far."""
         numbers, length = range(1, self.num_numbers + 1), self.code_length
         many = self.num_numbers**length if self.duplicate_numbers else perm(len(numbers), length)
         if many > MAX_CODES:
             raise NotImplementedError(
-                f"Mastermind: no teacher for {length} of {self.num_numbers} numbers: it keeps all "
-                f"codes in mind, and there are more than {MAX_CODES}; make the code shorter"
+                f"Mastermind: no teacher for {length} of {self.num_numbers} numbers: it "
+                f"enumerates all codes, and there are more than {MAX_CODES}; make the code shorter"
             )
         repeated = product(numbers, repeat=length) if self.duplicate_numbers else None
         left = [list(code) for code in repeated or permutations(numbers, length)]
-        for said in self.tried:
-            left = self.agreeing(left, [int(word) for word in said.split()])
+        for guess in self.tried:
+            left = self.agreeing(left, [int(word) for word in guess.split()])
         while True:
             guess = rng.choice(left)
             yield " ".join(map(str, guess))
             left = self.agreeing(left, guess)
 
     def agreeing(self, codes: list[list[int]], guess: list[int]) -> list[list[int]]:
-        told = pegs(guess, self.answer)
-        return [code for code in codes if pegs(guess, code) == told]
+        answer = pegs(guess, self.answer)
+        return [code for code in codes if pegs(guess, code) == answer]
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{' '.join(map(str, self.draw_row(self.action_rng())))}}}"
@@ -129,14 +129,14 @@ def pegs(guess: list[int], code: list[int]) -> tuple[int, int]:
     """Right numbers in the right place, and in a wrong one: [1, 1, 2], [1, 2, 3] -> (1, 1)."""
     left = code.copy()
     for number in guess:
-        if number in left:  # each number of the code answers for one of the guess
+        if number in left:  # each number of the code matches one of the guess
             left.remove(number)
     blacks = sum(map(eq, guess, code))
     return blacks, len(code) - len(left) - blacks
 
 
 def arrange(index: int, num_numbers: int, length: int) -> list[int]:
-    """One of the ways to put `length` different numbers in a row, found by its index.
+    """The arrangement of `length` different numbers with this index.
 
     Of 3 numbers 2: 0 -> [1, 2], 1 -> [2, 1], 2 -> [3, 1], 3 -> [1, 3], ...
     """

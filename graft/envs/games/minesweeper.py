@@ -1,4 +1,4 @@
-"""Uncover every cell without a mine; the numbers tell how many mines lie next to a cell."""
+"""Uncover every cell without a mine; the numbers count the mines next to a cell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes, whole
+from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes, whole
 from graft.envs.games.solvers.minesweeper import risks
 
 SIZES = tuple((n, n, n * n // 5, n * n) for n in range(5, 9))  # rows, cols, num_mines, max_turns
@@ -51,7 +51,7 @@ class Minesweeper(Game):
         self.field: list[int] = []
         """Per cell the number of mines around it, or MINE; empty before the first reveal."""
         self.cells: list[str] = []
-        """Per cell what the player sees."""
+        """What the player sees of each cell."""
         self.num_open = 0
 
     def draw_instance(self) -> None:
@@ -66,7 +66,7 @@ class Minesweeper(Game):
     def board(self) -> str:
         return layout(self.rows, self.cols) % tuple(self.cells)
 
-    def move(self, verb: str, row_digits: str, col_digits: str) -> Played:
+    def move(self, verb: str, row_digits: str, col_digits: str) -> MoveResult:
         row, col, verb = whole(row_digits), whole(col_digits), verb.lower()
         if row >= self.rows or col >= self.cols:
             where = f"{echo(row_digits)} {echo(col_digits)}"
@@ -80,9 +80,9 @@ class Minesweeper(Game):
             return self.flag(row, col)
         return invalid(f"{echo(verb)} is not a move; there are reveal and flag.")
 
-    def reveal(self, row: int, col: int) -> Played:
+    def reveal(self, row: int, col: int) -> MoveResult:
         cell = row * self.cols + col
-        # a mine is looked at before the flag on it: flags do not protect
+        # before the flag is checked: flags do not protect from mines
         if self.field and self.field[cell] == MINE:
             return f"reveal {row} {col}. That was a mine; the game is over.", 0.0, True
         if self.cells[cell] != HIDDEN:
@@ -99,7 +99,7 @@ class Minesweeper(Game):
         cells = "cell" if num_new == 1 else "cells"
         return f"reveal {row} {col}. {num_new} {cells} opened.", reward, False
 
-    def flag(self, row: int, col: int) -> Played:
+    def flag(self, row: int, col: int) -> MoveResult:
         cell = row * self.cols + col
         if self.cells[cell] == HIDDEN:
             self.cells[cell] = FLAG
@@ -123,7 +123,7 @@ class Minesweeper(Game):
             self.field[mine] = MINE
 
     def open(self, cell: int) -> int:
-        """Uncover a safe cell and, from cells with no mine around, what is next to it; how many."""
+        """Uncover a safe cell and, around cells without neighbouring mines, their neighbours; how many."""
         around, field, cells = neighbours(self.rows, self.cols), self.field, self.cells
         cells[cell] = str(field[cell])
         num_new = 1
@@ -138,11 +138,11 @@ class Minesweeper(Game):
         return num_new
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """Safe cells as long as the digits show any, then the least likely mine: it may be one."""
+        """Safe cells while the digits show any, else the cell that is least likely a mine."""
         around = neighbours(self.rows, self.cols)
         num_safe = len(self.cells) - self.num_mines
         if not self.field:
-            # the most cells open where there are most neighbours and the mines fit elsewhere
+            # most cells open where a cell has most neighbours and the mines fit elsewhere
             reach = [len(others) if len(others) < num_safe else 0 for others in around]
             most = max(reach)
             best = [cell for cell, opened in enumerate(reach) if opened == most]
@@ -157,7 +157,7 @@ class Minesweeper(Game):
             for cell in safe:
                 if self.cells[cell] == FLAG:
                     yield f"flag {self.where(cell)}"
-                if self.cells[cell] == HIDDEN:  # another one may have opened it
+                if self.cells[cell] == HIDDEN:  # an earlier one may have opened it
                     yield f"reveal {self.where(cell)}"
 
     def set_flags(self, mines: list[int]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from graft.envs.games.base import Game, Played, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, invalid, playable_sizes
 from graft.envs.games.sokoban_levels import DIRECTIONS, FLOOR, GOAL, WALL, make_level
 from graft.envs.games.solvers.sokoban import solve
 
@@ -17,8 +17,8 @@ SIZES = ((6, 6, 2, 20), (8, 8, 5, 50))  # rows, cols (dim_room), num_boxes, max_
 class Sokoban(Game):
     """1.0 when all boxes are on goals; at the turn limit the share of boxes that are.
 
-    Every level comes with a solution that fits into the turn limit: it is `answer`. Nothing is paid
-    on the way, because a box can be pushed off its goal again. Sizes of None are drawn from `SIZES`
+    Every level has a solution within the turn limit: `answer`. Nothing is paid before the end, because
+    a box can be pushed off its goal again. Sizes of None are drawn from `SIZES`
     with each instance.
     """
 
@@ -46,8 +46,8 @@ class Sokoban(Game):
             SIZES, rows=rows, cols=cols, num_boxes=num_boxes, max_turns=max_turns
         )
         self.rows, self.cols, self.num_boxes, _ = self.sizes[0]
-        self.room = ""  # walls, floor and goals, row after row: what does not move
-        self.cells: list[str] = []  # what is seen: the room with boxes and player in it
+        self.room = ""  # walls, floor and goals, row after row: the fixed part
+        self.cells: list[str] = []  # what is shown: the room with boxes and player
         self.player = 0
 
     def draw_instance(self) -> None:
@@ -75,22 +75,22 @@ class Sokoban(Game):
         rows = [" ".join(cells[at : at + cols]) for at in range(0, len(cells), cols)]
         return "Board:\n" + "\n".join(rows) + "\nYour next move:"
 
-    def move(self, direction: str) -> Played:
+    def move(self, direction: str) -> MoveResult:
         direction = direction.lower()
         down, right = DIRECTIONS[direction]
         step = down * self.cols + right
-        ahead = self.player + step
-        seen = self.cells[ahead]  # never outside: the outer ring is walls
-        if seen in (FLOOR, GOAL):
-            self.walk(ahead)
+        target = self.player + step
+        sign = self.cells[target]  # never outside: the outer ring is walls
+        if sign in (FLOOR, GOAL):
+            self.walk(target)
             return f"{direction}.", 0.0, False
-        if seen == WALL:
+        if sign == WALL:
             return invalid(f"{direction}: there is a wall.")
-        behind = ahead + step
+        behind = target + step
         if self.cells[behind] not in (FLOOR, GOAL):
             return invalid(f"{direction}: the box cannot move.")
         self.cells[behind] = BOX_ON_GOAL if self.room[behind] == GOAL else BOX
-        self.walk(ahead)
+        self.walk(target)
         if self.cells.count(BOX_ON_GOAL) == self.num_boxes:
             return f"{direction}, pushing a box. All boxes are on goals: you win.", 1.0, True
         return f"{direction}, pushing a box.", 0.0, False
@@ -104,7 +104,7 @@ class Sokoban(Game):
         return self.cells.count(BOX_ON_GOAL) / self.num_boxes
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """The fewest steps; where they are not found in time, the solution that the level has."""
+        """The fewest steps; if the search gives up, the solution of the level."""
         way = solve(
             {at for at, sign in enumerate(self.room) if sign != WALL},
             {at for at, sign in enumerate(self.room) if sign == GOAL},
@@ -114,8 +114,8 @@ class Sokoban(Game):
         )
         if way is None and self.turns:
             raise NotImplementedError(
-                f"Sokoban: no solution was found from the position after turn {self.turns}; ask "
-                "the teacher at the start of a game"
+                f"Sokoban: no solution was found from the position after turn {self.turns}; call "
+                "demonstrate() at the start of a game"
             )
         return iter(self.answer if way is None else way)
 

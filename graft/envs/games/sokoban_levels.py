@@ -1,7 +1,7 @@
-"""Sokoban levels that can be solved, with the solution that proves it.
+"""Sokoban levels with a solution.
 
-A level is played backwards: the boxes stand on the goals and the player pulls them away. Read from
-its end, that play is a solution; pulling stops before it gets longer than the player may take.
+A level is played backwards: the boxes start on the goals and the player pulls them away. In reverse
+that play is a solution; pulling stops before it exceeds the turn limit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DIRECTIONS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 TURN_CHANCE = 0.35
-"""How often the walk that carves a room changes direction."""
+"""The probability that the walk that carves a room changes direction."""
 STAMPS = (
     ((0, -1), (0, 0), (0, 1)),
     ((-1, 0), (0, 0), (1, 0)),
@@ -22,7 +22,7 @@ STAMPS = (
     ((0, -1), (0, 0), (1, 0), (1, -1)),
     ((0, 0), (0, 1), (1, 0)),
 )
-"""Floor that the walk leaves behind at each step, as (row, column) from where it stands."""
+"""Floor that each step of the walk adds, as (row, column) from its position."""
 MAX_ROOMS = 400
 PLAYS_PER_ROOM = 4
 
@@ -39,11 +39,12 @@ class Level(NamedTuple):
 def make_level(rng: random.Random, rows: int, cols: int, num_boxes: int, max_moves: int) -> Level:
     """A level with `num_boxes` boxes, none on a goal, and a solution of at most `max_moves` steps.
 
-    Of a few backward plays in the first room that has a good one, the one kept maximises (changes
-    from box to box) x (distances of the boxes from where they came): more planning, not just more
-    steps.
+    Of a few backward plays in the first room that has a valid one, the one kept maximises (changes
+    from box to box) x (distances of the boxes from their goals): more planning, not just more steps.
     """
-    fast = random.Random(rng.getrandbits(64))  # hundreds of draws, and the caller's dice are slow
+    fast = random.Random(
+        rng.getrandbits(64)
+    )  # hundreds of draws, and the caller's generator is slow
     for _ in range(MAX_ROOMS):
         floor = carve(fast, rows, cols)
         if len(floor) < num_boxes + 2:
@@ -63,7 +64,7 @@ def make_level(rng: random.Random, rows: int, cols: int, num_boxes: int, max_mov
 
 
 def carve(rng: random.Random, rows: int, cols: int) -> set[int]:
-    """The floor of a room: a random walk that stamps floor around it. The outer ring stays wall."""
+    """The floor of a room: a random walk adds floor around it. The outer ring stays wall."""
     compass = tuple(DIRECTIONS.values())
     row, col = rng.randint(1, rows - 2), rng.randint(1, cols - 2)
     down, right = rng.choice(compass)
@@ -79,8 +80,8 @@ def carve(rng: random.Random, rows: int, cols: int) -> set[int]:
     return floor
 
 
-class Play(NamedTuple):
-    """A position reached by pulling. A score of 0: no position of the play will do."""
+class BackwardPlay(NamedTuple):
+    """A position reached by pulling. A score of 0: no position of the play is a level."""
 
     score: int
     boxes: list[int]
@@ -90,15 +91,15 @@ class Play(NamedTuple):
 
 def play_backwards(
     rng: random.Random, floor: set[int], cols: int, goals: list[int], max_moves: int
-) -> Play:
-    """Pull boxes at random from their goals; the best position on the way."""
+) -> BackwardPlay:
+    """Pull boxes at random from their goals; the best position of the play."""
     steps = {name: down * cols + right for name, (down, right) in DIRECTIONS.items()}
     boxes = list(goals)
     targets = set(goals)
     free = floor - targets
     undone: list[str] = []  # the player's moves, backwards in time
     player, last, changes = -1, -1, 0
-    best = Play(0, [], -1, [])
+    best = BackwardPlay(0, [], -1, [])
     for _ in range(max_moves):
         reached = walks(player, free, steps, max_moves - len(undone) - 1)
         pulls = [
@@ -107,7 +108,7 @@ def play_backwards(
             for name, step in steps.items()
             if box + step in reached and box + 2 * step in free
         ]
-        # boxes still on goals first: a level with one of those is no level
+        # boxes still on goals first: a level has no box on a goal
         pulls = [pull for pull in pulls if boxes[pull[0]] in targets] or pulls
         if not pulls:
             break
@@ -120,7 +121,7 @@ def play_backwards(
         changes += number != last
         last = number
         if targets.issuperset(boxes):
-            # all on goals again: whatever was undone so far is no part of a solution
+            # all on goals again: the moves so far are not part of a solution
             goals, undone, player, last, changes = list(boxes), [], -1, -1, 0
             continue
         if player in targets or not targets.isdisjoint(boxes):
@@ -130,16 +131,16 @@ def play_backwards(
             for box, goal in zip(boxes, goals, strict=True)
         )
         if score > best.score:
-            best = Play(score, list(boxes), player, list(undone))
+            best = BackwardPlay(score, list(boxes), player, list(undone))
     return best._replace(solution=[OPPOSITE[name] for name in reversed(best.solution)])
 
 
 def walks(
     player: int, free: set[int], steps: dict[str, int], max_steps: int
 ) -> dict[int, str | None]:
-    """The cells in reach, each with the step that leads there on a shortest way.
+    """The reachable cells, each with the last step of a shortest path to it.
 
-    Before the first pull (player = -1) the player may stand anywhere.
+    Before the first pull (player = -1) the player may be anywhere.
     """
     if max_steps < 0:
         return {}

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import isqrt
 
-from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes, whole
-from graft.envs.games.sudoku_grids import dig, full_grid, is_forced, lacking, shape
+from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes, whole
+from graft.envs.games.sudoku_grids import dig, full_grid, is_forced, missing_digits, shape
 
 SIZES = ((4, 10, 15), (9, 50, 50))  # scale, clues, max_turns
 EMPTY = "."
@@ -18,8 +18,8 @@ EMPTY = "."
 class Sudoku(Game):
     """Each right digit pays its share of the cells that were empty; a wrong one is invalid.
 
-    `clues` (the name is GEM's) is how many cells one tries to empty. Each stays empty only if the
-    puzzle keeps its one solution, so that 50 attempts leave 43 to 50 empty cells. Sizes of None
+    `clues` (GEM's name) is the number of attempts to empty a cell. A cell stays empty only if the
+    puzzle keeps one solution, so 50 attempts leave 43 to 50 empty cells. Sizes of None
     are drawn from `SIZES` with each instance.
     """
 
@@ -62,11 +62,11 @@ class Sudoku(Game):
     def board(self) -> str:
         return layout(self.scale) % tuple(self.cells)
 
-    def move(self, row_digits: str, col_digits: str, value_digits: str) -> Played:
+    def move(self, row_digits: str, col_digits: str, value_digits: str) -> MoveResult:
         row, col, value = whole(row_digits), whole(col_digits), whole(value_digits)
         if not (1 <= row <= self.scale and 1 <= col <= self.scale and 1 <= value <= self.scale):
-            said = f"{echo(row_digits)} {echo(col_digits)} {echo(value_digits)}"
-            return invalid(f"{said}: row, column and digit must be from 1 to {self.scale}.")
+            shown = f"{echo(row_digits)} {echo(col_digits)} {echo(value_digits)}"
+            return invalid(f"{shown}: row, column and digit must be from 1 to {self.scale}.")
         cell = (row - 1) * self.scale + col - 1
         if self.cells[cell] != EMPTY:
             return invalid(f"{row} {col} {value}: this cell holds a {self.cells[cell]} already.")
@@ -80,16 +80,16 @@ class Sudoku(Game):
         return f"{row} {col} {value}. Right.", reward, False
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """A cell whose digit follows at once, as long as there is one, else any cell.
+        """A cell whose digit is forced, if there is one, else any cell.
 
-        The digits are those of `answer`: there is no other solution for a search to find.
+        The digits are those of `answer`, the only solution.
         """
         of = shape(self.scale)
         solution = [1 << int(digit) for digit in "".join(self.answer)]
         while True:
             empty = [cell for cell, shown in enumerate(self.cells) if shown == EMPTY]
             grid = [0 if shown == EMPTY else 1 << int(shown) for shown in self.cells]
-            missing = lacking(of, grid)
+            missing = missing_digits(of, grid)
             rng.shuffle(empty)
             forced = (at for at in empty if is_forced(of, grid, missing, at, solution[at]))
             cell = next(forced, empty[0])

@@ -1,7 +1,7 @@
-"""Sudoku grids: a random full one, and puzzles dug out of it that have one solution only.
+"""Sudoku grids: a random full one, and puzzles made from it that have exactly one solution.
 
-Cells are numbered row by row. Digits are kept as bits (digit d is 1 << d), so that what a row, a
-column and a box still lack is one `&`, and the search always goes on at the cell with the fewest
+Cells are numbered row by row. Digits are bits (digit d is 1 << d), so that the digits that a row, a
+column and a box all lack are one `&`, and the search always continues at the cell with the fewest
 digits left.
 """
 
@@ -46,7 +46,7 @@ def shape(scale: int) -> SudokuShape:
 
 
 def full_grid(scale: int, rng: random.Random) -> list[int]:
-    """A random grid that keeps all rules, as bits."""
+    """A random valid grid, as bits."""
     of = shape(scale)
     grid = [0] * (scale * scale)
     missing = [of.every] * (3 * scale)
@@ -89,15 +89,15 @@ def _place(of: SudokuShape, grid: list[int], missing: list[int], cell: int, bit:
         missing[unit] ^= bit
 
 
-def lacking(of: SudokuShape, puzzle: list[int]) -> list[int]:
+def missing_digits(of: SudokuShape, puzzle: list[int]) -> list[int]:
     """Per unit the digits that it does not hold yet."""
     return [of.every & ~sum(puzzle[cell] for cell in members) for members in of.members]
 
 
 def is_forced(of: SudokuShape, puzzle: list[int], missing: list[int], cell: int, bit: int) -> bool:
-    """Whether the digit follows at once: no other fits here, or it fits nowhere else in a unit.
+    """Whether the digit is forced: no other fits here, or it fits nowhere else in a unit.
 
-    Enough to know that emptying the cell adds no solution, and much cheaper than a search.
+    Then emptying the cell adds no solution; this is much cheaper than a search.
     """
     units = of.units
     a, b, c = units[cell]
@@ -130,7 +130,7 @@ def _has_other(
 
 
 def _tightest(of: SudokuShape, missing: list[int], empty: list[int]) -> tuple[int, int]:
-    """The empty cell with the fewest digits left, and these; stops at one that has at most one."""
+    """The empty cell with the fewest digits left, and these digits; stops at one with at most one."""
     units = of.units
     best, tightest, left = 99, -1, 0
     for cell in empty:
@@ -151,7 +151,7 @@ def _search(
     empty: list[int],
     rng: random.Random | None,
 ) -> bool:
-    """Fill `grid` in place; whether that can be done. With `rng`, digits are tried in any order."""
+    """Fill `grid` in place; whether that is possible. With `rng`, digits are tried in random order."""
     if not empty:
         return True
     cell, choices = _tightest(of, missing, empty)

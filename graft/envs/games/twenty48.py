@@ -8,28 +8,28 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
-from graft.envs.games.base import Game, Played, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, invalid, playable_sizes
 
 DIRECTIONS = ("up", "down", "left", "right")
 EMPTY = "."
 SIZES = ((16, 20), (32, 30), (64, 50))  # target_tile, max_turns
-MAX_SIZE = 10  # rows of a board; more would be long to read
+MAX_SIZE = 10  # rows of a board
 
 LOST = -1000.0
-EMPTY_CELL, PAIR, DISORDER = 3.0, 2.0, 1.0  # what the teacher counts in a line
+EMPTY_CELL, PAIR, DISORDER = 3.0, 2.0, 1.0  # the teacher's weights for a line
 MAX_CELLS = 8
-"""Empty cells on which the teacher imagines a new tile; a large board has a hundred."""
+"""Empty cells that the teacher tries a new tile on; a large board has a hundred."""
 
 
 class Game2048(Game):
     """Progress towards the target tile, counted in doublings, 1.0 in all.
 
     Target 64, largest tile at the start 4: four doublings, so the first 8, 16, 32 and 64 pay 0.25
-    each. What a new tile adds is paid with the next move. A board without a move left ends the game.
+    each. A doubling by a new tile is paid with the next move. A board without a legal move ends the game.
 
-    After t moves the tiles sum to at most 4 (t + 2). So 512 in 50 turns and 2048 in 100, as the ids
-    -hard and -extreme-hard have it, are out of reach: those games pay for progress only. Sizes of
-    None are drawn from `SIZES` with each instance.
+    After t moves the tiles sum to at most 4 (t + 2). So 512 in 50 turns (-hard) and 2048 in 100
+    (-extreme-hard) are out of reach: those games only pay for progress. Sizes of None are drawn from
+    `SIZES` with each instance.
     """
 
     pattern = re.compile(r"\\boxed\{\s{0,9}(up|down|left|right)\s{0,9}\}", re.ASCII | re.IGNORECASE)
@@ -82,7 +82,7 @@ class Game2048(Game):
         rows = [drawn(cells[at : at + size]) for at in range(0, len(cells), size)]
         return "Board:\n" + "\n".join(rows) + "\nYour next move:"
 
-    def move(self, direction: str) -> Played:
+    def move(self, direction: str) -> MoveResult:
         direction = direction.lower()
         moved = slide(self.cells, self.size, direction)
         if moved == self.cells:
@@ -97,7 +97,7 @@ class Game2048(Game):
         return f"{direction}.", reward, False
 
     def progress(self) -> float:
-        """Doublings of the largest tile since the last time, as a share of those to be made."""
+        """The reward of new doublings of the largest tile, as a share of those to the target."""
         goal = self.target_tile.bit_length() - 1
         largest = min(exponent(max(self.cells)), goal)
         if largest <= self.best:
@@ -106,15 +106,15 @@ class Game2048(Game):
         return self.earn((largest - self.start) / (goal - self.start))
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """Plays well, not perfectly: a move, any new tile, the best answer to it.
+        """Plays well, not perfectly: looks at a move, any new tile and the best next move.
 
-        A target out of reach does not matter to it: progress is paid.
+        It also plays for progress where the target is out of reach.
         """
         while True:
             boards = {way: slide(self.cells, self.size, way) for way in DIRECTIONS}
             legal = [way for way in DIRECTIONS if boards[way] != self.cells]
             rng.shuffle(legal)
-            yield max(legal, key=lambda way: outlook(boards[way], self.size))
+            yield max(legal, key=lambda way: expected_value(boards[way], self.size))
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.action_rng().choice(DIRECTIONS)}}}"
@@ -154,29 +154,29 @@ def slide_line(line: str, to_end: bool) -> str:
     return text[::-1].rjust(len(line), EMPTY) if to_end else text.ljust(len(line), EMPTY)
 
 
-def outlook(cells: str, size: int) -> float:
-    """What a board is worth on which a tile is about to appear, on average; as a rule it is a 2."""
+def expected_value(cells: str, size: int) -> float:
+    """The average value of a board over the places of the next tile, taken to be a 2."""
     free = [at for at, cell in enumerate(cells) if cell == EMPTY]
-    imagined = free[:: -(-len(free) // MAX_CELLS)]
+    tried = free[:: -(-len(free) // MAX_CELLS)]
     total = 0.0
-    for at in imagined:
+    for at in tried:
         board = f"{cells[:at]}a{cells[at + 1 :]}"
         answers = {slide(board, size, way) for way in DIRECTIONS} - {board}
-        total += max([worth(answer, size) for answer in answers], default=LOST)
-    return total / len(imagined)
+        total += max([board_value(answer, size) for answer in answers], default=LOST)
+    return total / len(tried)
 
 
-def worth(cells: str, size: int) -> float:
+def board_value(cells: str, size: int) -> float:
     rows = [cells[at : at + size] for at in range(0, len(cells), size)]
     columns = [cells[at::size] for at in range(size)]
-    return sum(line_worth(line) for line in (*rows, *columns))
+    return sum(line_value(line) for line in (*rows, *columns))
 
 
 @lru_cache(maxsize=1 << 16)
-def line_worth(line: str) -> float:
-    """Room, tiles that can merge next, and tiles in order: large ones then lie at a border.
+def line_value(line: str) -> float:
+    """Empty cells, pairs that can merge, and order, which keeps large tiles at a border.
 
-    "aab." -> 3 + 2 - 1: an empty cell, a pair, and the b keeps the line from only falling.
+    "aab." -> 3 + 2 - 1: an empty cell, a pair, and one rise in a line that otherwise falls.
     """
     tiles = [0 if cell == EMPTY else exponent(cell) for cell in line]
     full = [tile for tile in tiles if tile]
@@ -194,5 +194,5 @@ def is_stuck(cells: str, size: int) -> bool:
 
 @lru_cache(maxsize=1 << 16)
 def drawn(row: str) -> str:
-    """A row for the eye, cells of four characters: "a.b" -> "   2    .    4"."""
+    """A row as shown, in cells of four characters: "a.b" -> "   2    .    4"."""
     return " ".join(f"{EMPTY if c == EMPTY else 1 << exponent(c):>4}" for c in row)

@@ -1,7 +1,7 @@
-"""Every game by id: `game:STEM-v0` and its variants, with the sizes each is played in.
+"""Every game by id: `game:STEM-v0` and its variants, with their sizes.
 
-A size of None is drawn with each instance, and then so is a max_turns of None. The plain -v0 is
-GEM's variant of that name from before it had others, and -easy for games that are younger.
+A size of None is drawn with each instance, and so is a max_turns of None. The plain -v0 is GEM's
+original variant; for games that GEM added later it equals -easy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graft.envs.entry import EnvEntry
 def variants(
     stem: str, module: str, names: str, sizes: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, EnvEntry]:
-    """One entry per variant: each row of `sizes` gives what `names` list, max_turns last."""
+    """One entry per variant: each row of `sizes` has the values of `names`, max_turns last."""
     keys = names.split()
     return {
         f"game:{stem}-v0{suffix}": EnvEntry(

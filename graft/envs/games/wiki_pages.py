@@ -56,7 +56,7 @@ class LocalWiki:
         return self.pages[rng.choice(self.with_links)]
 
     def distances(self, start: str, max_clicks: int) -> dict[str, str | None]:
-        """Every page within `max_clicks` of `start`, with the page before it on a shortest way."""
+        """Every page within `max_clicks` of `start`, with the page before it on a shortest path."""
         before: dict[str, str | None] = {start: None}
         edge = [start]
         for _ in range(max_clicks):
@@ -72,13 +72,13 @@ class LocalWiki:
         return before
 
     def path(self, start: str, target: str, max_clicks: int) -> list[str] | None:
-        """A shortest way, both ends included; None if there is none of so few clicks."""
+        """A shortest path, both ends included; None if it takes more than `max_clicks`."""
         before = self.distances(start, max_clicks)
         return trail(before, target) if target in before else None
 
 
 def trail(before: Mapping[str, str | None], title: str) -> list[str]:
-    """The way that ends at `title`: {"A": None, "B": "A"}, "B" -> ["A", "B"]."""
+    """The path that ends at `title`: {"A": None, "B": "A"}, "B" -> ["A", "B"]."""
     path = [title]
     while (previous := before[path[-1]]) is not None:
         path.append(previous)
@@ -87,7 +87,7 @@ def trail(before: Mapping[str, str | None], title: str) -> list[str]:
 
 @cache
 def read_pages(path: str) -> dict[str, Page]:
-    """Title -> page, read once; all games share it and none writes to it."""
+    """Title -> page, read once and shared by all games, which do not change it."""
     pages: dict[str, Page] = {}
     for number, row in enumerate(read_rows(path), 1):
         if not isinstance(row, dict) or not {"title", "summary", "links"} <= row.keys():

@@ -87,7 +87,7 @@ class ServedWiki:
 
 
 class MediaWiki(ServedWiki):
-    """The API of Wikipedia and its kin: url is the address of api.php."""
+    """A MediaWiki API; `url` is the address of api.php."""
 
     def __init__(self, url: str = "https://en.wikipedia.org/w/api.php", **settings: Any) -> None:
         super().__init__(url, **settings)
@@ -116,7 +116,7 @@ class MediaWiki(ServedWiki):
         answer = self.ask(**what)
         found: dict[str, Any] = (answer.get("query", {}).get("pages") or [{"missing": True}])[0]
         if found.get("missing") or "disambiguation" in found.get("pageprops", {}):
-            return None  # a disambiguation page is a list of everything: it would spoil the game
+            return None  # a disambiguation page links to unrelated pages
         links = [link["title"] for link in found.get("links", [])]
         while "plcontinue" in answer.get("continue", {}):  # links come in portions
             answer = self.ask(**what, **answer["continue"])
@@ -201,7 +201,7 @@ class Article(HTMLParser):
 
 
 def title_of(link: str) -> str:
-    """ "../Solar_System#Planets" -> "Solar System"; "" for what leads out of the wiki."""
+    """ "../Solar_System#Planets" -> "Solar System"; "" for links out of the wiki."""
     address = urllib.parse.urlsplit(link)
     if address.scheme or address.netloc:
         return ""

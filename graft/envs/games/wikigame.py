@@ -36,12 +36,12 @@ UNITS: dict[str, Callable[[str, int], str]] = {
 class WikiGame(Game):
     """1.0 for the target page; every other click -0.05, a title that is no link -0.2.
 
-    Not in the form of an answer: -0.2, and the game goes on. The last turn pays 0 unless it reaches
+    A text without a boxed title: -0.2, and the game goes on. The last turn pays 0 unless it reaches
     the target; a page without links 0 where it ends the game, -0.10 where it sends the player back.
 
     Pages come from `backend`: "local" (a bundled encyclopaedia of 124 pages, or the file `wiki`),
     "mw" (a MediaWiki) or "kiwix" (a Kiwix server), the last two with `trawler_kwargs`. A local
-    target can always be reached in time; `answer` is a shortest way to it, ends included.
+    target can always be reached in time; `answer` is a shortest path to it, ends included.
     """
 
     pattern = re.compile(r"\\boxed\{([^{}]{1,300})\}")
@@ -59,7 +59,7 @@ class WikiGame(Game):
         wiki: str | Path | None = None,
         trawler_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        if max_turns is None:  # as other games take it; here nothing can be drawn in its place
+        if max_turns is None:  # other games draw a number for None
             raise ValueError("max_turns=None: must be a number, 1 or more")
         super().__init__(max_turns)
         if variant not in VARIANTS:
@@ -81,7 +81,9 @@ class WikiGame(Game):
         self.current: Page = {"title": "", "summary": "", "links": []}
         self.target = self.current
         self.history: list[str] = []  # titles from the start to the page before the current one
-        self.seen: list[str] = []  # links of all pages visited, where they may still be followed
+        self.seen: list[
+            str
+        ] = []  # links of all visited pages, in the variant where they may be followed
         self.has_gone_back = False
 
     def draw_instance(self) -> None:
@@ -146,7 +148,7 @@ class WikiGame(Game):
         return f"\\boxed{{{title}}}"
 
     def step(self, action: str) -> Turn:
-        # its own step: here a format error does not end the game, and a dead end costs two turns
+        # overridden: here a format error does not end the game, and a dead end costs two turns
         if self.is_over:
             raise RuntimeError(f"env {self.env_id!r}: no game is running; call reset() first")
         self.turns += 1
@@ -209,10 +211,10 @@ class WikiGame(Game):
         return f"{echo(title)!r} is not among the links.{meant}"
 
     def go_on(self, feedback: str, reward: float, *, limit_ends: bool = True) -> Turn:
-        """The answer to a turn after which the player is still on the way.
+        """The Turn of a move that does not reach the target.
 
-        When it was the last one, a click (`limit_ends`) pays nothing and the game is over by its own
-        rules; anything else keeps its reward and is cut off.
+        If it was the last one, a click (`limit_ends`) pays nothing and terminates the game; anything
+        else keeps its reward and is only truncated.
         """
         text = f"Turn {self.turns}: {feedback}"
         if self.turns >= (self.max_turns or 1):
@@ -223,7 +225,7 @@ class WikiGame(Game):
         return Turn(f"{text}\n{board}", reward, False, False, {"suffix": board})
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """A shortest way over a local wiki's links; nobody knows those of a served one in advance."""
+        """A shortest path over the links of a local wiki; those of a served one are not known in advance."""
         if not isinstance(self.wiki, LocalWiki):
             raise NotImplementedError(
                 "WikiGame: no teacher for a served wiki, it would have to fetch page after page "
@@ -233,8 +235,8 @@ class WikiGame(Game):
         path = self.wiki.path(title, self.target["title"], turns_left)
         if path is None:
             raise NotImplementedError(
-                f"WikiGame: no way leads from {title!r} to {self.target['title']!r} in the "
-                f"{turns_left} turns that are left; ask the teacher at the start of a game"
+                f"WikiGame: no path leads from {title!r} to {self.target['title']!r} in the "
+                f"{turns_left} turns that are left; call demonstrate() at the start of a game"
             )
         return iter(path[1:])
 

@@ -1,4 +1,4 @@
-"""Words on a square grid, for crosswords and word search: where they go, and how a grid is drawn."""
+"""Words on a square grid, for crosswords and word search: placing them, and showing the grid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ACROSS, DOWN = "across", "down"
 BLANK = "."
 MAX_GRIDS = 300
 MAX_SPARES = 20
-"""Words tried in place of one that fits nowhere, before all words are drawn anew."""
+"""Words tried in place of ones that fit nowhere, before all words are drawn again."""
 
 
 class PlacedWord(NamedTuple):
@@ -23,14 +23,14 @@ class PlacedWord(NamedTuple):
     direction: str
 
     def cells(self) -> list[Cell]:
-        """Placed("CAT", 2, 5, "down") -> [(2, 5), (3, 5), (4, 5)]"""
+        """PlacedWord("CAT", 2, 5, "down") -> [(2, 5), (3, 5), (4, 5)]"""
         if self.direction == ACROSS:
             return [(self.row, self.col + i) for i in range(len(self.word))]
         return [(self.row + i, self.col) for i in range(len(self.word))]
 
 
 class WordGrid(NamedTuple):
-    """Rows of one character per cell, and the words that lie in them."""
+    """Rows of one character per cell, and the words in them."""
 
     rows: list[str]
     placed: list[PlacedWord]
@@ -46,8 +46,10 @@ def lay_out(
     """
     if not 1 <= num_words <= len(words):
         raise ValueError(f"num_words={num_words}: must lie between 1 and {len(words)}")
-    fast = random.Random(rng.getrandbits(64))  # hundreds of draws, and the caller's dice are slow
-    crossings = num_words * (num_words - 1) // 2  # no more cells than this can be shared
+    fast = random.Random(
+        rng.getrandbits(64)
+    )  # hundreds of draws, and the caller's generator is slow
+    crossings = num_words * (num_words - 1) // 2  # the most cells that words can share
     for _ in range(MAX_GRIDS):
         chosen = fast.sample(words, num_words)
         if max_cells is not None and sum(map(len, chosen)) - crossings > max_cells:
@@ -97,9 +99,9 @@ def spare(rng: random.Random, words: Sequence[str], word: str, used: Sequence[st
 def places(
     rng: random.Random, word: str, side: int, placed: Sequence[PlacedWord]
 ) -> Iterator[PlacedWord]:
-    """Where `word` could go, best first: across an earlier word, then anywhere.
+    """Places for `word`, best first: crossing an earlier word, then anywhere.
 
-    Every list is walked from a random place on, round to where it began: cheaper than a shuffle.
+    Every list is rotated by a random amount, which is cheaper than a shuffle.
     """
     direction, other_direction = (ACROSS, DOWN) if rng.random() < 0.5 else (DOWN, ACROSS)
     if not placed:
@@ -130,9 +132,9 @@ def places(
 def fits(
     place: PlacedWord, side: int, letters: dict[Cell, str], taken: dict[str, set[Cell]]
 ) -> bool:
-    """Inside, in agreement with the letters it crosses, and touching nothing else.
+    """Whether the word is inside, agrees with the letters it crosses, and touches nothing else.
 
-    Words that lie on, behind or beside each other would read as words that are not there.
+    Words that touch would form other words.
     """
     down, right = (0, 1) if place.direction == ACROSS else (1, 0)
     row, col, length = place.row, place.col, len(place.word)
@@ -158,7 +160,7 @@ def count_letters(rows: Sequence[str]) -> int:
 
 
 def draw(rows: Sequence[str]) -> list[str]:
-    """The grid for the eye: a header, then a line per row; `get` and `put` reach its cells.
+    """The grid as shown: a header, then a line per row; `get` and `put` access its cells.
 
     ["AB", "C."] -> "    C00 C01", "R00  A   B ", "R01  C   . "
     """
@@ -171,7 +173,7 @@ def get(lines: Sequence[str], row: int, col: int) -> str:
 
 
 def put(lines: list[str], row: int, col: int, cell: str) -> None:
-    """Overwrite a drawn cell: "X" alone, or "[X]" with what stands left and right of it."""
+    """Overwrite a cell: "X" alone, or "[X]" with the characters left and right of it."""
     at = 5 + 4 * col - len(cell) // 2
     line = lines[row + 1]
     lines[row + 1] = f"{line[:at]}{cell}{line[at + len(cell) :]}"

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from graft.envs.games import words
-from graft.envs.games.base import Game, Played, echo, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes
 
 SIZES = ((3, 15), (4, 20), (5, 25))  # word_length, max_turns
 MAX_GUESSES, MAX_SECRETS = 30, 90
-"""What a teacher compares: so many possible secrets and as many other words, by so many secrets."""
+"""The teacher compares MAX_GUESSES possible secrets and as many other words, by MAX_SECRETS secrets."""
 
 
 class Wordle(Game):
@@ -54,7 +54,7 @@ class Wordle(Game):
     def board(self) -> str:
         return "Your next guess:"
 
-    def move(self, letters: str) -> Played:
+    def move(self, letters: str) -> MoveResult:
         guess = "".join(letters.split()).upper()
         if len(guess) != self.word_length:
             why = f"{echo(guess)} has {len(guess)} letters, the secret word {self.word_length}."
@@ -76,36 +76,36 @@ class Wordle(Game):
         return f"{guess} is marked {shown}.", reward, False
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """The word whose marks tell most, as long as several common words agree with all marks."""
+        """The word whose marks narrow the secrets down most, while several agree with all marks."""
         every = [word.upper() for word in words.basic(self.word_length)]
         left = every
-        for said in self.tried:
-            left = self.agreeing(left, said)
+        for guess in self.tried:
+            left = self.agreeing(left, guess)
         while True:
-            guess = most_telling(rng, left, every)
+            guess = most_informative(rng, left, every)
             yield guess
             left = self.agreeing(left, guess)
 
     def agreeing(self, secrets: Sequence[str], guess: str) -> list[str]:
-        told = marks(guess, self.answer)
-        return [word for word in secrets if marks(guess, word) == told and word != guess]
+        shown = marks(guess, self.answer)
+        return [word for word in secrets if marks(guess, word) == shown and word != guess]
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.action_rng().choice(words.basic(self.word_length)).upper()}}}"
 
 
-def most_telling(rng: random.Random, secrets: Sequence[str], every: Sequence[str]) -> str:
+def most_informative(rng: random.Random, secrets: Sequence[str], every: Sequence[str]) -> str:
     """Of some words the one after which the fewest secrets are left on average.
 
-    Secrets BAT, CAT, HAT: BAT tells whether it is BAT, but HUB, marked XXY, XXX or GXX, tells which
-    of them it is. Of two words that tell as much a possible secret comes first.
+    Secrets BAT, CAT, HAT: BAT only tests for BAT, but HUB, marked XXY, XXX or GXX, separates all three.
+    Of two equally good words a possible secret comes first.
     """
     guesses = rng.sample(secrets, min(len(secrets), MAX_GUESSES))
     guesses += rng.sample(every, min(len(every), MAX_GUESSES))
-    judges = rng.sample(secrets, min(len(secrets), MAX_SECRETS))
+    sampled = rng.sample(secrets, min(len(secrets), MAX_SECRETS))
 
     def left_over(guess: str) -> int:
-        groups = Counter([marks(guess, secret) for secret in judges if secret != guess])
+        groups = Counter([marks(guess, secret) for secret in sampled if secret != guess])
         return sum(size * size for size in groups.values())
 
     return min(guesses, key=left_over)
@@ -114,7 +114,7 @@ def most_telling(rng: random.Random, secrets: Sequence[str], every: Sequence[str
 def marks(guess: str, secret: str) -> str:
     """G in its place, Y elsewhere in the word, X absent: marks("BABES", "ABBEY") -> "YYGGX".
 
-    A letter of the secret answers for one of the guess, green ones first: marks("LLAMA", "LABEL")
+    A letter of the secret matches one of the guess, green ones first: marks("LLAMA", "LABEL")
     -> "GYYXX", the second A of the guess has no partner left.
     """
     pairs = list(zip(guess, secret, strict=True))

@@ -1,4 +1,4 @@
-"""English words for the word games: a short list to draw secrets from, a long one to check with.
+"""English words for the word games: a short list for secrets, a long one to check guesses.
 
     basic()     3,700 of the most common words, 3 to 10 letters
     full()      62,900 words, 3 to 15 letters, American and British spelling; contains basic()
@@ -34,7 +34,7 @@ def full(length: int | None = None) -> tuple[str, ...]:
 
 @cache
 def dictionary(length: int) -> frozenset[str]:
-    """The words of `full(length)`, to ask whether one is among them."""
+    """The words of `full(length)` as a set."""
     return frozenset(full(length))
 
 

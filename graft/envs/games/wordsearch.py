@@ -9,18 +9,18 @@ from functools import cache
 from string import ascii_uppercase
 
 import graft.envs.games.words as word_lists
-from graft.envs.games.base import Game, Played, echo, invalid, whole
+from graft.envs.games.base import Game, MoveResult, echo, invalid, whole
 from graft.envs.games.word_grid import BLANK, PlacedWord, draw, get, lay_out, put
 
 MIN_LETTERS, MAX_LETTERS = 3, 12
-"""Shorter words are everywhere by chance; longer ones make grids that are long to read."""
+"""Shorter words occur by chance; longer ones make large grids."""
 
 
 class WordSearch(Game):
     """Every word found pays its share; all words together 1.0.
 
-    Which words are hidden is not said. A word counts once, in whatever order its ends are named,
-    and only where it was hidden: the filling may spell words too. With hardcore=None one of the two
+    The words are not listed. A word counts once, its ends in either order, and only where it was hidden:
+    the random letters may form words too. With hardcore=None one of the two
     word lists is drawn with each instance.
     """
 
@@ -46,7 +46,7 @@ class WordSearch(Game):
                 f"num_words={num_words}: must lie between 1 and max_turns={self.max_turns}; "
                 "a turn finds one word"
             )
-        self.lines: list[str] = []  # the grid as it is drawn, found words in brackets
+        self.lines: list[str] = []  # the grid as shown, found words in brackets
         self.side = 0
         self.hidden: dict[str, str] = {}  # "first row, first column, last row, last column" -> word
         self.found: list[str] = []
@@ -76,7 +76,7 @@ class WordSearch(Game):
         grid = "\n".join(self.lines)
         return f"Grid:\n{grid}\nFound: {len(self.found)} of {len(self.hidden)}\nYour next guess:"
 
-    def move(self, *digits: str) -> Played:
+    def move(self, *digits: str) -> MoveResult:
         row, col, last_row, last_col = map(whole, digits)
         if max(row, col, last_row, last_col) >= self.side:
             shown = " ".join(map(echo, digits))
@@ -102,7 +102,7 @@ class WordSearch(Game):
         return f"{word} at {where} is one of the words.", reward, False
 
     def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """Knows the words: the longest, which the eye finds first, before the others."""
+        """The hidden words, longest first, as a person would find them."""
         for where, word in sorted(self.hidden.items(), key=lambda item: -len(item[1])):
             if word not in self.found:
                 yield where
@@ -124,7 +124,7 @@ def fill(rng: random.Random, rows: Sequence[str]) -> list[str]:
 
 
 def ends(place: PlacedWord) -> str:
-    """Placed("CAT", 2, 5, "down") -> "2 5 4 5"."""
+    """PlacedWord("CAT", 2, 5, "down") -> "2 5 4 5"."""
     row, col = place.cells()[-1]
     return f"{place.row} {place.col} {row} {col}"
 

@@ -18,8 +18,8 @@ from graft.envs.games.mastermind import pegs
 from graft.envs.games.solvers import sokoban as sokoban_solver
 from graft.envs.games.solvers.fifteen import detours, line_by_line, search
 from graft.envs.games.solvers.minesweeper import risks
-from graft.envs.games.sudoku_grids import is_forced, lacking, shape
-from graft.envs.games.twenty48 import line_worth
+from graft.envs.games.sudoku_grids import is_forced, missing_digits, shape
+from graft.envs.games.twenty48 import line_value
 from graft.envs.games.variants import GAMES
 from graft.types import Author, Turn
 from tests.envs.env_kit import play, teacher
@@ -308,7 +308,9 @@ def test_a_sokoban_position_that_is_lost_has_no_teacher():
     env.reset(0)
     env.room, env.player, env.turns = "######___##_O_##___######", 18, 7
     env.cells = [*"######X__##_O_##__P######"]
-    with pytest.raises(NotImplementedError, match="after turn 7; ask the teacher at the start"):
+    with pytest.raises(
+        NotImplementedError, match=r"after turn 7; call demonstrate\(\) at the start"
+    ):
         env.demonstrate(random.Random(0))
 
 
@@ -320,15 +322,15 @@ def test_sudoku_goes_on_at_a_cell_whose_digit_follows():
         for action in teacher(env, seed) or []:
             row, col, digit = (int(word) for word in action.removeprefix("\\boxed{")[:-1].split())
             grid = [0 if shown == "." else 1 << int(shown) for shown in env.cells]
-            assert is_forced(of, grid, lacking(of, grid), 4 * row + col - 5, 1 << digit)
+            assert is_forced(of, grid, missing_digits(of, grid), 4 * row + col - 5, 1 << digit)
             env.step(action)
 
 
 def test_a_line_of_2048_is_worth_its_room_its_pairs_and_its_order():
-    assert line_worth("aab.") == 3 + 2 - 1
-    assert line_worth("....") == 12
-    assert line_worth("dcba") == 0
-    assert line_worth("dada") == -3
+    assert line_value("aab.") == 3 + 2 - 1
+    assert line_value("....") == 12
+    assert line_value("dcba") == 0
+    assert line_value("dada") == -3
 
 
 def test_2048_is_played_towards_a_target_out_of_reach():

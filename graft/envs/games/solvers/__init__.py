@@ -1,0 +1,1 @@
+"""Searches that the teachers of three games use."""

@@ -1,11 +1,11 @@
 """Order a board of sliding tiles: by a search, or line by line where a search takes too long.
 
     1  2  3      The gap goes right and then down: places 5 and 8, counted row by row from 0. A
-    4 __  5      way is the list of places that the gap takes; `next_to` says for each place where
-    7  8  6      the gap can go from there. Tile 1 belongs to place 0, tile 2 to place 1, ...
+    4 __  5      path is the list of places that the gap takes; `next_to` has for each place the
+    7  8  6      places where the gap can go. Tile 1 belongs to place 0, tile 2 to place 1, ...
 
-The search goes on where (moves so far) + weight x (moves that are still needed at least) is least.
-With weight 1 the way it finds is a shortest one. More is quicker, and the way a little longer.
+The search expands the board with the least (moves so far) + weight x (lower bound of moves left).
+With weight 1 it finds a shortest path; larger weights are faster and the path a little longer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from math import isqrt
 
 NextTo = Sequence[Collection[int]]
 MAX_BOARDS = 40_000
-"""Boards that a search looks at before it gives up: half a second, some 50 MB."""
+"""Boards that a search expands before it gives up: half a second, about 50 MB."""
 SHORTEST_UP_TO = 3
-"""Rows of a board of which a shortest way is found: 3 x 3 needs a few thousand boards at most."""
+"""Most rows of a board that is solved by a shortest path: 3 x 3 needs a few thousand boards at most."""
 QUICK = 1.5
 HASTY = 4.0
 OTHER = 255
@@ -28,9 +28,9 @@ NO_LIMIT = 10**9
 
 
 def solve(tiles: Sequence[int], next_to: NextTo, max_moves: int) -> list[int]:
-    """A way that orders the board, of at most `max_moves` if the search finds one.
+    """A path that orders the board, of at most `max_moves` if the search finds one.
 
-    A shortest way up to 3 x 3, whatever `max_moves` says.
+    Up to 3 x 3 it is a shortest path, whatever `max_moves`.
     """
     if isqrt(len(tiles)) <= SHORTEST_UP_TO:
         way = search(tiles, next_to, 1.0)
@@ -40,9 +40,9 @@ def solve(tiles: Sequence[int], next_to: NextTo, max_moves: int) -> list[int]:
 
 
 def line_by_line(tiles: Sequence[int], next_to: NextTo) -> list[int]:
-    """Top row, left column, and so on inwards; what is done stays. The last 3 x 3 as a whole.
+    """Top row, left column, and so on inwards; finished lines stay. The last 3 x 3 as a whole.
 
-    The last two tiles of a line go together: with one of them in place the other has no way in.
+    The last two tiles of a line are placed together: with one in place the other cannot get in.
     """
     num_rows = isqrt(len(tiles))
     way: list[int] = []
@@ -51,7 +51,7 @@ def line_by_line(tiles: Sequence[int], next_to: NextTo) -> list[int]:
     def bring(places: Sequence[int]) -> None:
         wanted = [place + 1 for place in places]
         found = search(board, next_to, HASTY, wanted=wanted, done=done)
-        assert found is not None, "two tiles always find their way into a line"
+        assert found is not None, "two tiles can always be placed in a line"
         for place in found:
             gap = board.index(0)
             board[gap], board[place] = board[place], 0
@@ -79,10 +79,10 @@ def search(
     done: Collection[int] = (),
     max_moves: int = NO_LIMIT,
 ) -> list[int] | None:
-    """A way that brings the `wanted` tiles (None: all) to where they belong, or None.
+    """A path that brings the `wanted` tiles (None: all) to their places, or None.
 
     Places that are `done` are walls. Boards from which the goal cannot be reached within `max_moves`
-    are left out, so None without MAX_BOARDS looked at proves that there is no such way.
+    are pruned, so None before MAX_BOARDS boards proves that there is no such path.
     """
     num_rows = isqrt(len(tiles))
     far, lines = distances(num_rows), homes(num_rows)
@@ -110,7 +110,7 @@ def search(
             if known is not None and known[0] <= moves + 1:
                 continue
             still = least + far[tile][gap] - far[tile][place]
-            # a step sideways keeps the order within its row: only two columns change
+            # a sideways step keeps the order within its row: only two columns change
             across = num_rows if abs(place - gap) == 1 else 0
             for at in (gap, place):
                 cut, home = lines[across + (at % num_rows if across else at // num_rows)]
@@ -131,7 +131,7 @@ def trail(before: dict[bytes, tuple[int, bytes]], board: bytes) -> list[int]:
 
 @lru_cache(16)
 def distances(num_rows: int) -> tuple[tuple[int, ...], ...]:
-    """Per tile its distance from home, by place; the last row is for tiles that have none."""
+    """Per tile its distance from its place, by position; the last row is for tiles without a place."""
     places = [divmod(place, num_rows) for place in range(num_rows**2)]
     rows = [
         tuple(abs(row - home[0]) + abs(col - home[1]) for row, col in places) for home in places
@@ -142,7 +142,7 @@ def distances(num_rows: int) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(16)
 def homes(num_rows: int) -> tuple[tuple[slice, range], ...]:
-    """How each row, and then each column, is cut out of a board, and the tiles that belong there."""
+    """For each row, then each column: its slice of a board, and the tiles that belong there."""
     last = num_rows**2
     rows = [
         (slice(at, at + num_rows), range(at + 1, at + num_rows + 1))
@@ -156,12 +156,12 @@ def homes(num_rows: int) -> tuple[tuple[slice, range], ...]:
 
 @lru_cache(1 << 16)
 def detours(line: bytes, home: range) -> int:
-    """Moves that distances do not count: tiles at home in this line, but in the wrong order.
+    """Moves that distances do not count: tiles in their own line, but in the wrong order.
 
     3 1 2: the 3 must leave the line and come back to let the others pass, 2 moves.
     """
     own = [tile for tile in line if tile in home]
-    longest: list[int] = []  # the most tiles in the right order that end with this one
+    longest: list[int] = []  # length of the longest ordered subsequence that ends with this tile
     for number, tile in enumerate(own):
         longest.append(
             1 + max([n for n, t in zip(longest, own[:number], strict=True) if t < tile], default=0)

@@ -1,11 +1,11 @@
 """How likely a mine is under each hidden cell, from what an open board shows.
 
     .  .  1      The 1 in the corner has one hidden neighbour: a mine. So the 1 in the middle, which
-    1  1  1      sees it too, is satisfied, and the first cell is safe.
+    1  1  1      has it as a neighbour too, is satisfied, and the first cell is safe.
     0  0  0
 
-First such single digits are followed. Where they lead nowhere, all ways to place the mines next to
-open cells are counted, each as often as the mines that are left fit elsewhere.
+First such single digits are applied. If they give nothing, all placements of mines next to open cells
+are counted, each weighted by the number of ways to place the remaining mines elsewhere.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from math import comb
 from typing import NamedTuple
 
 MAX_PLACEMENTS = 20_000
-"""Steps of counting for one group of digits, before it is estimated instead."""
+"""Steps of counting for one area, before it is estimated instead."""
 MAX_GROUPS = 60
-"""Kinds of cells that one count goes through, one inside the other."""
+"""Most kinds of cells in one count, which recurses once per kind."""
 
 
 class Digit(NamedTuple):
@@ -30,10 +30,10 @@ class Digit(NamedTuple):
 def risks(
     cells: Sequence[str], around: Sequence[Sequence[int]], num_mines: int
 ) -> dict[int, float]:
-    """Per hidden cell the chance of a mine: 0.0 where it is safe, 1.0 where it is certain.
+    """Per hidden cell the probability of a mine: 0.0 if it is safe, 1.0 if it is certain.
 
-    Cells that are not digits are hidden; what else they show is not believed. While single digits
-    show safe cells, only what they show is in the answer.
+    Every cell that is not a digit counts as hidden, also a flag. If single digits determine a safe
+    cell, only the cells that they determine are in the result.
     """
     hidden = {cell for cell, shown in enumerate(cells) if not shown.isdigit()}
     digits = [
@@ -48,7 +48,7 @@ def risks(
 
 
 def follow(digits: Sequence[Digit]) -> dict[int, float]:
-    """What follows from single digits: all of its cells are mines, or none of the others is."""
+    """What single digits determine: all unknown cells of a digit are mines, or none is."""
     known: dict[int, float] = {}
     while True:
         before = len(known)
@@ -61,18 +61,18 @@ def follow(digits: Sequence[Digit]) -> dict[int, float]:
             return known
 
 
-class Ways(NamedTuple):
-    """Ways to place mines in one area, by how many mines they take."""
+class MinePlacements(NamedTuple):
+    """The number of placements of mines in one area, by their number of mines."""
 
     total: dict[int, int]
     mined: dict[int, dict[int, int]]
-    """Per cell in how many of them it holds a mine."""
+    """Per cell the number of placements with a mine in it."""
 
 
 def count_ways(
     digits: Sequence[Digit], known: Mapping[int, float], hidden: set[int], num_mines: int
 ) -> dict[int, float]:
-    """The chances when nothing is known but some mines."""
+    """The probabilities when only some mines are known."""
     left = num_mines - len(known)
     reduced = {
         Digit(digit.cells.difference(known), digit.mines - len(digit.cells.intersection(known)))
@@ -84,7 +84,7 @@ def count_ways(
     counted = [area for area in areas if area is not None]
     totals = [area.total for area in counted]
     every = fitting(totals, left, len(apart))
-    if len(counted) < len(areas) or not every:  # too many to count; or a board that cannot be
+    if len(counted) < len(areas) or not every:  # too many to count, or a contradictory board
         return {**known, **estimate(digits, apart, left)}
     found = dict(known)
     for number, area in enumerate(counted):
@@ -92,13 +92,13 @@ def count_ways(
         for cell, mined in area.mined.items():
             found[cell] = fitting([*others, mined], left, len(apart)) / every
     if apart:
-        inside = fitting(totals, left - 1, len(apart) - 1) / every  # one mine in one such cell
+        inside = fitting(totals, left - 1, len(apart) - 1) / every  # with a mine in one such cell
         found.update(dict.fromkeys(sorted(apart), inside))
     return found
 
 
 def fitting(totals: Sequence[Mapping[int, int]], num_mines: int, num_apart: int) -> int:
-    """Ways to place the mines, some in each area and the rest in `num_apart` other cells."""
+    """Placements of the mines, some in each area and the rest in `num_apart` other cells."""
     ways = {0: 1}
     for total in totals:
         ways = convolve(ways, total)
@@ -126,10 +126,10 @@ def split(digits: Sequence[Digit]) -> Iterator[list[Digit]]:
         yield area
 
 
-def place_mines(area: Sequence[Digit]) -> Ways | None:
-    """All ways to satisfy the digits of an area; None: too many to count.
+def place_mines(area: Sequence[Digit]) -> MinePlacements | None:
+    """All placements that satisfy the digits of an area; None: too many to count.
 
-    Cells that the same digits see are one kind: of 3 such cells 2 hold a mine in 3 ways, and each
+    Cells with the same neighbouring digits are one kind: of 3 such cells 2 hold a mine in 3 ways, and each
     of them in 2.
     """
     kinds: dict[tuple[int, ...], list[int]] = {}
@@ -140,13 +140,13 @@ def place_mines(area: Sequence[Digit]) -> Ways | None:
         return None
     groups = list(kinds.items())
     wanted = [digit.mines for digit in area]
-    room = [len(digit.cells) for digit in area]
-    ways = Ways({}, {cell: {} for cells in kinds.values() for cell in cells})
+    cells_left = [len(digit.cells) for digit in area]
+    ways = MinePlacements({}, {cell: {} for cells in kinds.values() for cell in cells})
     chosen: list[int] = []
     steps = 0
 
     def go_on(number: int, many: int) -> bool:
-        """Try all numbers of mines for this kind; False when it took too many steps."""
+        """Try all numbers of mines for this kind; False if that took too many steps."""
         nonlocal steps
         steps += 1
         if number == len(groups):
@@ -154,9 +154,9 @@ def place_mines(area: Sequence[Digit]) -> Ways | None:
             return True
         seen_by, cells = groups[number]
         for digit in seen_by:
-            room[digit] -= len(cells)
+            cells_left[digit] -= len(cells)
         most = min(len(cells), *[wanted[digit] for digit in seen_by])
-        least = max(0, *[wanted[digit] - room[digit] for digit in seen_by])
+        least = max(0, *[wanted[digit] - cells_left[digit] for digit in seen_by])
         is_done = True
         for mines in range(least, most + 1):
             for digit in seen_by:
@@ -169,28 +169,31 @@ def place_mines(area: Sequence[Digit]) -> Ways | None:
             if not is_done:
                 break
         for digit in seen_by:
-            room[digit] += len(cells)
+            cells_left[digit] += len(cells)
         return is_done and steps <= MAX_PLACEMENTS
 
     return ways if go_on(0, 1) else None
 
 
 def record(
-    ways: Ways, groups: Sequence[tuple[tuple[int, ...], list[int]]], chosen: list[int], many: int
+    ways: MinePlacements,
+    groups: Sequence[tuple[tuple[int, ...], list[int]]],
+    chosen: list[int],
+    many: int,
 ) -> None:
     total = sum(chosen)
     ways.total[total] = ways.total.get(total, 0) + many
     for (_, cells), mines in zip(groups, chosen, strict=True):
-        if mines:  # of comb(n, k) choices k in n hold a given cell
+        if mines:  # of comb(n, k) choices a share k / n contains a given cell
             share = many * mines // len(cells)
             for cell in cells:
                 ways.mined[cell][total] = ways.mined[cell].get(total, 0) + share
 
 
 def estimate(digits: Sequence[Digit], apart: set[int], left: int) -> dict[int, float]:
-    """Without counting: the worst that a single digit says, the average away from all digits.
+    """Without counting: the highest density of a neighbouring digit, the average elsewhere.
 
-    Never 0 or 1: nothing here is certain.
+    Never 0 or 1, because nothing is certain.
     """
     num_cells = len(apart.union(*[digit.cells for digit in digits]))
     found = dict.fromkeys(sorted(apart), min(0.99, max(0.01, left / max(1, num_cells))))

@@ -1,6 +1,6 @@
 """The fewest steps that put every box on a goal.
 
-A position is where the boxes are and where the player stands after a push. From there the player
+A position is the places of the boxes and of the player after a push. From there the player
 walks to any box that can be reached and pushes it:
 
     # # # # # #
@@ -8,7 +8,7 @@ walks to any box that can be reached and pushes it:
     # _ X _ O #      in all; right: the second, 1 step. 4 steps and 2 pushes.
     # # # # # #
 
-Positions are tried in the order of (steps so far) + (pushes that are still needed at least).
+Positions are expanded in the order of (steps so far) + (lower bound of pushes left).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Collection, Mapping
 
 MAX_POSITIONS = 6_000
-"""Positions that are looked at before the search gives up: about half a second, 20 MB."""
+"""Positions that the search expands before it gives up: about half a second, 20 MB."""
 
 Boxes = frozenset[int]
 
@@ -29,7 +29,7 @@ def solve(
     player: int,
     steps: Mapping[str, int],
 ) -> list[str] | None:
-    """A shortest list of steps; None if there is none, or if it was not found in time.
+    """A shortest list of steps; None if there is none, or the search gave up.
 
     `floor` are all cells that are not walls, goals included; `steps` are the four directions as
     differences of cell numbers.
@@ -40,7 +40,7 @@ def solve(
         return None
     before: dict[tuple[int, Boxes], tuple[int, tuple[int, Boxes] | None, list[str]]]
     before = {start: (0, None, [])}
-    order = 0  # of two equal positions the earlier one: sets have no order of their own
+    order = 0  # ties: the earlier position first, because sets cannot be compared
     edge = [(sum(pushes[box] for box in start[1]), 0, order, start)]
     for _ in range(MAX_POSITIONS):
         if not edge:
@@ -84,7 +84,7 @@ def trail(
 def walks(
     player: int, floor: Collection[int], boxes: Boxes, steps: Mapping[str, int]
 ) -> dict[int, list[str]]:
-    """Every cell that the player can walk to, with a shortest way there."""
+    """Every cell that the player can walk to, with a shortest path to it."""
     ways: dict[int, list[str]] = {player: []}
     edge = [player]
     for cell in edge:  # grows while it is walked
@@ -99,9 +99,9 @@ def walks(
 def least_pushes(
     floor: Collection[int], goals: Collection[int], steps: Mapping[str, int]
 ) -> dict[int, int]:
-    """Per cell the pushes that bring a lone box from there to its nearest goal.
+    """Per cell the pushes that bring a single box from there to its nearest goal.
 
-    Cells that are missing are traps: from a corner no box gets away.
+    Missing cells are dead ends: a box cannot leave a corner.
     """
     pushes = dict.fromkeys(goals, 0)
     edge = list(goals)
