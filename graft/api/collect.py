@@ -103,6 +103,7 @@ async def acollect(
     ... )
     """
     from graft.rollout.collect import collect_async
+    from graft.train.actions import check_calls
     from graft.train.build import make_setup
     from graft.train.rl import TRAIN_SEEDS
 
@@ -127,6 +128,7 @@ async def acollect(
     rollout |= {"tasks": tasks} if _is_number(tasks) else {}
     config = settings(policy.config, rollout=rollout, task={"reward": reward or ""})
     name, make_env = env_maker(env, policy.tokenizer)
+    check_calls(settings(config, task={"env": name}), policy.actions, make_env)
     grows, learns = _branch_of(engine, config, branch)
     with (
         engine.sampling() as sampler,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -119,6 +120,7 @@ def load(
     seed           of a new model's weights
     """
     from graft.models.device import choose_device, choose_dtype
+    from graft.models.extra_actions import ACTIONS
     from graft.train.distributed.process_group import ALONE
     from graft.train.model import load_tokenizer, make_chat, open_policy
 
@@ -143,6 +145,12 @@ def load(
     chat = make_chat(config, tokenizer)
     if chat_template is not None:
         tokenizer.chat_template = chat.template  # save() keeps it
+    if path is not None and (path / ACTIONS).is_file() and not config.actions.file:
+        warnings.warn(
+            f"'{path}' has actions beyond the vocabulary, and nothing says what they stand for: it is loaded "
+            "without them. Give actions=FILE, the file it was trained with, or load its run",
+            stacklevel=2,
+        )
     model, _, listed = open_policy(config, path, tokenizer, where, kind, ALONE, True, True)
     return Policy(config, model, tokenizer, chat, listed, path, recipe)
 

@@ -39,4 +39,4 @@ class Ask(graft.BaseEnv):
 
 
 def new_policy(**options: Any) -> graft.Policy:
-    return graft.load(shape=SHAPE, **{"alphabet": "abc?", **options})
+    return graft.load(**{"shape": SHAPE, "alphabet": "abc?", **options})

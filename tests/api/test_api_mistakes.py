@@ -22,6 +22,13 @@ def test_sources_that_are_none(tmp_path):
         graft.load(shape={"widht": 3}, alphabet="ab")
 
 
+def test_actions_that_nothing_describes(policy, tmp_path):
+    folder = policy.save(tmp_path / "out")
+    (folder / "actions.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.warns(UserWarning, match="loaded without them. Give actions=FILE"):
+        graft.load(folder)
+
+
 def test_objects_in_the_wrong_place(policy, engine):
     with pytest.raises(
         UserCodeError, match=r"an Engine, not a Policy: give graft\.Engine\(policy\)"

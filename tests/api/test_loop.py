@@ -19,6 +19,28 @@ def letter_a(task: graft.Task, trajectory: graft.Trajectory) -> float:
     return trajectory.answer_text.count("a") / 3
 
 
+def test_the_loop_of_the_first_page(tmp_path, monkeypatch):
+    """A game with a tool, a model folder, a benchmark: as a reader would type it, but small."""
+    monkeypatch.chdir(tmp_path)
+    new_policy(alphabet="bytes", shape={**SHAPE, "max_positions": 1024}).save("model")
+    rows = [{"problem": f"{n}+1?", "answer": str(n + 1)} for n in range(3)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    policy = graft.load("model")
+    engine = graft.Engine(policy)
+    learner = graft.Learner(policy, algo="grpo", lr=1e-6)
+    env = graft.make("game:GuessTheNumber-v0", wrappers="python_tool")
+    for _ in range(2):
+        episodes = graft.collect(
+            engine, env, tasks=2, samples=2, reward=letter_a, max_tokens=8, max_turns=2
+        )
+        learner.step(episodes)
+    scores = graft.evaluate(policy, on="math500", k=(1, 2), data="rows.jsonl", max_tokens=4)
+    assert len(scores.table.rows["model +2"]["math500"].tasks) == 3
+    assert set(scores["math500"]) == {"avg@2", "pass@1", "pass@2", "maj@2"}
+    assert graft.load(policy.save("out")).num_parameters == policy.num_parameters
+
+
 def tokens(episodes: list[graft.Episode]) -> list[list[int]]:
     return [span.tokens for episode in episodes for span in episode.spans]
 
@@ -181,6 +203,32 @@ def test_a_branch_by_name_and_one_of_ones_own(engine):
     for branch in ({"arpo": {"initial_rollouts": 1}}, twice):
         [episode] = graft.collect(engine, Ask, tasks=1, samples=2, max_tokens=2, branch=branch)
         assert len(episode.leaves) == 2
+
+
+def test_a_branch_that_learns_goes_on_from_one_collection_to_the_next(engine):
+    class Counting:
+        def __init__(self) -> None:
+            self.told: list[object] = []
+
+        @property
+        def state(self) -> dict[str, Any]:
+            return {}
+
+        def restore(self, state: Any) -> None: ...
+
+        def begin(self, step: int) -> None:
+            self.told.append(step)
+
+        def settle(self, episodes: list[graft.Episode]) -> None:
+            self.told.append(len(episodes))
+
+        async def __call__(self, growth: Any) -> None:
+            await (await growth.root()).finish()
+
+    branch = Counting()
+    for _ in range(2):
+        graft.collect(engine, Letters, tasks=3, samples=1, max_tokens=2, branch=branch)
+    assert branch.told == [1, 3, 2, 3]
 
 
 def test_adapters_are_trained_and_saved_merged(policy, tmp_path):
