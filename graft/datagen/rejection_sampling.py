@@ -43,7 +43,7 @@ from graft.evaluate.run import read_endpoint
 from graft.registry import load
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import build_episode
-from graft.rollout.failure import together
+from graft.rollout.failure import concurrently
 from graft.rollout.filters import Condition, read_condition
 from graft.rollout.recorded import (
     NotRecordable,
@@ -293,16 +293,13 @@ class SampleWork:
     async def _everyone(
         self, todo: Sequence[int], setup: RolloutSetup, samples: int, env: str, seed: int
     ) -> None:
-        branch, waiting = independent(samples), iter(todo)  # whoever is free takes the next
+        branch = independent(samples)
 
-        async def worker(waiting: Iterable[int]) -> None:
-            for number in waiting:
-                task = next(TaskStream(env, seed, cursor=number))
-                self.note(number, await build_episode(task, setup, branch))
+        async def one(number: int) -> None:
+            task = next(TaskStream(env, seed, cursor=number))
+            self.note(number, await build_episode(task, setup, branch))
 
-        async with together() as group:
-            for _ in range(min(self._at_a_time(samples), len(todo))):
-                group.create_task(worker(waiting))
+        await concurrently(one, todo, self._at_a_time(samples))
 
     def _at_a_time(self, samples: int) -> int:
         """Tasks under way. To a server every attempt is a request, and requests are what is counted."""

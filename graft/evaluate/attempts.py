@@ -17,7 +17,7 @@ from graft.evaluate.samples import StoredSample
 from graft.rewards.answers import last_answer
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
-from graft.rollout.failure import RolloutFailure, together
+from graft.rollout.failure import RolloutFailure, concurrently, together
 from graft.rollout.live_trajectory import LiveTrajectory
 from graft.rollout.setup import RolloutSetup
 from graft.types import Author, Status, Task
@@ -115,9 +115,7 @@ async def attempt(
                 sample = builder.failed(number, failure)
             on_sample(sample)
 
-        async with asyncio.TaskGroup() as group:
-            for number in numbers:
-                group.create_task(one(number))
+        await concurrently(one, numbers)
 
 
 def make_attempts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from inspect import isawaitable
@@ -10,7 +9,7 @@ from inspect import isawaitable
 from graft.rollout.branches.branch import Branch
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
-from graft.rollout.failure import RolloutFailure, together
+from graft.rollout.failure import RolloutFailure, concurrently
 from graft.rollout.setup import RolloutSetup
 from graft.types import Episode, Status, Task
 from graft.user_code import Giver, UserCodeError, naming, refusal, source_of
@@ -93,21 +92,15 @@ async def collect_async(
 ) -> list[Episode]:
     """`collect` on the running event loop."""
     indices = range(len(tasks)) if indices is None else indices
-    gate = asyncio.Semaphore(concurrency)
 
-    async def build(index: int, task: Task) -> Episode:
-        async with gate:
-            episode = await build_episode(task, setup, branch, index)
+    async def build(numbered: tuple[int, Task]) -> Episode:
+        index, task = numbered
+        episode = await build_episode(task, setup, branch, index)
         if on_episode is not None:
             on_episode(episode)
         return episode
 
-    async with together() as group:
-        running = [
-            group.create_task(build(index, task))
-            for index, task in zip(indices, tasks, strict=True)
-        ]
-    return [one.result() for one in running]
+    return await concurrently(build, zip(indices, tasks, strict=True), concurrency)
 
 
 def is_flat(episode: Episode) -> bool:

@@ -6,14 +6,17 @@ import asyncio
 import os
 import sys
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from graft.engine.errors import EngineError
 from graft.tools.errors import ToolError
 from graft.types import Status
 from graft.user_code import NotFinite, UserCodeError, user_frame
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 MAX_TRACE = 8000
 """Characters of a traceback that an episode keeps: its end."""
@@ -53,6 +56,31 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
             first = first.exceptions[0]
     if first is not None:  # raised out here, so that the group is no part of its traceback
         raise first
+
+
+async def concurrently(
+    work: Callable[[T], Awaitable[R]], items: Iterable[T], limit: int | None = None
+) -> list[R]:
+    """The results of `work` in the order of the items, at most `limit` calls at a time.
+
+    The next item starts as soon as any call ends. The first failure cancels the others and is raised.
+    """
+    gate = asyncio.Semaphore(limit) if limit is not None else None
+
+    async def one(item: T) -> R:
+        try:
+            return await work(item)
+        finally:
+            if gate is not None:
+                gate.release()
+
+    async with together() as group:
+        running: list[asyncio.Task[R]] = []
+        for item in items:
+            if gate is not None:
+                await gate.acquire()
+            running.append(group.create_task(one(item)))
+    return [task.result() for task in running]
 
 
 @asynccontextmanager

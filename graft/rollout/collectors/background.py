@@ -18,7 +18,7 @@ from graft.deadlines import waiting
 from graft.rollout.collectors.attempt_runner import AttemptRunner
 from graft.rollout.collectors.collector import PendingRollouts
 from graft.rollout.collectors.request import CollectorConfig, RolloutRequest
-from graft.rollout.failure import together
+from graft.rollout.failure import concurrently
 from graft.rollout.stall_monitor import GRACE, StallMonitor
 from graft.types import Episode
 
@@ -84,12 +84,10 @@ class AsyncCollector:
 
     async def _attempt(self, request: RolloutRequest) -> list[Episode]:
         self.config.begin(request)
-        async with together() as group:
-            running = [
-                group.create_task(self._runner.attempt(task, request, index))
-                for index, task in request.numbered()
-            ]
-        return [one.result() for one in running]
+        return await concurrently(
+            lambda numbered: self._runner.attempt(numbered[1], request, numbered[0]),
+            request.numbered(),
+        )
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """New weights, between two steps of the engine."""
