@@ -15,23 +15,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from graft.models.shape import ModelShape
 from graft.planning.hardware import GPUS, SHAPES
-from graft.planning.layouts import Planner
+from graft.planning.planner import Planner
 from graft.planning.scaling import (
+    ANCHOR,
+    HOST,
+    SINGLE,
+    TRAINED,
     Replica,
     TrainingJob,
     learn_seconds,
+    rates_on,
     rollout_seconds,
-    single_device_checks,
+    slots_in,
     stream_seconds,
 )
 from graft.planning.step_time import Rates, forward_flops, mean_seen
 from graft.train.memory.plan import MicroBatchSize
-from graft.train.memory.workload import Workload
+from graft.train.memory.workload import MAX_RUNNING, Workload
 
 QWEN_7B = ModelShape(
     family="qwen2",
@@ -118,6 +125,69 @@ class Verl:
         rows = 1.5 * replica.groups * self.job.work.samples
         stream = stream_seconds(self.job, self.rates, replica, rows, 0.0)
         return max(stream.share, self.update(learners)) + OTHER_ASYNC
+
+
+class FitCheck(NamedTuple):
+    """A measurement on one H200 beside the computed value; `fixed`: it set a rate."""
+
+    what: str
+    unit: str
+    measured: float
+    computed: float
+    fixed: bool = False
+
+    @property
+    def error(self) -> float:
+        return self.computed / self.measured - 1
+
+
+@cache
+def single_device_checks() -> tuple[FitCheck, ...]:
+    """Rollouts, training and whole steps of docs/performance.md, all answers of the same length."""
+
+    def rollout(name: str, work: Workload, *, pool: int = 0, host: float = 0.0) -> float:
+        job = TrainingJob(SHAPES[name], work, spread=0.0)
+        slots = slots_in(job, pool) if pool else MAX_RUNNING
+        return rollout_seconds(job, rates(name), Replica(1, work.groups, slots), host)
+
+    def learn(name: str) -> float:
+        job = TrainingJob(SHAPES[name], ANCHOR, spread=0.0)
+        micro = MicroBatchSize(32_768, False)
+        return learn_seconds(job, GPUS["h200"], rates(name), 1, 1, micro).seconds
+
+    def rates(name: str) -> Rates:
+        return rates_on(GPUS["h200"], SHAPES[name])
+
+    found: list[FitCheck] = []
+    rollouts = [
+        ("0.6B", ANCHOR, 67_800, True),
+        ("0.6B", SINGLE, 1_090, True),
+        ("0.6B", Workload(16, 16, 4096, 1024), 29_100, False),
+        ("0.6B", Workload(32, 16, 1024, 1024), 39_500, False),
+        ("0.6B", Workload(8, 8, 256, 512), 31_100, False),
+        ("1.7B", ANCHOR, 56_300, True),
+        ("135M", ANCHOR, 168_000, True),
+        ("135M", Workload(32, 16, 1024, 1024), 120_700, False),
+    ]
+    for name, work, measured, fixed in rollouts:
+        title = f"{name} rollouts {work.groups}x{work.samples} {work.prompt}->{work.sampled}"
+        speed = work.rows * work.sampled / rollout(name, work)
+        found.append(FitCheck(title, "tok/s", measured, speed, fixed))
+    for name, seconds in TRAINED.items():
+        found.append(
+            FitCheck(f"{name} training step 64x8 256->512", "s", seconds, learn(name), True)
+        )
+    # the tokens of the pool limit how many rows run together
+    for name, pool, seconds in (
+        ("0.6B", 352_256, 6.61),
+        ("1.7B", 281_607, 11.1),
+        ("4B", 271_254, 25.8),
+    ):
+        whole = rollout(name, ANCHOR, pool=pool, host=HOST) + learn(name)
+        found.append(
+            FitCheck(f"{name} full step 64x8 256->512", "s", seconds, whole, name == "0.6B")
+        )
+    return tuple(found)
 
 
 def fit(rows: tuple[int, ...] = (32, 128), tries: int = 700) -> Verl:

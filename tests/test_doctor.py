@@ -207,7 +207,7 @@ def test_an_environment_that_is_not_there_is_told_of_once(written):
 
 def test_too_little_memory_is_told_of_and_nothing_is_opened(written, monkeypatch):
     monkeypatch.setattr(
-        recipe, "room_on", lambda device: DeviceMemory(device, 1 << 26, False, "CPU")
+        recipe, "device_memory_of", lambda device: DeviceMemory(device, 1 << 26, False, "CPU")
     )
     found = looked_at(written)
     assert sick(found) == ["memory"]

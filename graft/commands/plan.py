@@ -1,4 +1,4 @@
-"""`graft plan`: what a recipe needs of this device, or what a model would do on many GPUs."""
+"""`graft plan`: memory and time of a recipe on this device, or of a model on many GPUs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from graft.commands.options import AsJson, Overrides
 
 if TYPE_CHECKING:
     from graft.config import Config
-    from graft.planning.layouts import LayoutEstimate, Planner
+    from graft.planning.layouts import LayoutEstimate
+    from graft.planning.planner import Planner
     from graft.planning.scaling import TrainingJob
 
 MOST_GPUS, MOST_ROWS = 8192, 200_000
-CUT = 4
-"""Answers are cut at so many times their mean length, unless --max-response says otherwise."""
+LONGEST = 4
+"""The longest answer relative to the mean, unless --max-response is given."""
 
 
 def plan(
@@ -26,13 +27,14 @@ def plan(
     ] = "",
     overrides: Overrides = None,
     no_probe: Annotated[
-        bool, typer.Option("--no-probe", help="Count only; measure nothing.")
+        bool, typer.Option("--no-probe", help="Compute only; measure nothing.")
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option(help="Plan for so many GPUs instead of this device: computed.")
+        int | None,
+        typer.Option(help="Plan for this number of GPUs instead of this device: computed."),
     ] = None,
     shape: Annotated[
-        str, typer.Option(help="Of the model on them: 8B, 70B, ..., or a model's folder.")
+        str, typer.Option(help="The model on them: 8B, 70B, ..., or a model's folder.")
     ] = "",
     gpu: Annotated[str, typer.Option(help="h200, h100, a100 or h20.")] = "h200",
     prompt: Annotated[int | None, typer.Option(help="Tokens of a prompt. Default: 1024.")] = None,
@@ -40,32 +42,32 @@ def plan(
         int | None, typer.Option(help="Tokens of an answer, on average. Default: 4096.")
     ] = None,
     max_response: Annotated[
-        int | None, typer.Option(help="Tokens at which answers are cut. Default: 4 x the average.")
+        int | None, typer.Option(help="Tokens of the longest answer. Default: 4 x the average.")
     ] = None,
     spread: Annotated[
         float | None,
         typer.Option(
-            help="Of the logarithm of lengths. Default: 0.6; with a recipe 0, all fill up."
+            help="Standard deviation of the log of lengths. Default: 0.6; with a recipe 0."
         ),
     ] = None,
     tasks: Annotated[int | None, typer.Option(help="Per step. Default: 128.")] = None,
     samples: Annotated[int | None, typer.Option(help="Answers per task. Default: 8.")] = None,
     tool_seconds: Annotated[
-        float, typer.Option(help="That an attempt waits for tools, all its calls together.")
+        float, typer.Option(help="Seconds that an attempt waits for tools in total.")
     ] = 0.0,
     staleness: Annotated[
         int | None, typer.Option(help="Steps that sampling may run ahead. Default: 0.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a recipe needs of this device, memory and time, before it runs. Exit 1: too much.
+    """Estimate the memory and time of a recipe on this device. Exit code 1: it does not fit.
 
-    With --gpus: what it, or a model of --shape, would do on many GPUs, and how to divide them.
+    With --gpus: estimate a recipe, or a model of --shape, on many GPUs, and how to divide them.
     """
     from graft.config import ConfigError, load_config
 
     if gpus is None:
-        asked = {
+        options = {
             "--shape": shape or None,
             "--prompt": prompt,
             "--response": response,
@@ -76,15 +78,15 @@ def plan(
             "--tool-seconds": tool_seconds or None,
             "--staleness": staleness,
         }
-        given = [name for name, value in asked.items() if value is not None]
+        given = [name for name, value in options.items() if value is not None]
         if given:
-            raise ConfigError(f"{given[0]} is about many GPUs: say how many with --gpus")
+            raise ConfigError(f"{given[0]} is about many GPUs: add --gpus NUMBER")
         if not recipe:
             raise ConfigError("give a recipe, or --gpus and --shape to plan for many GPUs")
         _this_device(load_config(recipe, overrides or []), not no_probe, as_json)
         return
-    if "=" in recipe:  # overrides change a recipe, and there is none
-        raise ConfigError(f"{recipe!r} changes a recipe; name the recipe first")
+    if "=" in recipe:
+        raise ConfigError(f"{recipe!r} is an override of a recipe; name the recipe first")
     job = _job(
         load_config(recipe, overrides or []) if recipe else None,
         shape,
@@ -114,21 +116,21 @@ def _this_device(config: Config, probing: bool, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _job(config: Config | None, shape: str, **asked: Any) -> TrainingJob:
-    """The step that is asked for: of a recipe, of options, or of a recipe changed by options."""
+def _job(config: Config | None, shape: str, **options: Any) -> TrainingJob:
+    """The step of a recipe, of options, or of a recipe changed by options."""
     from graft.config import ConfigError
     from graft.planning.hardware import shape_named
     from graft.planning.scaling import TrainingJob
     from graft.train.memory.workload import Workload
 
-    for name, value in asked.items():
+    for name, value in options.items():
         least = 0 if name in ("tool_seconds", "staleness", "spread", "longest", "prompt") else 1
         if value is not None and not least <= value < float("inf"):
             option = "max-response" if name == "longest" else name.replace("_", "-")
             raise ConfigError(f"--{option} {value:g}: needs {least} or more")
 
     def given(name: str, otherwise: Any) -> Any:
-        return otherwise if asked[name] is None else asked[name]
+        return otherwise if options[name] is None else options[name]
 
     extra: dict[str, Any] = {}
     if config is None:
@@ -146,17 +148,25 @@ def _job(config: Config | None, shape: str, **asked: Any) -> TrainingJob:
         if config.lora.rank or resolve_preset(config.algo.name).needs_critic:
             which = "lora.rank" if config.lora.rank else f"algo.name={config.algo.name}"
             raise ConfigError(
-                f"{which}: on many GPUs only a whole policy without critic is counted"
+                f"{which}: on many GPUs only a policy without critic and adapters is estimated"
             )
         found = shape_named(shape) if shape else recipe_shape(config)
         own, spread, staleness = workload_of(config), 0.0, config.rollout.staleness
         rounds = config.train.epochs * config.train.minibatches
         reference = int(has_reference(config))
-        kinds = KINDS[:2] if config.actions.file else KINDS  # servers know the vocabulary alone
-        if branch_part(config, preset_of(config))[0] == "counterfactual":
-            kinds = KINDS[:1]  # it learns from each step where to fork in the next
+        preset, redraws = preset_of(config), config.rollout.dynamic_rounds
+        kinds = KINDS[:2] if config.actions.file else KINDS  # servers have the vocabulary alone
+        if branch_part(config, preset)[0] == "counterfactual":
+            kinds = KINDS[:1]  # each step decides where the next one forks
+        is_dynamic = redraws > 1 or (preset.dynamic_sampling and redraws != 1)
+        if is_dynamic and given("staleness", staleness):
+            raise ConfigError(
+                "sampling cannot run ahead where groups are drawn again after a step "
+                "(rollout.dynamic_rounds, or the preset's): use --staleness 0"
+            )
         extra = {
             "kinds": kinds,
+            "can_run_ahead": not is_dynamic,
             "updates": config.train.minibatches,
             "epochs": config.train.epochs,
             "passes": reference + (rounds > 1),
@@ -169,8 +179,8 @@ def _job(config: Config | None, shape: str, **asked: Any) -> TrainingJob:
         given("response", own.sampled),
     )
     if work.rows > MOST_ROWS:
-        raise ConfigError(f"{work.rows:,} attempts a step; at most {MOST_ROWS:,} are planned for")
-    longest = given("longest", CUT * work.sampled)
+        raise ConfigError(f"{work.rows:,} attempts per step; the most is {MOST_ROWS:,}")
+    longest = given("longest", LONGEST * work.sampled)
     if longest and longest < work.sampled:
         raise ConfigError(f"--max-response {longest} is below the average of {work.sampled}")
     return TrainingJob(
@@ -178,7 +188,7 @@ def _job(config: Config | None, shape: str, **asked: Any) -> TrainingJob:
         work,
         spread=given("spread", spread),
         longest=longest,
-        tool_seconds=asked["tool_seconds"],
+        tool_seconds=options["tool_seconds"],
         staleness=given("staleness", staleness),
         **extra,
     )
@@ -188,14 +198,15 @@ def _many_gpus(
     job: TrainingJob, gpus: int, kind: str, shape: str, recipe: str, as_json: bool
 ) -> None:
     from graft.config import ConfigError
+    from graft.planning.explanation import what_fits, why_not
     from graft.planning.hardware import gpu_named
-    from graft.planning.layouts import Planner
+    from graft.planning.planner import Planner
 
     if not 1 <= gpus <= MOST_GPUS:
         raise ConfigError(f"--gpus {gpus}: needs 1 to {MOST_GPUS}")
     planner = Planner.of(job, gpu_named(kind), gpus)
     best, name = planner.best, shape or recipe
-    advice = "" if best is not None else f"{planner.why_not()}. {planner.what_fits()}"
+    advice = "" if best is not None else f"{why_not(planner)}. {what_fits(planner)}"
     if as_json:
         typer.echo(json.dumps(_as_json(planner, name, recipe, advice)))
     elif best is not None:
@@ -207,6 +218,7 @@ def _many_gpus(
 
 
 def _as_json(planner: Planner, name: str, recipe: str, advice: str) -> dict[str, Any]:
+    from graft.planning.explanation import formula
     from graft.train.memory.footprint import num_parameters
 
     job, best = planner.job, planner.best
@@ -230,23 +242,20 @@ def _as_json(planner: Planner, name: str, recipe: str, advice: str) -> dict[str,
         "best": None if best is None else best.to_json(),
         "commands": [] if best is None else best.layout.commands(recipe or "RECIPE"),
         "layouts": [one.to_json() for one in planner.per_kind],
-        "formula": [] if best is None else planner.formula(best),
-        "calibration": [
-            {**check._asdict(), "error": check.error} for check in planner.calibration()
-        ],
+        "formula": [] if best is None else formula(planner, best),
         "advice": advice,
     }
 
 
 def _show(planner: Planner, best: LayoutEstimate, name: str, recipe: str) -> None:
-    """Tables for a person; plain text where nobody watches."""
     import sys
 
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    from graft.planning.scaling import room_of
+    from graft.planning.explanation import formula
+    from graft.planning.scaling import gpu_memory
     from graft.train.memory.footprint import gigabytes, num_parameters
 
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
@@ -289,9 +298,9 @@ def _show(planner: Planner, best: LayoutEstimate, name: str, recipe: str) -> Non
         console.print(f"  {command}", markup=False)
     if best.layout.kind == "servers":
         console.print(
-            "servers were run on a CPU alone; they are taken to decode as fast as our own engine"
+            "servers were tested on a CPU only; they are assumed to decode as fast as the native engine"
         )
-    usable = room_of(planner.gpu).usable
+    usable = gpu_memory(planner.gpu).usable
     memory = Table("memory of one GPU", box=SIMPLE)
     memory.add_column("learner" if best.sampler_memory else "learns and samples", justify="right")
     memory.add_column("sampler", justify="right")
@@ -303,14 +312,11 @@ def _show(planner: Planner, best: LayoutEstimate, name: str, recipe: str) -> Non
     memory.add_row("total", *(gigabytes(size) if size else "" for size in totals))
     memory.add_row("usable", gigabytes(usable), gigabytes(usable) if best.sampler_memory else "")
     console.print(memory)
-    for line in planner.formula(best):
+    for line in formula(planner, best):
         console.print(line)
-    checks = planner.calibration()
-    free = [abs(check.error) for check in checks if not check.fixed]
     console.print(
-        f"calibrated on one H200: {len(checks) - len(free)} measured rows set the rates, "
-        f"{len(free)} others are off by {max(free):.0%} at most, {sum(free) / len(free):.0%} on "
-        "average. Links, overlap and other GPUs are assumed: docs/planning.md",
+        "Rates were measured on one H200, where rows that set no rate are off by up to 21%. Links, "
+        "overlap and other GPUs are assumed: docs/planning.md",
         style="dim",
     )
 

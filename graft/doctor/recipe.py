@@ -39,7 +39,7 @@ from graft.rollout.examples import example
 from graft.text.chat import Chat
 from graft.train.build import RunComponents, build_run, env_factory, is_chatty, make_learner
 from graft.train.learner import Learner
-from graft.train.memory.device_memory import room_on
+from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.footprint import gigabytes, num_parameters, optimizer_state_bytes
 from graft.train.memory.plan import has_reference, plan_memory, remedy
 from graft.train.model import is_foreign, load_tokenizer, make_chat, recipe_shape, source_of
@@ -158,7 +158,7 @@ class Examination:
             return Check("memory", WARN, "not counted: the model is not one of our own decoders")
         device = choose_device(config.model.device)
         dtype, _ = choose_dtype(config.model.dtype, device)
-        shape, room = recipe_shape(config), room_on(device)
+        shape, room = recipe_shape(config), device_memory_of(device)
         memory = plan_memory(config, shape, dtype, room)
         share = memory.total / max(memory.usable, 1)
         seen = (

@@ -18,8 +18,8 @@ from graft.models.device import choose_device, choose_dtype
 from graft.models.shape import ModelShape
 from graft.planning.lengths import lengths_of
 from graft.planning.probe import MeasuredRates, probe
-from graft.planning.step_time import Rates, StepTime, known_rates, pace
-from graft.train.memory.device_memory import DeviceMemory, room_on
+from graft.planning.step_time import Rates, StepTime, estimate_step_time, known_rates
+from graft.train.memory.device_memory import DeviceMemory, device_memory_of
 from graft.train.memory.footprint import gigabytes, num_parameters
 from graft.train.memory.plan import MemoryItem, MemoryPlan, plan_memory, remedy
 from graft.train.memory.workload import (
@@ -41,12 +41,12 @@ class Forecast:
     name: str
     shape: ModelShape
     dtype: torch.dtype
-    room: DeviceMemory
+    device_memory: DeviceMemory
     memory: MemoryPlan
     expected: StepTime | None
     """From the rates of a known device."""
     measured: MeasuredRates | None
-    pace: StepTime | None
+    step_time: StepTime | None
     """From the probe's rates where there was one; every attempt fills its budget."""
     examples: ExampleLengths | None
     """How long attempts are likely to be."""
@@ -60,7 +60,7 @@ class Forecast:
         memory = self.memory
         return {
             "recipe": self.name,
-            "device": self.room.name,
+            "device": self.device_memory.name,
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": num_parameters(self.shape),
             "memory": {
@@ -72,7 +72,7 @@ class Forecast:
             "kv_tokens": memory.kv_tokens,
             "tokens_per_micro": memory.tokens_per_micro,
             "recompute": memory.recompute,
-            "seconds": _seconds(self.pace),
+            "seconds": _seconds(self.step_time),
             "likely_seconds": _seconds(self.likely),
             "lengths": None if self.examples is None else asdict(self.examples),
             "expected_seconds": _seconds(self.expected),
@@ -91,14 +91,16 @@ def _seconds(found: StepTime | None) -> dict[str, float] | None:
     return {**asdict(found), **derived}
 
 
-def forecast(config: Config, *, probing: bool = True, room: DeviceMemory | None = None) -> Forecast:
+def forecast(
+    config: Config, *, probing: bool = True, device_memory: DeviceMemory | None = None
+) -> Forecast:
     """Count, choose, and measure if it fits; `room` stands in for the device's own."""
     device = choose_device(config.model.device)
     dtype, note = choose_dtype(config.model.dtype, device)
     shape = recipe_shape(config)
-    room = room or room_on(device)
-    memory = plan_memory(config, shape, dtype, room)
-    known = known_rates(room.name)
+    device_memory = device_memory or device_memory_of(device)
+    memory = plan_memory(config, shape, dtype, device_memory)
+    known = known_rates(device_memory.name)
     notes, examples = [note] if note else [], None
     if memory.fits and (probing or known):
         try:
@@ -107,25 +109,31 @@ def forecast(config: Config, *, probing: bool = True, room: DeviceMemory | None 
             notes.append(f"lengths of attempts are not known: {type(error).__name__}: {error}")
     measured = None
     if probing and memory.fits:
-        measured = probe(config, shape, dtype, room, memory, examples and examples.attempt)
+        measured = probe(config, shape, dtype, device_memory, memory, examples and examples.attempt)
         memory = corrected(memory, measured)
     found = sum(item.bytes for item in memory.items if item.name == PROBED)
-    left = replace(room, available=room.available - found)
+    left = replace(device_memory, available=device_memory.available - found)
 
     rates = measured.rates if measured else known
 
     def at(rates: Rates | None, examples: ExampleLengths | None = None) -> StepTime | None:
-        return None if rates is None else pace(config, shape, dtype, memory, rates, examples)
+        return (
+            None
+            if rates is None
+            else estimate_step_time(config, shape, dtype, memory, rates, examples)
+        )
 
     return Forecast(
         name=config.run.name,
         shape=shape,
         dtype=dtype,
-        room=room,
+        device_memory=device_memory,
         memory=memory,
         expected=at(known),
         measured=measured,
-        pace=at(rates, None if examples is None else replace(examples, attempt=budget(config))),
+        step_time=at(
+            rates, None if examples is None else replace(examples, attempt=budget(config))
+        ),
         examples=examples,
         likely=None if examples is None else at(rates, examples),
         notes=notes,
@@ -157,7 +165,7 @@ def show(found: Forecast, stream: TextIO | None = None) -> None:
     memory = found.memory
     dtype = str(found.dtype).removeprefix("torch.")
     console.print(
-        f"{found.name}: {num_parameters(found.shape):,} parameters in {dtype} on {found.room.name}"
+        f"{found.name}: {num_parameters(found.shape):,} parameters in {dtype} on {found.device_memory.name}"
     )
     console.print(memory_table(memory))
     doing = "computed twice (recompute)" if memory.recompute else "kept (no recompute)"
@@ -167,7 +175,7 @@ def show(found: Forecast, stream: TextIO | None = None) -> None:
     )
     if found.measured is not None:
         console.print(probe_table(found))
-    if found.pace is None:
+    if found.step_time is None:
         console.print("time: unknown without the probe on this device")
     else:
         console.print(time_table(found))
@@ -199,7 +207,7 @@ def probe_table(found: Forecast) -> Table:
     table = Table("probe", box=SIMPLE)
     table.add_column("predicted", justify="right")
     table.add_column("measured", justify="right")
-    known = known_rates(found.room.name)
+    known = known_rates(found.device_memory.name)
 
     def row(name: str, seconds: float, measured_rate: float, known_rate: float | None) -> None:
         guess = "-" if known_rate is None else span(seconds * measured_rate / known_rate)
@@ -217,7 +225,7 @@ def probe_table(found: Forecast) -> Table:
 
 def time_table(found: Forecast) -> Table:
     """Seconds of attempts as long as the examples, where there are some, and as long as they may be."""
-    paces = [one for one in (found.likely, found.pace) if one is not None]
+    paces = [one for one in (found.likely, found.step_time) if one is not None]
     table = Table("time", box=SIMPLE)
     for name in ("likely", "at most")[-len(paces) :]:
         table.add_column(name, justify="right")
@@ -256,7 +264,7 @@ def about_time(found: Forecast) -> list[str]:
             if tried.observed
             else f"likely: attempts like the examples, {tried.prompt} + {tried.sampled} tokens",
         )
-    if found.pace is not None and found.pace.shortest_sft < found.pace.sft:
+    if found.step_time is not None and found.step_time.shortest_sft < found.step_time.sft:
         lines.append(f"sft.stop_at may end the warm-up from step {SFT_CHECK_EVERY} on")
     return lines
 

@@ -1,10 +1,10 @@
-"""GPUs, the links between them, and public models, by the names people say: h100, 8B.
+"""GPUs, the links between them, and public models by their usual names: h100, 8B.
 
 n GPUs of one group, g of them in each node, k nodes; S bytes that all of them need at the end
 
-Every GPU holds a part and gathers the rest. Inside a node it receives S (n-1)/n over NVLink; from
-other nodes a node receives S (k-1)/k through the network cards of its g members. Both go on at once,
-the slower one decides. 16 GB among 16 H100s in two nodes:
+Every GPU holds a part and gathers the rest. Inside a node it receives S (n-1)/n over NVLink; a node
+receives S (k-1)/k from other nodes through the network cards of its g members. Both run at once, and the
+slower one decides. 16 GB among 16 H100s in two nodes:
 
     NVLink   16 GB x 15/16 / 450 GB/s      = 33 ms
     network  16 GB x 1/2 / (8 x 50 GB/s)   = 20 ms
@@ -12,23 +12,24 @@ the slower one decides. 16 GB among 16 H100s in two nodes:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graft.config import ConfigError
 from graft.models.io.hub import split_name
 from graft.models.io.load import read_config, shape_of
-from graft.models.shape import ModelShape
-from graft.planning.step_time import ROOFS
+from graft.models.parallel.decoder import check_sizes
+from graft.models.shape import ModelShape, UnsupportedModel
 from graft.registry import nearest
 
 NODE = 8
-"""GPUs that NVLink joins; beyond it there is the network."""
+"""GPUs that NVLink connects; the network connects nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What one GPU has, and what it reaches of the others."""
+    """Memory and speed of one GPU, and of its links to others."""
 
     name: str
     memory: float
@@ -40,12 +41,12 @@ class Gpu:
     nvlink: float = 450e9
     """Bytes per second, in each direction."""
     network: float = 50e9
-    """The same to GPUs of other nodes, if every GPU has a card of its own."""
+    """The same to GPUs of other nodes, with one network card per GPU."""
 
     def gather(self, size: float, ranks: int, *, per_node: int = NODE) -> float:
         """Seconds until each of `ranks` GPUs, `per_node` in a node, holds all `size` bytes.
 
-        Handing out sums (reduce-scatter) is the same way back, and a whole sum (all-reduce) is both.
+        A reduce-scatter takes as long, and an all-reduce is both.
         """
         if ranks == 1:
             return 0.0
@@ -60,13 +61,13 @@ class Gpu:
 
 
 GPUS = {
-    "h200": Gpu("H200", 141e9, *ROOFS["H200"]),
-    "h100": Gpu("H100", 80e9, *ROOFS["H100"]),
+    "h200": Gpu("H200", 141e9, 4.58e12, 801e12),
+    "h100": Gpu("H100", 80e9, 3.1e12, 780e12),
     "a100": Gpu("A100", 80e9, 1.9e12, 253e12, nvlink=300e9, network=25e9),
     "h20": Gpu("H20", 96e9, 3.8e12, 138e12),
 }
-"""The H200's roofs are measured. The others' are the vendor's, less what the H200 falls short of its
-own; an H20, whose products are slow for its power, is taken to reach 0.93 of them."""
+"""The H200's roofs are measured. The others' are the vendor's, reduced by the share that the H200 misses of
+its own; an H20, whose products are slow for its power, is assumed to reach 0.93 of them."""
 
 
 def _qwen3(layers: int, width: int, ff: int, heads: int, *, tied: bool = False) -> ModelShape:
@@ -122,7 +123,7 @@ SHAPES = {
         max_positions=131_072,
     ),
 }
-"""SmolLM2's of 135M, Llama 3's of 70B, the others Qwen3's."""
+"""135M is SmolLM2, 70B Llama 3, the others Qwen3."""
 
 
 def gpu_named(name: str) -> Gpu:
@@ -137,9 +138,7 @@ def shape_named(name: str) -> ModelShape:
     if name.lower() in by_name:
         return by_name[name.lower()]
     if Path(name).is_dir() or split_name(name) is not None:
-        from graft.train.run_dir.checkpoint import (
-            latest_model,  # which brings the whole learner along
-        )
+        from graft.train.run_dir.checkpoint import latest_model  # imports the whole learner
 
         folder = latest_model(name, weights=False)
         return shape_of(read_config(folder), folder / "config.json")
@@ -152,7 +151,7 @@ def shape_named(name: str) -> ModelShape:
 
 
 def slice_of(shape: ModelShape, tp: int) -> ModelShape:
-    """What one of `tp` GPUs holds of a model that is split within its layers.
+    """The part of a model with split layers that one of `tp` GPUs holds.
 
     Heads, the MLP and the vocabulary are divided, the width is not: of 32 heads, 8 KV heads and an MLP
     of 12,288, each of four has 8, 2 and 3,072.
@@ -166,7 +165,23 @@ def slice_of(shape: ModelShape, tp: int) -> ModelShape:
     )
 
 
-def splits_of(shape: ModelShape) -> list[int]:
-    """Ways to split a layer within a node: every part gets whole KV heads and whole MLP columns."""
-    sizes = (1, 2, 4, 8)
-    return [tp for tp in sizes if shape.kv_heads % tp == 0 and shape.ff % tp == 0]
+def tp_sizes(shape: ModelShape) -> list[int]:
+    """Ways to split layers within a node: every GPU gets whole heads, KV heads and MLP columns."""
+    smallest = math.gcd(shape.heads, shape.kv_heads, shape.ff)
+    return [tp for tp in (1, 2, 4, 8) if smallest % tp == 0]
+
+
+def can_shard(shape: ModelShape, gpus: int, tp: int) -> bool:
+    """Whether a learner of `gpus` GPUs, `tp` of which split each layer, accepts this shape."""
+    if gpus % tp:
+        return False
+    try:
+        check_sizes(shape, gpus // tp, tp)
+    except UnsupportedModel:
+        return False
+    return True
+
+
+def runs_under_torchrun(gpus: int) -> bool:
+    """torchrun starts the same number of processes on every node: part of one node, or whole nodes."""
+    return gpus <= NODE or gpus % NODE == 0

@@ -67,7 +67,7 @@ graphs, and others may be slowed down by what else the machine does."""
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Rates for the pace, and the memory of training beside its prediction."""
+    """Rates for the step_time, and the memory of training beside its prediction."""
 
     rates: Rates
     tokens: int
@@ -88,7 +88,7 @@ def probe(
     config: Config,
     shape: ModelShape,
     dtype: torch.dtype,
-    room: DeviceMemory,
+    device_memory: DeviceMemory,
     memory: MemoryPlan,
     lengths: SequenceLengths | None = None,
 ) -> MeasuredRates:
@@ -96,15 +96,15 @@ def probe(
     asked = workload_of(config)
     if lengths is not None:
         asked = replace(asked, prompt=lengths.prompt, sampled=lengths.sampled + lengths.observed)
-    policy = random_policy(shape, dtype, room.device, config.run.seed)
+    policy = random_policy(shape, dtype, device_memory.device, config.run.seed)
     policy.recompute = memory.recompute
-    work = training_work(config, shape, room, memory.tokens_per_micro, asked)
-    learn, optimizer, peak = time_training(config, policy, work, room.device)
-    predicted = training_peak(config, shape, dtype, work, room, memory.recompute)
-    batch = decode_work(config, shape, room, memory.kv_tokens, asked)
-    prefill, step = time_decoding(config, policy, batch, room)
+    work = training_work(config, shape, device_memory, memory.tokens_per_micro, asked)
+    learn, optimizer, peak = time_training(config, policy, work, device_memory.device)
+    predicted = training_peak(config, shape, dtype, work, device_memory, memory.recompute)
+    batch = decode_work(config, shape, device_memory, memory.kv_tokens, asked)
+    prefill, step = time_decoding(config, policy, batch, device_memory)
     prompts = forward_flops(shape, batch.groups * batch.prompt, batch.prompt / 2)
-    private = batch.sampled + DECODE_STEPS[room.device.type] / 2
+    private = batch.sampled + DECODE_STEPS[device_memory.device.type] / 2
     moved = decode_step_bytes(shape, dtype, batch.rows, batch.groups, batch.prompt, private)
     rates = Rates(
         decode=moved / step,
@@ -120,7 +120,7 @@ def training_peak(
     shape: ModelShape,
     dtype: torch.dtype,
     work: Workload,
-    room: DeviceMemory,
+    device_memory: DeviceMemory,
     recompute: bool,
 ) -> int:
     """Bytes at the worst moment of learning `work` at once; no engine, no runtime."""
@@ -129,21 +129,23 @@ def training_peak(
     if lora.rank:
         state += 12 * num_trained(shape, lora.rank, lora.targets)  # themselves, two moments
         state += adapter_gradient_bytes(shape, dtype, lora.rank, lora.targets)
-        if room.device.type == "cpu":
+        if device_memory.device.type == "cpu":
             sizes = target_sizes(shape, lora.targets)
             state += sum(out * into for out, into in sizes) * dtype.itemsize
     else:
-        state += optimizer_state_bytes(params, dtype) + gradient_bytes(params, dtype, room.fused)
-    kept = activation_bytes(shape, dtype, work.unique, work, room.fused, recompute)
-    return state + kept + head_bytes(shape, dtype, work.rows * work.sampled, room)
+        state += optimizer_state_bytes(params, dtype) + gradient_bytes(
+            params, dtype, device_memory.fused
+        )
+    kept = activation_bytes(shape, dtype, work.unique, work, device_memory.fused, recompute)
+    return state + kept + head_bytes(shape, dtype, work.rows * work.sampled, device_memory)
 
 
 def training_work(
-    config: Config, shape: ModelShape, room: DeviceMemory, tokens: int, work: Workload
+    config: Config, shape: ModelShape, device_memory: DeviceMemory, tokens: int, work: Workload
 ) -> Workload:
     """Whole groups of these lengths that make about one micro-batch."""
     tokens = largest_micro(config, tokens)
-    if room.device.type == "cpu":
+    if device_memory.device.type == "cpu":
         tokens = min(tokens, max(int(CPU_FLOPS / (6 * num_parameters(shape))), 64))
     prompt, sampled = work.prompt, work.sampled
     if work.context > tokens:  # a CPU and a large model: shorter rows of the same kind
@@ -155,17 +157,17 @@ def training_work(
 
 
 def decode_work(
-    config: Config, shape: ModelShape, room: DeviceMemory, kv_tokens: int, work: Workload
+    config: Config, shape: ModelShape, device_memory: DeviceMemory, kv_tokens: int, work: Workload
 ) -> Workload:
     """Sequences in the middle of their answers: `sampled` is what each has written so far."""
-    steps = DECODE_STEPS[room.device.type]
+    steps = DECODE_STEPS[device_memory.device.type]
     prompt, written = work.prompt, max(min(work.sampled // 2, 256), 1)
     rows = min(work.rows, GPU_BATCH)
-    if room.device.type == "cpu":
+    if device_memory.device.type == "cpu":
         prompt, written = min(prompt, 128), min(written, 32)
         tokens = CPU_FLOPS / (2 * num_parameters(shape))
         rows = min(rows, max(int(tokens / (written + prompt / work.samples + steps)), 1))
-    page = page_size(config, room)
+    page = page_size(config, device_memory)
     room_for = int(kv_tokens / (written + steps + 2 * page + (prompt + page) / work.samples))
     rows = max(min(rows, room_for), 1)
     samples = min(work.samples, rows)
@@ -267,10 +269,10 @@ def _learn(
 
 
 def time_decoding(
-    config: Config, policy: Decoder, work: Workload, room: DeviceMemory
+    config: Config, policy: Decoder, work: Workload, device_memory: DeviceMemory
 ) -> tuple[float, float]:
     """Seconds of all prompts, and of one step in the middle of the answers."""
-    device, page = room.device, page_size(config, room)
+    device, page = device_memory.device, page_size(config, device_memory)
     steps = DECODE_STEPS[device.type]
     per_row = work.sampled + steps + 3 * page
     engine = NativeEngine(

@@ -1,25 +1,25 @@
-"""Seconds and memory of a step on many GPUs: a model of what nobody has measured, to plan with.
+"""Seconds and memory of a step on many GPUs: computed, not measured.
 
     N parameters, L GPUs that learn, R that sample, s the staleness bound
 
-A step samples, learns and hands the new weights over. GPUs that do both take turns (colocated); apart
-from each other they take turns too while s is 0, and overlap when it is not:
+A step samples, learns and sends the new weights. GPUs that do both take turns (colocated). Separate GPUs
+take turns too while s is 0, and overlap otherwise:
 
     s = 0    step = rollout + learn + sync
     s = 1    step = max(rollout, learn) + sync
     s > 1    step = max(stream, longest / s, learn) + sync
 
-`rollout` ends with the longest answer: lengths are log-normal, a replica's batch melts away, and the
-last row decodes alone. Sampling s steps ahead keeps batches full (`stream`), but no token may be older
-than s versions, so the longest answer (`longest`) must fit into s steps.
+`rollout` ends with the longest answer: lengths are log-normal, a replica's batch shrinks, and the last row
+decodes alone. Sampling s steps ahead keeps batches full (`stream`), but no token may be older than s
+versions, so the longest answer (`longest`) must fit into s steps.
 
 One H200 with Qwen3-0.6B, 64 tasks x 8 answers of exactly 512 tokens:
 
     rollout  512 steps x (28 layers x 16 us + 18.5 GB / 2.6 TB/s) + prompts, host   4.1 s
     learn    1.08e15 FLOPs / 440e12 + optimizer                                     2.5 s
 
-Rates come from what was measured on one H200, other GPUs are scaled by their roofs. Links, overlap and
-whatever takes two GPUs are assumed, not measured.
+Rates were measured on one H200; other GPUs are scaled by their roofs. Links, overlap and everything that
+needs two GPUs are assumed. `python -m benchmarks.scaling` compares the model with measurements.
 """
 
 from __future__ import annotations
@@ -67,36 +67,38 @@ OVERLAP = 0.9
 JOIN = 20e-6
 """Seconds per layer of a decoding step in which the parts of a split layer add up. Assumed."""
 SPLIT = 16_400 / 35_100
-"""Share of a plain learner's speed that a split one reaches: its products do not add to sums of gradients.
+"""Speed of a split learner relative to a whole one: its products do not add to sums of gradients in place.
 Measured on one H200 (docs/scale.md)."""
 KINDS = ("torchrun", "workers", "servers")
-"""What graft runs on many GPUs: all do both; some sample as workers of Ray; some are servers of others."""
+"""How graft uses many GPUs: all learn and sample; some sample as Ray workers; some as vLLM or SGLang."""
 PAGE = 64
-"""Tokens of the last, half empty page and of the copied one, that a row holds besides its own."""
+"""Tokens of the last, half empty page and of the copied page that a row holds beside its own."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What every step asks for. `work.sampled` is the mean length of an answer."""
+    """The work of one step. `work.sampled` is the mean length of an answer."""
 
     shape: ModelShape
     work: Workload
     spread: float = 0.6
-    """Standard deviation of the logarithm of an answer's length; 0: all are equally long."""
+    """Standard deviation of the logarithm of an answer's length; 0: all have the same length."""
     longest: int = 0
-    """Tokens at which answers are cut; 0: nowhere."""
+    """Longest answer in tokens; 0: no limit."""
     tool_seconds: float = 0.0
-    """That an attempt waits for tools, all its calls together."""
+    """Seconds that an attempt waits for tools in total."""
     staleness: int = 0
+    can_run_ahead: bool = True
+    """Whether sampling may run ahead: not with dynamic sampling."""
     updates: int = 1
     """Optimizer steps per step."""
     epochs: int = 1
     passes: int = 0
-    """Forward passes besides training: a reference, log-probs before the first of several updates."""
+    """Forward passes beside training: of a reference, and of old log-probs before several updates."""
     copies: int = 0
-    """Further models that the learner holds for them: the reference."""
+    """Further models that the learner holds: the reference."""
     kinds: tuple[str, ...] = KINDS
-    """That can run it: servers know no actions beyond the vocabulary."""
+    """The kinds that can run it: servers have no actions beyond the vocabulary."""
 
     @cached_property
     def lengths(self) -> NDArray[np.float64]:
@@ -109,7 +111,7 @@ class TrainingJob:
 
 
 def lengths(rows: int, mean: float, spread: float, longest: int = 0) -> NDArray[np.float64]:
-    """A log-normal batch without chance: evenly spaced quantiles, scaled to have this mean.
+    """A log-normal batch without randomness: evenly spaced quantiles, scaled to have this mean.
 
     >>> lengths(4, 100, 0.6).round().tolist(), lengths(4, 100, 0.6, longest=150).round().tolist()
     ([44.0, 73.0, 107.0, 176.0], [49.0, 81.0, 119.0, 150.0])
@@ -121,12 +123,12 @@ def lengths(rows: int, mean: float, spread: float, longest: int = 0) -> NDArray[
     if mean >= limit:
         return np.full(rows, limit)
     scale = 1.0
-    for _ in range(64):  # cutting long ones shortens the mean: the rest must make up for it
+    for _ in range(64):  # the limit lowers the mean, so scale the rest up
         scale *= mean / np.minimum(scale * shape, limit).mean()
     return np.minimum(scale * shape, limit)
 
 
-# what one H200 did
+# measured on one H200
 
 
 ANCHOR = Workload(64, 8, 256, 512)
@@ -137,8 +139,8 @@ TRAINED = {"135M": 1.05, "0.6B": 2.47, "1.7B": 5.43, "4B": 12.5}
 """Seconds of training on ANCHOR, measured."""
 SINGLE_SAMPLED = 1_090
 HOST = (4.11 - 262_144 / 67_800) / 262_144
-"""Seconds per sampled token that templates, environments and the loop add in a whole step: with 0.6B
-its rollout took 4.11 s, the engine alone 262,144 / 67,800."""
+"""Seconds per sampled token of templates, environments and the loop: with 0.6B the rollout of a whole step
+took 4.11 s, the engine alone 262,144 / 67,800."""
 
 
 @cache
@@ -173,7 +175,7 @@ def _measured() -> tuple[float, dict[str, float], dict[str, float]]:
 
 
 def rates_on(gpu: Gpu, shape: ModelShape) -> Rates:
-    """Measured rates: between measured widths by a straight line, beyond the widest held there."""
+    """Measured rates: interpolated between measured widths, constant beyond the widest."""
     launch, decode, train = _measured()
     known = GPUS["h200"]
 
@@ -194,14 +196,14 @@ def rates_on(gpu: Gpu, shape: ModelShape) -> Rates:
 
 
 class Replica(NamedTuple):
-    """One engine on `tp` GPUs, its share of a step, and what it can run at once."""
+    """One engine on `tp` GPUs, its share of a step, and how many rows it runs at once."""
 
     tp: int
     groups: int
     slots: int
 
     def rows(self, job: TrainingJob) -> NDArray[np.float64]:
-        """Its answers, evenly taken from all; the longest of all is among them."""
+        """Its answers, evenly spaced among all; the longest of all is one of them."""
         count, every = self.groups * job.work.samples, job.lengths
         if count >= len(every):
             return every
@@ -211,7 +213,7 @@ class Replica(NamedTuple):
 def step_seconds(
     job: TrainingJob, rates: Rates, tp: int, batch: Any, groups: Any, private: Any
 ) -> NDArray[np.float64]:
-    """One decoding step of `batch` rows that have `private` tokens together; arrays or numbers."""
+    """One decoding step of `batch` rows with `private` tokens in total; arrays or numbers."""
     shape = job.shape
     fixed = decode_step_bytes(shape, BF16, 0, 0, 0, 0)
     logits = decode_step_bytes(shape, BF16, 1, 0, 0, 0) - fixed
@@ -229,15 +231,15 @@ def prompt_seconds(job: TrainingJob, rates: Rates, replica: Replica) -> float:
 def rollout_seconds(job: TrainingJob, rates: Rates, replica: Replica, host: float = HOST) -> float:
     """A replica's whole share, from the first prompt to the end of its longest answer.
 
-    Rows beyond the slots begin where others end. All that run advance by one token per step, so who
-    runs beside whom follows from the lengths alone; the seconds of a step from how many they are.
+    Rows beyond the slots begin when others end. All running rows advance by one token per step, so the
+    schedule follows from the lengths alone, and the seconds of a step from the number of running rows.
     """
     rows = replica.rows(job)
     begins, ends = schedule(rows, replica.slots)
     times = np.unique(np.concatenate([begins, ends]))
     middle, spans = (times[:-1] + times[1:]) / 2, np.diff(times)
     running = np.searchsorted(np.sort(begins), middle) - np.searchsorted(np.sort(ends), middle)
-    # tokens written so far by those that run: the sum of (now - begin)
+    # tokens written so far by running rows: the sum of (now - begin)
     started = np.concatenate([[0.0], np.cumsum(np.sort(begins))])
     by_end = np.argsort(ends)
     stopped = np.concatenate([[0.0], np.cumsum(begins[by_end])])
@@ -255,7 +257,7 @@ def schedule(rows: NDArray[np.float64], slots: int) -> tuple[NDArray[np.float64]
     """When each row begins and ends, in decoding steps; a free slot takes the next one."""
     if slots >= len(rows):
         return np.zeros(len(rows)), rows
-    shuffled = np.random.default_rng(0).permutation(rows)  # nobody knows which will be long
+    shuffled = np.random.default_rng(0).permutation(rows)  # lengths are unknown when rows begin
     free = [0.0] * slots
     begins = np.empty(len(rows))
     for index, length in enumerate(shuffled):
@@ -265,7 +267,7 @@ def schedule(rows: NDArray[np.float64], slots: int) -> tuple[NDArray[np.float64]
 
 
 def seen_groups(running: Any, together: int, samples: int) -> Any:
-    """Prompts that are read for `running` rows of `together` that began: groups with a row left.
+    """Prompts read while `running` of `together` rows are left: groups that have a row left.
 
     >>> seen_groups(8, together=8, samples=2), seen_groups(4, together=8, samples=2)
     (4.0, 3.0)
@@ -274,7 +276,7 @@ def seen_groups(running: Any, together: int, samples: int) -> Any:
 
 
 class RolloutStream(NamedTuple):
-    """Sampling without an end: seconds for a step's share, and of its longest answer."""
+    """Continuous sampling: seconds for a step's share, and of its longest answer."""
 
     share: float
     longest: float
@@ -283,11 +285,11 @@ class RolloutStream(NamedTuple):
 def stream_seconds(
     job: TrainingJob, rates: Rates, replica: Replica, in_flight: float, host: float = HOST
 ) -> RolloutStream:
-    """`in_flight` rows (no more than slots) are always under way, some of them waiting for tools."""
+    """`in_flight` rows (at most the slots) are always active, some of them waiting for tools."""
     rows = replica.rows(job)
     mean, count = float(rows.mean()), len(rows)
     kept = min(in_flight, replica.slots)
-    written = float((rows**2).sum() / (2 * rows.sum()))  # long answers are met more often
+    written = float((rows**2).sum() / (2 * rows.sum()))  # a running row is more often a long one
     running, step = kept, 0.0
     for _ in range(64):
         groups = min(kept, running) / job.work.samples
@@ -309,9 +311,9 @@ class Learning(NamedTuple):
 
     compute: float
     gather: float
-    """Weights gathered and gradients handed out, hidden or not."""
+    """Weights gathered and gradients scattered, whether hidden behind computing or not."""
     join: float
-    """Split layers adding up their parts, or replicas their gradients; nothing hides it."""
+    """Sums of split layers, or of replicas' gradients; never hidden."""
     optimizer: float
 
     @property
@@ -321,10 +323,10 @@ class Learning(NamedTuple):
 
 
 def slowest_share(job: TrainingJob, ranks: int) -> float:
-    """How much more than the mean the busiest of `ranks` computes: a row is not divided.
+    """Load of the busiest of `ranks` relative to the mean: a row is not divided.
 
     512 rows of 1,000 tokens on 128 ranks are 4,000 each; one answer of 6,000 makes it 1.5. Of several
-    updates one has the longest row of all, the middle one a shorter.
+    updates one has the longest row of all, and the median update a shorter one.
     """
     mean = job.work.unique / (job.updates * ranks)
     longest = float(job.lengths[-1 - min(job.updates // 2, job.work.rows - 1)])
@@ -339,7 +341,7 @@ def learn_seconds(
     tokens, seen, logits = float(work.unique), mean_seen(work), float(job.sampled)
     flops = job.epochs * train_flops(shape, work, micro.recompute)
     flops += job.passes * forward_flops(shape, tokens, seen, logits)
-    # a token of a long answer sees more than one of the mean length does
+    # a token of a long answer attends to more than one of the mean length
     further = float((job.lengths**2).sum() / job.lengths.sum() - job.lengths.mean()) / 2
     times = job.epochs * (4.5 if micro.recompute else 3.5) + job.passes
     flops += times * attention_flops(shape, logits, further)
@@ -362,7 +364,7 @@ def learn_seconds(
 def replica_seconds(
     job: TrainingJob, gpu: Gpu, rates: Rates, gpus: int, micro: MicroBatchSize
 ) -> Learning:
-    """A whole learner on each GPU; gradients are added up once for every update."""
+    """A whole learner on each GPU; gradients are summed once per update."""
     alone = learn_seconds(job, gpu, rates, 1, 1, micro)
     sums = 2 * gpu.gather(4.0 * num_parameters(job.shape), gpus)
     updates = job.updates * job.epochs
@@ -373,19 +375,22 @@ def replica_seconds(
 # memory of one GPU
 
 
-def room_of(gpu: Gpu) -> DeviceMemory:
+def gpu_memory(gpu: Gpu) -> DeviceMemory:
     return DeviceMemory(torch.device("cuda"), int(gpu.memory), True, gpu.name)
 
 
 def learner_bytes(job: TrainingJob, gpus: int, tp: int) -> dict[str, float]:
-    """What a learner always holds: 1 / gpus of everything, and two layers at a time in whole."""
+    """What a learner always holds: 1 / gpus of everything, and two whole layers at a time.
+
+    A part of a split reference is fp32, like the policy's.
+    """
     shape = job.shape
     part, ranks = num_parameters(slice_of(shape, tp)), gpus // tp
     held = {
         "weights": part * 2 / ranks,
         "masters and moments": optimizer_state_bytes(part, BF16) / ranks,
         "gradients": gradient_bytes(part, BF16, True) / ranks,
-        "reference": job.copies * part * 2 / ranks,
+        "reference": job.copies * part * (2 if gpus == 1 else 4) / ranks,
     }
     if ranks > 1:
         ends = slice_of(shape, tp).head_rows * shape.width * (1 if shape.tied else 2)
@@ -395,23 +400,23 @@ def learner_bytes(job: TrainingJob, gpus: int, tp: int) -> dict[str, float]:
 
 
 def learning_bytes(job: TrainingJob, gpu: Gpu, gpus: int, tp: int, micro: MicroBatchSize) -> float:
-    """What learning a micro-batch adds to it; the longest row is never cut."""
+    """What a micro-batch adds; it holds at least the longest row."""
     work, part = job.work, slice_of(job.shape, tp)
     row = math.ceil(float(job.lengths[-1])) + work.prompt
     tokens = max(min(micro.tokens, math.ceil(work.unique * tp / gpus)), row)
     kept = activation_bytes(part, BF16, tokens, work, True, micro.recompute)
-    return kept + most_head_bytes(part, BF16, tokens, room_of(gpu))
+    return kept + most_head_bytes(part, BF16, tokens, gpu_memory(gpu))
 
 
 def pool_tokens(job: TrainingJob, gpu: Gpu, tp: int, taken: float) -> int:
-    """Tokens that a replica's KV pool holds where `taken` bytes of each GPU are gone."""
+    """Tokens of a replica's KV pool where `taken` bytes of each GPU are in use."""
     part = slice_of(job.shape, tp)
-    left = room_of(gpu).usable - taken - RUNTIME["cuda"]
+    left = gpu_memory(gpu).usable - taken - RUNTIME["cuda"]
     return max(int(left / kv_bytes(part, BF16)), 0)
 
 
 def slots_in(job: TrainingJob, tokens: int) -> int:
-    """Rows that run together, at their mean length; 0 where the longest one alone has no place."""
+    """Rows that run together, at their mean length; 0 where the longest row alone does not fit."""
     work = job.work
     if tokens < float(job.lengths[-1]) + work.prompt + PAGE:
         return 0
@@ -420,76 +425,10 @@ def slots_in(job: TrainingJob, tokens: int) -> int:
 
 
 def engine_bytes(job: TrainingJob, gpu: Gpu, tp: int) -> dict[str, float]:
-    """What a rollout GPU holds besides its KV pool."""
+    """What a rollout GPU holds beside its KV pool."""
     part = slice_of(job.shape, tp)
     batch = min(job.work.rows, MAX_RUNNING)
     return {
         "weights": num_parameters(part) * 2.0,
-        "a decoding step": float(decode_bytes(part, BF16, batch, 0, room_of(gpu))),
+        "a decoding step": float(decode_bytes(part, BF16, batch, 0, gpu_memory(gpu))),
     }
-
-
-# how far the model is from what was measured
-
-
-class FitCheck(NamedTuple):
-    """Something measured on one H200 beside what the model says; `fixed`: a rate was set by it."""
-
-    what: str
-    unit: str
-    measured: float
-    computed: float
-    fixed: bool = False
-
-    @property
-    def error(self) -> float:
-        return self.computed / self.measured - 1
-
-
-@cache
-def single_device_checks() -> tuple[FitCheck, ...]:
-    """Rollouts, training and whole steps of docs/performance.md, all answers equally long."""
-
-    def rollout(name: str, work: Workload, *, pool: int = 0, host: float = 0.0) -> float:
-        job = TrainingJob(SHAPES[name], work, spread=0.0)
-        slots = slots_in(job, pool) if pool else MAX_RUNNING
-        return rollout_seconds(job, rates(name), Replica(1, work.groups, slots), host)
-
-    def learn(name: str) -> float:
-        job = TrainingJob(SHAPES[name], ANCHOR, spread=0.0)
-        micro = MicroBatchSize(32_768, False)
-        return learn_seconds(job, GPUS["h200"], rates(name), 1, 1, micro).seconds
-
-    def rates(name: str) -> Rates:
-        return rates_on(GPUS["h200"], SHAPES[name])
-
-    found: list[FitCheck] = []
-    rollouts = [
-        ("0.6B", ANCHOR, 67_800, True),
-        ("0.6B", SINGLE, 1_090, True),
-        ("0.6B", Workload(16, 16, 4096, 1024), 29_100, False),
-        ("0.6B", Workload(32, 16, 1024, 1024), 39_500, False),
-        ("0.6B", Workload(8, 8, 256, 512), 31_100, False),
-        ("1.7B", ANCHOR, 56_300, True),
-        ("135M", ANCHOR, 168_000, True),
-        ("135M", Workload(32, 16, 1024, 1024), 120_700, False),
-    ]
-    for name, work, measured, fixed in rollouts:
-        title = f"{name} rollouts {work.groups}x{work.samples} {work.prompt}->{work.sampled}"
-        speed = work.rows * work.sampled / rollout(name, work)
-        found.append(FitCheck(title, "tok/s", measured, speed, fixed))
-    for name, seconds in TRAINED.items():
-        found.append(
-            FitCheck(f"{name} training step 64x8 256->512", "s", seconds, learn(name), True)
-        )
-    # tokens in the pool decide how many rows run together
-    for name, pool, seconds in (
-        ("0.6B", 352_256, 6.61),
-        ("1.7B", 281_607, 11.1),
-        ("4B", 271_254, 25.8),
-    ):
-        whole = rollout(name, ANCHOR, pool=pool, host=HOST) + learn(name)
-        found.append(
-            FitCheck(f"{name} full step 64x8 256->512", "s", seconds, whole, name == "0.6B")
-        )
-    return tuple(found)

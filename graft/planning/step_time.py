@@ -1,10 +1,10 @@
-"""Seconds of each phase of a step, from what it must compute and move and a device's rates.
+"""Seconds of each phase of a step, from its FLOPs and bytes and a device's rates.
 
     N parameters, V vocabulary, D width, B sequences decoded together
 
 Decoding reads the weights and the keys and values once per token of the batch: bytes. Prompts and
-training are matrix products: FLOPs. The optimizer reads and writes its state: bytes. A rate is what a
-device really reaches: its roof times the share that this code has, or what the probe measured.
+training are matrix products: FLOPs. The optimizer reads and writes its state: bytes. A rate is what this
+code reaches on a device: a share of the device's roof, or what the probe measured.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from graft.algos.presets import resolve_preset
 from graft.config import Config
 from graft.models.shape import ModelShape
+from graft.planning.hardware import GPUS
 from graft.train.memory.footprint import kv_bytes, num_parameters
 from graft.train.memory.plan import MemoryPlan, has_reference
 from graft.train.memory.workload import (
@@ -31,7 +32,7 @@ from graft.train.memory.workload import (
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does per second in each kind of work."""
+    """Work per second of a device, for each kind of work."""
 
     decode: float
     """Bytes."""
@@ -42,27 +43,24 @@ class Rates:
     optimizer: float
     """Bytes."""
     step: float = 0.0
-    """Seconds per layer that a decoding step takes at least, however small the batch: launches."""
+    """Least seconds per layer of a decoding step, for any batch: kernel launches."""
 
 
-ROOFS = {"H200": (4.58e12, 801e12), "H100": (3.1e12, 780e12)}
-"""Part of a device's name -> bytes read and bf16 FLOPs per second. The H200's are measured, the
-H100's are the vendor's, less what the H200 falls short of its own."""
 SHARES = {"decode": 0.55, "prefill": 0.62, "train": 0.62, "optimizer": 0.44}
-"""Of these roofs, as measured with Qwen3-0.6B on an H200."""
+"""Of a GPU's roofs, as measured with Qwen3-0.6B on an H200."""
 LAUNCHES = 32e-6
 """Seconds per layer of a decoding step of one sequence there."""
 
 
 def known_rates(name: str) -> Rates | None:
-    """Rates of a device we know; of any other only a probe can tell."""
-    for part, (bandwidth, flops) in ROOFS.items():
-        if part in name:
+    """Rates of an H200 or H100; other devices need a probe."""
+    for gpu in (GPUS["h200"], GPUS["h100"]):
+        if gpu.name in name:
             return Rates(
-                decode=SHARES["decode"] * bandwidth,
-                prefill=SHARES["prefill"] * flops,
-                train=SHARES["train"] * flops,
-                optimizer=SHARES["optimizer"] * bandwidth,
+                decode=SHARES["decode"] * gpu.bandwidth,
+                prefill=SHARES["prefill"] * gpu.flops,
+                train=SHARES["train"] * gpu.flops,
+                optimizer=SHARES["optimizer"] * gpu.bandwidth,
                 step=LAUNCHES,
             )
     return None
@@ -70,7 +68,7 @@ def known_rates(name: str) -> Rates | None:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds, of one step and of everything a recipe runs. Tools and environments come on top."""
+    """Seconds of one step and of the whole run, without tools and environments."""
 
     prefill: float
     decode: float
@@ -79,9 +77,9 @@ class StepTime:
     evaluation: float
     """One evaluation: all held-out tasks, sampled and greedy."""
     sft: float
-    """The whole warm-up, looks at held-out tasks included."""
+    """The whole warm-up, its checks on held-out tasks included."""
     shortest_sft: float
-    """The warm-up until its first look, where `sft.stop_at` may end it; else the whole."""
+    """The warm-up until its first check, where `sft.stop_at` may end it; else the whole."""
     steps: int
     evaluations: int
 
@@ -99,11 +97,11 @@ class StepTime:
 
     @property
     def shortest_run(self) -> float:
-        """The run whose warm-up ends at its first look at held-out tasks."""
+        """A run whose warm-up ends at its first check on held-out tasks."""
         return self.run - self.sft + self.shortest_sft
 
 
-def pace(
+def estimate_step_time(
     config: Config,
     shape: ModelShape,
     dtype: torch.dtype,
@@ -111,13 +109,13 @@ def pace(
     rates: Rates,
     examples: ExampleLengths | None = None,
 ) -> StepTime:
-    """Of attempts as long as `examples`; without them every attempt fills its budget."""
+    """For attempts as long as `examples`; without them every attempt fills its budget."""
     work, run, sft = workload_of(config), config.run, config.sft
     warm_up = replace(work, groups=sft.batch, samples=1)
     if examples is not None:
         work = replace(work, **examples.attempt._asdict())
         warm_up = replace(warm_up, **examples.example._asdict())
-    ends_alike = work == workload_of(config)  # where their budget does
+    ends_alike = work == workload_of(config)  # all at their budget
     rounds = config.train.epochs * config.train.minibatches
     held_out = replace(work, groups=max(run.eval_tasks, 1), samples=1)
     steps = config.train.steps
@@ -130,24 +128,24 @@ def pace(
     recompute = memory.recompute
     sft_flops = train_flops(shape, warm_up, recompute)
 
-    def prefill(asked: Workload) -> float:
-        prompts = forward_flops(shape, asked.groups * asked.prompt, asked.prompt / 2)
-        answers = forward_flops(shape, asked.rows * asked.observed, asked.context / 2)
+    def prefill(rollout: Workload) -> float:
+        prompts = forward_flops(shape, rollout.groups * rollout.prompt, rollout.prompt / 2)
+        answers = forward_flops(shape, rollout.rows * rollout.observed, rollout.context / 2)
         return (prompts + answers) / rates.prefill
 
-    def decode(asked: Workload) -> float:
-        return decode_seconds(config, shape, dtype, asked, memory.kv_tokens, rates, ends_alike)
+    def decode(rollout: Workload) -> float:
+        return decode_seconds(config, shape, dtype, rollout, memory.kv_tokens, rates, ends_alike)
 
-    def attempts(asked: Workload) -> float:
-        return prefill(asked) + decode(asked)
+    def attempts(rollout: Workload) -> float:
+        return prefill(rollout) + decode(rollout)
 
     sft_steps = sft_steps_of(config, examples)
     sft_step = sft_flops / rates.train + update
-    look = attempts(replace(work, groups=SFT_CHECK_TASKS, samples=1))
+    check = attempts(replace(work, groups=SFT_CHECK_TASKS, samples=1))
 
     def warm_up_of(count: int) -> float:
-        looks = count // SFT_CHECK_EVERY if sft.stop_at and config.task.env else 0
-        return count * sft_step + looks * look
+        checks = count // SFT_CHECK_EVERY if sft.stop_at and config.task.env else 0
+        return count * sft_step + checks * check
 
     until_stop = min(SFT_CHECK_EVERY, sft_steps) if sft.stop_at else sft_steps
     return StepTime(
@@ -164,7 +162,7 @@ def pace(
 
 
 def sft_steps_of(config: Config, examples: ExampleLengths | None) -> int:
-    """Steps of the warm-up; of `sft.epochs` as many as the rows of its file make."""
+    """Steps of the warm-up; with `sft.epochs` from the rows of its file."""
     sft = config.sft
     if sft.steps or examples is None or examples.rows is None:
         return sft.steps
@@ -197,15 +195,15 @@ def decode_seconds(
     rates: Rates,
     ends_alike: bool = True,
 ) -> float:
-    """All rows in waves of what runs together, one step per token, at half its length on average.
+    """All rows in waves of those that run together, one step per token, at half their length on average.
 
-    Rows that do not end alike end evenly spread up to twice their mean: twice as many steps, with half
-    of the rows on average.
+    Rows of different lengths are assumed uniform up to twice their mean: twice as many steps, with half of
+    the rows on average.
     """
     batch = min(work.rows, config.rollout.concurrency * work.samples, MAX_RUNNING)
     per_row = work.written + work.prompt / work.samples
     batch = max(min(batch, int(kv_tokens / per_row)), 1)
-    waves = max(work.rows / batch, 1.0)  # no wave waits for the last row of the one before
+    waves = max(work.rows / batch, 1.0)  # a wave starts as rows of the one before end
     steps = work.sampled
     if not ends_alike:
         batch, steps = max(batch // 2, 1), 2 * steps
@@ -226,7 +224,7 @@ def forward_flops(shape: ModelShape, tokens: float, seen: float, logits: float =
 
 
 def mean_seen(work: Workload) -> float:
-    """Tokens that a unique token of the step attends to, on average."""
+    """Mean number of tokens that a token of the step attends to."""
     responses = work.samples * work.written
     pairs = work.prompt**2 / 2 + responses * (work.prompt + work.written / 2)
     return pairs / (work.prompt + responses)
@@ -235,7 +233,7 @@ def mean_seen(work: Workload) -> float:
 def train_flops(
     shape: ModelShape, work: Workload, recompute: bool, with_head: bool = True
 ) -> float:
-    """Forward and backward of a whole step; logits are counted twice, as they are in chunks."""
+    """Forward and backward of a whole step; logits count twice, since chunks recompute them."""
     seen, tokens = mean_seen(work), float(work.unique)
     body = 6.0 * body_parameters(shape) * tokens + 3.5 * attention_flops(shape, tokens, seen)
     again = forward_flops(shape, tokens, seen) if recompute else 0.0
@@ -244,7 +242,7 @@ def train_flops(
 
 
 def learn_flops(config: Config, shape: ModelShape, work: Workload, recompute: bool) -> float:
-    """All passes over a step's rows: training, and what the algorithm asks for besides."""
+    """All passes over a step's rows: training, and the other passes of the algorithm."""
     train, preset = config.train, resolve_preset(config.algo.name)
     seen, tokens, logits = mean_seen(work), float(work.unique), float(work.rows * work.sampled)
     passes = int(has_reference(config)) + int(train.epochs * train.minibatches > 1)

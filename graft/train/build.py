@@ -40,7 +40,7 @@ from graft.train.algorithm import branch_of, branch_part, preset_of
 from graft.train.distributed.collector import load_engines
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.learner import CHECKED, Learner, check_served
-from graft.train.memory.device_memory import room_on
+from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.footprint import num_parameters
 from graft.train.memory.plan import choose_micro, has_reference
 from graft.train.model import load_base, load_tokenizer, make_chat, open_policy, source_of
@@ -450,7 +450,7 @@ def micro_budget(config: Config, policy: Any, processes: ProcessGroup = ALONE) -
     """The recipe's, or what fits beside everything else."""
     if not isinstance(policy, Decoder):  # nobody has counted what it keeps
         return config.train.tokens_per_micro or FOREIGN_MICRO
-    room = room_on(policy.device, ways(config, processes))
+    room = device_memory_of(policy.device, ways(config, processes))
     return choose_micro(config, policy.shape, policy.dtype, room).tokens
 
 

@@ -23,7 +23,7 @@ from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import actions_of, with_actions
 from graft.train.distributed.process_group import ProcessGroup
-from graft.train.memory.device_memory import room_on
+from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import check_fits, choose_micro
 from graft.train.rollout_engine import is_external
 from graft.train.run_dir.checkpoint import latest_model
@@ -88,7 +88,7 @@ def open_policy(
     actions = actions_of(config, tokenizer, plain.shape.vocab_size)
     if actions is not None:
         plain = with_actions(plain, actions, source, config.actions.init_from_base)
-    fits = choose_micro(config, plain.shape, dtype, room_on(device))
+    fits = choose_micro(config, plain.shape, dtype, device_memory_of(device))
     recompute = processes.any(fits.recompute, "whether blocks are computed twice")  # all, or none
     if processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1):
         from graft.models.parallel.decoder import shard
@@ -270,7 +270,7 @@ def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:
         return  # its memory is not counted: we do not know its parts
     device = choose_device(config.model.device)
     dtype, _ = choose_dtype(config.model.dtype, device)
-    check_fits(config, recipe_shape(config, weights), dtype, room_on(device))
+    check_fits(config, recipe_shape(config, weights), dtype, device_memory_of(device))
 
 
 def load_base(folder: Path, origin: str, policy: Decoder) -> Decoder:

@@ -26,7 +26,7 @@ from graft.rollout.collectors.sync import SyncCollector
 from graft.text.tokenizer import FastTokenizer
 from graft.train.distributed.collector import DistributedCollector
 from graft.train.distributed.process_group import ALONE, ProcessGroup
-from graft.train.memory.device_memory import room_on
+from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import kv_tokens_for
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def make_engine(
     processes: ProcessGroup = ALONE,
 ) -> Engine:
     """The engine of this process, over a decoder."""
-    section, room = config.engine, room_on(decoder.device, ways(config, processes))
+    section, room = config.engine, device_memory_of(decoder.device, ways(config, processes))
     return resolve(section.name, ENGINES, "engine")(
         decoder,
         tokenizer=tokenizer,

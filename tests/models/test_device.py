@@ -34,6 +34,6 @@ def test_a_run_and_its_forecast_say_that_they_take_float32(monkeypatch: pytest.M
     components = build_run(config)
     assert components.policy.dtype == torch.float32
     assert any(note.startswith(IN_SOFTWARE) for note in components.notes)
-    found = forecast(config, probing=False, room=DeviceMemory(CPU, 10**11, name="a CPU"))
+    found = forecast(config, probing=False, device_memory=DeviceMemory(CPU, 10**11, name="a CPU"))
     assert found.dtype == torch.float32
     assert [note.startswith(IN_SOFTWARE) for note in found.notes] == [True]

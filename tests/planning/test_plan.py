@@ -18,15 +18,15 @@ from graft.planning.step_time import (
     Rates,
     decode_seconds,
     decode_step_bytes,
+    estimate_step_time,
     known_rates,
     optimizer_bytes,
-    pace,
     sft_steps_of,
     train_flops,
 )
 from graft.rollout.batching import to_batch
 from graft.train.memory import footprint
-from graft.train.memory.device_memory import DeviceMemory, available_ram, room_on
+from graft.train.memory.device_memory import DeviceMemory, available_ram, device_memory_of
 from graft.train.memory.footprint import (
     activation_bytes,
     gigabytes,
@@ -260,11 +260,11 @@ def test_on_a_cpu_pool_and_pages_are_the_engines_own():
     ],
 )
 def test_a_recipe_that_cannot_fit_is_told_the_key_to_change(changes, available, advice):
-    room = replace(H200, available=available * 10**9)
+    device_memory = replace(H200, available=available * 10**9)
     with pytest.raises(ConfigError, match="this recipe needs") as error:
-        check_fits(recipe(**changes), SMALL, BF16, room)
+        check_fits(recipe(**changes), SMALL, BF16, device_memory)
     assert advice in str(error.value)
-    assert gigabytes(room.usable) in str(error.value)
+    assert gigabytes(device_memory.usable) in str(error.value)
 
 
 def test_what_fits_is_not_refused():
@@ -292,7 +292,8 @@ def test_train_refuses_before_it_allocates(tmp_path, monkeypatch):
     from graft.train.session import train_recipe
 
     monkeypatch.setattr(
-        "graft.train.model.room_on", lambda device: DeviceMemory(device, 10**8, name="a small CPU")
+        "graft.train.model.device_memory_of",
+        lambda device: DeviceMemory(device, 10**8, name="a small CPU"),
     )
     with pytest.raises(ConfigError, match="a small CPU has 95 MB"):
         train_recipe("quickstart", f"run.dir={tmp_path}", "model.device=cpu")
@@ -319,13 +320,13 @@ def test_time_follows_from_bytes_and_products():
     assert optimizer_bytes(SMALL, BF16) == 34 * num_parameters(SMALL)
     memory = plan_memory(recipe(), SMALL, BF16, H200)
     rates = Rates(decode=4.58e12, prefill=801e12, train=801e12, optimizer=4.58e12)
-    bound = pace(recipe(), SMALL, BF16, memory, rates)
+    bound = estimate_step_time(recipe(), SMALL, BF16, memory, rates)
     assert bound.decode == pytest.approx(2.06, rel=0.1)  # every roof at 100%
     assert bound.learn == pytest.approx(1.46, rel=0.1)
     assert bound.optimizer == pytest.approx(0.0044, rel=0.1)
     known = known_rates("NVIDIA H200")
     assert known is not None
-    assert pace(recipe(), SMALL, BF16, memory, known).step > 1.5 * bound.step
+    assert estimate_step_time(recipe(), SMALL, BF16, memory, known).step > 1.5 * bound.step
     assert known_rates("GeForce") is None
 
 
@@ -338,7 +339,7 @@ def test_expected_times_are_near_what_an_h200_measured(tasks, samples, prompt, a
     config = recipe(rollout={**sizes, "max_context": prompt + answer})
     memory, rates = plan_memory(config, SMALL, BF16, H200), known_rates("NVIDIA H200")
     assert rates is not None
-    found = pace(config, SMALL, BF16, memory, rates)
+    found = estimate_step_time(config, SMALL, BF16, memory, rates)
     assert tasks * samples * answer / found.rollout == pytest.approx(measured, rel=0.15)
     assert found.optimizer == pytest.approx(0.010, rel=0.1)
     if tasks == 64:
@@ -351,7 +352,7 @@ def test_a_run_is_its_steps_evaluations_and_warm_up():
     memory = plan_memory(config, SMALL, BF16, H200)
     rates = known_rates("NVIDIA H200")
     assert rates is not None
-    found = pace(config, SMALL, BF16, memory, rates)
+    found = estimate_step_time(config, SMALL, BF16, memory, rates)
     assert (found.steps, found.evaluations) == (100, 6)
     assert found.run == pytest.approx(found.sft + 100 * found.step + 6 * found.evaluation)
 
@@ -365,9 +366,9 @@ def test_lengths_are_those_of_the_examples():
 
 def test_without_a_warm_up_nothing_says_how_long_attempts_will_be():
     overrides = ["sft.steps=0", "sft.stop_at=0", "sft.demo_args={}", "model.device=cpu"]
-    found = forecast(load_config("quickstart", overrides), probing=False, room=KNOWN)
+    found = forecast(load_config("quickstart", overrides), probing=False, device_memory=KNOWN)
     assert found.examples is None and found.likely is None and found.notes == []
-    assert found.pace is not None and found.pace.sft == 0
+    assert found.step_time is not None and found.step_time.sft == 0
 
 
 def test_a_warm_up_of_epochs_has_the_steps_of_its_rows(tmp_path: Path):
@@ -376,19 +377,19 @@ def test_a_warm_up_of_epochs_has_the_steps_of_its_rows(tmp_path: Path):
     rows.write_text("".join(json.dumps(row) + "\n" for _ in range(100)))
     overrides = ["sft.steps=0", "sft.epochs=3", "sft.batch=8", f"sft.data={rows}", "sft.stop_at=0"]
     config = load_config("quickstart", [*overrides, "sft.demo_args={}", "model.device=cpu"])
-    found = forecast(config, probing=False, room=KNOWN)
+    found = forecast(config, probing=False, device_memory=KNOWN)
     assert found.examples is not None and found.examples.rows == 100
     assert sum(found.examples.example) == len("1+1=2") + 1
     assert sft_steps_of(config, found.examples) == 38  # 300 rows, 8 at a time
-    assert found.likely is not None and found.pace is not None
-    assert found.likely.sft == found.pace.sft > 0  # rows are as long as they are
+    assert found.likely is not None and found.step_time is not None
+    assert found.likely.sft == found.step_time.sft > 0  # rows are as long as they are
 
 
 def test_a_forecast_is_about_likely_lengths_and_about_the_longest():
     """The quickstart took 4:40 on two ARM cores, and was forecast at 28:38: lengths of budgets."""
     config = load_config("quickstart", ["model.device=cpu"])
-    found = forecast(config, probing=False, room=KNOWN)
-    likely, most = found.likely, found.pace
+    found = forecast(config, probing=False, device_memory=KNOWN)
+    likely, most = found.likely, found.step_time
     assert likely is not None and most is not None
     sft, work = Workload(64, 1, 10, 10, 3), Workload(16, 8, 10, 22, 11)
     rates = known_rates(KNOWN.name)
@@ -397,7 +398,7 @@ def test_a_forecast_is_about_likely_lengths_and_about_the_longest():
     assert likely.learn < 0.5 * most.learn and likely.decode < 0.7 * most.decode
     step = train_flops(found.shape, sft, False) / rates.train
     assert 400 * step < likely.sft < most.sft  # and 16 looks, at attempts of either length
-    budgets = pace(config, found.shape, found.dtype, found.memory, rates)
+    budgets = estimate_step_time(config, found.shape, found.dtype, found.memory, rates)
     longer = train_flops(found.shape, Workload(64, 1, 24, 72), False) / rates.train
     assert longer > 4 * step  # examples that fill their budget
     assert budgets.sft - most.sft == pytest.approx(400 * (longer - step))
@@ -415,47 +416,52 @@ def test_rows_that_end_one_after_the_other_take_more_steps():
 
 def test_a_warm_up_that_may_stop_early_gives_both_ends():
     config = load_config("quickstart", ["model.device=cpu"])
-    found = forecast(config, probing=False, room=KNOWN).likely
+    found = forecast(config, probing=False, device_memory=KNOWN).likely
     assert found is not None
     assert found.shortest_sft == pytest.approx(
         found.sft / 16
     )  # one look of 16, after 25 of 400 steps
     assert found.shortest_run == pytest.approx(found.run - found.sft + found.shortest_sft)
     config = load_config("quickstart", ["model.device=cpu", "sft.stop_at=0"])
-    whole = forecast(config, probing=False, room=KNOWN).likely
+    whole = forecast(config, probing=False, device_memory=KNOWN).likely
     assert whole is not None and whole.shortest_run == whole.run < found.run
 
 
 def test_examples_that_cannot_be_had_are_no_obstacle():
     config = load_config("quickstart", ["model.device=cpu", "sft.demo_args={no_such: 1}"])
-    found = forecast(config, probing=False, room=KNOWN)
-    assert found.likely is None and found.pace is not None
+    found = forecast(config, probing=False, device_memory=KNOWN)
+    assert found.likely is None and found.step_time is not None
     assert "lengths of attempts are not known: ValueError" in found.notes[0]
 
 
 def test_the_room_is_what_this_machine_has():
     assert 10**8 < available_ram() < 10**14
-    assert room_on(torch.device("cpu")).usable < available_ram() * 1.2
+    assert device_memory_of(torch.device("cpu")).usable < available_ram() * 1.2
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "gspo", "dapo"])
 def test_the_probe_measures_every_rate(name: str):
-    config = load_config("quickstart", [f"algo.name={name}", "rollout.tasks=2", "model.device=cpu"])
-    shape, room = recipe_shape(config), room_on(torch.device("cpu"))
-    memory = plan_memory(config, shape, FP32, room)
-    measured = probe(config, shape, FP32, room, memory)
+    tiny = "model.shape={width: 16, layers: 1, heads: 2, kv_heads: 1, head_dim: 8, ff: 16, max_positions: 128}"
+    config = load_config(
+        "quickstart", [f"algo.name={name}", "rollout.tasks=2", "model.device=cpu", tiny]
+    )
+    shape, device_memory = recipe_shape(config), device_memory_of(torch.device("cpu"))
+    memory = plan_memory(config, shape, FP32, device_memory)
+    measured = probe(config, shape, FP32, device_memory, memory)
     assert min(measured.rates.decode, measured.rates.prefill, measured.rates.train) > 0
     assert (
         measured.batch == 16
         and measured.tokens
-        == training_work(config, shape, room, memory.tokens_per_micro, workload_of(config)).unique
+        == training_work(
+            config, shape, device_memory, memory.tokens_per_micro, workload_of(config)
+        ).unique
     )
 
 
 def test_predicted_training_memory_is_near_the_measured_peak():
     """In a process of its own: one that ran other tests has memory to spare, and its peak hides ours."""
-    shape = {"width": 256, "layers": 6, "heads": 8, "kv_heads": 4, "head_dim": 32, "ff": 1024}
-    overrides = [f"model.shape={json.dumps(shape)}", "model.device=cpu", "rollout.tasks=8"]
+    shape = {"width": 256, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 32, "ff": 1024}
+    overrides = [f"model.shape={json.dumps(shape)}", "model.device=cpu", "rollout.tasks=4"]
     planned = graft("plan", "quickstart", "--json", *overrides)
     assert planned.returncode == 0, planned.stderr
     measured = json.loads(planned.stdout)["probe"]
@@ -474,12 +480,16 @@ def test_what_the_probe_found_is_added():
 
 def test_a_forecast_in_a_room_too_small_advises():
     small = DeviceMemory(torch.device("cpu"), 10**8, name="a small CPU")
-    found = forecast(load_config("quickstart", ["model.device=cpu"]), room=small)
+    found = forecast(load_config("quickstart", ["model.device=cpu"]), device_memory=small)
     assert not found.memory.fits and found.measured is None and "smaller model" in found.advice
 
 
 def test_a_table_says_which_lengths_it_is_about(capsys: pytest.CaptureFixture[str]):
-    show(forecast(load_config("quickstart", ["model.device=cpu"]), probing=False, room=KNOWN))
+    show(
+        forecast(
+            load_config("quickstart", ["model.device=cpu"]), probing=False, device_memory=KNOWN
+        )
+    )
     said = capsys.readouterr().out
     assert "likely" in said and "at most" in said and "with the shortest warm-up" in said
     assert "like the examples that call tools, 10 + 22 tokens and 11 of results" in said

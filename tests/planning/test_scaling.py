@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.scaling import FITTED, growth, ratio_rows
+from benchmarks.scaling import FITTED, growth, ratio_rows, single_device_checks
 from graft.commands.plan import plan
 from graft.config import ConfigError, load_config
-from graft.planning.hardware import GPUS, SHAPES, gpu_named, shape_named, slice_of, splits_of
-from graft.planning.layouts import GpuLayout, Planner
+from graft.models.parallel.decoder import check_split
+from graft.models.shape import UnsupportedModel
+from graft.planning.hardware import GPUS, SHAPES, gpu_named, shape_named, slice_of, tp_sizes
+from graft.planning.layouts import GpuLayout
+from graft.planning.planner import Planner
 from graft.planning.scaling import (
     ANCHOR,
     HOST,
@@ -29,7 +34,6 @@ from graft.planning.scaling import (
     rollout_seconds,
     schedule,
     seen_groups,
-    single_device_checks,
     slowest_share,
     stream_seconds,
 )
@@ -186,7 +190,7 @@ def test_state_of_a_learner_falls_with_the_number_of_gpus():
 
 
 def test_parts_of_a_split_model_make_the_whole():
-    assert splits_of(EIGHT) == [1, 2, 4, 8] and splits_of(SHAPES["135M"]) == [1]
+    assert tp_sizes(EIGHT) == [1, 2, 4, 8] and tp_sizes(SHAPES["135M"]) == [1]
     part = slice_of(EIGHT, 4)
     assert (part.heads, part.kv_heads, part.ff) == (8, 2, 3072)
     assert 4 * num_parameters(part) == pytest.approx(num_parameters(EIGHT), rel=1e-3)
@@ -249,6 +253,34 @@ def test_only_what_graft_can_run_is_proposed():
         assert whole == pytest.approx(2 * num_parameters(EIGHT) / layout.sampler_tp, rel=1e-3)
 
 
+def test_torchrun_gets_part_of_a_node_or_whole_nodes():
+    planner = Planner.of(job(STEP, SHAPES["4B"]), H200, 12)
+    assert {one.layout.kind for one in planner.per_kind} == {"workers", "servers"}
+    for one in planner.per_kind:
+        learners = one.layout.learners
+        assert one.layout.kind == "workers" or learners <= 8 or learners % 8 == 0
+
+
+@pytest.mark.parametrize("gpus", [2, 6, 24])
+@pytest.mark.parametrize("vocab_size", [1000, 1001])
+def test_learners_are_split_only_as_the_sharded_decoder_allows(gpus: int, vocab_size: int):
+    shape = replace(SHAPES["0.6B"], vocab_size=vocab_size, heads=12, kv_heads=4)
+    planner = Planner.of(job(STEP, shape), H200, gpus)
+    tried = {tp for tp, _, _ in planner._learner_choices(gpus)}
+    for tp in (1, 2, 4, 8):
+        mesh = SimpleNamespace(mesh_dim_names=("dp", "tp"), shape=(gpus // tp, tp))
+        with nullcontext() if tp in tried else pytest.raises((UnsupportedModel, AssertionError)):
+            assert gpus % tp == 0
+            check_split(shape, mesh)
+
+
+def test_dynamic_sampling_never_runs_ahead():
+    found = json.loads(run("quickstart", "algo.name=dapo", "--gpus", "8", "--json").stdout)
+    assert {one["staleness"] for one in found["layouts"]} == {0}
+    with pytest.raises(ConfigError, match="use --staleness 0"):
+        raise run("quickstart", "algo.name=dapo", "--gpus", "8", "--staleness", "1").exception
+
+
 def test_a_sync_is_priced_as_it_happens():
     size, planner = 2 * num_parameters(SMALL), Planner.of(job(), H200, 8)
     by_kind = {one.layout.name: one for one in planner.per_kind}
@@ -292,13 +324,13 @@ def test_the_commands_of_a_layout_have_keys_that_exist(kind: str, gpus: int):
     assert bool(served) == (kind == "servers") == bool(config.engine.url)
 
 
-def test_actions_leave_servers_out_and_counterfactuals_whoever_samples_elsewhere():
+def test_actions_exclude_servers_and_counterfactuals_exclude_separate_samplers():
     plain = run("quickstart", "--gpus", "8", "--json")
     acting = run("expa/toy-earl", "algo.name=grpo", "--gpus", "8", "--json")
     forced = run("expa/toy-earl", "--gpus", "8", "--json")
 
-    def kinds(told) -> set[str]:
-        return {one["kind"] for one in json.loads(told.stdout.splitlines()[-1])["layouts"]}
+    def kinds(result) -> set[str]:
+        return {one["kind"] for one in json.loads(result.stdout.splitlines()[-1])["layouts"]}
 
     assert kinds(plain) == {"colocated", "replicas", "workers", "servers"}
     assert kinds(acting) == {"colocated", "replicas", "workers"}
@@ -340,7 +372,7 @@ def test_verls_ratios_are_as_far_off_as_the_page_says():
     )
 
 
-def test_more_gpus_stop_helping_who_samples_in_turns():
+def test_more_gpus_stop_helping_where_sampling_takes_turns():
     (_, eight, _), (_, thirty_two, _), (_, many, _), (_, twice, _) = growth(0, (8, 32, 1024, 2048))
     assert thirty_two / eight > 3.5
     assert twice / many < 1.4
@@ -356,32 +388,37 @@ def run(*args: str):
 
 
 def test_the_command_prints_layouts_memory_formula_and_calibration():
-    told = run("--gpus", "64", "--shape", "8B")
-    assert told.exit_code == 0
-    for part in ("64 x H200: computed, not measured", "colocated", "step     =", "calibrated on"):
-        assert part in told.stdout
-    assert "engine.name=vllm 'engine.url=[http://HOST:8000, ...]'" in told.stdout
-    assert "servers were run on a CPU alone" in told.stdout
+    result = run("--gpus", "64", "--shape", "8B")
+    assert result.exit_code == 0
+    for part in (
+        "64 x H200: computed, not measured",
+        "colocated",
+        "step     =",
+        "measured on one H200",
+    ):
+        assert part in result.stdout
+    assert "engine.name=vllm 'engine.url=[http://HOST:8000, ...]'" in result.stdout
+    assert "servers were tested on a CPU only" in result.stdout
 
 
 def test_json_says_that_nothing_was_measured():
-    told = run("--gpus", "8", "--shape", "1.7B", "--gpu", "h100", "--staleness", "1", "--json")
-    found = json.loads(told.stdout.splitlines()[-1])
+    result = run("--gpus", "8", "--shape", "1.7B", "--gpu", "h100", "--staleness", "1", "--json")
+    found = json.loads(result.stdout.splitlines()[-1])
     assert found["is_measured"] is False and found["fits"] is True
     seconds = found["best"]["seconds"]
     assert found["best"]["tokens_per_second"] == pytest.approx(1024 * 4096 / seconds["step"])
 
 
-def test_what_does_not_fit_says_what_would():
-    told = run("--gpus", "8", "--shape", "70B", "--gpu", "h100")
-    assert told.exit_code == 1
-    assert told.stdout.startswith(
+def test_a_model_that_does_not_fit_gets_advice():
+    result = run("--gpus", "8", "--shape", "70B", "--gpu", "h100")
+    assert result.exit_code == 1
+    assert result.stdout.startswith(
         "70B does not fit on 8 x H100. A learner split over all 8 holds 158"
     )
-    assert told.stdout.endswith("What would do: 64 of these GPUs\n")
-    told = run("--gpus", "16", "--shape", "70B")
-    assert told.exit_code == 1
-    assert "samples from a whole copy, 141.11 GB of 133.95 GB usable" in told.stdout
+    assert result.stdout.endswith("What fits: 64 of these GPUs\n")
+    result = run("--gpus", "16", "--shape", "70B")
+    assert result.exit_code == 1
+    assert "samples from a whole copy, 141.11 GB of 133.95 GB usable" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -390,7 +427,7 @@ def test_what_does_not_fit_says_what_would():
         (("--gpus", "0", "--shape", "8B"), "--gpus 0: needs 1 to"),
         (("--gpus", "8", "--shape", "9X"), "--shape 9X: neither a known size"),
         (("--gpus", "8"), "--gpus needs a model"),
-        (("--shape", "8B"), "say how many with --gpus"),
+        (("--shape", "8B"), "add --gpus NUMBER"),
         ((), "give a recipe"),
         (("--gpus", "8", "--shape", "8B", "--gpu", "v100"), "--gpu v100: its rates"),
         (("--gpus", "8", "--shape", "8B", "--tasks", "0"), "--tasks 0: needs 1"),
@@ -400,16 +437,16 @@ def test_what_does_not_fit_says_what_would():
     ],
 )
 def test_wrong_input_is_one_line(args: tuple[str, ...], text: str):
-    told = run(*args)
-    assert isinstance(told.exception, ConfigError)
-    assert text in str(told.exception) and "\n" not in str(told.exception)
+    result = run(*args)
+    assert isinstance(result.exception, ConfigError)
+    assert text in str(result.exception) and "\n" not in str(result.exception)
 
 
 def test_a_recipe_may_be_planned_for_many_gpus():
-    told = run("quickstart", "rollout.tasks=32", "--gpus", "2", "--json")
-    found = json.loads(told.stdout.splitlines()[-1])
+    result = run("quickstart", "rollout.tasks=32", "--gpus", "2", "--json")
+    found = json.loads(result.stdout.splitlines()[-1])
     assert found["job"]["tasks"] == 32 and found["job"]["spread"] == 0.0
-    with pytest.raises(ConfigError, match="only a whole policy"):
+    with pytest.raises(ConfigError, match="only a policy without critic"):
         raise run("quickstart", "algo.name=ppo", "--gpus", "2").exception or AssertionError
 
 

@@ -318,7 +318,11 @@ def check_split(shape: ModelShape, mesh: DeviceMesh) -> None:
             f"the mesh has the dimensions {mesh.mesh_dim_names}; a decoder is split over "
             "('dp', 'tp'), in that order; either may be 1"
         )
-    dp, tp = mesh.shape
+    check_sizes(shape, *mesh.shape)
+
+
+def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
+    """Raise unless `tp` processes can split a layer of this shape, and `dp` groups of them its weights."""
     sizes = {"heads": shape.heads, "KV heads": shape.kv_heads, "MLP columns": shape.ff}
     for what, size in sizes.items():
         if size % tp:

@@ -1,4 +1,4 @@
-"""How much memory a device leaves to this process."""
+"""How much memory of a device this process can use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from graft.models.device import has_kernels
 
 MARGIN = 0.05
-"""Share of the memory that is left alone: allocators waste some, and neighbours come and go."""
+"""Share of the memory that is kept free: allocators waste some, and other processes come and go."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A device, and what of its memory this process may take."""
+    """A device, and how much of its memory this process may use."""
 
     device: torch.device
     available: int
@@ -25,28 +25,28 @@ class DeviceMemory:
     """Whether Triton kernels run there, which keep less than plain PyTorch."""
     name: str = ""
     total: int = 0
-    """Of the whole device, what others hold included; 0: as much as is available."""
+    """Of the whole device, memory of other processes included; 0: as much as is available."""
     ways: int = 1
-    """Processes, each on a device of its own, that hold the trained weights together."""
+    """Processes, each on its own device, over which the trained weights are split."""
 
     @property
     def usable(self) -> int:
         return int(self.available * (1 - MARGIN))
 
 
-def room_on(device: torch.device, ways: int = 1) -> DeviceMemory:
-    """The room on this device now. What this process already holds there counts as available."""
+def device_memory_of(device: torch.device, ways: int = 1) -> DeviceMemory:
+    """The memory of this device now. What this process already holds there counts as available."""
     if device.type != "cuda":
         return DeviceMemory(
             device, available_ram() // ways, False, "CPU", ways=ways
-        )  # one memory for all
+        )  # processes share it
     free, total = torch.cuda.mem_get_info(device)
     ours, name = torch.cuda.memory_reserved(device), torch.cuda.get_device_name(device)
     return DeviceMemory(device, free + ours, has_kernels(device), name, total, ways)
 
 
 def available_ram() -> int:
-    """Bytes this process can still take: of the machine, or of its cgroup where that is less."""
+    """Bytes this process can still allocate: on the machine, or in its cgroup where that is less."""
     return min([_meminfo(), *_cgroups()])
 
 
@@ -55,12 +55,12 @@ def _meminfo() -> int:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         lines = dict(line.split(":", 1) for line in text.splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux: all there is
+    except (OSError, KeyError):  # not Linux: the whole memory
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _cgroups() -> Iterator[int]:
-    """What the control group leaves, version 2 and version 1; the file cache can be given back."""
+    """What the control group leaves, version 2 and version 1; the file cache is reclaimable."""
     for folder, most, now in (
         ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),

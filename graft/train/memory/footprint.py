@@ -122,44 +122,53 @@ def activation_bytes(
     return tokens * (per_token + ends + space * size)
 
 
-def head_bytes(shape: ModelShape, dtype: torch.dtype, tokens: int, room: DeviceMemory) -> int:
+def head_bytes(
+    shape: ModelShape, dtype: torch.dtype, tokens: int, device_memory: DeviceMemory
+) -> int:
     """Logits of `tokens` trained tokens on their way back, and the fp32 gradient of the head."""
     size, weight = dtype.itemsize, shape.head_rows * shape.width
-    if room.fused:  # gradients are written over the logits, all of them kept where there is room
+    if (
+        device_memory.fused
+    ):  # gradients are written over the logits, all of them kept where there is device_memory
         logits = tokens * shape.head_rows * size
-        if tokens > _kept_logits(shape, dtype, room):
+        if tokens > _kept_logits(shape, dtype, device_memory):
             logits = min(logits, FUSED_CHUNK_BYTES)
-        return logits + (0 if sums_in_place(dtype, room.fused) else weight * (4 + size))
-    budget = CHUNK_ELEMENTS * (1 if room.device.type == "cpu" else 64)
+        return logits + (0 if sums_in_place(dtype, device_memory.fused) else weight * (4 + size))
+    budget = CHUNK_ELEMENTS * (1 if device_memory.device.type == "cpu" else 64)
     elements = min(tokens, max(budget // shape.head_rows, 1)) * shape.head_rows
     half = size if size < 4 else 0
     # log-probs, probabilities and two products of them; the weight's gradient and what it grows by
     return elements * (16 + half) + weight * (8 + half)
 
 
-def most_head_bytes(shape: ModelShape, dtype: torch.dtype, tokens: int, room: DeviceMemory) -> int:
+def most_head_bytes(
+    shape: ModelShape, dtype: torch.dtype, tokens: int, device_memory: DeviceMemory
+) -> int:
     """The same at its worst: how many of a micro-batch's tokens are trained is not known before."""
-    kept = min(tokens, _kept_logits(shape, dtype, room)) if room.fused else tokens
-    return max(head_bytes(shape, dtype, tokens, room), head_bytes(shape, dtype, kept, room))
+    kept = min(tokens, _kept_logits(shape, dtype, device_memory)) if device_memory.fused else tokens
+    return max(
+        head_bytes(shape, dtype, tokens, device_memory),
+        head_bytes(shape, dtype, kept, device_memory),
+    )
 
 
-def _kept_logits(shape: ModelShape, dtype: torch.dtype, room: DeviceMemory) -> int:
+def _kept_logits(shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory) -> int:
     """Tokens whose logits the kernel keeps until the backward pass; of more it keeps none."""
-    share = FUSED_KEPT_SHARE * (room.total or room.available)
+    share = FUSED_KEPT_SHARE * (device_memory.total or device_memory.available)
     return int(share / (shape.head_rows * dtype.itemsize))
 
 
 def decode_bytes(
-    shape: ModelShape, dtype: torch.dtype, batch: int, kv_tokens: int, room: DeviceMemory
+    shape: ModelShape, dtype: torch.dtype, batch: int, kv_tokens: int, device_memory: DeviceMemory
 ) -> int:
     """Logits of a decoding step, a chunk of prompts in one block, and gathered keys and values."""
     size = dtype.itemsize
-    chunk = PREFILL_CHUNK[room.fused] * (
+    chunk = PREFILL_CHUNK[device_memory.fused] * (
         shape.q_size + 2 * shape.kv_size + 3 * shape.ff + 2 * shape.width
     )
-    if room.fused:
+    if device_memory.fused:
         return batch * shape.head_rows * (size + 4) + chunk * size
-    limit = 1 << 24 if room.device.type == "cpu" else 1 << 28
+    limit = 1 << 24 if device_memory.device.type == "cpu" else 1 << 28
     gathered = 2 * min(limit, kv_tokens * shape.kv_size)
     lanes = min(1 << 26, kv_tokens * shape.layers * 2 * shape.kv_size) if size == 4 else 0
     return batch * shape.head_rows * (16 + size) + (chunk + gathered + lanes) * size

@@ -118,39 +118,45 @@ class RunSizes:
     config: Config
     shape: ModelShape
     dtype: torch.dtype
-    room: DeviceMemory
+    device_memory: DeviceMemory
 
     def account(self, kv_tokens: int, micro: MicroBatchSize) -> MemoryPlan:
         config, shape, dtype = self.config, self.shape, self.dtype
-        room, work = self.room, workload_of(config)
+        device_memory, work = self.device_memory, workload_of(config)
         params = num_parameters(shape)
         preset = resolve_preset(config.algo.name)
         tokens = largest_micro(config, micro.tokens)
-        when: When = "always" if sums_in_place(dtype, room.fused) else "learning"
+        when: When = "always" if sums_in_place(dtype, device_memory.fused) else "learning"
         items = [
-            *(self._split(params) if room.ways > 1 else self._whole(params, when)),
+            *(self._split(params) if device_memory.ways > 1 else self._whole(params, when)),
             MemoryItem("engine's weights", self._copied(params), "always", self._copied_by),
             MemoryItem("KV pool", kv_tokens * kv_bytes(shape, dtype), "always", "engine.kv_tokens"),
-            MemoryItem("runtime", RUNTIME.get(room.device.type, RUNTIME["cuda"]), "always", ""),
+            MemoryItem(
+                "runtime", RUNTIME.get(device_memory.device.type, RUNTIME["cuda"]), "always", ""
+            ),
         ]
         copies = 1
         if has_reference(config) and not config.lora.rank:
             # a part of a split one is fp32, like the policy's
-            held = params * dtype.itemsize if room.ways == 1 else 4 * params // room.ways
+            held = (
+                params * dtype.itemsize
+                if device_memory.ways == 1
+                else 4 * params // device_memory.ways
+            )
             items.append(MemoryItem("reference", held, "always", "algo.kl_coef"))
         if preset.needs_critic and config.train.steps:
             copies = 2  # one backward pass over both graphs
             body = params - (0 if shape.tied else shape.head_rows * shape.width)
             state = body * dtype.itemsize + optimizer_state_bytes(body, dtype)
-            grads = gradient_bytes(body, dtype, room.fused)
-            if room.ways > 1:
-                state, grads = 12 * body // room.ways, 4 * body // room.ways
+            grads = gradient_bytes(body, dtype, device_memory.fused)
+            if device_memory.ways > 1:
+                state, grads = 12 * body // device_memory.ways, 4 * body // device_memory.ways
             items.append(MemoryItem("critic", state, "always", "algo.name"))
             items.append(MemoryItem("critic's gradients", grads, when, "algo.name"))
-        kept = activation_bytes(shape, dtype, tokens, work, room.fused, micro.recompute)
-        head = most_head_bytes(shape, dtype, tokens, room)
+        kept = activation_bytes(shape, dtype, tokens, work, device_memory.fused, micro.recompute)
+        head = most_head_bytes(shape, dtype, tokens, device_memory)
         trains_head = bool(shape.extra) or "lm_head" in config.lora.targets
-        if config.lora.rank and trains_head and sums_in_place(dtype, room.fused):
+        if config.lora.rank and trains_head and sums_in_place(dtype, device_memory.fused):
             # a head without a sum of its own gets its gradient in fp32, then as the weights are
             head += shape.head_rows * shape.width * (4 + dtype.itemsize)
         key = "train.tokens_per_micro"
@@ -159,13 +165,13 @@ class RunSizes:
             MemoryItem("logits", head, "learning", key),
             MemoryItem(
                 "a decoding step",
-                decode_bytes(shape, dtype, running(config), kv_tokens, room),
+                decode_bytes(shape, dtype, running(config), kv_tokens, device_memory),
                 "sampling",
                 "rollout.samples",
             ),
         ]
         counted = [item for item in items if item.bytes]
-        return MemoryPlan(counted, room.available, room.usable, kv_tokens, *micro)
+        return MemoryPlan(counted, device_memory.available, device_memory.usable, kv_tokens, *micro)
 
     def _whole(self, params: int, when: When) -> Iterator[MemoryItem]:
         yield MemoryItem("weights", params * self.dtype.itemsize, "always", "model")
@@ -178,21 +184,25 @@ class RunSizes:
         ends = shape.head_rows * shape.width * (1 if shape.tied else 2)
         layer = (params - ends) // shape.layers
         yield MemoryItem(
-            "weights, a part", held * 4 * params // self.room.ways, "always", "parallel"
+            "weights, a part", held * 4 * params // self.device_memory.ways, "always", "parallel"
         )
-        yield MemoryItem("AdamW moments", held * 8 * params // self.room.ways, "always", "parallel")
-        yield MemoryItem("gradients, a part", 4 * params // self.room.ways, "learning", "parallel")
+        yield MemoryItem(
+            "AdamW moments", held * 8 * params // self.device_memory.ways, "always", "parallel"
+        )
+        yield MemoryItem(
+            "gradients, a part", 4 * params // self.device_memory.ways, "learning", "parallel"
+        )
         yield MemoryItem(
             "layers brought together", (2 * layer + ends) * itemsize, "learning", "model"
         )
 
     @property
     def _copied_by(self) -> str:
-        return "parallel.shard" if self.room.ways > 1 else "rollout.staleness"
+        return "parallel.shard" if self.device_memory.ways > 1 else "rollout.staleness"
 
     def _copied(self, params: int) -> int:
         """Bytes of the weights that an engine of ours has beside the learner's."""
-        is_apart = self.room.ways > 1 or self.config.rollout.staleness > 0
+        is_apart = self.device_memory.ways > 1 or self.config.rollout.staleness > 0
         is_ours = self.config.engine.name == "native" and not self.config.cluster.address
         return params * self.dtype.itemsize if is_apart and is_ours else 0
 
@@ -203,13 +213,13 @@ class RunSizes:
             masters = 4 * params if dtype.itemsize < 4 else 0
             yield MemoryItem("fp32 masters", masters, "always", "model")
             yield MemoryItem("AdamW moments", 8 * params, "always", "model")
-            grads = gradient_bytes(params, dtype, self.room.fused)
+            grads = gradient_bytes(params, dtype, self.device_memory.fused)
             yield MemoryItem("gradients", grads, when, "model")
             return
         trained = num_trained(shape, lora.rank, lora.targets)
         yield MemoryItem("adapters", 4 * trained, "always", "lora.rank")
         yield MemoryItem("AdamW moments", 8 * trained, "always", "lora.rank")
-        if self.room.device.type == "cpu":
+        if self.device_memory.device.type == "cpu":
             base = sum(out * into for out, into in target_sizes(shape, lora.targets))
             yield MemoryItem("base", base * dtype.itemsize, "always", "lora.targets")
         grads = adapter_gradient_bytes(shape, dtype, lora.rank, lora.targets)
@@ -219,16 +229,16 @@ class RunSizes:
         return self.account(kv_tokens, micro).fits
 
     def choose_micro(self) -> MicroBatchSize:
-        train, cpu = self.config.train, self.room.device.type == "cpu"
+        train, cpu = self.config.train, self.device_memory.device.type == "cpu"
         sizes = (CPU_MICRO,) if cpu else GPU_MICROS
         if train.tokens_per_micro:
             sizes = (train.tokens_per_micro,)
-        asked, page = self.config.engine.kv_tokens, page_size(self.config, self.room)
+        asked, page = self.config.engine.kv_tokens, page_size(self.config, self.device_memory)
         least = asked or smallest_pool(self.config, page)
         recompute = train.recompute
         if recompute is None:  # blocks are computed twice only where the longest row asks for it
             recompute = not self.fits(least, MicroBatchSize(sizes[-1], False))
-        comfort = int(self.room.available * COMFORT) // kv_bytes(self.shape, self.dtype)
+        comfort = int(self.device_memory.available * COMFORT) // kv_bytes(self.shape, self.dtype)
         ample = asked or max(min(wanted_pool(self.config, page), comfort), least)
         choices = [MicroBatchSize(tokens, recompute) for tokens in sizes]
         for micro in choices:
@@ -241,64 +251,76 @@ class RunSizes:
     def choose_pool(self, micro: MicroBatchSize) -> int:
         if self.config.engine.kv_tokens:
             return self.config.engine.kv_tokens
-        page, per_token = page_size(self.config, self.room), kv_bytes(self.shape, self.dtype)
-        if self.room.device.type == "cpu":  # a page that nobody writes to is never made there
+        page, per_token = (
+            page_size(self.config, self.device_memory),
+            kv_bytes(self.shape, self.dtype),
+        )
+        if (
+            self.device_memory.device.type == "cpu"
+        ):  # a page that nobody writes to is never made there
             most = min(CPU_TOKENS, CPU_BYTES // per_token)
         else:
-            share = int(self.room.available * GPU_SHARE) // per_token
+            share = int(self.device_memory.available * GPU_SHARE) // per_token
             most = min(share, wanted_pool(self.config, page))
-        left = (self.room.usable - self.account(0, micro).total) // per_token
+        left = (self.device_memory.usable - self.account(0, micro).total) // per_token
         return max(smallest_pool(self.config, page), min(most, left))
 
 
 def plan_memory(
-    config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory
+    config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
 ) -> MemoryPlan:
     """The account with the sizes that a run would choose."""
-    sizes = RunSizes(config, shape, dtype, room)
+    sizes = RunSizes(config, shape, dtype, device_memory)
     micro = sizes.choose_micro()
     return sizes.account(sizes.choose_pool(micro), micro)
 
 
 def choose_micro(
-    config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory
+    config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
 ) -> MicroBatchSize:
     """Tokens per micro-batch and whether to recompute, where the recipe does not say.
 
     On a GPU the largest size that leaves the KV pool a fifth of the memory, else the smallest;
     recomputation only if the longest row does not fit without it.
     """
-    return RunSizes(config, shape, dtype, room).choose_micro()
+    return RunSizes(config, shape, dtype, device_memory).choose_micro()
 
 
-def kv_tokens_for(config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory) -> int:
+def kv_tokens_for(
+    config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
+) -> int:
     """Tokens of the KV pool: the recipe's, or what the trainer leaves; never less than one context.
 
     On a GPU at most what a step can use and 0.4 of the memory, on a CPU 65,536 tokens or 2 GiB.
     """
-    sizes = RunSizes(config, shape, dtype, room)
+    sizes = RunSizes(config, shape, dtype, device_memory)
     return sizes.choose_pool(sizes.choose_micro())
 
 
-def check_fits(config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory) -> None:
+def check_fits(
+    config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
+) -> None:
     """Refuse a recipe that cannot fit, with the numbers and the key to change."""
-    memory = plan_memory(config, shape, dtype, room)
+    memory = plan_memory(config, shape, dtype, device_memory)
     if memory.fits:
         return
     largest = sorted(memory.items, key=lambda item: -item.bytes)[:3]
     named = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in largest)
+    name = device_memory.name or device_memory.device.type
     raise ConfigError(
-        f"this recipe needs {gigabytes(memory.total)} and {room.name or room.device.type} has "
-        f"{gigabytes(memory.usable)} to use (mostly {named}). "
-        f"{remedy(config, shape, dtype, room)}. `graft plan` shows the whole account"
+        f"this recipe needs {gigabytes(memory.total)} and {name} has {gigabytes(memory.usable)} to use "
+        f"(mostly {named}). "
+        f"{remedy(config, shape, dtype, device_memory)}. `graft plan` shows the whole account"
     )
 
 
-def remedy(config: Config, shape: ModelShape, dtype: torch.dtype, room: DeviceMemory) -> str:
+def remedy(
+    config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
+) -> str:
     """The first single change that makes it fit, else the changes that do so together."""
 
     def does_fit(changed: Config) -> bool:
-        return plan_memory(changed, shape, dtype, room).fits
+        return plan_memory(changed, shape, dtype, device_memory).fits
 
     changes = list(_remedies(config))
     for name, keys in changes:

@@ -84,9 +84,9 @@ def running(config: Config) -> int:
     return min(max(train, min(config.run.eval_tasks, rollout.concurrency), 1), MAX_RUNNING)
 
 
-def page_size(config: Config, room: DeviceMemory) -> int:
+def page_size(config: Config, device_memory: DeviceMemory) -> int:
     """Tokens per KV page: the recipe's, or the engine's own choice."""
-    return config.engine.page_size or (64 if room.fused else 16)
+    return config.engine.page_size or (64 if device_memory.fused else 16)
 
 
 def smallest_pool(config: Config, page: int) -> int:
