@@ -1,4 +1,4 @@
-"""Every environment of the table, ready to run: ids that need data get a few made rows."""
+"""Builds every environment of the table; ids that need data get a few rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PROMPTS = [
 
 
 def rows_for(env_id: str) -> list[dict[str, Any]]:
-    """A made dataset with the columns of the real one."""
+    """A small dataset with the columns of the real one."""
     family, _, name = env_id.partition(":")
     if family == "code" or name == "CodeContest":
         return CODE
@@ -95,19 +95,20 @@ def rewritten() -> str:
 
 
 def teacher(env: Any, seed: int = 0) -> list[str] | None:
-    """What the policy says in the env's own demonstration, None where it has no teacher."""
+    """The policy's texts in the env's demonstration; None if it has no teacher."""
     try:
-        told = env.demonstrate(random.Random(seed))
+        trace = env.demonstrate(random.Random(seed))
     except NotImplementedError:
         return None
-    return [text for author, text in told if author is Author.POLICY]
+    return [text for author, text in trace if author is Author.POLICY]
 
 
-def scripted(env_id: str, seed: int, count: int = 4) -> list[str]:
-    """A mixed list of actions for the instance of this seed: random ones, the teacher's, nonsense."""
+@cache  # a teacher may search for long
+def scripted(env_id: str, seed: int) -> list[str]:
+    """Actions for the instance of this seed: random ones, the teacher's, nonsense."""
     env = build(env_id)
     env.reset(seed)
-    actions = [env.sample_random_action() for _ in range(count)]
+    actions = [env.sample_random_action() for _ in range(4)]
     return [*actions, *(teacher(env) or [])[:4], env.sample_random_action(), "é\x00"]
 
 
