@@ -24,20 +24,20 @@ from graft.envs.games.variants import GAMES
 from graft.types import Author, Turn
 from tests.envs.env_kit import play, teacher
 
-SEEDS = 30
+SEEDS = 12
 WON = {
-    # of 30; the others win all of them
-    "game:Minesweeper-v0": 24,
-    "game:Minesweeper-v0-easy": 18,
-    "game:Minesweeper-v0-hard": 20,
-    "game:Minesweeper-v0-random": 20,
-    "game:Hangman-v0-easy": 28,
-    "game:Hangman-v0-random": 28,
-    "game:FifteenPuzzle-v0": 15,
-    "game:FifteenPuzzle-v0-hard": 22,
-    "game:FifteenPuzzle-v0-random": 20,
-    "game:Game2048-v0": 28,
-    "game:Game2048-v0-random": 28,
+    # of 12 games; the other teachers win all of them
+    "game:Minesweeper-v0": 9,
+    "game:Minesweeper-v0-easy": 10,
+    "game:Minesweeper-v0-hard": 9,
+    "game:Minesweeper-v0-random": 8,
+    "game:Hangman-v0-easy": 11,
+    "game:Hangman-v0-random": 11,
+    "game:FifteenPuzzle-v0": 6,
+    "game:FifteenPuzzle-v0-hard": 8,
+    "game:FifteenPuzzle-v0-random": 6,
+    "game:Game2048-v0": 11,
+    "game:Game2048-v0-random": 11,
     "game:Game2048-v0-hard": 0,
     "game:Game2048-v0-extreme-hard": 0,
 }
@@ -47,7 +47,7 @@ UP, DOWN, LEFT, RIGHT = "up", "down", "left", "right"
 
 
 def replay(env: Any, trace: Trace) -> list[Turn]:
-    """Step through a demonstration; each answer is the one that it tells of, no move is refused."""
+    """Step through a demonstration: every answer is as demonstrated, no move is refused."""
     turns: list[Turn] = []
     for number, (author, text) in enumerate(trace):
         assert author is (Author.ENV if number % 2 else Author.POLICY)
@@ -62,7 +62,7 @@ def replay(env: Any, trace: Trace) -> list[Turn]:
 
 
 def is_won(turns: list[Turn]) -> bool:
-    """A win is paid 1.0 in all; the wiki game charges 0.05 for every click before the last."""
+    """A win pays 1.0 in all; the wiki game costs 0.05 for every click before the last."""
     costs = sum(turn.reward for turn in turns if turn.reward < 0)
     total = sum(turn.reward for turn in turns)
     return turns[-1].terminated and not turns[-1].truncated and total - costs == 1.0
@@ -86,7 +86,7 @@ def test_a_teacher_plays_by_the_rules_to_the_end_and_wins(env_id: str):
     assert won >= WON.get(env_id, SEEDS)
 
 
-def test_a_teacher_goes_on_from_where_the_game_stands():
+def test_a_teacher_continues_from_the_current_position():
     for env_id in ("GuessTheNumber", "TowerofHanoi", "Sudoku", "WordSearch", "Crosswords"):
         env = make(f"game:{env_id}-v0")
         env.reset(2)

@@ -321,7 +321,7 @@ HOSTILE = st.one_of(
 
 
 @pytest.mark.parametrize("name", sorted({stem(env_id) for env_id in SHARED}))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(actions=st.lists(HOSTILE, min_size=1, max_size=6), seed=st.integers(0, 50))
 def test_no_action_makes_a_game_raise_or_talk_without_end(name: str, actions: list[str], seed: int):
     env = make(f"game:{name}-v0-random")
