@@ -1,8 +1,8 @@
-"""Run code that nobody has read: shut off from network, files and processes, and cheap to call.
+"""Run untrusted code without access to network, files and other processes.
 
 run_python("print(6 * 7)").stdout          "42\\n"
-Session().run("x = 1"), .run("x + 1")      names live on between runs
-methods()                                  which kinds of isolation work on this machine
+SandboxSession().run("x = 1")              names stay between its runs
+methods()                                  the kinds of isolation that work on this machine
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which kinds of isolation work here: each is tried once, really, and the strongest is chosen.
+"""The kinds of isolation that work on this machine: each is tried once, and the strongest is chosen.
 
-bubblewrap  bwrap builds the room; each call has pid and mount namespaces of its own in it
-namespaces  the same, built by ourselves
+bubblewrap  bwrap builds the file tree; in it each call has its own pid and mount namespaces
+namespaces  the same, built by graft
 landlock    no namespaces: Landlock for files, seccomp for network and processes, one process
-none        limits on time and memory only; never chosen, the user has to ask for it
+none        limits on time and memory only; used only if the user names it
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from graft.tools.sandbox import hosts
 from graft.tools.sandbox.outcome import SandboxError, SandboxUnavailable
+from graft.tools.sandbox.running import run_in
 
 STRONGEST_FIRST = ("bubblewrap", "namespaces", "landlock")
 NONE = "none"
@@ -45,7 +46,7 @@ class Method(NamedTuple):
     name: str
     works: bool
     why: str
-    """How it was found to work, or what is missing."""
+    """The result of the trial, or what is missing."""
 
 
 _tried: dict[str, Method] = {}
@@ -60,11 +61,11 @@ def methods() -> list[Method]:
 def choose(name: str = "auto") -> str:
     """The strongest method that works, or `name` if that one does.
 
-    SandboxUnavailable if there is none; ValueError if there is no such name.
+    SandboxUnavailable if none works; ValueError for an unknown name.
     """
     if name == NONE:
         if sys.platform != "linux":
-            raise SandboxUnavailable(f"{name!r} too needs Linux, this is {platform.system()}")
+            raise SandboxUnavailable(f"sandbox {name!r} needs Linux, this is {platform.system()}")
         return NONE
     if name == "auto":
         for candidate in STRONGEST_FIRST:
@@ -72,7 +73,7 @@ def choose(name: str = "auto") -> str:
                 return candidate
         tried = "; ".join(f"{method.name}: {method.why}" for method in methods())
         raise SandboxUnavailable(
-            f"no isolation works on this machine, so code of a policy is not run ({tried}). "
+            f"no isolation works on this machine, so the policy's code is not run ({tried}). "
             'sandbox="none" runs it unprotected: it can then read and delete your files.'
         )
     if name not in STRONGEST_FIRST:
@@ -84,10 +85,10 @@ def choose(name: str = "auto") -> str:
 
 
 def probe(name: str) -> Method:
-    """Try a method once in the life of this process."""
+    """The result of trying a method, which happens once per process."""
     found = _tried.get(name)
     if found is None:
-        with _lock:  # others wait for the answer instead of trying as well
+        with _lock:  # other threads wait for the result
             if name not in _tried:
                 _tried[name] = _try(name)
             found = _tried[name]
@@ -95,22 +96,20 @@ def probe(name: str) -> Method:
 
 
 def _try(name: str) -> Method:
-    from graft.tools.sandbox.run import run_in  # it needs `choose`
-
     if sys.platform != "linux":
         return Method(name, False, f"it needs Linux, this is {platform.system()}")
     if platform.machine() not in ("x86_64", "aarch64"):
         return Method(name, False, f"no system-call filter for {platform.machine()}")
     try:
-        # a file that exists, that we can read and that is no part of Python's installation
+        # a file that exists, is readable here and is not part of the Python installation
         outcome = run_in(hosts.obtain(name), TRIAL % os.path.realpath(__file__), timeout=20.0)
     except SandboxError as error:
         hosts.close_all(name)
         return Method(name, False, str(error))
-    said = (outcome.stdout or outcome.stderr).strip() or f"exit code {outcome.exit_code}"
-    if said != "sound":
+    report = (outcome.stdout or outcome.stderr).strip() or f"exit code {outcome.exit_code}"
+    if report != "sound":
         hosts.close_all(name)
-        return Method(name, False, f"a trial program {said}")
+        return Method(name, False, f"a trial program {report}")
     return Method(name, True, "a trial program could neither read a file nor open a socket")
 
 

@@ -1,4 +1,4 @@
-"""The warm processes, seen from outside: start them, hand them work, notice when they die."""
+"""The pool of sandbox hosts, warm processes that fork one child per call."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ INSIDE = Path(__file__).parent / "inside"
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.host import main; main()"
 FLAGS = ("-S", "-s", "-P", "-B", "-X", "utf8")  # no site, no user folder, nothing written
 START_SECONDS = 60.0
-"""How long a host may take to start; the slow part is importing what it preloads."""
+"""How long a host may take to start; importing the preloaded modules is the slow part."""
 BUSY = 4
-"""Programs at one time in one host, before a second host is worth its memory."""
-MOST_HOSTS = max(4, min(16, (os.cpu_count() or 1) // 2))
-"""Of one kind. Even on few processors several get more done: a host does one thing at a time."""
+"""Programs at a time in one host before another host is started."""
+MAX_HOSTS = max(4, min(16, (os.cpu_count() or 1) // 2))
+"""Hosts of one kind. Several are faster even on few processors, since a host serves one call at a time."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")
@@ -37,7 +37,7 @@ ENVIRONMENT = {
     "HOME": "/scratch",
     "TMPDIR": "/scratch",
     "PYTHONHASHSEED": "0",  # the same code prints the same
-    # one thread each: a host with threads could not be forked safely
+    # a host with threads could not be forked safely
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -45,7 +45,7 @@ ENVIRONMENT = {
 
 
 class HostDied(SandboxError):
-    """The warm process ended under a call. Nothing is wrong with the call: try another host."""
+    """The host ended during a call; the call can be repeated in another host."""
 
 
 class SandboxHost:
@@ -54,9 +54,9 @@ class SandboxHost:
     def __init__(self, method: str, preload: tuple[str, ...] = ()) -> None:
         self.method = method
         self.running: set[object] = set()
-        """The programs that it runs now; sessions, which mostly wait, are not counted."""
+        """The programs that run now; sessions, which mostly wait, are not counted."""
         self.scratch = "/scratch" if method == "bubblewrap" else ""  # inside
-        with contextlib.ExitStack() as files:  # a host that cannot be started leaves none open
+        with contextlib.ExitStack() as files:  # all are closed if the host cannot be started
             if method in ("landlock", "none"):
                 self.scratch = tempfile.mkdtemp(prefix="graft-scratch-")
                 files.callback(shutil.rmtree, self.scratch, ignore_errors=True)
@@ -74,7 +74,7 @@ class SandboxHost:
 
     def _start(self, requests: int, preload: tuple[str, ...]) -> subprocess.Popen[bytes]:
         view = python_view()
-        # seen to end even if a fork of ours still holds the other end of the socket
+        # lets the host see that this process ended, also if a fork still holds the socket
         caller = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
         config = {
             "method": self.method,
@@ -96,7 +96,7 @@ class SandboxHost:
                 env=ENVIRONMENT,
                 cwd="/",
                 pass_fds=[fd for fd in (requests, caller) if fd >= 0],
-                start_new_session=True,  # a Ctrl-C in the terminal is not for it
+                start_new_session=True,  # Ctrl-C in the terminal must not reach it
             )
         except OSError as error:
             raise SandboxError(f"cannot start {self.method}: {error}") from error
@@ -105,7 +105,7 @@ class SandboxHost:
                 os.close(caller)
 
     def send(self, descriptors: list[int]) -> None:
-        """Ask for a child with these descriptors; HostDied if there is nobody to ask."""
+        """Request a child with these descriptors; HostDied if the host has ended."""
         try:
             socket.send_fds(self._requests, [b"C"], descriptors)
         except OSError as error:
@@ -122,7 +122,7 @@ class SandboxHost:
         self._files.close()
 
     def forget(self) -> None:
-        """In a fork of ours: the process is our parent's, so let go of it without a word."""
+        """In a fork of this process: close the sockets; the host belongs to the parent."""
         self._process.returncode = 0
         self._requests.close()
         self._errors.close()
@@ -136,43 +136,43 @@ class SandboxHost:
         self._requests.settimeout(None)
         if not is_ready:
             self._errors.seek(0)
-            said = self._errors.read().decode(errors="replace").strip().splitlines()
-            raise SandboxError(said[-1] if said else "ended without a word")
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise SandboxError(lines[-1] if lines else f"{self.method} ended without a message")
 
 
 def _command(method: str, view: View, config: dict[str, Any]) -> list[str]:
-    """How a host is started; bubblewrap builds the room that `inside.room` builds otherwise."""
+    """The command that starts a host; bwrap builds the file tree that `inside.rootfs` builds otherwise."""
     python = [view.executable, *FLAGS, "-c", BOOT]
     if method != "bubblewrap":
         return [*python, str(INSIDE.parent), json.dumps(config)]
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxError("bwrap is not installed")
-    wall = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     if os.geteuid() != 0:
-        wall += ["--unshare-user", "--uid", "0", "--gid", "0"]
-    # for the host, which makes each child's namespaces; the children give them up
-    wall += [word for cap in CAPABILITIES for word in ("--cap-add", cap)]
+        command += ["--unshare-user", "--uid", "0", "--gid", "0"]
+    # the host needs them to create each child's namespaces; the children drop them
+    command += [word for cap in CAPABILITIES for word in ("--cap-add", cap)]
     for folder in _folders_above([*view.readable, *view.links, "/dev/null", "/graft/inside"]):
-        wall += ["--perms", "0755", "--dir", folder]  # left to bwrap, only root could pass
+        command += ["--perms", "0755", "--dir", folder]  # bwrap's default would let only root pass
     for path in view.readable:
-        wall += ["--ro-bind", path, path]
+        command += ["--ro-bind", path, path]
     for path, target in view.links.items():
-        wall += ["--symlink", target, path]
+        command += ["--symlink", target, path]
     for name in DEVICES:
-        wall += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    wall += ["--ro-bind", str(INSIDE), "/graft/inside", "--proc", "/proc", "--dir", "/empty"]
-    wall += ["--tmpfs", "/scratch", "--remount-ro", "/"]
-    return [*wall, "--as-pid-1", "--", *python, "/graft", json.dumps(config)]
+        command += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    command += ["--ro-bind", str(INSIDE), "/graft/inside", "--proc", "/proc", "--dir", "/empty"]
+    command += ["--tmpfs", "/scratch", "--remount-ro", "/"]
+    return [*command, "--as-pid-1", "--", *python, "/graft", json.dumps(config)]
 
 
 def _folders_above(paths: list[str]) -> list[str]:
-    """["/a/b/c"] -> ["/a", "/a/b"]: what has to exist before the paths can, in order."""
+    """["/a/b/c"] -> ["/a", "/a/b"]: the parent folders of the paths, in order."""
     return sorted({str(folder) for path in paths for folder in Path(path).parents} - {"/"})
 
 
 Kind = tuple[str, tuple[str, ...]]
-"""A method, and the modules that the host has imported."""
+"""The method, and the modules that the host has imported."""
 
 _hosts: dict[Kind, list[SandboxHost]] = {}
 _locks: dict[Kind, threading.Lock] = {}
@@ -180,19 +180,19 @@ _guard = threading.Lock()
 
 
 def obtain(method: str, preload: tuple[str, ...] = ()) -> SandboxHost:
-    """The least busy host of this kind; a new one if there is none, or if all are busy and the
-    machine has room for more."""
+    """The least busy host of this kind; a new one if there is none, or if all are busy and there are
+    fewer than MAX_HOSTS."""
     kind = (method, preload)
     host = _least_busy(kind)
-    if host is not None and (len(host.running) < BUSY or len(_hosts.get(kind, ())) >= MOST_HOSTS):
+    if host is not None and (len(host.running) < BUSY or len(_hosts.get(kind, ())) >= MAX_HOSTS):
         return host
     with _guard:
         lock = _locks.setdefault(kind, threading.Lock())
     if not lock.acquire(blocking=host is None):
-        return host or obtain(method, preload)  # another thread starts one; ours has work enough
+        return host or obtain(method, preload)  # another thread is starting one
     try:
         if host is None and (host := _least_busy(kind)):
-            return host  # it was started while we waited
+            return host  # another thread has started it
         host = SandboxHost(method, preload)
         with _guard:
             _hosts.setdefault(kind, []).append(host)
@@ -206,12 +206,12 @@ def _least_busy(kind: Kind) -> SandboxHost | None:
 
 
 def discard(host: SandboxHost) -> None:
-    """Put a host away that has died, so that the next call gets a new one."""
+    """Remove a host that has died, so that the next call gets a new one."""
     with _guard:
         known = [hosts for hosts in _hosts.values() if host in hosts]
         for hosts in known:
             hosts.remove(host)
-    if known:  # of several callers that noticed, one cleans up
+    if known:  # of several callers that noticed it, one cleans up
         host.close()
 
 
@@ -228,7 +228,7 @@ def _after_fork() -> None:
         host.forget()
     _hosts.clear()
     _locks.clear()
-    _guard = threading.Lock()  # another thread of the parent may have held it
+    _guard = threading.Lock()  # a thread of the parent may have held it
 
 
 atexit.register(close_all)

@@ -1,4 +1,4 @@
-"""What came of a run, and what can go wrong with the sandbox itself."""
+"""The outcome of a run, and the errors of the sandbox itself."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from graft.tools.errors import ToolError
 
 
 class SandboxError(ToolError):
-    """The sandbox broke: not the doing of the code that it ran."""
+    """The sandbox failed; the code that it ran is not the cause."""
 
 
 class SandboxUnavailable(SandboxError):
-    """This machine offers no isolation that works; the text says what was tried."""
+    """No kind of isolation works on this machine; the message lists what was tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxOutcome:
-    """What a program printed and how it ended.
+    """The output of a program and how it ended.
 
     `print(1/0)` -> stdout "", stderr "Traceback ... ZeroDivisionError: division by zero",
     exit_code 1, ok False.
@@ -31,9 +31,9 @@ class SandboxOutcome:
     is_timeout: bool = False
     is_out_of_memory: bool = False
     is_output_cut: bool = False
-    """It printed more than it may, and was stopped."""
+    """It printed more than the limit and was stopped."""
     is_restarted: bool = False
-    """In a Session: an earlier run had ended the interpreter, so this one began without names."""
+    """In a SandboxSession: an earlier run ended the interpreter, so this one started without names."""
 
     @property
     def ok(self) -> bool:

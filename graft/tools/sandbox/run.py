@@ -8,16 +8,16 @@ from functools import lru_cache
 
 from graft.tools.sandbox import hosts
 from graft.tools.sandbox.choice import choose
-from graft.tools.sandbox.hosts import HostDied, SandboxHost
+from graft.tools.sandbox.hosts import HostDied
 from graft.tools.sandbox.outcome import SandboxError, SandboxOutcome
-from graft.tools.sandbox.running import Running
+from graft.tools.sandbox.running import run_in
 
 ATTEMPTS = 3
-"""A host may be killed under a call. The code has touched nothing outside, so it can run again."""
+"""A host may be killed during a call. The code changed nothing outside, so it can run again."""
 
 PRELOAD = {"numpy": "numpy.random", "sympy": "sympy"}
-"""Slow to import and much used: code that names one is run in a host that has it already. Name ->
-what the host imports; of numpy also the part that has a seed."""
+"""Packages that are slow to import: code that names one runs in a host that has imported it. Name ->
+the module that the host imports; of numpy the part that has a seed."""
 _NAMED = {name: re.compile(rf"\b{name}\b") for name in PRELOAD}
 
 
@@ -31,15 +31,15 @@ def run_python(
     max_output: int = 65536,
     echo: bool = False,
 ) -> SandboxOutcome:
-    """Run `code` as a program of its own, shut off from everything.
+    """Run `code` as a program in the sandbox.
 
     >>> run_python("print(int(input()) + 1)", "41").stdout
     '42\\n'
 
-    It has no network, no files but an empty scratch folder that is gone afterwards, no other
+    It has no network, no files but an empty scratch folder that is removed afterwards, no other
     processes, `timeout` seconds by the clock, `memory_mb` of memory and `max_output` bytes of
     output. With `echo` the value of a last line that is an expression is printed, as at a prompt.
-    May be called from many threads at once.
+    Safe on many threads at once.
     """
     method = choose(sandbox)
     preload = modules_named(code)
@@ -54,23 +54,8 @@ def run_python(
     raise AssertionError("unreachable")
 
 
-def run_in(
-    host: SandboxHost,
-    code: str,
-    stdin: str = "",
-    timeout: float = 5.0,
-    memory_mb: int = 1024,
-    max_output: int = 65536,
-    echo: bool = False,
-) -> SandboxOutcome:
-    """`run_python` in a host of one's own."""
-    given = stdin.encode(errors="surrogatepass")
-    with Running(host, code, given, echo=echo, timeout=timeout, memory_mb=memory_mb) as running:
-        return running.finish(timeout, max_output)
-
-
 def modules_named(code: str) -> tuple[str, ...]:
-    """What to import for those of PRELOAD that the code mentions and that are installed."""
+    """The modules of PRELOAD that the code names and that are installed."""
     return tuple(
         module
         for name, module in PRELOAD.items()

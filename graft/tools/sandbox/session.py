@@ -1,4 +1,4 @@
-"""An interpreter that is kept: names made by one run are there in the next."""
+"""An interpreter that stays alive: the names of one run are available in the next."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from graft.tools.sandbox.running import Running
 class SandboxSession:
     """Like a notebook: run("x = 2"), then run("x * 21") -> stdout "42\\n".
 
-    A run that does not end in time, prints too much or ends the interpreter takes the names with
-    it; the next one begins afresh and its outcome says so (`is_restarted`). One run at a time.
+    After a run that does not end in time, prints too much or ends the interpreter all names are lost;
+    the outcome of the next run has `is_restarted`. One run at a time.
     """
 
     _running: Running | None = None
@@ -42,11 +42,11 @@ class SandboxSession:
 
     @property
     def is_alive(self) -> bool:
-        """Whether there are names to come back to."""
+        """Whether the interpreter and its names still exist."""
         return self._running is not None
 
     def run(self, code: str, *, echo: bool = True) -> SandboxOutcome:
-        """Run `code` after all that was run before."""
+        """Run `code` with the names of earlier runs."""
         with self._lock:
             is_restarted, self._is_lost = self._is_lost, False
             for attempt in range(ATTEMPTS):
@@ -65,9 +65,9 @@ class SandboxSession:
             raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """End the interpreter, a run under way included. A later run starts a new one.
+        """End the interpreter and a run in progress. A later run starts a new interpreter.
 
-        It does not wait: the thread of that run may be one that was given up, and ends by itself.
+        It does not wait for the thread of that run, which may have been abandoned.
         """
         if self._lock.acquire(blocking=False):
             self._drop()
@@ -98,8 +98,8 @@ class SandboxSession:
         message = json.dumps({"code": code, "echo": echo}).encode()
         control = running.control
         assert control is not None
-        control.settimeout(self.timeout)  # an interpreter may be kept from reading
-        with contextlib.suppress(OSError):  # it has ended, or hangs: seen below
+        control.settimeout(self.timeout)  # the interpreter may not read
+        with contextlib.suppress(OSError):  # it has ended or hangs: `wait` below finds out
             control.sendall(b"%08x" % len(message) + message)
         why = running.wait(self.timeout, self.max_output)
         outcome = running.outcome(self.max_output, time.monotonic() - began, why)
@@ -109,7 +109,7 @@ class SandboxSession:
         return outcome
 
     def _drop(self) -> None:
-        """Let go of the interpreter, which ends it."""
+        """Close the interpreter's sockets, which ends it."""
         if self._running is not None:
             self._running.close()
         self._running = None

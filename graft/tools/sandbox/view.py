@@ -1,4 +1,4 @@
-"""What code in the sandbox may read: the Python installation and the libraries it needs."""
+"""The files that code in the sandbox may read: the Python installation and its libraries."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class View(NamedTuple):
     readable: list[str]
     """Folders and files, none below another."""
     links: dict[str, str]
-    """Symbolic links that have to exist besides: where -> to what."""
+    """Symbolic links that must exist too: path -> target."""
     site: list[str]
-    """Where packages are imported from."""
+    """The folders of installed packages."""
     executable: str
 
 
 def python_view() -> View:
-    """The view for the interpreter that runs us. Of a virtual environment only its packages show."""
+    """The view for the running interpreter. Of a virtual environment only its packages are visible."""
     executable = getattr(sys, "_base_executable", None) or sys.executable
-    # not the user's own folders, which are on the path as well
+    # not the user's own folders, which are also on sys.path
     packages = [path for path in sys.path if os.path.basename(path) in PACKAGE_FOLDERS]  # noqa: PTH119
     packages = [path for path in packages if os.access(path, os.R_OK)]
     wanted = [*SYSTEM, executable, *packages]
@@ -56,7 +56,7 @@ def python_view() -> View:
     outermost = sorted(path for path in readable if not _is_below(path, readable))
     links = {path: real for path, real in links.items() if not _is_below(path, {*outermost})}
     if not any(path.startswith(f"{TMP}/") for path in (*outermost, *links)):
-        links[TMP] = SCRATCH  # else Python itself lies there, and /tmp is a folder with that in it
+        links[TMP] = SCRATCH  # else Python is installed there, and /tmp is a real folder
     return View(outermost, links, packages, executable)
 
 

@@ -180,7 +180,7 @@ def test_busy_hosts_get_company_and_idle_ones_do_not(method: str):
                 lambda _: run_python("import time; time.sleep(0.1)", sandbox=method), range(32)
             )
         )
-    assert 1 < len(hosts._hosts[method, ()]) <= hosts.MOST_HOSTS
+    assert 1 < len(hosts._hosts[method, ()]) <= hosts.MAX_HOSTS
     assert all(not host.running for host in hosts._hosts[method, ()])
 
 

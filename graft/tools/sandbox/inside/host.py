@@ -1,10 +1,10 @@
 """The warm process: one fork per request.
 
-A request is one byte on the socket with descriptors beside it: the job (a line of numbers, then
-the code), what becomes stdin, stdout and stderr, a status socket, and for a session the socket it
-is led by. The numbers are: 1 to echo the last value, then `Limits`. On the status socket the host
-writes the exit code when the child has ended; when the caller hangs up there, the child is killed.
-The host ends when its caller does.
+A request is one byte on the socket with descriptors: the request file (a line of numbers, then the
+code), stdin, stdout and stderr of the child, a status socket, and for a session its control socket.
+The numbers are: 1 to echo the last value, then `Limits`. On the status socket the host writes the exit
+code when the child has ended; when the caller closes it, the child is killed. The host ends when its
+caller does.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import json
 import os
 import select
 import sys
-from _socket import socket  # without the module around it, which is large
+from _socket import socket  # the module `socket` is large
 from typing import Any, NoReturn
 
-from . import kernel, landlock, room, runner, usage
-from .cell import Limits, Walls
+from . import kernel, landlock, rootfs, runner, usage
+from .confinement import Confinement, Limits
 
-STATE = 3  # the descriptor by which a session is led
-SIGKILL = 9  # importing `signal` would make every fork a little dearer
-MOST_FILES = 1 << 16
-WATCH = 0.1  # seconds between two looks at the memory of calls that take long
+CONTROL = 3  # the descriptor of a session's control socket
+SIGKILL = 9  # importing `signal` would slow down every fork
+MAX_FILES = 1 << 16
+WATCH = 0.1  # seconds between two checks of the memory and disk of long calls
 
 
 class HostCall:
-    """A child that has not ended yet."""
+    """A running child."""
 
-    __slots__ = ("head", "is_killed", "outgrew", "pid", "scratch", "slot", "status")
+    __slots__ = ("exceeded", "head", "is_killed", "pid", "scratch", "slot", "status")
 
     def __init__(self, pid: int, slot: int, scratch: str | None, status: int, head: bytes) -> None:
         self.pid = pid
@@ -38,11 +38,11 @@ class HostCall:
         self.scratch = scratch
         self.status = status
         self.head = head
-        """Its limits, read only if it lasts."""
+        """Its limits as text, parsed only for long calls."""
         self.is_killed = False
-        """Its caller has hung up."""
-        self.outgrew = ""
-        """The limit that the host had to enforce itself: "memory" or "disk"."""
+        """Its caller has closed the status socket."""
+        self.exceeded = ""
+        """The limit for which the host killed it: "memory" or "disk"."""
 
     @property
     def limits(self) -> Limits:
@@ -55,53 +55,55 @@ def main() -> None:
     method = config["method"]
     own_pids = -1
     if method == "namespaces":
-        is_root = room.is_privileged()
-        room.leave_the_world(is_root)
-        if keeper_of := os.fork():
+        is_root = rootfs.is_privileged()
+        rootfs.enter_namespaces(is_root)
+        if child := os.fork():
             os.close(config["requests"])
-            status = os.waitpid(keeper_of, 0)[1]
+            status = os.waitpid(child, 0)[1]
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-        # the keeper has one thread, so this cannot fire early
+        # the parent has one thread, so this cannot fire early
         kernel.prctl(kernel.PR_SET_PDEATHSIG, SIGKILL)
         own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        room.furnish(config["readable"], config["links"])
+        rootfs.build_root(config["readable"], config["links"])
     elif method == "bubblewrap":
         kernel.prctl(kernel.PR_SET_PDEATHSIG, SIGKILL)
         own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     elif method == "landlock":
         landlock.version()
     runner.prepare(config["preload"])
-    walls = Walls(method, config["readable"], config["users"], config["scratch"])
-    if method == "bubblewrap" and not walls.try_nesting(own_pids):
-        walls.is_nested = False  # it may be the only program here that is allowed namespaces
-        walls.has_landlock = landlock.is_there()
-    host = ForkServer(walls, config["requests"], config["caller"], own_pids)
+    confinement = Confinement(method, config["readable"], config["users"], config["scratch"])
+    if method == "bubblewrap" and not confinement.try_nesting(own_pids):
+        confinement.is_nested = False  # bwrap may be the only program that is allowed namespaces
+        confinement.has_landlock = landlock.is_available()
+    host = ForkServer(confinement, config["requests"], config["caller"], own_pids)
     try:
         host.serve()
     finally:
         for call in host.by_process.values():
             host.kill(call)
-        if not walls.is_nested:
-            _remove(walls.scratch)
+        if not confinement.is_nested:
+            _remove(confinement.scratch)
 
 
 class ForkServer:
-    """Little is done here and in `become_cell` on purpose: after a fork every page that either
-    process touches is copied, and that is most of what a call costs."""
+    """Serves requests. It does little work here and in `run_child` on purpose: after a fork every page
+    that either process writes is copied, and that is most of the cost of a call."""
 
-    def __init__(self, walls: Walls, requests: int, caller: int, own_pids: int) -> None:
-        self.walls = walls
+    def __init__(self, confinement: Confinement, requests: int, caller: int, own_pids: int) -> None:
+        self.confinement = confinement
         self.requests = socket(fileno=requests)
         self.caller = caller
         self.own_pids = own_pids
         self.by_status: dict[int, HostCall] = {}
-        self.by_process: dict[int, HostCall] = {}  # the descriptor that tells when it has ended
+        self.by_process: dict[
+            int, HostCall
+        ] = {}  # by the descriptor that becomes readable at its end
 
     def serve(self) -> None:
         """Answer requests until the caller is gone."""
-        self.walls.settle()
+        self.confinement.restrict_host()
         gc.collect()
-        gc.freeze()  # a collection in a child would touch every page of ours
+        gc.freeze()  # a collection in a child would copy every page
         gc.disable()
         self.poll = poll = select.poll()
         requests, caller = self.requests.fileno(), self.caller
@@ -117,7 +119,7 @@ class ForkServer:
                         return
                 elif descriptor in self.by_process:
                     self.reap(descriptor)
-                elif descriptor in self.by_status:  # the caller has hung up
+                elif descriptor in self.by_status:  # the caller has closed it
                     self.by_status[descriptor].is_killed = True
                     self.kill(self.by_status[descriptor])
                     poll.unregister(descriptor)
@@ -127,31 +129,31 @@ class ForkServer:
                 self.watch()
 
     def take(self) -> bool:
-        """Start what the caller asks for; False if the caller has hung up."""
-        _, beside, _, _ = self.requests.recvmsg(1, 64)
-        if not beside:
+        """Start the requested child; False if the caller has closed the socket."""
+        _, ancillary, _, _ = self.requests.recvmsg(1, 64)
+        if not ancillary:
             return False
-        descriptors = memoryview(beside[0][2]).cast("i").tolist()
-        job, status = descriptors[0], descriptors[4]
+        descriptors = memoryview(ancillary[0][2]).cast("i").tolist()
+        request, status = descriptors[0], descriptors[4]
         slot = 0
         for call in self.by_process.values():
             slot = max(slot, call.slot + 1)
-        walls = self.walls
+        confinement = self.confinement
         try:
-            head, _, code = os.pread(job, os.fstat(job).st_size, 0).partition(b"\n")
-            scratch = walls.open_scratch(slot)
-            if walls.is_nested:
+            head, _, code = os.pread(request, os.fstat(request).st_size, 0).partition(b"\n")
+            scratch = confinement.open_scratch(slot)
+            if confinement.is_nested:
                 kernel.unshare(kernel.NEWPID)
             try:
                 pid = os.fork()
                 if pid == 0:
-                    self.become_cell(head, code, descriptors, slot, scratch)
+                    self.run_child(head, code, descriptors, slot, scratch)
             finally:
-                if walls.is_nested:
+                if confinement.is_nested:
                     kernel.setns(self.own_pids, kernel.NEWPID)
             ended = os.pidfd_open(pid)
-        except OSError as error:  # no more processes, no disk: this call fails, the host lives
-            _tell(status, f"broken cannot start a process: {error}")
+        except OSError as error:  # no more processes, no disk: only this call fails
+            _report(status, f"broken cannot start a process: {error}")
             os.close(status)
         else:
             call = HostCall(pid, slot, scratch, status, head)
@@ -163,7 +165,7 @@ class ForkServer:
                 os.close(descriptor)
         return True
 
-    def become_cell(
+    def run_child(
         self, head: bytes, code: bytes, descriptors: list[int], slot: int, scratch: str | None
     ) -> NoReturn:
         """The child: confine itself, run the code, end."""
@@ -175,19 +177,19 @@ class ForkServer:
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
             echo, *limits = map(int, head.split())
-            self.walls.enter(slot, Limits(*limits), scratch)
-        except BaseException as error:  # nothing may run half confined
-            _tell(status, f"broken {type(error).__name__}: {error}")
+            self.confinement.enter(slot, Limits(*limits), scratch)
+        except BaseException as error:  # no code may run half confined
+            _report(status, f"broken {type(error).__name__}: {error}")
             os._exit(126)
         try:
             if control:
-                os.dup2(control[0], STATE)
-                os.closerange(STATE + 1, MOST_FILES)
+                os.dup2(control[0], CONTROL)
+                os.closerange(CONTROL + 1, MAX_FILES)
                 gc.enable()
-                runner.run_session(STATE)
+                runner.run_session(CONTROL)
                 exit_code = 0
             else:
-                os.closerange(3, MOST_FILES)
+                os.closerange(3, MAX_FILES)
                 gc.enable()
                 text = code.decode(errors="surrogatepass")
                 exit_code = runner.run_program(text, echo=bool(echo))
@@ -195,22 +197,22 @@ class ForkServer:
             os._exit(exit_code)
 
     def kill(self, call: HostCall) -> None:
-        """End a child. As the first process of its pid namespace it takes all others with it."""
-        if self.walls.method == "none":
-            with contextlib.suppress(ProcessLookupError):  # it may not have made its group yet
+        """Kill a child, the first process of its pid namespace: all others in it end too."""
+        if self.confinement.method == "none":
+            with contextlib.suppress(ProcessLookupError):  # it may not have its own group yet
                 os.killpg(call.pid, SIGKILL)
         os.kill(call.pid, SIGKILL)
 
     def reap(self, ended: int) -> None:
-        """Tell the caller of a child that it has ended, and how."""
+        """Report the end of a child and its exit code to the caller."""
         call = self.by_process.pop(ended)
-        if self.walls.method == "none":  # what it left running in its group
+        if self.confinement.method == "none":  # the processes that it left in its group
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(call.pid, SIGKILL)
         status = os.waitpid(call.pid, 0)[1]
         if call.scratch is not None:
             _remove(call.scratch)
-        _tell(call.status, f"ended {os.waitstatus_to_exitcode(status)} {call.outgrew}")
+        _report(call.status, f"ended {os.waitstatus_to_exitcode(status)} {call.exceeded}")
         del self.by_status[call.status]
         self.poll.unregister(ended)
         if not call.is_killed:
@@ -219,21 +221,21 @@ class ForkServer:
         os.close(call.status)
 
     def watch(self) -> None:
-        """Kill calls that have outgrown a limit which the kernel does not hold for us.
+        """Kill calls that exceed a limit which the kernel does not enforce.
 
-        RLIMIT_AS is for each process alone and RLIMIT_FSIZE for each file, and there are no control
-        groups to count on. Only calls that last meet this: the quick ones cannot grow far.
+        RLIMIT_AS is per process and RLIMIT_FSIZE per file, and control groups may be missing. Only
+        long calls are checked: quick ones cannot grow far.
         """
-        if self.walls.is_nested:
+        if self.confinement.is_nested:
             totals = usage.memory_of([call.pid for call in self.by_process.values()])
             for call in self.by_process.values():
                 if totals.get(call.pid, 0) > call.limits.memory:
-                    call.outgrew = "memory"
+                    call.exceeded = "memory"
                     self.kill(call)
         else:
             for call in self.by_process.values():
                 if call.scratch and usage.disk_of(call.scratch) > call.limits.disk:
-                    call.outgrew = "disk"
+                    call.exceeded = "disk"
                     self.kill(call)
 
 
@@ -243,7 +245,7 @@ def _remove(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tell(status: int, message: str) -> None:
-    """To the caller: "ended", the exit code and the limit it broke; or "broken" and why."""
-    with contextlib.suppress(OSError):  # the caller is gone: nobody is left to be told
+def _report(status: int, message: str) -> None:
+    """Write to the caller: "ended", the exit code and the exceeded limit; or "broken" and the reason."""
+    with contextlib.suppress(OSError):  # the caller is gone
         os.write(status, f"{message}\n".encode())

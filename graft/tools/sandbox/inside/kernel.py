@@ -44,7 +44,7 @@ AT_FDCWD = -100
 AT_RECURSIVE = 0x8000
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# looked up now, in the host: in every child it would cost more than the calls themselves
+# looked up once, in the host: in a child the lookup would cost more than the calls
 _mount, _prctl, _setns, _syscall, _umount2, _unshare = (
     _libc[name] for name in ("mount", "prctl", "setns", "syscall", "umount2", "unshare")
 )

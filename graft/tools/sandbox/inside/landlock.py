@@ -1,4 +1,4 @@
-"""Landlock: a process gives up, for itself and its children, every file but those it names."""
+"""Landlock: a process restricts itself and its children to the files that it names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import kernel
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 TRUNCATE = 1 << 14
 RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""From this version of the interface on, there are these rights over files."""
+"""Version of the interface -> the file rights that exist from that version on."""
 OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | 1 << 15
 NETWORK = 3  # bind and connect TCP
 SCOPES = 3  # abstract Unix sockets and signals stay inside
@@ -24,7 +24,7 @@ def version() -> int:
     return kernel.syscall("landlock_create_ruleset", None, 0, 1)
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     try:
         return version() > 0
     except OSError:
@@ -32,9 +32,9 @@ def is_there() -> bool:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """From now on this process reads below `readable`, and does as it likes below `writable`.
+    """Restrict this process to reading below `readable` and to all but executing below `writable`.
 
-    The process must have no way to gain privileges (PR_SET_NO_NEW_PRIVS).
+    PR_SET_NO_NEW_PRIVS must be set before.
     """
     abi = version()
     every = max(rights for since, rights in RIGHTS.items() if since <= abi)

@@ -1,4 +1,4 @@
-"""Run the user's code as if it were the main program, and tell of its errors in few words.
+"""Run the user's code as the main program, and print short tracebacks.
 
 Hash seeds and the random generators start the same in every call, so the same code prints the same.
 """
@@ -18,36 +18,36 @@ import types
 from typing import Any
 
 OWN = ("<python>", "<cell ")
-"""How the names of the user's code begin, where others have those of files."""
-PARSE_ONLY = 0x400  # what ast.parse passes on; the ast module itself is not needed
+"""Prefixes of the file names that the user's code has in tracebacks."""
+PARSE_ONLY = 0x400  # the flag of ast.parse; importing ast is not needed
 
 
 def prepare(preload: list[str]) -> None:
-    """In the host, before it forks: what every child would otherwise have to do first."""
+    """In the host, before it forks: work that every child would otherwise repeat."""
     import io
     import site
 
     import_random_quietly()
     for name in preload:
-        with contextlib.suppress(Exception):  # broken: the code that needs it will see why
+        with contextlib.suppress(Exception):  # the code that imports it will see the error
             importlib.import_module(name)
     sys.modules["random"].seed(0)
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed(0)
-    site.setquit()  # the names that a bare start of Python leaves out
+    site.setquit()  # names that Python's -S flag leaves out
     site.setcopyright()
     site.sethelper()
     stdout, stderr = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = io.StringIO()
-    for code in ("1 + 1", "1 / 0", "x = ("):  # what runs for the first time is slow
+    for code in ("1 + 1", "1 / 0", "x = ("):  # the first run is slow
         run_code(code, "<python>", {}, echo=True)
     sys.stdout, sys.stderr = stdout, stderr
     linecache.clearcache()
 
 
 def import_random_quietly() -> None:
-    """Import `random` without its wish to be seeded again after every fork: children are to start
-    from our seed, and the seeding would be a tenth of what a call costs."""
+    """Import `random` without its hook that seeds it after every fork: children start from the host's
+    seed, and seeding would be a tenth of the cost of a call."""
     register = os.register_at_fork
     os.register_at_fork = lambda **_: None
     try:
@@ -57,7 +57,7 @@ def import_random_quietly() -> None:
 
 
 def print_at_once() -> None:
-    """Line by line, whatever stdout is."""
+    """Flush stdout after every line."""
     stdout: Any = sys.stdout
     stdout.reconfigure(line_buffering=True)
 
@@ -74,7 +74,7 @@ def fresh_main() -> dict[str, Any]:
 
 def run_program(code: str, *, echo: bool) -> int:
     """Run `code` to its end, waiting for its threads. Returns the exit code."""
-    if echo:  # somebody looks on: of a program that is killed they want to see what it did
+    if echo:  # the output of a program that is killed shall be complete
         print_at_once()
     status = run_code(code, "<python>", fresh_main(), echo=echo)
     try:
@@ -87,9 +87,9 @@ def run_program(code: str, *, echo: bool) -> int:
 
 
 def run_session(control: int) -> None:
-    """Run one piece of code after another in the same main module, until the caller hangs up.
+    """Run one piece of code after another in the same main module, until the caller closes the socket.
 
-    To the caller: b"1\\n" or the like, the exit code of each piece.
+    The reply to each piece is its exit code, such as b"1\\n".
     """
     names = fresh_main()
     print_at_once()
@@ -98,7 +98,7 @@ def run_session(control: int) -> None:
         count += 1
         status = run_code(cell["code"], f"<cell {count}>", names, echo=cell["echo"])
         flush()
-        if os.getpid() != process:  # a fork made by the code: it must not read our mail
+        if os.getpid() != process:  # a fork made by the code must not read the control socket
             os._exit(status)
         os.write(control, b"%d\n" % status)
 
@@ -154,11 +154,11 @@ def _keep_own_lines(report: traceback.TracebackException) -> None:
 
 
 def flush() -> bool:
-    """False if what was printed could not be written."""
+    """False if the output could not be written."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:  # the user may have put anything in their place
+    except BaseException:  # the user may have replaced them
         return False
     return True
 

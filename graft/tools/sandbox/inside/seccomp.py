@@ -1,13 +1,13 @@
-"""Which system calls a cell may not make: a classic BPF program, assembled here.
+"""The system calls that a child may not make: a classic BPF program, assembled here.
 
 The kernel runs the program before every call: it loads the call's number and arguments and ends in
-"allow" or in an error for the caller. A list of refusals, not of permissions: Python and numpy use
-some hundred calls and which ones differs between C libraries, while what could reach out of a cell
-is known. Calls newer than this list do not exist for a cell.
+"allow" or in an error for the caller. It is a list of refused calls, not of allowed ones: Python and
+numpy use some hundred calls that differ between C libraries, while the calls that could reach out of
+the sandbox are known. Calls newer than this list fail with ENOSYS.
 
-Filters add up, and the kernel takes a while to check one in. So the host already lives under the
-long one. What the host itself still needs it may hand down to cells that have no privileges to use
-it with; other cells add a short filter of their own.
+Filters add up, and installing one takes the kernel some time. So the host already has the long one.
+Children without privileges inherit the calls that the host itself needs, since they cannot use them;
+other children add a short filter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from . import kernel
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NEWEST_KNOWN = 462  # mseal, Linux 6.10
-X32 = 0x4000_0000  # a second numbering of the same calls on x86_64
 
 ALLOW = 0x7FFF_0000
 KILL = 0x8000_0000
@@ -60,7 +59,7 @@ memory that RLIMIT_AS does not see. shmget and its kin: memory that outlives its
 NEEDED_BY_THE_HOST = """
     mount=165/40 unshare=272/97 setns=308/268 pidfd_open=434/434
 """
-"""Refused to cells only."""
+"""Refused to children only."""
 
 REFUSED_WITHOUT_NAMESPACES = """
     fork=57/ vfork=58/ tkill=200/130 rt_sigqueueinfo=129/138 rt_tgsigqueueinfo=297/240
@@ -72,12 +71,13 @@ REFUSED_WITHOUT_NAMESPACES = """
     sched_setparam=142/118 sched_setattr=314/274 ioprio_set=251/30 migrate_pages=256/238
     move_pages=279/239 get_robust_list=274/100
 """
-"""What a mount or pid namespace makes harmless: a process that could outlive the call, the modes,
-owners and times of files (Landlock does not guard them), the pace of the user's other processes."""
+"""Calls that a mount or pid namespace makes harmless: they start processes that could outlive the call,
+change modes, owners and times of files (Landlock does not guard them), or slow the user's other
+processes."""
 
 HOST_NAMESPACES = (kernel.NEWPID, kernel.NEWNS, kernel.NEWUSER)
-"""What the host and a child on its way to be a cell make, one at a time. The first two need a
-privilege, the third is made by a host without any, and is refused to its cells afterwards."""
+"""Namespaces that the host and a child that confines itself create, one at a time. The first two need
+a privilege; a host without privileges creates the third, and its children are refused it afterwards."""
 NAMESPACE_FLAGS = 0x7E02_0000  # every CLONE_NEW*
 CLONE_THREAD = 0x0001_0000
 AF_UNIX = 1
@@ -128,12 +128,12 @@ ARCHITECTURE = load(4)
 
 
 def argument(index: int) -> Instruction:
-    """The low half of an argument; those we look at are 32-bit or checked bit by bit."""
+    """The low half of an argument; those that are tested are 32-bit or checked bit by bit."""
     return load(16 + 8 * index)
 
 
 def when(number: int, body: list[Instruction]) -> list[Instruction]:
-    """`body` if the call has this number; it may fall out of its end, and the number is reloaded."""
+    """`body` if the call has this number; execution continues after it, and reloads the number."""
     return [NUMBER, jump_if_equal(number, 0, len(body)), *body]
 
 
@@ -151,16 +151,16 @@ def if_equal(index: int, values: Iterable[int], verdict: int) -> list[Instructio
 
 
 def host_program(machine: str, *, is_root: bool) -> list[Instruction]:
-    """What neither the host nor its cells may do. A host that is root needs no user namespaces, so
-    that its cells cannot have them either."""
+    """The filter of the host and its children. A host that is root needs no user namespaces, so that
+    its children cannot have them either."""
     namespaces = HOST_NAMESPACES[: 2 if is_root else 3]
     call = CHECKED[machine]
     code = [ARCHITECTURE, jump_if_equal(ARCHITECTURES[machine], 1, 0), back(KILL), NUMBER]
     # also catches x32, whose numbers begin at 2^30
     code += [jump_if_at_least(NEWEST_KNOWN + 1, 0, 1), back(refuse(errno.ENOSYS))]
     code += refuse_all(numbers(REFUSED, machine))
-    # clone3 keeps its flags in memory, where no filter sees them; told that it does not exist,
-    # the C library falls back on clone
+    # clone3 keeps its flags in memory, where no filter sees them; on ENOSYS the C library falls
+    # back to clone
     code += [jump_if_equal(call["clone3"], 0, 1), back(refuse(errno.ENOSYS))]
     code += when(call["clone"], [argument(0), jump_if_any_bit(NAMESPACE_FLAGS, 0, 1), back(NO)])
     code += when(call["socketpair"], unless_equal(0, [AF_UNIX], NO))
@@ -169,9 +169,9 @@ def host_program(machine: str, *, is_root: bool) -> list[Instruction]:
     return [*code, back(ALLOW)]
 
 
-def cell_program(machine: str, *, only_process: int | None) -> list[Instruction]:
-    """What cells may not do besides; the architecture has been checked before. `only_process`:
-    there are no namespaces, and this is the one process that the cell may be and may signal."""
+def child_program(machine: str, *, only_process: int | None) -> list[Instruction]:
+    """The additional filter of children; the first filter checks the architecture. `only_process`:
+    there are no namespaces, and this is the only process that the child may be and may signal."""
     call = CHECKED[machine]
     code = [NUMBER, *refuse_all(numbers(NEEDED_BY_THE_HOST, machine))]
     code += when(call["prctl"], if_equal(0, [PR_SET_PDEATHSIG], NO))
@@ -189,10 +189,10 @@ def refuse_all(calls: list[int]) -> list[Instruction]:
     return [i for number in calls for i in (jump_if_equal(number, 0, 1), back(NO))]
 
 
-def build_run(code: list[Instruction]) -> bytes:
+def assemble(code: list[Instruction]) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
 def install(code: bytes) -> None:
-    """Put this process, and all it will start, under a filter. There is no way back."""
+    """Install a filter in this process and its future children. It cannot be removed."""
     kernel.install_filter(kernel.Filter(len(code) // 8, code))

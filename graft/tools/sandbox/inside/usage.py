@@ -1,4 +1,4 @@
-"""What calls use of those things that the kernel counts for no group of processes or files."""
+"""The memory and disk of a call, which the kernel does not count per group of processes or files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import resource
 
 
 def memory_of(roots: list[int]) -> dict[int, int]:
-    """Bytes in use by each of these processes and all below it, without what they share with us."""
+    """Bytes used by each of these processes and its descendants, without the pages of the host."""
     parents: dict[int, int] = {}
     pages: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
@@ -29,7 +29,7 @@ def memory_of(roots: list[int]) -> dict[int, int]:
 
 
 def disk_of(folder: str) -> int:
-    """Bytes of the files below a folder, as far as it can still be read."""
+    """Bytes of the files below a folder, without those that cannot be read."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:

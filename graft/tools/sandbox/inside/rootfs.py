@@ -1,10 +1,10 @@
-"""Where the host lives: namespaces of its own and a file tree with little more than Python in it.
+"""The host's own namespaces and file tree, which holds little more than Python.
 
 /                tmpfs, read-only
 /usr/lib ...     the given paths, bound read-only under their own names
 /dev             null, zero, full, random, urandom
-/proc            the processes of this room; hidden from cells
-/scratch         where each cell mounts a disk of its own; /tmp is a link to it, if it can be
+/proc            the processes of this namespace; hidden from children
+/scratch         where each child mounts its own disk; /tmp is a link to it where possible
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ DEVICES = ("null", "zero", "full", "random", "urandom")
 SCRATCH = "/scratch"
 EMPTY = "/empty"
 
-_SITE = "/tmp"  # any folder does: the new root is mounted over it for a moment
+_SITE = "/tmp"  # any folder: the new root is mounted over it for a moment
 
 
 def is_privileged() -> bool:
-    """True for a root that may make namespaces and become other users, as on a plain machine.
+    """True for a root user that may create namespaces and become other users.
 
-    Root in a container often may not; then it takes the way of ordinary users.
+    Root in a container often may not, and is then treated as an ordinary user.
     """
     return os.geteuid() == 0 and kernel.has_capability(kernel.CAP_SYS_ADMIN) and num_users() > 30000
 
 
 def num_users() -> int:
-    """How many user ids exist in this user namespace, counted from 0."""
+    """The number of user ids in this user namespace, counted from 0."""
     with open("/proc/self/uid_map") as lines:  # noqa: PTH123
         ranges = [tuple(map(int, line.split())) for line in lines]
     return next((count for inside, _, count in ranges if inside == 0), 0)
 
 
-def leave_the_world(is_root: bool) -> None:
-    """New namespaces for this process; the pid namespace holds for the children it has next."""
+def enter_namespaces(is_root: bool) -> None:
+    """New namespaces for this process; the pid namespace applies to its next children."""
     kinds = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
     if is_root:
         kernel.unshare(kinds)
@@ -49,7 +49,7 @@ def leave_the_world(is_root: bool) -> None:
     kernel.mount(b"none", b"/", b"", kernel.MS_REC | kernel.MS_PRIVATE)
 
 
-def furnish(readable: list[str], links: dict[str, str]) -> None:
+def build_root(readable: list[str], links: dict[str, str]) -> None:
     """Build the file tree and make it the root. Must run as the first process of the pid namespace."""
     devices = [f"/dev/{name}" for name in DEVICES]
     # opened first: the new root may cover some of them

@@ -1,8 +1,8 @@
-"""What one call may do. A forked child walks in here and comes out confined, or not at all.
+"""Confine a forked child before it runs code.
 
-With namespaces the child is the first process of its own pid namespace: when it ends, however it
-ends, the kernel ends everything it started. It has a mount namespace with a disk of its own. Without
-namespaces it may not start processes at all, so that there is nothing to be left over.
+With namespaces the child is the first process of its own pid namespace: when it ends, for any reason,
+the kernel ends everything it started. Its mount namespace has its own disk. Without namespaces it may
+not start processes, so that none can outlive it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import resource
 import sys
 from typing import NamedTuple
 
-from . import kernel, landlock, room, seccomp
+from . import kernel, landlock, rootfs, seccomp
 
 HARD = {
     what: resource.getrlimit(what)[1]
@@ -26,19 +26,19 @@ HARD = {
     )
 }
 SIGKILL = 9
-FIRST_USER = 1_000_000_000  # of a range that no system hands out
+FIRST_USER = 1_000_000_000  # in a range that no system assigns
 USERS_PER_HOST = 256
-PLACEHOLDER = 0x7A5B_C3D1  # of the process's own number in a filter that is prepared beforehand
-COUNTS_PER_USER_NAMESPACE = (5, 14)  # since this Linux, RLIMIT_NPROC does
+PLACEHOLDER = 0x7A5B_C3D1  # stands for the process id in a prepared filter
+COUNTS_PER_USER_NAMESPACE = (5, 14)  # the Linux version since which RLIMIT_NPROC does
 
 
 class Limits(NamedTuple):
-    """What a call may use. It travels as a line of numbers, in this order."""
+    """The limits of a call; sent as a line of numbers, in this order."""
 
     cpu: int
     """Seconds of processor time; 0: the caller watches the clock."""
     memory: int
-    """Bytes of address space, beyond what the host has already loaded."""
+    """Bytes of address space beyond the size of the host."""
     disk: int
     """Bytes, of any file and of the scratch folder."""
     processes: int
@@ -50,49 +50,49 @@ class Limits(NamedTuple):
 TRIAL = Limits(cpu=1, memory=1 << 30, disk=1 << 20, processes=8, files=16)
 
 
-class Walls:
-    """How this host confines its children; prepared once, so that a call costs little."""
+class Confinement:
+    """How this host confines its children; prepared once, so that a call is cheap."""
 
     def __init__(self, method: str, readable: list[str], users: int, scratch: str) -> None:
         self.method = method
         self.readable = readable
         self.users = users
-        self.is_root = room.is_privileged() if method != "landlock" else os.geteuid() == 0
+        self.is_root = rootfs.is_privileged() if method != "landlock" else os.geteuid() == 0
         self.is_nested = method in ("bubblewrap", "namespaces")
-        """Whether every child gets a pid and a mount namespace of its own."""
+        """Whether every child gets its own pid and mount namespace."""
         self.has_landlock = method == "landlock"
         self.scratch = scratch
         self.filters: dict[bool, bytes] = {}
         if method != "none":
             for is_nested, process in ((True, None), (False, PLACEHOLDER)):
-                code = seccomp.cell_program(kernel.machine, only_process=process)
-                self.filters[is_nested] = seccomp.build_run(code)
-        self.num_users = room.num_users() if self.is_root else 0
+                code = seccomp.child_program(kernel.machine, only_process=process)
+                self.filters[is_nested] = seccomp.assemble(code)
+        self.num_users = rootfs.num_users() if self.is_root else 0
         release = os.uname().release.split(".")
-        self.counts_alone = (int(release[0]), int(release[1])) >= COUNTS_PER_USER_NAMESPACE
+        self.counts_per_namespace = (int(release[0]), int(release[1])) >= COUNTS_PER_USER_NAMESPACE
         self.loaded = 0
 
-    def settle(self) -> None:
-        """Put the host itself under the first filter, and note its size, which its children inherit."""
+    def restrict_host(self) -> None:
+        """Install the first filter in the host itself, and store its size, which its children inherit."""
         if self.method != "none":
-            # the others go with the change of user; these would be handed down
+            # the change of user drops the others; children would inherit these
             kernel.clear_inheritable_capabilities()
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
             seccomp.install(
-                seccomp.build_run(seccomp.host_program(kernel.machine, is_root=self.is_root))
+                seccomp.assemble(seccomp.host_program(kernel.machine, is_root=self.is_root))
             )
         with open("/proc/self/statm") as file:  # noqa: PTH123
             self.loaded = int(file.read().split()[0]) * resource.getpagesize()
 
     def user(self, slot: int) -> int:
-        """A user id for this child alone: what it counts, owns and may signal is its own."""
+        """A user id for this child alone, so that its limits, files and signals are separate."""
         offset = self.users * USERS_PER_HOST + slot % USERS_PER_HOST
         if self.num_users > FIRST_USER + offset:
             return FIRST_USER + offset
         return 20_000 + offset % 10_000  # a container with 65536 ids
 
     def open_scratch(self, slot: int) -> str | None:
-        """A folder for a child without a disk of its own; the host removes it afterwards."""
+        """A folder for a child without its own disk; the host removes it afterwards."""
         if self.is_nested:
             return None
         path = f"{self.scratch}/{slot}"
@@ -102,7 +102,7 @@ class Walls:
         return path
 
     def enter(self, slot: int, limits: Limits, scratch: str | None) -> None:
-        """Confine this process. Whatever raises here must end it: nothing may run half confined."""
+        """Confine this process. After any exception here it must end: no code may run half confined."""
         if self.method == "none":
             os.setsid()
             kernel_limits(limits, None, self.loaded)
@@ -110,32 +110,34 @@ class Walls:
             return
         user = self.user(slot) if self.is_root else None
         processes = limits.processes
-        if not self.is_root and not (self.is_nested and self.counts_alone):
-            processes += _num_tasks()  # the limit counts what the user runs elsewhere
+        if not self.is_root and not (self.is_nested and self.counts_per_namespace):
+            processes += _num_tasks()  # the limit also counts the user's other processes
         if self.is_nested:
             self._enter_namespaces(user, limits)
         else:
             parent = os.getppid()
             os.setsid()
             self._drop_privileges(user)
-            # after the change of user, which would clear it
+            # only now: the change of user would clear it
             kernel.prctl(kernel.PR_SET_PDEATHSIG, SIGKILL)
             if os.getppid() != parent:
                 raise OSError("the host is gone")
         kernel_limits(limits, processes, self.loaded)
         if self.has_landlock:
-            devices = [f"/dev/{name}" for name in room.DEVICES]
+            devices = [f"/dev/{name}" for name in rootfs.DEVICES]
             landlock.restrict(self.readable, [str(scratch), *devices])
-        if not (self.is_nested and self.is_root):  # that one has no privileges the rest could use
+        if not (
+            self.is_nested and self.is_root
+        ):  # such a child has no privileges that it could use
             own = os.getpid().to_bytes(4, sys.byteorder)
             placeholder = PLACEHOLDER.to_bytes(4, sys.byteorder)
             seccomp.install(self.filters[self.is_nested].replace(placeholder, own))
-        os.chdir(scratch or room.SCRATCH)
+        os.chdir(scratch or rootfs.SCRATCH)
         if scratch is not None:
             os.environ["HOME"] = os.environ["TMPDIR"] = scratch
 
     def try_nesting(self, own_pids: int) -> bool:
-        """Whether a child can have namespaces of its own here; tried with one that ends at once."""
+        """Whether a child can have its own namespaces here; tried with a child that ends at once."""
         try:
             kernel.unshare(kernel.NEWPID)
         except OSError:
@@ -157,7 +159,7 @@ class Walls:
         kernel.mount(b"tmpfs", b"/scratch", b"tmpfs", flags, disk)
         kernel.mount(b"/empty", b"/proc", b"", kernel.MS_BIND)
         if user is None:
-            kernel.unshare(kernel.NEWUSER)  # nobody in a namespace that owns nothing
+            kernel.unshare(kernel.NEWUSER)  # an unmapped user in a namespace that owns nothing
             kernel.drop_capabilities()
         else:
             self._drop_privileges(user)
@@ -165,7 +167,7 @@ class Walls:
     def _drop_privileges(self, user: int | None) -> None:
         if user is None:
             return
-        if not self.is_nested:  # Python may lie in root's home; Landlock decides what is read
+        if not self.is_nested:  # Python may be in root's home; Landlock limits what is read
             kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -194,6 +196,6 @@ def _limit(what: int, value: int) -> None:
 
 
 def _num_tasks() -> int:
-    """Threads that exist on this machine: at least as many as this user has."""
+    """The number of threads on this machine, an upper bound of this user's."""
     with open("/proc/loadavg") as file:  # noqa: PTH123
         return int(file.read().split()[3].partition("/")[2])
