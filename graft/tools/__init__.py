@@ -1,16 +1,16 @@
-"""Tools: things a policy can call in the middle of its text.
+"""Tools that a policy can call in its text.
 
-A tool is any object with a `name` and `__call__(content) -> str`. What the policy got wrong is
-answered with text that begins with "Error: "; only a broken tool raises. What else a tool may have:
+A tool is any object with a `name` and `__call__(content) -> str`. A bad call is answered with a text
+that begins with "Error: "; only a broken tool raises. Optional attributes:
 
-    description, parameters   what the model reads; `parameters` is a JSON schema of an object
-    call(arguments) -> str    takes the arguments of a JSON call as they are
+    description, parameters   shown to the model; `parameters` is the JSON schema of an object
+    call(arguments) -> str    takes the arguments of a JSON call
     blocking                  True: it waits for something, so its env steps on a thread
-    concurrency               most calls at a time, over all envs of the process
+    concurrency               the largest number of calls at a time, over all envs of the process
     fork, reset, close,       a tool with state: one copy per episode, and the state as plain data;
-    get_state, set_state      `is_stateful = False` says that this one has none after all
+    get_state, set_state      `is_stateful = False` marks an instance without state
 
-A typed Python function does as well: its signature is the schema (`graft.tools.function`).
+A typed Python function is a tool too: its signature is the schema (`graft.tools.function`).
 """
 
 from __future__ import annotations
@@ -19,30 +19,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from graft.registry import resolve
+from graft.tools.errors import ERROR, is_error
 from graft.tools.options import check_options
 
-ERROR = "Error: "
-"""How every tool begins the answer to a call it could not carry out."""
+__all__ = ["ERROR", "TOOLS", "has_state", "is_error", "make_tool", "make_tools"]
 
 TOOLS: dict[str, Any] = {
     "calculator": "graft.tools.calculator:Calculator",
     "python": "graft.tools.python:PythonTool",
     "search": "graft.tools.search:SearchTool",
 }
-"""Name -> the tool's class, or where to import it from."""
-
-
-def is_error(result: str) -> bool:
-    """True if a tool's answer says that the call failed.
-
-    >>> is_error("Error: division by zero"), is_error("170")
-    (True, False)
-    """
-    return result.startswith(ERROR)
+"""Name -> "module:attribute" of the tool's class."""
 
 
 def has_state(tool: Any) -> bool:
-    """True if a call can change what a later call is answered, so that forks need their own."""
+    """True if a call can change the answer to a later call, so that forks need their own copy."""
     return hasattr(tool, "fork") and getattr(tool, "is_stateful", True)
 
 
@@ -54,7 +45,7 @@ def make_tool(what: Any, **arguments: Any) -> Any:
     """
     if what == "mcp":
         raise ValueError(
-            "'mcp' needs to know its servers and stands for all their tools: write "
+            "'mcp' stands for all the tools of its servers and needs their addresses: write "
             '{"mcp": "http://host:8000/mcp"} in a list of tools, or use graft.tools.mcp.McpTools'
         )
     target: Any = resolve(what, TOOLS, "tool") if isinstance(what, str) else what
@@ -62,10 +53,12 @@ def make_tool(what: Any, **arguments: Any) -> Any:
         check_options(target, arguments, f"tool {what!r}")
         target, arguments = target(**arguments), {}
         if not callable(target) or not hasattr(target, "name"):
-            raise ValueError(f"{what!r} is no tool: it needs a name and __call__(content) -> str")
+            raise ValueError(
+                f"{what!r} is not a tool: it needs a name and __call__(content) -> str"
+            )
     if not callable(target):
         raise ValueError(
-            f"{what!r} is no tool: pass a name, a typed function, or an object with a name and "
+            f"{what!r} is not a tool: pass a name, a typed function, or an object with a name and "
             "__call__(content) -> str"
         )
     if not hasattr(target, "name"):
@@ -74,16 +67,16 @@ def make_tool(what: Any, **arguments: Any) -> Any:
         check_options(FunctionTool, arguments, f"tool {what!r}", given=("function",))
         return FunctionTool(target, **{**getattr(target, "__tool__", {}), **arguments})
     if arguments:
-        raise ValueError(f"tool {what!r} is built already and takes no arguments, got {arguments}")
+        raise ValueError(f"tool {what!r} is an instance and takes no arguments, got {arguments}")
     return target
 
 
 def make_tools(what: Any) -> list[Any]:
-    """Tools as a recipe lists them, each a name, {name: arguments} or anything `make_tool` takes.
+    """Tools from a recipe's list, each a name, {name: arguments} or any argument of `make_tool`.
 
         ["python", {"search": {"topk": 3}}, "your.module:weather", {"mcp": "http://..."}]
 
-    "mcp" stands for all the tools of the servers in its configuration; see `graft.tools.mcp`.
+    "mcp" stands for all the tools of the configured servers; see `graft.tools.mcp`.
     """
     if isinstance(what, str):
         return [make_tool(name.strip()) for name in what.split(",") if name.strip()]
@@ -92,7 +85,7 @@ def make_tools(what: Any) -> list[Any]:
     if callable(what):
         return [make_tool(what)]
     if not isinstance(what, Iterable):
-        raise ValueError(f"tools={what!r}: must be a list of tools, or names with commas between")
+        raise ValueError(f"tools={what!r}: must be a list of tools, or names separated by commas")
     return [tool for one in what for tool in make_tools(one)]
 
 

@@ -1,7 +1,7 @@
-"""A calculator that is safe to hand to a policy: + - * / and parentheses, exact, bounded.
+"""A calculator that is safe for a policy's input: + - * / and parentheses, exact, bounded.
 
-Python's parser builds the tree and we walk it; nothing is ever run. There are no powers, no names
-and no calls, and length, depth and digits are limited, so every input is answered at once.
+Python's parser builds the tree, which is walked and never executed. There are no powers, no names and
+no calls, and length, depth and digits are limited, so every input is answered at once.
 
     work("12+34*5")  ->  value 182, numbers (12, 34, 5), steps 34*5=170, 12+170=182
 """
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from graft.tools import ERROR
+from graft.tools.errors import ERROR
 
 MAX_LENGTH = 300  # characters
 MAX_DEPTH = 100  # of the tree; a sum of 100 numbers is 100 deep
-MAX_DIGITS = 100  # of any number met on the way, numerator or denominator
+MAX_DIGITS = 100  # of any intermediate number, numerator or denominator
 
 _TOO_LARGE = 10**MAX_DIGITS
 _FOREIGN = re.compile(r"[^0-9.+\-*/() \t]")
@@ -33,11 +33,11 @@ _OPERATORS: dict[type[ast.operator], tuple[str, Callable[[Fraction, Fraction], F
 
 
 class CalculatorError(ValueError):
-    """An expression that has no value here; the text is short enough to show to the policy."""
+    """An expression without a value; the message is short enough for the policy."""
 
 
 class CalculationStep(NamedTuple):
-    """One operation that was carried out."""
+    """One operation of a calculation."""
 
     left: Fraction
     operator: str
@@ -46,13 +46,13 @@ class CalculationStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The operation as one would enter it: "34*5", "-22+5"."""
+        """The operation as text: "34*5", "-22+5"."""
         return f"{format_number(self.left)}{self.operator}{format_number(self.right)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """An expression worked out: its value, the numbers written in it, the operations in order."""
+    """An evaluated expression: its value, the numbers in it, the operations in order."""
 
     value: Fraction
     numbers: tuple[Fraction, ...]
@@ -60,7 +60,7 @@ class Working:
 
 
 def work(expression: str) -> Working:
-    """Work an expression out, operations of higher precedence first.
+    """Evaluate an expression, operations of higher precedence first.
 
     >>> [step.text for step in work("12-34+5*2").steps]
     ['12-34', '5*2', '-22+10']
@@ -84,7 +84,7 @@ def work(expression: str) -> Working:
             raise CalculatorError(f"nested more than {MAX_DEPTH} deep")
         match node:
             case ast.Constant(value=int() | float()):
-                # from the text, not from node.value: 0.1 is one tenth here, not a binary float
+                # from the text, not from node.value: 0.1 is exactly one tenth
                 number = bounded(Fraction(text[node.col_offset : node.end_col_offset]))
                 numbers.append(number)
                 return number
@@ -110,7 +110,7 @@ def work(expression: str) -> Working:
 
 
 def bounded(number: Fraction) -> Fraction:
-    """`number` itself, or CalculatorError if it has too many digits to go on with."""
+    """`number` itself, or CalculatorError if it has too many digits."""
     if abs(number.numerator) >= _TOO_LARGE or number.denominator >= _TOO_LARGE:
         raise CalculatorError(f"number of more than {MAX_DIGITS} digits")
     return number
@@ -138,7 +138,7 @@ def format_number(number: Fraction) -> str:
 
 
 def keys_of(expression: str) -> tuple[str, ...]:
-    """What to press, one key after the other: "12 + 6" -> ("1", "2", "+", "6")."""
+    """The keys of an expression: "12 + 6" -> ("1", "2", "+", "6")."""
     return tuple("".join(expression.split()))
 
 

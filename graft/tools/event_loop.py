@@ -1,6 +1,6 @@
-"""One event loop on a thread of its own, for code that is asynchronous where its callers are not.
+"""One event loop in a background thread, for asynchronous code with synchronous callers.
 
-Started by the first call; a child process of `os.fork` starts its own, since threads do not fork.
+The first call starts it; a child process of `os.fork` starts its own, since threads do not fork.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _running: tuple[int, asyncio.AbstractEventLoop] | None = None  # process id, loo
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """The loop of this process, running."""
+    """The running loop of this process."""
     global _running
     with _lock:
         if _running is None or _running[0] != os.getpid():
@@ -29,7 +29,7 @@ def loop() -> asyncio.AbstractEventLoop:
 
 
 def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-    """The result of a coroutine, waited for from any thread but the loop's own.
+    """Wait for the result of a coroutine, on any thread but the loop's own.
 
     Past `timeout` seconds the coroutine is cancelled and TimeoutError is raised.
     """

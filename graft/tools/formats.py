@@ -1,18 +1,18 @@
-r"""How calls are written, and how their results come back.
+r"""The formats of tool calls and of their results.
 
     tags    <python>print(1)</python>   the turn stops there; <result>1</result> is appended inline
-    arpo    the same, with the result on lines of its own
+    arpo    the same, with the result on separate lines
     gem     <python>...</python> or a ```python fence anywhere, whichever ends first; what follows
             is ignored; the result is a message
     fenced  the first ```python block; the result is a message
-    hermes  <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as many as one likes; the
+    hermes  <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number; the
             schemas are in the prompt, the results are messages of the role "tool"
     mcp     <tool_call><tool_name>f</tool_name><arguments>{...}</arguments></tool_call>, the first
-    actions no text at all: the turn is a `Called`, made by actions beyond the vocabulary; the result
-            is appended inline, as bare as the tool gave it, and dressed by whoever knows the actions
+    actions no text: the turn is a `Called`, made by actions beyond the vocabulary; the tool's result is
+            appended inline, and the actions add the text around it
 
-Names in the first four are those of the tools; a text that calls none is no call. In the last three a
-call to a tool that does not exist is a call, and is answered.
+In the first four formats only the names of tools make a call. In the last three a call to an unknown
+tool is a call, and is answered with an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from graft.text.parse import ToolCall, tool_calls
-from graft.tools import is_error
+from graft.tools.errors import is_error
 from graft.tools.schema import parameters_of, schema
 from graft.types import Called
 
@@ -32,13 +32,13 @@ SPENT = "No calls are left. Give the final answer."
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """How calls to one tool and their results are written. "{}" stands for the result."""
+    """The strings around calls to one tool and around their results; "{}" is the result."""
 
     open: str
     close: str
     result: str
     error: str | None = None
-    """Written in place of any error message, for alphabets too small to spell one."""
+    """Written instead of any error message, for vocabularies that cannot spell one."""
     spent: str = ""
     """The answer to calls beyond `max_uses`."""
     last: str = ""
@@ -67,24 +67,24 @@ def lined(name: str) -> CallStyle:
 
 
 def plain(name: str) -> CallStyle:
-    """The result is a message of its own and needs no marks."""
+    """The result is a separate message and needs no tags."""
     return CallStyle(f"<{name}>", f"</{name}>", "{}", spent=SPENT, last=f"\n{SPENT}")
 
 
 def enclosed(name: str) -> CallStyle:
-    """The same for calls that stand in <tool_call> tags, whatever the tool."""
+    """The same for calls in <tool_call> tags, for any tool."""
     return CallStyle("<tool_call>", "</tool_call>", "{}", spent=SPENT, last=f"\n{SPENT}")
 
 
 def bare(name: str) -> CallStyle:
-    """Nothing but the result. No strings mark the call: it is known for one by its type."""
+    """Only the result. No strings mark the call: its type, `Called`, does."""
     return CallStyle("", "", "{}", spent=SPENT)
 
 
 COMPACT = CallStyle(open="[", close="]", result="{};", error="?;", spent="?;")
-"""[12*3] is answered with 36; and every fault with ?; for models that read single characters."""
+"""[12*3] is answered with "36;" and every error with "?;", for models of single characters."""
 COMPACT_BARE = CallStyle(open="", close="", result="{}", error="?", spent="?")
-"""The same for calls made by actions: 36 or ?, and the semicolon is for the actions to add."""
+"""The same for calls made by actions: 36 or ?, and the actions add the semicolon."""
 
 Styles = Mapping[str, CallStyle]
 
@@ -92,20 +92,20 @@ Styles = Mapping[str, CallStyle]
 class WrittenCall(NamedTuple):
     tool: str
     content: str | None
-    """None: the close string came without an open one."""
+    """None: a close string without an open string."""
 
 
 def find_call(action: str, styles: Styles) -> WrittenCall | None:
-    """The call that an action ends with, if it ends with one.
+    """The call at the end of an action; None without one.
 
     >>> find_call("so [34*5]", {"calculator": COMPACT})
-    Call(tool='calculator', content='34*5')
+    WrittenCall(tool='calculator', content='34*5')
     """
     text = action.rstrip()
     ending = {name: style for name, style in styles.items() if text.endswith(style.close)}
     if not ending:
         return None
-    # tools may share a close string: the one opened last is the one being closed
+    # tools may share a close string: it closes the one opened last
     opened = {
         name: text.rfind(style.open, 0, len(text) - len(style.close))
         for name, style in ending.items()
@@ -117,7 +117,7 @@ def find_call(action: str, styles: Styles) -> WrittenCall | None:
     return WrittenCall(name, text[opened[name] + len(style.open) : len(text) - len(style.close)])
 
 
-def _at_the_end(action: str, styles: Styles) -> list[ToolCall]:
+def _last_call(action: str, styles: Styles) -> list[ToolCall]:
     call = find_call(action, styles)
     if call is None:
         return []
@@ -126,48 +126,48 @@ def _at_the_end(action: str, styles: Styles) -> list[ToolCall]:
     return [ToolCall(call.tool, call.content or "", error=error, end=len(action))]
 
 
-def _made_by_actions(action: str, styles: Styles) -> list[ToolCall]:
+def _action_call(action: str, styles: Styles) -> list[ToolCall]:
     """Called(" calculate 12 + 6 =", "calculator", ("1", "2", "+", "6")) -> calculator, "12+6"."""
     if not styles or not isinstance(action, Called):
         return []
     return [ToolCall(action.tool, "".join(action.arguments), end=len(action))]
 
 
-def _first_of(written: str) -> Callable[[str, Styles], list[ToolCall]]:
+def _first_call(written: str) -> Callable[[str, Styles], list[ToolCall]]:
     return lambda action, styles: tool_calls(action, written, list(styles))[:1]
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One way of calling. `find` gives the calls of an action in order, [] if it makes none."""
+    """One format. `find` returns the calls of an action in order, [] without any."""
 
     find: Callable[[str, Styles], list[ToolCall]]
     style: Callable[[str], CallStyle]
-    """The style of a tool for which the user names none."""
+    """The default style of a tool."""
     observe_as: str
     """How results enter the context: "inline", or as a message of the role "user" or "tool"."""
     stops: bool = False
     """Whether a turn ends at a close string."""
     is_json: bool = False
-    """Whether calls carry arguments, so that the model must be shown schemas."""
+    """Whether calls have JSON arguments, so that the model needs the schemas."""
     in_prompt: bool = False
-    """Whether the chat template shows them (`info["tools"]`), or else our instructions do."""
+    """Whether the chat template shows the schemas (`info["tools"]`); else the instructions do."""
     example: str = ""
-    """A call as instructions show it, if not by its open and close; "{name}" stands for the tool."""
+    """A call in the instructions, if not the open and close strings; "{name}" is the tool."""
 
 
 FORMATS: dict[str, CallFormat] = {
-    "tags": CallFormat(_at_the_end, tagged, "inline", stops=True),
-    "arpo": CallFormat(_at_the_end, lined, "inline", stops=True),
+    "tags": CallFormat(_last_call, tagged, "inline", stops=True),
+    "arpo": CallFormat(_last_call, lined, "inline", stops=True),
     "gem": CallFormat(
-        _first_of("gem"),
+        _first_call("gem"),
         plain,
         "tool",
         stops=True,
         example="<{name}>...</{name}> or a block fenced with ```{name} and ```",
     ),
     "fenced": CallFormat(
-        _first_of("fenced"), plain, "user", example="a block fenced with ```{name} and ```"
+        _first_call("fenced"), plain, "user", example="a block fenced with ```{name} and ```"
     ),
     "hermes": CallFormat(
         lambda action, styles: tool_calls(action, "hermes"),
@@ -185,16 +185,16 @@ FORMATS: dict[str, CallFormat] = {
         example="<tool_call><tool_name>name</tool_name><arguments>{...}</arguments></tool_call>",
     ),
     "actions": CallFormat(
-        _made_by_actions, bare, "inline", example="its keyword, then only what it takes can follow"
+        _action_call, bare, "inline", example="its keyword, then only what it takes can follow"
     ),
 }
-"""Name -> how calls are written."""
+"""Name -> the format."""
 
 
 def instructions_for(
     tools: Mapping[str, Any], form: CallFormat, styles: Styles, uses: int | None
 ) -> str:
-    """What a policy is told about its tools; "" where the chat template does that.
+    """The description of the tools for the policy; "" where the chat template has it.
 
     Two lines for a calculator in tags: "You may use tools; ... At most 5 calls in all." and
     "- calculator: Works out an expression. Write <calculator>...</calculator>."
@@ -209,14 +209,14 @@ def instructions_for(
     lines = ["You may use tools; the result of a call is shown to you before you go on." + limit]
     for name, tool in tools.items():
         shown = form.example or f"{styles[name].open}...{styles[name].close}"
-        said = getattr(tool, "description", "") or "see its name."
-        line = f"- {name}: {said} Write {shown.replace('{name}', name)}."
+        about = getattr(tool, "description", "") or "see its name."
+        line = f"- {name}: {about} Write {shown.replace('{name}', name)}."
         lines.append(" ".join(filter(None, (line, arguments_of(tool)))))
     return "\n".join(lines)
 
 
 def arguments_of(tool: Any) -> str:
-    """What to write in a call, for a tool that takes more than one text; "" for one that does not.
+    """The arguments of a call, for a tool that takes more than one text; else "".
 
     area(width: float, height: float = 1.0) -> 'Inside, as JSON: {"width": number, "height": number}.'
     """

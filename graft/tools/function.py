@@ -1,4 +1,4 @@
-"""Any typed Python function as a tool: its signature is the schema, its docstring the manual.
+"""Any typed Python function as a tool: its signature is the schema, its docstring the description.
 
 def weather(city: str, days: int = 1) -> dict:
     '''What the weather will be.
@@ -7,9 +7,9 @@ def weather(city: str, days: int = 1) -> dict:
         city: Where, in English.
     '''
 
-as_tool(weather)('{"city": "Bern", "days": 2}')   the arguments as JSON
-as_tool(weather)("Bern")                          the only one it must have, as it is
-as_tool(weather)('{"days": 2}')                   "Error: city: Field required"
+FunctionTool(weather)('{"city": "Bern", "days": 2}')   the arguments as JSON
+FunctionTool(weather)("Bern")                          the only required one as text
+FunctionTool(weather)('{"days": 2}')                   "Error: city: Field required"
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
-from graft.tools import ERROR, background
-from graft.tools.errors import ToolError
+from graft.tools import event_loop
+from graft.tools.errors import ERROR, ToolError
 from graft.tools.options import check_options
 from graft.tools.schema import arguments_in, tidy
 from graft.user_code import Giver, UserCodeError, named, refusal, seen
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_SECTION = re.compile(  # of a docstring; what comes before the first one describes the function
+_SECTION = re.compile(  # of a docstring; the text before the first section describes the function
     r"^(args|arguments|parameters|returns?|yields|raises|examples?|notes?)\s*:\s*$"
     r"|^:(param|returns?|raises?|type)\b",
     re.IGNORECASE,
@@ -43,11 +43,11 @@ _FIELD = re.compile(r"^\s*:param\s+(?:\S+\s+)??(\w+)\s*:\s*(.*)$")
 
 
 class FunctionTool:
-    """`function` by its name. Arguments are checked and converted; what it returns becomes text.
+    """`function` as a tool of the same name. Arguments are checked and converted; the result becomes text.
 
-    A bare content is the function's only required parameter, if it has just one. An exception of
-    the function is answered with "Error: Type: message"; a ToolError goes through. Past `timeout`
-    seconds the caller has its answer; a function that is not async goes on in its thread.
+    A content that is not JSON is the function's only required parameter, if it has just one. An exception
+    of the function is answered with "Error: Type: message"; a ToolError is raised. After `timeout`
+    seconds the caller gets an error; a function that is not async continues in its thread.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FunctionTool:
         concurrency: int | None = None,
         shared: bool = False,
     ) -> None:
-        """`shared`: what the function closes over is common to all attempts, not copied for each."""
+        """`shared`: all attempts share the variables that the function closes over; they are not copied."""
         self.function = function
         source = function
         while isinstance(source, partial):
@@ -71,11 +71,11 @@ class FunctionTool:
             raise ValueError(
                 f"tool name {self.name!r}: must be 1 to 64 letters, digits, _ or -; pass name="
             )
-        told, about = read_docstring(inspect.getdoc(source) or "")
-        self.description = told if description is None else description
+        summary, about = read_docstring(inspect.getdoc(source) or "")
+        self.description = summary if description is None else description
         if not self.description:
             raise ValueError(
-                f"tool {self.name!r} has no docstring, so the model would not know what it does; "
+                f"tool {self.name!r} has no docstring, so the model cannot know what it does; "
                 "write one, or pass description="
             )
         self.timeout = timeout
@@ -92,7 +92,7 @@ class FunctionTool:
         return f"{ERROR}{why}" if why else self.call(arguments)
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        """Call the function with arguments as JSON gave them."""
+        """Call the function with the arguments of a JSON call."""
         try:
             checked = self._model.model_validate(dict(arguments))
         except ValidationError as error:
@@ -109,17 +109,15 @@ class FunctionTool:
             if self.timeout is None:
                 return f"{ERROR}TimeoutError: {error}"
             return f"{ERROR}{self.name} took longer than {self.timeout:g} s"
-        except (
-            Exception
-        ) as error:  # the function is the user's: its faults are the policy's to read
+        except Exception as error:  # the user's function: the policy reads its errors
             return f"{ERROR}{type(error).__name__}: {error}"
 
     def _text(self, value: Any) -> str:
-        """What the function returned, for the policy to read."""
+        """The result of the function as text for the policy."""
         if value is None and not self.may_be_none:
             raise UserCodeError(
-                f'{named(self, "tool")} returned None, and the policy would read "null"; return what it '
-                "should read, or write -> None if there is nothing to say"
+                f'{named(self, "tool")} returned None, and the policy would read "null"; return a text '
+                "for it, or annotate the function with -> None"
             )
         if inspect.isgenerator(value) or inspect.iscoroutine(value) or isinstance(value, type):
             raise refusal(Giver(self, "tool"), value, JSONABLE)
@@ -130,15 +128,10 @@ class FunctionTool:
 
     def _run(self, arguments: dict[str, Any]) -> Any:
         if self.is_async:
-            return background.run(self.function(**arguments), self.timeout)
+            return event_loop.run(self.function(**arguments), self.timeout)
         if self.timeout is None:
             return self.function(**arguments)
         return within(self.timeout, lambda: self.function(**arguments))
-
-
-def as_tool(function: Callable[..., Any], **options: Any) -> FunctionTool:
-    """`function` as a tool; see FunctionTool for the options."""
-    return FunctionTool(function, **options)
 
 
 def tool(function: Any = None, **options: Any) -> Any:
@@ -147,7 +140,7 @@ def tool(function: Any = None, **options: Any) -> Any:
     class Room(BaseEnv):
         @tool
         def look(self) -> str:
-            '''What is in the room.'''
+            '''The contents of the room.'''
             return self.contents
 
     `graft.make` gives an environment its own tools (`graft.envs.own_tools`).
@@ -159,24 +152,24 @@ def tool(function: Any = None, **options: Any) -> Any:
     if isinstance(function, staticmethod | classmethod | property | type):
         kind = type(function).__name__
         raise TypeError(
-            f"@tool marks a function or method, not a {kind}; of a {kind} put it on the plain function"
+            f"@tool marks a function or method, not a {kind}; put it on the plain function inside"
         )
     check_options(FunctionTool, options, "@tool", given=("function",))
-    if isinstance(function, MethodType):  # of an object that is there already: nothing to mark
+    if isinstance(function, MethodType):  # a bound method is complete: nothing to mark
         return FunctionTool(function, **options)
     vars(function)["__tool__"] = options
     return function
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """The result of `work`, or TimeoutError; then its thread is left to finish alone."""
+    """The result of `work`, or TimeoutError; its thread then continues."""
     done: list[Any] = []
     failed: list[BaseException] = []
 
     def target() -> None:
         try:
             done.append(work())
-        except BaseException as error:  # raised again below, in the thread that asked
+        except BaseException as error:  # raised again below, in the calling thread
             failed.append(error)
 
     worker = threading.Thread(target=target, name="graft-tool-call", daemon=True)
@@ -192,7 +185,7 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
 def as_text(value: Any) -> str:
     """A text as it is, anything else as JSON: [1, 2] -> "[1,2]", None -> "null".
 
-    A number of numpy's or torch's is its value. PydanticSerializationError: it has no JSON form.
+    Numbers of numpy and torch become plain numbers. PydanticSerializationError: it has no JSON form.
     """
     if isinstance(value, str):
         return value
@@ -203,7 +196,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy, torch
         return value.tolist()
     if isinstance(value, Exception) or type(value).__str__ is not object.__str__:
-        return str(value)  # it says how it is written
+        return str(value)  # its class defines how it is written
     raise PydanticSerializationError(f"{type(value).__name__} has no JSON form")
 
 
@@ -211,20 +204,20 @@ JSONABLE = "a text, or what JSON can hold: numbers, lists, dicts, dataclasses"
 
 
 def admits_none(function: Callable[..., Any]) -> bool:
-    """Whether a function says that it may return None: -> None, -> str | None."""
-    written = getattr(function, "__annotations__", {}).get("return", ...)
-    if isinstance(written, str):
-        return written == "Any" or "None" in written or "Optional" in written
-    return written is None or written is Any or type(None) in get_args(written)
+    """Whether a function is annotated to return None: -> None, -> str | None."""
+    annotation = getattr(function, "__annotations__", {}).get("return", ...)
+    if isinstance(annotation, str):
+        return annotation == "Any" or "None" in annotation or "Optional" in annotation
+    return annotation is None or annotation is Any or type(None) in get_args(annotation)
 
 
 def arguments_model(
     function: Callable[..., Any], name: str, about: Mapping[str, str]
 ) -> type[BaseModel]:
-    """A pydantic model with one field per parameter; `about` are their descriptions.
+    """A pydantic model with one field per parameter; `about` has their descriptions.
 
-    The fields are numbered and the parameters' names are aliases: "schema" or "_id" would be no
-    name for a field.
+    The fields are numbered and the parameters' names are aliases: pydantic forbids fields named "schema"
+    or "_id".
     """
     try:
         signature = inspect.signature(function, eval_str=True)
@@ -240,24 +233,25 @@ def arguments_model(
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ValueError(f"tool {name!r}: {parameter} has no schema; name every parameter")
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ValueError(f"tool {name!r}: {parameter.name!r} must be callable by its name")
+            raise ValueError(f"tool {name!r}: {parameter.name!r} is positional-only; remove the /")
         if parameter.annotation is parameter.empty:
             raise ValueError(
                 f"tool {name!r}: parameter {parameter.name!r} has no type hint; "
-                f"write {parameter.name}: str, or what it is"
+                f"write {parameter.name}: str, or another type"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        said: dict[str, Any] = (
+        # description=None would erase the description in an annotation
+        text: dict[str, Any] = (
             {"description": about[parameter.name]} if parameter.name in about else {}
         )
-        described = Field(default, alias=parameter.name, **said)
-        fields[f"field_{number}"] = (parameter.annotation, described)
+        field = Field(default, alias=parameter.name, **text)
+        fields[f"field_{number}"] = (parameter.annotation, field)
     try:
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-        model.model_json_schema()  # types without one are found out here, not in a rollout
+        model.model_json_schema()  # finds types without a schema now, not in a rollout
         return model
     except (TypeError, NameError, ValueError, PydanticUserError) as error:
-        why = str(error).partition("\n")[0].partition(". ")[0]  # then comes advice for other cases
+        why = str(error).partition("\n")[0].partition(". ")[0]  # the rest is advice for other cases
         raise ValueError(
             f"tool {name!r}: its parameters have no JSON schema: {why}; use plain types, "
             "dataclasses or pydantic models"
@@ -265,7 +259,7 @@ def arguments_model(
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says of the function, and of each parameter (Google's Args, or :param).
+    """A docstring's text about the function, and about each parameter (Google's Args, or :param).
 
     >>> read_docstring("Add.\\n\\nArgs:\\n    a: The first.\\n        A number.\\n    b: More.")
     ('Add.', {'a': 'The first. A number.', 'b': 'More.'})
@@ -294,7 +288,7 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 
 
 def explain(error: ValidationError) -> str:
-    """What is wrong with the arguments, a clause each: "days: Input should be a valid integer"."""
+    """The errors of the arguments in one line: "days: Input should be a valid integer"."""
     clauses = [
         f"{'.'.join(str(part)[:40] for part in fault['loc']) or 'arguments'}: {fault['msg']}"
         for fault in error.errors(include_url=False, include_input=False)[:5]

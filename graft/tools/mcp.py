@@ -1,12 +1,12 @@
-"""MCP servers as tools: every tool a server lists becomes a Tool with its schema.
+"""MCP servers as tools: every tool that a server lists becomes a tool with its schema.
 
     McpTools("http://localhost:8000/mcp", token="...")          streamable HTTP
-    McpTools(["python", "-m", "graft.tools.mcp_time"])          a command that speaks on stdio
+    McpTools(["python", "-m", "graft.tools.mcp_time"])          a command that uses stdio
     McpTools({"mcpServers": {"time": {"command": ...}, "wiki": {"url": ...}}})
     McpTools("servers.json")                                    the same in a file
 
-With several servers the tools are named server_tool. They may be called from any thread; a server
-that died is started or reached again.
+With several servers the tools are named server_tool. They may be called on any thread; graft
+reconnects to a server that died.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from graft.tools import ERROR
+from graft.tools.errors import ERROR
 from graft.tools.mcp_config import read_config
 from graft.tools.mcp_link import Link
 from graft.tools.schema import arguments_in, tidy
@@ -24,20 +24,20 @@ DEADLINE = 30.0  # seconds for one call
 
 
 class McpTool:
-    """One tool of one server. Takes its arguments as JSON, or bare if it needs just one string."""
+    """One tool of one server. Takes its arguments as JSON, or a bare text if it requires one string."""
 
     blocking = True
 
     def __init__(
         self,
         link: Link,
-        called: str,
+        remote_name: str,
         name: str,
         description: str,
         parameters: Mapping[str, Any],
         concurrency: int | None,
     ) -> None:
-        self.link, self.called = link, called
+        self.link, self.remote_name = link, remote_name
         self.name = name
         self.description = description
         self.parameters = tidy(parameters)
@@ -48,7 +48,7 @@ class McpTool:
         return f"{ERROR}{why}" if why else self.call(arguments)
 
     def call(self, arguments: Mapping[str, Any]) -> str:
-        return self.link.call(self.called, dict(arguments))
+        return self.link.call(self.remote_name, dict(arguments))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> McpTool:
         return self  # a connection is shared, not copied
@@ -57,10 +57,9 @@ class McpTool:
 class McpTools(Sequence[McpTool]):
     """The tools of all configured servers, in order; `close` ends connections and child processes.
 
-    What a server reports as an error, and a call of more than `deadline` seconds, is answered with
-    "Error: ..."; a server that cannot be reached after `retries` further attempts, `delay` seconds
-    apart, is a ToolError. A call whose connection broke is made again: use servers for which that
-    does no harm, or retries=0.
+    A server's error, and a call of more than `deadline` seconds, is answered with "Error: ..."; a server
+    that cannot be reached after `retries` further attempts, `delay` seconds apart, raises a ToolError. A
+    call whose connection broke is repeated: use servers for which that does no harm, or retries=0.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Where MCP servers are: URLs, commands, and files that list both, read into one form."""
+"""Read the configuration of MCP servers: URLs, commands, and files that list both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND = ("command", "args", "env", "cwd")
 def read_config(
     config: Any, token: str | None, headers: Mapping[str, str] | None
 ) -> dict[str, dict[str, Any]]:
-    """Server name -> its entry, from any of the forms that `McpTools` takes."""
+    """Server name -> its entry, from any form that `McpTools` accepts."""
     if isinstance(config, str | Path) and not str(config).startswith(("http://", "https://")):
         config = read_file(Path(config))
     if isinstance(config, str):
@@ -33,7 +33,7 @@ def read_config(
         raise ValueError('"mcpServers" must name at least one server')
     read = {name: read_entry(name, entry, token, headers) for name, entry in servers.items()}
     if (token or headers) and not any("url" in entry for entry in read.values()):
-        raise ValueError("token and headers are for servers with a url; a command is given env")
+        raise ValueError("token and headers are for servers with a url; use env for a command")
     return read
 
 
@@ -64,14 +64,14 @@ def read_entry(
         got = sorted(map(str, entry)) if isinstance(entry, Mapping) else repr(entry)
         raise ValueError(
             f'MCP server {name!r}: needs either "url" or "command", got {got}; several servers '
-            'stand under "mcpServers"'
+            'belong under "mcpServers"'
         )
     if (entry.get("transport") or entry.get("type")) == "sse":
         raise ValueError(
-            f"MCP server {name!r}: the old SSE transport is not known; use its /mcp URL"
+            f"MCP server {name!r}: the old SSE transport is not supported; use its /mcp URL"
         )
     known = COMMAND if "command" in entry else URL
-    for key in entry:  # other programs that share the file add keys of their own: only slips count
+    for key in entry:  # other programs may add keys to the file: only likely typos are errors
         if key not in known and (meant := nearest(key, list(known))):
             raise ValueError(f"MCP server {name!r}: unknown key {key!r}; did you mean {meant!r}?")
     if "command" in entry:
@@ -102,5 +102,5 @@ def read_url(
 
 
 def where(entry: Mapping[str, Any]) -> str:
-    """A server as errors name it."""
+    """A server's address for messages."""
     return entry.get("url") or " ".join([entry["command"], *entry.get("args", [])])

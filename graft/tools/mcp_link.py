@@ -1,10 +1,10 @@
-"""A connection to one MCP server that is there when it is needed; the only importer of mcp.
+"""A connection to one MCP server that reconnects; the only file that imports mcp.
 
-Connections live on the background event loop. Each is held open by a task of its own, because the
-library wants a connection closed by the task that opened it:
+Connections use the background event loop. Each is held open by its own task, because the library
+requires that the task that opened a connection closes it:
 
-    _hold    opens the connection, hands the client over, waits for `_stop`, closes
-    _call    from any other task: uses the client; a broken connection is dropped and opened again
+    _hold    opens the connection, passes the client on, waits for `_stop`, closes
+    _call    in any other task: uses the client; a broken connection is closed and opened again
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
-from graft.tools import ERROR, background
-from graft.tools.errors import ToolError
+from graft.tools import event_loop
+from graft.tools.errors import ERROR, ToolError
 from graft.tools.mcp_config import where
 
-MAX_CLOSE = 10.0  # seconds for a server to end by itself
+MAX_CLOSE = 10.0  # seconds for a server to end before it is cancelled
 MAX_PAGES = 100  # of a list of tools
 CONNECTION_CLOSED = -32000  # the library's code for a connection that is gone
 
 Work = Callable[[Any], Awaitable[Any]]
-"""What is done with a connected client."""
+"""A function of a connected client."""
 
 
 class Broken(Exception):
-    """The connection failed; another may work."""
+    """The connection failed; a new one may work."""
 
 
 class Refused(Exception):
-    """The server answered, and the answer is no."""
+    """The server answered with an error."""
 
 
 class Link:
-    """One server and the connection to it, opened when it is needed and again when it broke."""
+    """One server and the connection to it, opened on first use and again after it broke."""
 
     def __init__(
         self, name: str, entry: Mapping[str, Any], deadline: float, retries: int, delay: float
     ) -> None:
         self.name, self.entry = name, entry
         self.deadline, self.retries, self.delay = deadline, retries, delay
-        library()  # absent, it is missed now and not in a rollout
+        library()  # fails now if it is not installed, not in a rollout
         self._process = os.getpid()
         self._forget()
         atexit.register(_close_late, weakref.ref(self))
@@ -67,16 +67,16 @@ class Link:
 
     def close(self) -> None:
         if self._holder is not None and self._process == os.getpid():
-            background.run(self._drop(), 3 * MAX_CLOSE)
+            event_loop.run(self._drop(), 3 * MAX_CLOSE)
 
     def _run(self, work: Work) -> Any:
-        if self._process != os.getpid():  # forked: the connection is the parent's
+        if self._process != os.getpid():  # forked: the connection belongs to the parent
             self._process = os.getpid()
             self._forget()
-        return background.run(self._with_retries(work))
+        return event_loop.run(self._with_retries(work))
 
     async def _with_retries(self, work: Work) -> Any:
-        """Do `work`, connecting again where the connection is at fault."""
+        """Do `work`, reconnecting if the connection fails."""
         why = ""
         for attempt in range(self.retries + 1):
             if attempt:
@@ -88,9 +88,9 @@ class Link:
             except Broken as error:
                 why = str(error)
                 async with self._opening:
-                    if holder is self._holder:  # else somebody has connected again already
+                    if holder is self._holder:  # else another task has reconnected already
                         await self._drop()
-        raise ToolError(f"MCP server {self.name!r} ({where(self.entry)}) is out of reach: {why}")
+        raise ToolError(f"MCP server {self.name!r} ({where(self.entry)}) cannot be reached: {why}")
 
     async def _list(self, client: Any) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -126,7 +126,7 @@ class Link:
         return f"{ERROR}{text.removeprefix(ERROR)}" if result.is_error else text
 
     async def _guarded(self, work: Any) -> Any:
-        """What the library raises, sorted: Broken (try again), Refused (tell the policy), late."""
+        """Await `work`, with the library's exceptions as Broken (retry), Refused (answer) or TimeoutError."""
         mcp = library()
         try:
             async with asyncio.timeout(self.deadline):
@@ -157,28 +157,28 @@ class Link:
             return self._client, self._holder
 
     async def _hold(self, ready: asyncio.Future[Any]) -> None:
-        """Open the connection, keep it until told to stop, close it: all in this one task."""
+        """Open the connection, keep it until `_stop` is set, close it: all in this one task."""
         mcp = library()
-        with tempfile.TemporaryFile("w+", errors="replace") as words:
+        with tempfile.TemporaryFile("w+", errors="replace") as stderr:
             try:
-                async with mcp.Client(transport(self.entry, words)) as client:
+                async with mcp.Client(transport(self.entry, stderr)) as client:
                     ready.set_result(client)
                     await self._stop.wait()
-            except Exception as error:  # whatever keeps a server from answering
+            except Exception as error:  # any failure to start or to answer
                 if not ready.done():
-                    words.seek(0)
-                    said = words.read()[-400:].strip()
-                    why = innermost(error) + (f"; it said: {said}" if said else "")
+                    stderr.seek(0)
+                    output = stderr.read()[-400:].strip()
+                    why = innermost(error) + (f"; its stderr: {output}" if output else "")
                     ready.set_exception(Broken(why))
 
     async def _drop(self) -> None:
-        """Close what is left of the connection; child processes end with it."""
+        """Close the connection; child processes end with it."""
         holder, self._holder = self._holder, None
         client, self._client = self._client, None
         if holder is None:
             return
         self._stop.set()
-        if client is not None:  # while it is still opening nobody would hear the stop
+        if client is not None:  # a connection that is still opening does not wait for `_stop`
             await asyncio.wait({holder}, timeout=MAX_CLOSE)
         if not holder.done():
             holder.cancel()
@@ -191,23 +191,23 @@ def _close_late(link: weakref.ref[Link]) -> None:
 
 
 @asynccontextmanager
-async def transport(entry: Mapping[str, Any], words: Any) -> AsyncIterator[Any]:
-    """The streams to and from a server; what a command writes to stderr goes to `words`."""
+async def transport(entry: Mapping[str, Any], stderr: Any) -> AsyncIterator[Any]:
+    """The streams to and from a server; the stderr of a command goes to the file `stderr`."""
     if "command" in entry:
         from mcp import StdioServerParameters, stdio_client
 
-        how = {key: entry[key] for key in ("args", "env", "cwd") if entry.get(key) is not None}
-        command = StdioServerParameters(command=entry["command"], **how)
-        async with stdio_client(command, errlog=words) as streams:
+        options = {key: entry[key] for key in ("args", "env", "cwd") if entry.get(key) is not None}
+        command = StdioServerParameters(command=entry["command"], **options)
+        async with stdio_client(command, errlog=stderr) as streams:
             yield streams
     else:
         import httpx2  # comes with mcp
         from mcp.client.streamable_http import streamable_http_client
 
-        patience = httpx2.Timeout(30.0, read=None)  # each call has its own deadline
+        limits = httpx2.Timeout(30.0, read=None)  # each call has its own deadline
         async with (
             httpx2.AsyncClient(
-                headers=entry["headers"], timeout=patience, follow_redirects=True
+                headers=entry["headers"], timeout=limits, follow_redirects=True
             ) as client,
             streamable_http_client(entry["url"], http_client=client) as streams,
         ):
@@ -215,7 +215,7 @@ async def transport(entry: Mapping[str, Any], words: Any) -> AsyncIterator[Any]:
 
 
 def block_text(block: Any) -> str:
-    """A piece of a result as text; pictures and the like by their kind."""
+    """A piece of a result as text; images and other data as "[kind: ...]"."""
     if hasattr(block, "text"):
         return block.text
     if hasattr(block, "data"):
@@ -225,7 +225,7 @@ def block_text(block: Any) -> str:
 
 
 def innermost(error: BaseException) -> str:
-    """What went wrong at the bottom of a group of exceptions."""
+    """The first exception inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
@@ -240,7 +240,7 @@ def library() -> Any:
 
 
 def serve(functions: Sequence[Callable[..., Any]], name: str, port: int | None = None) -> None:
-    """Offer typed functions as an MCP server: on stdio, or at http://127.0.0.1:port/mcp."""
+    """Run typed functions as an MCP server: on stdio, or at http://127.0.0.1:port/mcp."""
     library()
     from mcp.server.mcpserver import MCPServer
 

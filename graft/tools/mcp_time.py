@@ -1,6 +1,6 @@
-"""A small MCP server that knows about time: `python -m graft.tools.mcp_time [PORT]`.
+"""A small MCP server with time functions: `python -m graft.tools.mcp_time [PORT]`.
 
-For trying MCP tools out, and for tests: on stdio, or over HTTP if a port is named.
+For examples and tests: on stdio, or over HTTP if a port is given.
 """
 
 from __future__ import annotations

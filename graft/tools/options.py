@@ -1,4 +1,4 @@
-"""Arguments that people write in recipes, checked against what is to be built from them."""
+"""Check a recipe's arguments against the parameters of the function or class that gets them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_options(
     what: str,
     given: Iterable[str] = (),
 ) -> None:
-    """ValueError if `build` has no such argument, or lacks one; `given` are filled in already.
+    """ValueError if `build` lacks one of the options, or requires another; the caller fills `given`.
 
     >>> check_options(Calculator, {"max_operation": 1}, "tool 'calculator'")
     ValueError: tool 'calculator' has no argument 'max_operation'; did you mean 'max_operations'? ...
@@ -28,8 +28,8 @@ def check_options(
     for option in options:
         if option not in names and not takes_any:
             hint = nearest(option, names)
-            meant = f" did you mean {hint!r}?" if hint else ""
-            raise ValueError(f"{what} has no argument {option!r};{meant} known: {known}")
+            suggestion = f" did you mean {hint!r}?" if hint else ""
+            raise ValueError(f"{what} has no argument {option!r};{suggestion} known: {known}")
     for one in named:
         if one.default is one.empty and one.name in names and one.name not in options:
             raise ValueError(f"{what} needs {one.name}=; its arguments: {known}")

@@ -1,4 +1,4 @@
-"""The python tool: run what the policy wrote, shut off from everything, and answer like a notebook.
+"""The python tool: run the policy's code in the sandbox, and answer like a notebook.
 
 "x = 6\nx * 7"      ->  "42"
 "print('a'); 1/0"   ->  "Error: ZeroDivisionError: division by zero\na\nTraceback ..."
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graft.tools import ERROR
+from graft.tools.errors import ERROR
 from graft.tools.sandbox import SandboxOutcome, SandboxSession, choose, run_python
 
 RESTARTED = "(The interpreter was restarted: names from earlier calls are gone.)"
@@ -17,11 +17,11 @@ NOTHING = "(no output)"
 
 
 class PythonTool:
-    """Runs Python code and answers with what it printed, then the value of its last expression.
+    """Runs Python code and answers with its output, then the value of its last expression.
 
-    `keep_state` makes it a notebook: names live on from call to call, and a fork of the tool has the
-    same names, made by running the same cells again when they are first needed. Without it every
-    call is a program of its own, and one tool serves any number of envs.
+    `keep_state` makes it a notebook: names stay from call to call, and a fork of the tool has the same
+    names, because it runs the same cells again at its first call. Without it every call is a separate
+    program, and one tool serves any number of envs.
     """
 
     name = "python"
@@ -53,7 +53,7 @@ class PythonTool:
             )
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency={concurrency} would let no call through; None: no limit")
-        choose(sandbox)  # a machine without isolation is found out now, not at the first call
+        choose(sandbox)  # fails now on a machine without isolation, not at the first call
         self.timeout = timeout
         self.sandbox = sandbox
         self.keep_state = self.is_stateful = keep_state
@@ -62,18 +62,18 @@ class PythonTool:
         self.memory_mb = memory_mb
         self.concurrency = concurrency  # counted over all envs by graft.tools.calling
         self._cells: list[str] = []
-        """What made the names that there are: every cell that came to its end."""
+        """The code that made the current names: every completed cell."""
         self._session: SandboxSession | None = None
 
     def __call__(self, content: str) -> str:
         if not self.keep_state:
             return self._text(self.run(content))
-        session = self._session  # the tool may be closed under a call that was given up
+        session = self._session  # the tool may be closed during an abandoned call
         if session is None:
             session = self._session = self._replay()
         outcome = session.run(content)
         if outcome.is_restarted and self._cells:
-            # the sandbox was killed from outside: not the policy's doing, so its names come back
+            # the sandbox was killed from outside: restore the policy's names
             session.close()
             session = self._session = self._replay()
             outcome = session.run(content)
@@ -84,7 +84,7 @@ class PythonTool:
         return self._text(outcome)
 
     def run(self, code: str, stdin: str = "") -> SandboxOutcome:
-        """Run a program by itself, whatever is kept; for callers who want more than text."""
+        """Run a separate program, without the kept names, and return more than its text."""
         return run_python(
             code,
             stdin,
@@ -96,7 +96,7 @@ class PythonTool:
         )
 
     def fork(self) -> PythonTool:
-        """A tool with the same names that goes its own way; without kept state, this one."""
+        """An independent tool with the same names; without kept state, this one."""
         if not self.keep_state:
             return self
         twin = PythonTool(
@@ -127,7 +127,7 @@ class PythonTool:
         self._cells = list(state["cells"])
 
     def close(self) -> None:
-        """End the interpreter, if one is kept. A later call makes the names again."""
+        """End the interpreter, if there is one. A later call restores the names."""
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -147,8 +147,8 @@ class PythonTool:
         """The answer to the policy."""
         note = RESTARTED if outcome.is_restarted else ""
         if outcome.ok:
-            said = (outcome.stdout + outcome.stderr).rstrip("\n")
-            return "\n".join(filter(None, (note, said))) or NOTHING
+            output = (outcome.stdout + outcome.stderr).rstrip("\n")
+            return "\n".join(filter(None, (note, output))) or NOTHING
         trace = outcome.stderr.rstrip("\n")
         last_line = trace.rpartition("\n")[2]
         if outcome.is_timeout:

@@ -1,15 +1,15 @@
-"""Tools of an environment that is copied: what they hold of it is replaced by what its copy has.
+"""Rebind the tools of a copied environment: references to the original become references to the copy.
 
     env = Room()                            tools [env.look]
-    twin = env.fork()                       tools [twin.look], never a `look` that sees the other room
+    twin = env.fork()                       tools [twin.look], never a `look` of the original
 
 Attempts at a task are copies of one environment. A tool may be one of its methods, a method of an object
-inside it, a partial, lambda or closure over either, or an object that keeps a reference: all of these
-are made again for the copy. `memo` is what `copy.deepcopy` wrote: id(original) -> copy.
+inside it, a partial, lambda or closure over either, or an object with a reference to it: all of these
+are rebuilt for the copy. `memo` is the memo of `copy.deepcopy`: id(original) -> copy.
 
-A function also gets its own copy of the plain containers that it closes over, for that is where it would
-keep notes; two functions that share one share the copy. Other objects (an index, a connection) are common
-to all copies.
+A function also gets its own copy of the plain containers that it closes over, since it may keep state in
+them; two functions that share one share the copy. Other objects (an index, a connection) are shared by
+all copies.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ Memo = dict[int, Any]
 
 CONTAINERS = (list, dict, set, bytearray, deque)
 MAX_COPIED = 10_000
-"""Entries of a container that a function closes over, before somebody has to say what it is."""
+"""Entries of a container in a closure, above which the user must declare it as shared or move it."""
 MAX_DEPTH, MAX_WIDTH = 6, 200
-"""How far a tool is searched for parts of its environment."""
+"""How deep and wide a tool is searched for references to its environment."""
 MAX_SEEN = 5_000
 
 
 def rebound(value: Any, memo: Memo) -> Any:
-    """`value` for the copy; the same object where it holds nothing of the original."""
+    """`value` for the copy; the same object if it has no reference to the original."""
     return _Rebinding(memo).of(value)
 
 
 class _Rebinding:
-    """One search through a tool. What holds nothing of the original is looked at once."""
+    """One search through a tool. Objects without a reference to the original are visited once."""
 
     def __init__(self, memo: Memo) -> None:
         self.memo = memo
         self.unchanged: set[int] = set()
-        self.kept: list[Any] = []  # alive, so that their ids stay theirs
+        self.kept: list[Any] = []  # kept alive, so that their ids stay unique
 
     def of(self, value: Any, depth: int = 0) -> Any:
         if id(value) in self.memo:
@@ -70,7 +70,9 @@ class _Rebinding:
         if made is not value:
             self.unchanged.discard(id(value))
             self.memo[id(value)] = made
-            self.memo.setdefault(id(self.memo), []).append(value)  # as deepcopy keeps it alive
+            self.memo.setdefault(id(self.memo), []).append(
+                value
+            )  # keeps it alive, as deepcopy does
         return made
 
     def _made(self, value: Any, depth: int) -> Any:
@@ -100,7 +102,7 @@ class _Rebinding:
 
     def _function(self, value: FunctionType, depth: int) -> Any:
         cells = tuple(self._cell(cell, name, value, depth) for cell, name in _free(value))
-        attributes = self.of(vars(value), depth)  # __wrapped__, where a decorator has set it
+        attributes = self.of(vars(value), depth)  # such as __wrapped__ of a decorator
         is_same = all(new is old for new, (old, _) in zip(cells, _free(value), strict=True))
         if is_same and attributes is vars(value):
             return value
@@ -114,11 +116,11 @@ class _Rebinding:
         return made
 
     def _cell(self, cell: CellType, name: str, function: FunctionType, depth: int) -> CellType:
-        if id(cell) in self.memo:  # of another tool too
+        if id(cell) in self.memo:  # shared with another tool
             return self.memo[id(cell)]
         try:
             held = cell.cell_contents
-        except ValueError:  # not filled yet: a function that is defined later
+        except ValueError:  # empty: the variable is assigned later
             return cell
         new = self.of(held, depth)
         if new is held and isinstance(held, CONTAINERS):
@@ -178,7 +180,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def counterparts(original: Any, twin: Any, memo: Memo, depth: int = 0) -> None:
-    """Fill `memo` from two objects of which one is a copy of the other, made by code of the user's."""
+    """Fill `memo` from an object and its copy, which the user's own code made."""
     if original is twin or id(original) in memo or type(original) is not type(twin):
         return
     if depth > MAX_DEPTH or isinstance(original, str | int | float | None):
@@ -202,7 +204,7 @@ def check_tools(tools: Mapping[str, Any], layers: Iterable[Any]) -> None:
     `layers` are the environment and the wrappers around it.
     """
     originals = {id(layer): layer for layer in layers}
-    # a trial: the layers have copies, and whatever still leads to one of them could not be made again
+    # a trial with stand-ins for the copies: a tool that still reaches a layer cannot be rebound
     memo: Memo = {number: _Copy() for number in originals}
     for name, tool in tools.items():
         for function in functions_of(tool):
@@ -212,16 +214,16 @@ def check_tools(tools: Mapping[str, Any], layers: Iterable[Any]) -> None:
             layer, through = found
             raise UserCodeError(
                 f"{named(tool, 'tool')} reaches its environment {type(layer).__name__} through "
-                f"{through}, so every attempt at a task, a copy of the environment, would act on this "
-                f"one. Make the tool a method of the environment: @graft.tool def {name}(self, ...)"
+                f"{through}, so every attempt, which has its own copy of the environment, would act on the "
+                f"original. Make the tool a method of the environment: @graft.tool def {name}(self, ...)"
             )
 
 
 class _Copy:
-    """Stands for the copy of a layer."""
+    """A stand-in for the copy of a layer."""
 
 
-_PASSED_OVER = (
+_SKIPPED = (
     str,
     int,
     float,
@@ -232,7 +234,7 @@ _PASSED_OVER = (
     BaseException,
     _Copy,
 )
-"""A traceback leads to every variable of those that were running."""
+"""Types that are not searched; a traceback refers to every variable of its frames."""
 
 
 def _check_size(name: str, function: FunctionType) -> None:
@@ -245,8 +247,8 @@ def _check_size(name: str, function: FunctionType) -> None:
             raise UserCodeError(
                 f"{named(function, f'tool {name!r}:')} closes over {variable!r}, a "
                 f"{type(held).__name__} of {len(held):,} entries. If calls change it, each attempt needs "
-                "its own: keep it in the environment, as self.NAME. If it is data that all attempts "
-                "share, say so: graft.tool(shared=True)"
+                "its own: keep it in the environment, as self.NAME. If all attempts share it as "
+                "constant data, use graft.tool(shared=True)"
             )
 
 
@@ -261,7 +263,7 @@ def functions_of(tool: Any) -> Iterator[FunctionType]:
 
 
 def _reaches(tool: Any, originals: Mapping[int, Any]) -> tuple[Any, str] | None:
-    """A layer that a tool leads to, and what leads there; None: it leads to none."""
+    """A layer that a tool refers to, and through what; None if it refers to none."""
     for function in functions_of(tool):
         for name in function.__code__.co_names:
             if id(value := function.__globals__.get(name)) in originals:
@@ -272,11 +274,11 @@ def _reaches(tool: Any, originals: Mapping[int, Any]) -> tuple[Any, str] | None:
         value, through = waiting.popleft()
         if id(value) in originals:
             return value, through
-        if id(value) in seen or isinstance(value, _PASSED_OVER):
+        if id(value) in seen or isinstance(value, _SKIPPED):
             continue
         seen.add(id(value))
         if isinstance(value, type) and "<locals>" not in value.__qualname__:
-            continue  # classes lead to modules, and those to everything
+            continue  # classes refer to modules, and those to everything
         if isinstance(value, FunctionType):
             held = [cell for cell, _ in _free(value)]
         else:

@@ -1,6 +1,6 @@
-"""What a model is told about a tool: OpenAI's function schema, and what it asks of arguments.
+"""A tool in OpenAI's function schema, and the conversion between texts and arguments.
 
-Chat templates print the schema as it is, so it is kept short: no titles, no references.
+Chat templates print the schema unchanged, so it is kept short: no titles, no references.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ TEXT: dict[str, Any] = {
     "properties": {"content": {"type": "string"}},
     "required": ["content"],
 }
-"""The parameters of a tool that states none: it takes a text."""
+"""The parameters of a tool without `parameters`: it takes a text."""
 
 
 def schema(tool: Any) -> dict[str, Any]:
-    """A tool in OpenAI's form, fit for a chat template.
+    """A tool in OpenAI's form, for a chat template.
 
     schema(Calculator()) -> {"type": "function", "function": {"name": "calculator", "description":
     "Works out ...", "parameters": {"type": "object", "properties": {"expression": ...}, ...}}}
@@ -38,7 +38,7 @@ def parameters_of(tool: Any) -> Mapping[str, Any]:
 
 
 def only_text(parameters: Mapping[str, Any]) -> str | None:
-    """The property that a bare text stands for: the one that is required, if it is a string.
+    """The property that a bare text fills: the only required one, if it is a string.
 
     >>> only_text({"properties": {"query": {"type": "string"}}, "required": ["query"]})
     'query'
@@ -51,9 +51,9 @@ def only_text(parameters: Mapping[str, Any]) -> str | None:
 
 
 def content_of(tool: Any, arguments: Mapping[str, Any]) -> tuple[str, str]:
-    """What `tool(content)` is given for a JSON call, and "", or "" and what is wrong with it.
+    """The content of a JSON call for `tool(content)` and "", or "" and the error.
 
-    A tool that needs one string gets it bare: {"code": "print(1)"} -> "print(1)"; any other gets
+    A tool that needs one string gets that string: {"code": "print(1)"} -> "print(1)"; any other gets
     the arguments as JSON text.
     """
     parameters = parameters_of(tool)
@@ -72,10 +72,10 @@ def content_of(tool: Any, arguments: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def arguments_in(content: str, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The arguments that a bare content stands for, and "", or {} and what is wrong with it.
+    """The arguments in a content and "", or {} and the error.
 
-    Of a tool that needs just a `city`: "Bern" -> {"city": "Bern"}, and a JSON object that names only
-    its parameters is what it says: {"city": "Bern", "days": 2}. Any other tool takes JSON alone.
+    For a tool that requires only a `city`: "Bern" -> {"city": "Bern"}, and a JSON object with no other
+    names than its parameters is parsed: {"city": "Bern", "days": 2}. Any other tool takes only JSON.
     """
     arguments, why = read_arguments(content)
     required = parameters.get("required", [])
@@ -84,18 +84,18 @@ def arguments_in(content: str, parameters: Mapping[str, Any]) -> tuple[dict[str,
     known = parameters.get("properties", {})
     is_text = only_text(parameters) is not None
     if is_text and (why or not arguments or any(name not in known for name in arguments)):
-        return {required[0]: content}, ""  # a text may look like JSON and be none of ours
+        return {required[0]: content}, ""  # a text may look like JSON without being a call
     return ({required[0]: content.strip()}, "") if why else (arguments, "")
 
 
 def tidy(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON schema without titles and with its references filled in, those that recur aside.
+    """A JSON schema without titles and with its references replaced, except recursive ones.
 
     {"$defs": {"Color": {"enum": ["red"]}}, "properties": {"c": {"$ref": "#/$defs/Color"}}}
     -> {"properties": {"c": {"enum": ["red"]}}}
     """
     defined: Mapping[str, Any] = parameters.get("$defs", {})
-    kept: set[str] = set()  # definitions that mention themselves and so must stay
+    kept: set[str] = set()  # recursive definitions, which must stay
 
     def clean(node: Any, inside: tuple[str, ...], is_names: bool = False) -> Any:
         if isinstance(node, list):
@@ -110,7 +110,7 @@ def tidy(parameters: Mapping[str, Any]) -> dict[str, Any]:
             beside = {key: value for key, value in node.items() if key != "$ref"}
             return clean({**defined[name], **beside}, (*inside, name))
         return {
-            # a property may itself be called "title": only the keyword goes
+            # a property may be called "title": only the keyword is removed
             key: clean(value, inside, is_names=key == "properties" and not is_names)
             for key, value in node.items()
             if is_names or key not in ("title", "$defs")

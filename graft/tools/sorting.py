@@ -1,12 +1,12 @@
-"""Compare, swap and check: the only ways to touch items whose values are hidden behind symbols.
+"""Compare, swap and check: the tools for items whose values are hidden behind symbols.
 
     A, B, C hide 2, 0, 1
-    compare A, B  ->  "A > B"        learns something, changes nothing
-    swap A, B     ->  "B, A, C"      the order from now on
+    compare A, B  ->  "A > B"        the order does not change
+    swap A, B     ->  "B, A, C"      the new order
     check B, even ->  "True"
 
-Each is a pure function from a state and two arguments to the next state and the observation. Who
-calls them, in tags, in words or by actions beyond the vocabulary, is not their business.
+Each is a pure function from a state and two arguments to the next state and the observation. The
+syntaxes below write calls in tags, in words or by actions beyond the vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from graft.tools import ERROR
+from graft.tools.errors import ERROR
 from graft.types import Called
 
 SYMBOLS = "ABCDE"
@@ -30,7 +30,7 @@ PROPERTIES: dict[str, Callable[[int], bool]] = {
 
 
 class Hidden(NamedTuple):
-    """Items and their order. Symbol number i ("A" is 0) hides `values[i]`, wherever it stands."""
+    """Items and their order. Symbol number i ("A" is 0) hides `values[i]` at any position."""
 
     values: tuple[int, ...]
     order: tuple[str, ...]
@@ -40,7 +40,7 @@ class Hidden(NamedTuple):
         return dict(zip(SYMBOLS, self.values, strict=False))
 
     def undefined(self, *symbols: str) -> list[str]:
-        """Those that hide nothing, each once and short enough to be repeated."""
+        """The unknown symbols, each once and shortened."""
         unknown = [symbol[:MAX_ECHO] for symbol in symbols if symbol not in self.order]
         return list(dict.fromkeys(unknown))
 
@@ -85,27 +85,27 @@ TRANSITIONS: dict[str, Callable[[Hidden, str, str], Result]] = {
 class SortingCall(NamedTuple):
     tool: str
     arguments: tuple[str, str] | None
-    """None: there were not two of them."""
+    """None: the call has not exactly two."""
 
 
 class SortingSyntax(NamedTuple):
-    """How calls are written, found and answered. "{0}" and "{1}" are arguments, "{}" the result."""
+    """How calls are written, parsed and answered. "{0}" and "{1}" are arguments, "{}" the result."""
 
     call: dict[str, str]
     result: dict[str, str]
     gap: str
-    """What a careful writer puts between a result and the next call."""
+    """The text between a result and the next call in demonstrations."""
     find: Callable[[str, tuple[str, ...]], SortingCall | None]
-    """(text, tools) -> the call that the text ends with, if it ends with one to these tools."""
+    """(text, tools) -> the call to one of these tools at the end of the text; None without one."""
     stops: Callable[[tuple[str, ...]], tuple[str, ...]]
     """tools -> the strings that end a turn because a call is complete."""
     is_bare: bool = False
-    """Whether the tools answer with nothing but the result, because the actions write the rest."""
+    """Whether the tools answer with only the result, because the actions write the rest."""
 
     def write(self, tool: str, a: str, b: str, lead: str = "") -> Called:
-        """The call as text, which also says what it is: in "actions" nothing else makes it one."""
-        said = f"is {b}" if self.is_bare and tool == "check" else b  # one action says both words
-        return Called(f"{lead}{self.call[tool].format(a, b)}", tool, (a, said))
+        """The call as a `Called`, which the syntax "actions" requires."""
+        second = f"is {b}" if self.is_bare and tool == "check" else b  # one action for both words
+        return Called(f"{lead}{self.call[tool].format(a, b)}", tool, (a, second))
 
     def render(self, tool: str, result: str) -> str:
         return result if self.is_bare else self.result.get(tool, "{}").replace("{}", result)
@@ -118,8 +118,8 @@ class SortingSyntax(NamedTuple):
 def find_in_tags(text: str, tools: tuple[str, ...]) -> SortingCall | None:
     """ "so <swap> A, B </swap>" -> swap, A and B.
 
-    A closing tag makes it a call; one with no opening tag before it, or without exactly two
-    arguments between them, has `arguments` None.
+    A closing tag makes it a call; without an opening tag before it, or without exactly two arguments
+    between them, its `arguments` are None.
     """
     text = text.rstrip()
     for tool in tools:
@@ -147,7 +147,7 @@ _IN_WORDS = re.compile(
 
 
 def find_made(text: str, tools: tuple[str, ...]) -> SortingCall | None:
-    """A `Called`, also one to a tool that is not among `tools`: it waits for an answer."""
+    """The call of a `Called`, also to a tool that is not among `tools`: it needs an answer."""
     if not isinstance(text, Called):
         return None
     match text.arguments:
@@ -162,7 +162,7 @@ def closing_tags(tools: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def every_call(tools: tuple[str, ...]) -> tuple[str, ...]:
-    """ "swap A and A", "swap A and B", ...: without tags only the whole call says that it ends."""
+    """ "swap A and A", "swap A and B", ...: without tags only the complete call marks its end."""
     return tuple(
         _IN_A_SENTENCE[tool].format(a, b)
         for tool in tools
@@ -215,7 +215,7 @@ def carry_out(state: Hidden, call: SortingCall) -> Result:
 
 
 def is_carried_out(state: Hidden, call: SortingCall) -> bool:
-    """False for a call that could not do anything: wrong arguments or undefined symbols."""
+    """False for a call with wrong arguments or undefined symbols, which does nothing."""
     if call.arguments is None:
         return False
     a, b = call.arguments

@@ -208,7 +208,7 @@ def test_what_a_tool_raises_is_a_tool_error_that_names_it():
         def __call__(self, content: str) -> str:
             raise SystemExit(f"no {content}")
 
-    with pytest.raises(ToolError, match="tool 'leaving' broke: SystemExit: no x"):
+    with pytest.raises(ToolError, match="tool 'leaving' failed: SystemExit: no x"):
         tooled(Leaving()).step("<leaving>x</leaving>")
     (quiet,) = make_tools([repeat])
     assert call_tool(quiet, "x") == "x"
@@ -233,7 +233,7 @@ def test_no_more_calls_are_made_while_too_many_run_that_were_given_up(
     errands = [Errand(target=call_tool, args=(Hanging(), "x"), daemon=True) for _ in range(2)]
     for errand in errands:
         errand.start()
-    while len(calling._under_way.get((Hanging, "hanging"), ())) < 2:
+    while len(calling._running.get((Hanging, "hanging"), ())) < 2:
         pass
     errands[0].is_given_up = True  # one of two: calls are still made
     opened.set()
@@ -245,10 +245,10 @@ def test_no_more_calls_are_made_while_too_many_run_that_were_given_up(
     for errand in again:
         errand.is_given_up = True
         errand.start()
-    while len(calling._under_way[(Hanging, "hanging")]) < 2:
+    while len(calling._running[(Hanging, "hanging")]) < 2:
         pass
     with pytest.raises(
-        ToolError, match="2 calls of tool 'hanging' were given up at their deadline"
+        ToolError, match="2 calls of tool 'hanging' were abandoned at their deadline"
     ):
         call_tool(Hanging(), "y")
     assert call_tool(make_tools([repeat])[0], "x") == "x"

@@ -315,7 +315,7 @@ def gate() -> Iterator[Gate]:
 
 
 def under_way(tool: str) -> int:
-    return sum(len(calls) for (_, name), calls in calling._under_way.items() if name == tool)
+    return sum(len(calls) for (_, name), calls in calling._running.items() if name == tool)
 
 
 def wait_until(is_so: Any) -> None:
@@ -346,7 +346,7 @@ def test_200_calls_that_hang_are_in_nobodys_way_and_are_not_added_to(gate: Gate)
 
     second = play(tools, *[[ASK, ANSWER]] * 20, *[[REPEAT, ANSWER]] * 20, deadline=30.0)
     assert statuses(second) == [Status.TOOL_ERROR] * 20 + [Status.DONE] * 20
-    assert "64 calls of tool 'ask' were given up" in second.spans[1].info["error"]
+    assert "64 calls of tool 'ask' were abandoned" in second.spans[1].info["error"]
     assert gate.entered == 200
 
     gate.opened.set()
@@ -394,7 +394,7 @@ def test_a_tool_that_breaks_ends_its_own_attempt(fault: BaseException, blocking:
     tools = [Broken(fault, blocking), repeat]
     episode = play(tools, ["<broken>a</broken>"], [REPEAT, ANSWER], deadline=5.0)
     assert statuses(episode) == [Status.TOOL_ERROR, Status.DONE]
-    said = f"tool 'broken' broke: {type(fault).__name__}"
+    said = f"tool 'broken' failed: {type(fault).__name__}"
     assert any(said in span.info.get("error", "") for span in episode.spans)
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from graft.protocols import Tool
 from graft.tools import is_error
 from graft.tools.errors import ToolError
-from graft.tools.function import FunctionTool, as_tool, read_docstring
+from graft.tools.function import FunctionTool, read_docstring
 from graft.tools.schema import schema
 
 
@@ -48,7 +48,7 @@ def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C") -> dict[str
 
 
 def test_the_signature_and_the_docstring_are_the_schema():
-    assert schema(as_tool(weather)) == {
+    assert schema(FunctionTool(weather)) == {
         "type": "function",
         "function": {
             "name": "weather",
@@ -78,7 +78,7 @@ def test_rich_types_are_written_out_without_references():
         """Paint."""
         return f"{points[0].x} {color.name} {tags} {note} {size}"
 
-    tool = as_tool(paint)
+    tool = FunctionTool(paint)
     known = tool.parameters["properties"]
     assert "$ref" not in json.dumps(tool.parameters)
     assert known["color"] == {"type": "string", "enum": ["red", "blue"]}
@@ -97,7 +97,7 @@ def test_a_schema_that_mentions_itself_keeps_its_definition():
         """Count."""
         return 1 + sum(walk(child) for child in node.children)
 
-    tool = as_tool(walk)
+    tool = FunctionTool(walk)
     assert set(tool.parameters["$defs"]) == {"Tree"}
     assert tool('{"node": {"children": [{}, {}]}}') == "3"
 
@@ -120,11 +120,11 @@ class Tree(BaseModel):
 def test_a_bare_text_is_the_only_string_that_is_required_unless_it_names_parameters(
     content: str, answer: str
 ):
-    assert as_tool(weather)(content) == answer
+    assert FunctionTool(weather)(content) == answer
 
 
 def test_json_arguments_are_converted_and_faults_named():
-    tool = as_tool(weather)
+    tool = FunctionTool(weather)
     assert isinstance(tool, Tool)
     assert json.loads(tool.call({"city": "Bern", "days": "2"}))["days"] == 2
     assert tool.call({}) == "Error: city: Field required"
@@ -145,12 +145,12 @@ def test_one_number_may_be_written_bare_and_two_may_not():
         """a plus b."""
         return a + b
 
-    assert as_tool(square)(" 12 ") == "144"
-    assert as_tool(square)('{"x": 12}') == "144"
-    assert is_error(as_tool(square)("twelve"))
-    assert as_tool(add)('{"a": 1, "b": 2}') == "3"
-    assert as_tool(add)("1 2").startswith("Error: the arguments are not valid JSON")
-    assert as_tool(add)("[1, 2]") == "Error: the arguments must be a JSON object, not list"
+    assert FunctionTool(square)(" 12 ") == "144"
+    assert FunctionTool(square)('{"x": 12}') == "144"
+    assert is_error(FunctionTool(square)("twelve"))
+    assert FunctionTool(add)('{"a": 1, "b": 2}') == "3"
+    assert FunctionTool(add)("1 2").startswith("Error: the arguments are not valid JSON")
+    assert FunctionTool(add)("[1, 2]") == "Error: the arguments must be a JSON object, not list"
 
 
 def test_names_that_pydantic_keeps_for_itself_are_fine():
@@ -158,8 +158,8 @@ def test_names_that_pydantic_keeps_for_itself_are_fine():
         """Odd."""
         return f"{schema}{json}{_id}{model_x}"
 
-    assert as_tool(odd).call({"schema": "s", "_id": 5}) == "s153"
-    assert set(as_tool(odd).parameters["properties"]) == {"schema", "json", "_id", "model_x"}
+    assert FunctionTool(odd).call({"schema": "s", "_id": 5}) == "s153"
+    assert set(FunctionTool(odd).parameters["properties"]) == {"schema", "json", "_id", "model_x"}
 
 
 @dataclass
@@ -184,7 +184,7 @@ def test_what_is_not_text_becomes_json(value: Any, text: str):
         """Give."""
         return value
 
-    assert as_tool(give)("") == text
+    assert FunctionTool(give)("") == text
 
 
 def test_exceptions_of_the_function_are_answered_and_a_broken_tool_raises():
@@ -194,7 +194,7 @@ def test_exceptions_of_the_function_are_answered_and_a_broken_tool_raises():
             kind
         ]
 
-    tool = as_tool(fail)
+    tool = FunctionTool(fail)
     assert tool("value") == "Error: ValueError: no"
     assert tool("other") == "Error: KeyError: 'other'"
     assert tool("late") == "Error: TimeoutError: x"
@@ -208,7 +208,7 @@ def test_async_functions_run_from_any_thread():
         await asyncio.sleep(0)
         return 2 * x
 
-    tool = as_tool(double)
+    tool = FunctionTool(double)
     answers: list[str] = []
     threads = [threading.Thread(target=lambda n=n: answers.append(tool(str(n)))) for n in range(5)]
     for thread in threads:
@@ -232,7 +232,7 @@ def test_past_its_timeout_a_call_is_answered(is_async: bool):
         await asyncio.sleep(20)
         return "late"
 
-    tool = as_tool(wait_too if is_async else wait, name="wait", timeout=0.05)
+    tool = FunctionTool(wait_too if is_async else wait, name="wait", timeout=0.05)
     assert tool("") == "Error: wait took longer than 0.05 s"
     gate.set()
 
@@ -274,7 +274,7 @@ def test_methods_lose_their_self():
             self.total += amount
             return self.total
 
-    tool = as_tool(Counter().add)
+    tool = FunctionTool(Counter().add)
     assert [tool("2"), tool("3")] == ["2", "5"]
     assert list(tool.parameters["properties"]) == ["amount"]
 
@@ -290,5 +290,5 @@ def test_no_content_makes_it_raise(content: str):
         """Both."""
         return f"{a}{b}"
 
-    assert isinstance(as_tool(both)(content), str)
-    assert isinstance(as_tool(weather)(content), str)
+    assert isinstance(FunctionTool(both)(content), str)
+    assert isinstance(FunctionTool(weather)(content), str)

@@ -19,7 +19,7 @@ import pytest
 from graft.envs.base import BaseEnv
 from graft.envs.tool_env import ToolEnv
 from graft.protocols import Tool
-from graft.tools import background, make_tools, mcp_time
+from graft.tools import event_loop, make_tools, mcp_time
 from graft.tools.errors import ToolError
 from graft.tools.mcp import McpTools
 from graft.tools.mcp_config import read_config
@@ -132,7 +132,7 @@ def test_a_call_past_its_deadline_is_answered(odd: dict[str, Any]):
 def test_a_dead_server_is_a_broken_tool_the_next_call_works_and_close_ends_the_process():
     with McpTools(ODD, retries=0) as tools:
         named = {tool.name: tool for tool in tools}
-        with pytest.raises(ToolError, match="out of reach: Connection closed"):
+        with pytest.raises(ToolError, match="cannot be reached: Connection closed"):
             named["die"]("")
         process = int(named["pid"](""))
         assert is_alive(process)
@@ -144,12 +144,12 @@ def test_a_dead_server_is_a_broken_tool_the_next_call_works_and_close_ends_the_p
     ("config", "why"),
     [
         (["graft-no-such-command"], "No such file|Permission denied"),
-        ([sys.executable, "-c", "raise SystemExit('bad luck')"], "it said: bad luck"),
+        ([sys.executable, "-c", "raise SystemExit('bad luck')"], "its stderr: bad luck"),
         ("http://127.0.0.1:9/mcp", "ConnectError"),
     ],
 )
 def test_a_server_that_is_not_there_says_why_and_leaves_nothing_open(config: Any, why: str):
-    background.run(asyncio.sleep(0))  # the loop itself stays
+    event_loop.run(asyncio.sleep(0))  # the loop itself stays
     before = open_files()
     with pytest.raises(ToolError, match=why) as caught:
         McpTools(config, retries=1, delay=0.01)
@@ -195,7 +195,7 @@ def served() -> Iterator[str]:
 def test_http_servers_get_the_token_and_the_headers(served: str):
     with McpTools(served, token="key", headers={"X-Room": "7"}) as tools:
         assert tools[0].call({"a": 2, "b": 3}) == "5"
-    with pytest.raises(ToolError, match="out of reach"):
+    with pytest.raises(ToolError, match="cannot be reached"):
         McpTools(served, token="wrong", retries=0)
 
 
@@ -251,7 +251,7 @@ def test_a_recipe_names_servers_under_mcp(served: str):
         ({"command": "python", "args": "-m x"}, '"args" a list of texts'),
         ({"command": "python", "arg": ["-m", "x"]}, "unknown key 'arg'; did you mean 'args'"),
         ({"mcpServers": {"a": 3}}, '\'a\': needs either "url" or "command", got 3'),
-        ({"servers": {"a": {"url": "http://x"}}}, 'several servers stand under "mcpServers"'),
+        ({"servers": {"a": {"url": "http://x"}}}, 'several servers belong under "mcpServers"'),
     ],
 )
 def test_a_configuration_that_cannot_be_meant_is_refused(config: Any, why: str):

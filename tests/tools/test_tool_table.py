@@ -14,7 +14,7 @@ from graft.protocols import Tool
 from graft.registry import UnknownName
 from graft.tools import TOOLS, calling, make_tool, make_tools
 from graft.tools.calculator import Calculator
-from graft.tools.calling import call_tool, place, shorten
+from graft.tools.calling import call_tool, shorten, slot
 from graft.tools.errors import ToolError
 from graft.tools.schema import content_of, only_text, schema, tidy
 from graft.user_code import UserCodeError
@@ -49,9 +49,9 @@ def test_a_tool_is_a_name_with_arguments_a_class_a_function_or_itself():
 def test_mistakes_are_told():
     with pytest.raises(UnknownName, match="did you mean 'calculator'"):
         make_tool("calculater")
-    with pytest.raises(ValueError, match="built already"):
+    with pytest.raises(ValueError, match="is an instance"):
         make_tool(Echo(), size=1)
-    with pytest.raises(ValueError, match="is no tool"):
+    with pytest.raises(ValueError, match="is not a tool"):
         make_tool(3)
     with pytest.raises(ValueError, match="tools=3"):
         make_tools(3)
@@ -61,9 +61,9 @@ def test_mistakes_are_told():
         make_tool("calculator", max_op=1)
     with pytest.raises(ValueError, match="no argument 'timout'; did you mean 'timeout'"):
         make_tool(shout, timout=1)
-    with pytest.raises(ValueError, match="is no tool: it needs a name"):
+    with pytest.raises(ValueError, match="is not a tool: it needs a name"):
         make_tool(Nameless)
-    with pytest.raises(ValueError, match="needs to know its servers"):
+    with pytest.raises(ValueError, match="needs their addresses"):
         make_tools("calculator,mcp")
 
 
@@ -174,15 +174,15 @@ def test_a_limit_holds_over_all_instances_of_a_tool():
     assert Slow.most == 2
 
 
-def test_a_place_that_never_comes_is_a_broken_tool_and_a_failed_call_gives_its_place_back():
+def test_a_slot_that_is_never_free_is_a_tool_error_and_a_failed_call_frees_its_slot():
     tool = Slow()
-    late = pytest.raises(ToolError, match="one of the 2 places")
-    with place(tool), place(tool), late, place(tool, max_wait=0.01):
+    late = pytest.raises(ToolError, match="one of the 2 slots")
+    with slot(tool), slot(tool), late, slot(tool, max_wait=0.01):
         pass
     for _ in range(3):
-        with pytest.raises(RuntimeError), place(tool):
+        with pytest.raises(RuntimeError), slot(tool):
             raise RuntimeError
-    with place(tool), place(tool):
+    with slot(tool), slot(tool):
         pass
     tool.concurrency = 0
     with pytest.raises(ValueError, match="concurrency=0"):

@@ -25,7 +25,7 @@ from typing import Any
 from graft.envs.interop.external import ExternalEnv, plain
 from graft.envs.interop.messages import added, as_assistant, text_of
 from graft.envs.interop.model_server import ModelRequest, ModelServer
-from graft.tools.background import loop
+from graft.tools.event_loop import loop
 from graft.types import Message, Turn
 
 POLL_SECONDS = 0.05  # between checks of whether the episode has ended

@@ -1,18 +1,18 @@
-"""Search: documents for a policy that asks, from a local corpus or a service.
+"""The search tool: documents for a policy's query, from a local corpus or a service.
 
     SearchTool(corpus="wiki-18.jsonl")                      BM25 over a file, built once
     SearchTool("dense", corpus="wiki-18.jsonl", model=...)  by vectors
     SearchTool(url="http://host:8000/retrieve")             Search-R1's service; wire="msgpack": GEM's
     SearchTool(corpus="small", cache="run.db")              every answer recorded, for a replay
 
-`small.jsonl` ships for tests and demonstrations, with questions that take two searches each in
+`small.jsonl` is bundled for tests and demonstrations, with questions that need two searches each in
 `small-questions.jsonl`.
 """
 
 from __future__ import annotations
 
 from graft.tools.search.cache import SearchCache
-from graft.tools.search.exchange import export_json, import_json
+from graft.tools.search.json_cache import export_json, import_json
 from graft.tools.search.source import SOURCES, Hit, SearchSource, make_source
 from graft.tools.search.tool import SearchTool
 

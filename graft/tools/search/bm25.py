@@ -13,15 +13,15 @@ from graft.tools.search.source import Hit
 from graft.tools.search.store import Corpus, Documents, build_once, short_hash
 from graft.tools.search.words import VERSION, words
 
-MAX_WORDS = 512  # of a query; the work of one query is bounded by it
+MAX_WORDS = 512  # of a query; bounds the work
 
 
 class Bm25Source:
     """The documents that share rare words with the query, in order of Lucene's BM25.
 
     Of "Rome is a city", "Paris is a city" and "Rome fell" the query "city of rome" finds the first
-    before the other two. Words that no document has count for nothing; a query of only such words
-    finds nothing. Equal scores keep the order of the corpus. The index is built at the first `open`
+    before the other two. Words that no document has are ignored; a query of only such words finds
+    nothing. Equal scores keep the order of the corpus. The index is built at the first `open`
     of a corpus and then read from disk through memory maps, so that processes share one copy.
     """
 
@@ -46,7 +46,7 @@ class Bm25Source:
         with self._lock:
             if self._opened is None:
                 bm25s = _library()
-                # through `words` like every text: "this" is met there without its s
+                # through `words` like every text, which drops the s of "this"
                 stop = frozenset(words(" ".join(bm25s.stopwords.STOPWORDS_EN)))
                 documents = self.corpus.documents()
                 build_once(self._folder, lambda folder: self._build(documents, stop, folder))
@@ -62,7 +62,7 @@ class Bm25Source:
             for document in documents
         ]
         index = _library().BM25(k1=self.k1, b=self.b, method="lucene")
-        with np.errstate(invalid="ignore", divide="ignore"):  # no words at all: a mean length of 0
+        with np.errstate(invalid="ignore", divide="ignore"):  # without words the mean length is 0
             index.index((numbers, vocabulary), create_empty_token=False, show_progress=False)
         index.save(folder, show_progress=False)
 

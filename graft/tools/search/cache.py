@@ -1,12 +1,12 @@
-"""Answers to queries, kept in one SQLite file, so that a run can be repeated without its source.
+"""A cache of answers to queries in one SQLite file, so that a run can be repeated without its source.
 
 The file is in WAL mode: any number of threads and processes of one machine read and write it at
-once, and what `put` returned is on disk, whoever is killed or unplugged afterwards. (WAL needs a
-local disk. On network file systems give each machine a file of its own.)
+once, and an answer is on disk when `put` returns, also after a kill or a power cut. (WAL needs a
+local disk. On network file systems give each machine its own file.)
 
     cache.put("bm25:4f:9c", "capital of peru", 3, [Hit("7", "Lima", "Lima is ...", 5.1)])
     cache.get("bm25:4f:9c", "capital of peru", 3)    the same hits
-    cache.get("bm25:4f:9c", "capital of peru", 5)    None: a different question to the source
+    cache.get("bm25:4f:9c", "capital of peru", 5)    None: another topk is another query
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
 
 Answer = list[Hit] | str
-"""What a source found, or a text that was imported as it is."""
+"""The hits of a source, or an imported text."""
 
 IMPORTED = "*"
-"""The source of imported answers. They serve for every source and every topk."""
+"""The source name of imported answers, which are used for every source and every topk."""
 
 BUSY = 30.0  # seconds to wait for other writers
 
@@ -47,7 +47,7 @@ class CacheMiss(ToolError):
 
 
 class CacheBroken(ToolError):
-    """A file that cannot be read or written: no cache, no space, no right to."""
+    """A file that cannot be read or written: no cache, no space, no permission."""
 
 
 class CacheEntry(NamedTuple):
@@ -67,20 +67,20 @@ class SearchCache:
             raise ValueError(f"no search cache {str(path)!r}; record one with cache_mode=record")
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._left: list[sqlite3.Connection] = []
+        self._inherited: list[sqlite3.Connection] = []
         _caches.add(self)
         try:
             self._do("SELECT 1 FROM answers LIMIT 1")
         except CacheBroken as error:
             self.close()
             is_json = self.path.suffix == ".json"
-            hint = "; graft.tools.search.import_json takes it over into one" if is_json else ""
+            hint = "; graft.tools.search.import_json converts it" if is_json else ""
             raise ValueError(f"cannot use the search cache {error}{hint}") from error
 
     def get(self, source: str, query: str, topk: int) -> Answer | None:
         """The stored answer, or None. Only blanks around the query are ignored."""
         key = _key(query)
-        # imported caches were filled by a tool that took double quotes out of its queries
+        # the tool that filled imported caches removed double quotes from its queries
         keys = [(source, key, topk), (IMPORTED, key, 0), (IMPORTED, _key(key.replace('"', "")), 0)]
         for one in keys:
             found = self._do(
@@ -91,10 +91,10 @@ class SearchCache:
         return None
 
     def put(self, source: str, query: str, topk: int, answer: Answer) -> Answer:
-        """Store an answer and return the one that counts.
+        """Store an answer and return the stored one.
 
-        Of two rollouts that ask the same at once the first to store wins and both get its answer,
-        so that a replay shows each what it saw.
+        If two rollouts send the same query at once, the first answer is stored and both get it, so that
+        a replay gives both the same answer again.
         """
         key = (source, _key(query), topk)
         self._write([(*key, _encode(answer), time.time())], "DO NOTHING")
@@ -104,7 +104,7 @@ class SearchCache:
         return _decode(found[0][0])
 
     def put_imported(self, answers: Iterable[tuple[str, str]]) -> None:
-        """Texts from elsewhere, by query; they replace what was imported before."""
+        """Store (query, text) pairs; they replace earlier imports."""
         now = time.time()
         self._write(
             [(IMPORTED, _key(query), 0, _encode(text), now) for query, text in answers],
@@ -143,7 +143,7 @@ class SearchCache:
 
     def _write(self, rows: list[tuple[Any, ...]], on_conflict: str) -> None:
         with self._ready() as connection:
-            # one transaction: all or nothing; IMMEDIATE waits for its turn before it starts
+            # one transaction: all or nothing; IMMEDIATE takes the write lock at its start
             connection.execute("BEGIN IMMEDIATE")
             try:
                 connection.executemany(
@@ -162,7 +162,7 @@ class SearchCache:
 
     @contextmanager
     def _ready(self) -> Iterator[sqlite3.Connection]:
-        """The one connection of this process, for one thread at a time."""
+        """The connection of this process, for one thread at a time."""
         with self._lock:
             try:
                 if self._connection is None:
@@ -172,10 +172,10 @@ class SearchCache:
                 raise CacheBroken(f"{self.path}: {error}") from error
 
     def _after_fork(self) -> None:
-        """SQLite forbids a child even to close its parent's connection: keep it and never touch it."""
+        """SQLite forbids a child even to close its parent's connection: keep it unused."""
         self._lock = threading.Lock()
         if self._connection is not None:
-            self._left.append(self._connection)
+            self._inherited.append(self._connection)
             self._connection = None
 
 
@@ -208,7 +208,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             break
         except sqlite3.OperationalError as error:
-            # the switch to WAL does not wait for its turn as other statements do
+            # unlike other statements the switch to WAL does not wait for a lock
             if "locked" not in str(error) or time.monotonic() > end:
                 raise
             time.sleep(0.01)
@@ -234,9 +234,9 @@ def _decode(text: str) -> Answer:
 _caches: weakref.WeakSet[SearchCache] = weakref.WeakSet()
 
 
-def _renew_all() -> None:
+def _after_fork_all() -> None:
     for cache in list(_caches):
         cache._after_fork()
 
 
-os.register_at_fork(after_in_child=_renew_all)
+os.register_at_fork(after_in_child=_after_fork_all)

@@ -22,8 +22,8 @@ class DenseSource:
     `model` is a folder or a hub name. Some models were trained with a marker before each text and
     need it here: for the e5 family `query_prefix="query: ", document_prefix="passage: "`. `kind` is a
     faiss factory string: "Flat" compares with every document, exactly; "HNSW64" is the approximate
-    one for corpora of millions. `vectors` is a faiss index file that exists already, made from this
-    corpus in its order; then nothing is computed but the queries.
+    index for corpora of millions. `vectors` is an existing faiss index file of this corpus in its order;
+    then only queries are embedded.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DenseSource:
             if index.ntotal != len(documents):
                 raise ValueError(
                     f"{file} holds {index.ntotal} vectors, but {self.corpus.path} has "
-                    f"{len(documents)} documents; they must be made from one another"
+                    f"{len(documents)} documents; build the vectors from this corpus"
                 )
             self._opened = documents, index, encoder
         return self._opened
@@ -91,12 +91,12 @@ class DenseSource:
     def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         if not queries:
             return []
-        with self._lock:  # one model: callers take turns, a server sends them in batches
+        with self._lock:  # one model serves one call at a time; a server sends batches
             documents, index, encoder = self._open()
             vector_QH = _vectors(encoder, [self.query_prefix + query for query in queries])
             score_QK, number_QK = index.search(vector_QH, min(topk, len(documents)))
         return [
-            # -1 fills up what an approximate index did not find
+            # -1 stands for a document that an approximate index did not find
             [Hit(*documents[n], float(s)) for n, s in zip(numbers, scores, strict=True) if n >= 0]
             for numbers, scores in zip(number_QK.tolist(), score_QK.tolist(), strict=True)
         ]
@@ -133,7 +133,7 @@ def _vectors(encoder: Any, texts: list[str]) -> np.ndarray:
 
 
 def _identity(model: str) -> str:
-    """A hub name stands for itself; a folder for the weights in it, wherever it lies."""
+    """A hub name, or a hash of the weights in a folder, which may then be moved."""
     folder = Path(model)
     if not folder.is_dir():
         return model

@@ -1,7 +1,7 @@
-"""Search caches in ARPO's form: one JSON object, query -> result text.
+"""Search caches in ARPO's format: one JSON object, query -> result text.
 
-Of the lists that other versions keep (texts, or objects with a title and a text or a snippet) the
-same text is made: one line "Page 1: ..." for each.
+Lists of other versions (texts, or objects with a title and a text or a snippet) become the same text,
+with one line "Page 1: ..." for each item.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TEXTS = ("text", "snippet", "description", "contents", "content")
 
 
 def import_json(cache: SearchCache, path: str | Path) -> int:
-    """Take over every query of a `search_cache.json`; how many there were."""
+    """Store every query of a `search_cache.json` in the cache; the number of queries."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -34,9 +34,9 @@ def import_json(cache: SearchCache, path: str | Path) -> int:
 
 
 def export_json(cache: SearchCache, path: str | Path) -> int:
-    """Write the cache as a `search_cache.json`; how many queries it holds.
+    """Write the cache as a `search_cache.json`; the number of queries.
 
-    That form has one answer for each query: of several (other sources, other topk) the latest.
+    The format has one answer per query: of several (other sources, other topk) the latest.
     """
     texts = {entry.query: answer_text(entry.answer) for entry in cache.entries()}
     target = Path(path)
@@ -77,7 +77,7 @@ def _snippet(item: Any, where: str) -> str:
         for name in _TEXTS:
             if isinstance(text := fields.get(name), str):
                 return _titled(str(fields.get("title") or ""), text)
-    raise DataError(f"{where}: no text in {str(item)[:80]!r}; looked for {', '.join(_TEXTS)}")
+    raise DataError(f"{where}: no text in {str(item)[:80]!r}; it needs one of {', '.join(_TEXTS)}")
 
 
 def _titled(title: str, text: str) -> str:

@@ -1,7 +1,7 @@
 """A retrieval service over any source: POST /retrieve in both forms of `wire`, GET /health.
 
-Requests that come within a few milliseconds of each other are put to the source in one call, each
-with its own topk and with or without scores as it asked.
+Requests that arrive within a few milliseconds are sent to the source in one call, each with its own
+topk, and with scores if it asks for them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class QueuedQuery(NamedTuple):
 
 
 class QueryBatcher:
-    """Gathers queries for `wait` seconds and asks the source once; while it works, more gather."""
+    """Collects queries for `wait` seconds and calls the source once; meanwhile it collects the next."""
 
     def __init__(self, source: SearchSource, wait: float) -> None:
         self.source, self.wait = source, wait
@@ -37,9 +37,9 @@ class QueryBatcher:
     async def ask(self, query: str, topk: int) -> list[Hit]:
         if not query.strip():
             return []
-        asked = QueuedQuery(query, topk, asyncio.get_running_loop().create_future())
-        self.queue.put_nowait(asked)
-        return await asked.answer
+        queued = QueuedQuery(query, topk, asyncio.get_running_loop().create_future())
+        self.queue.put_nowait(queued)
+        return await queued.answer
 
     async def run(self) -> None:
         while True:
@@ -49,30 +49,30 @@ class QueryBatcher:
             while len(batch) < MAX_BATCH and not self.queue.empty():
                 batch.append(self.queue.get_nowait())
             by_topk: dict[int, list[QueuedQuery]] = defaultdict(list)
-            for asked in batch:
-                if not asked.answer.done():  # its client has gone
-                    by_topk[asked.topk].append(asked)
-            # one call for each topk: an approximate index may order the first three of ten otherwise
+            for queued in batch:
+                if not queued.answer.done():  # else its client is gone
+                    by_topk[queued.topk].append(queued)
+            # one call per topk: an approximate index may order the first three of ten differently
             for topk, group in by_topk.items():
                 await self._answer(group, topk)
 
     async def _answer(self, group: list[QueuedQuery], topk: int) -> None:
-        queries = [asked.query for asked in group]
+        queries = [queued.query for queued in group]
         try:
             answers = await asyncio.to_thread(self.source.retrieve, queries, topk)
-            for asked, hits in zip(group, answers, strict=True):
-                if not asked.answer.done():
-                    asked.answer.set_result(hits)
-        except Exception as error:  # belongs to those who asked; the service itself goes on
-            for asked in group:
-                if not asked.answer.done():
-                    asked.answer.set_exception(error)
+            for queued, hits in zip(group, answers, strict=True):
+                if not queued.answer.done():
+                    queued.answer.set_result(hits)
+        except Exception as error:  # raised in the requests; the service continues
+            for queued in group:
+                if not queued.answer.done():
+                    queued.answer.set_exception(error)
 
 
 def build_app(source: SearchSource, topk: int = 3, *, wait: float = 0.01) -> Any:
     """The service as an ASGI application; it opens the source when it starts.
 
-    `topk` is for requests that name none; `wait` is the time in seconds to gather a batch.
+    `topk` is the default for requests; `wait` is the time in seconds to collect a batch.
     """
     try:
         from starlette.applications import Starlette
@@ -109,16 +109,16 @@ def build_app(source: SearchSource, topk: int = 3, *, wait: float = 0.01) -> Any
         except ClientDisconnect:
             return Response(status_code=400)
         try:
-            asked = read_request(bytes(body))
-        except (BadMessage, ImportError) as error:  # ImportError: msgpack came, but cannot be read
+            parsed = read_request(bytes(body))
+        except (BadMessage, ImportError) as error:  # ImportError: the msgpack package is missing
             return PlainTextResponse(str(error), 400)
         try:
             answers = await asyncio.gather(
-                *(batcher.ask(query, asked.topk or topk) for query in asked.queries)
+                *(batcher.ask(query, parsed.topk or topk) for query in parsed.queries)
             )
         except ToolError as error:
             return PlainTextResponse(f"the source failed: {error}", 502)
-        return Response(write_reply(asked, answers), media_type=TYPES[asked.wire])
+        return Response(write_reply(parsed, answers), media_type=TYPES[parsed.wire])
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "source": source.fingerprint, "topk": topk})
@@ -131,9 +131,9 @@ def build_app(source: SearchSource, topk: int = 3, *, wait: float = 0.01) -> Any
 
 
 def serve(source: SearchSource, host: str = "127.0.0.1", port: int = 8000, topk: int = 3) -> None:
-    """Answer until interrupted. Port 0 takes a free one; the address is printed either way.
+    """Serve until interrupted. Port 0 takes a free port; the address is printed.
 
-    A corpus that cannot be read and an address that is taken are errors before anything is served.
+    A corpus that cannot be read and an address in use are errors at the start.
     """
     app = build_app(source, topk)
     try:
@@ -144,7 +144,7 @@ def serve(source: SearchSource, host: str = "127.0.0.1", port: int = 8000, topk:
         ) from error
     with listening(host, port) as server:
         source.open()
-        server.listen()  # whoever reads the address below may use it at once
+        server.listen()  # the printed address is usable at once
         host_seen, port_seen = server.getsockname()[:2]
         named = f"[{host_seen}]" if ":" in host_seen else host_seen
         print(f"answering http://{named}:{port_seen}/retrieve, end with Ctrl-C", flush=True)
@@ -153,7 +153,7 @@ def serve(source: SearchSource, host: str = "127.0.0.1", port: int = 8000, topk:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket bound to `host` and `port`, for IPv4 or IPv6 as the name says."""
+    """A socket bound to `host` and `port`, for IPv4 or IPv6."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,4 +1,4 @@
-"""Where documents come from: one interface, and the table of what offers it."""
+"""The interface of search sources, and the table of the bundled ones."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from graft.registry import nearest, resolve
 
-MAX_QUERY = 4000  # characters; a question is shorter, a pasted transcript is not a query
+MAX_QUERY = 4000  # characters; a longer text is not a query
 MAX_TOPK = 1000
 TOOL_OPTIONS = ("topk", "tag", "max_chars", "cache", "cache_mode", "concurrency")
-"""What the tool takes beside its source's options: they are mistyped in the same place."""
+"""The tool's own options, for suggestions about a misspelled option of a source."""
 
 
 class Hit(NamedTuple):
@@ -30,9 +30,9 @@ class Hit(NamedTuple):
 class SearchSource(Protocol):
     """Finds documents. Called from many threads at once.
 
-    `fingerprint` names what the answers depend on (corpus, settings, address), so that an answer
-    recorded from one source is never passed off as another's. `open` does what takes long (build or
-    load an index); it may be called often. A service that does not answer raises ToolError.
+    `fingerprint` identifies everything that the answers depend on (corpus, settings, address), so that a
+    recorded answer is never used for another source. `open` does the slow work (build or load an
+    index); it may be called often. A service that does not answer raises ToolError.
     """
 
     fingerprint: str
@@ -46,7 +46,7 @@ SOURCES: dict[str, Any] = {
     "dense": "graft.tools.search.dense:DenseSource",
     "http": "graft.tools.search.http:HttpSource",
 }
-"""Name -> the source's class, or where to import it from."""
+"""Name -> "module:attribute" of the source's class."""
 
 _alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 _alive_lock = threading.Lock()
@@ -55,8 +55,8 @@ _alive_lock = threading.Lock()
 def make_source(name: str, **options: Any) -> SearchSource:
     """The source called `name` (or "your.module:Class"), not opened yet.
 
-    Equal arguments over an unchanged corpus give the same object for as long as somebody holds it:
-    64 envs that search one corpus load its index once.
+    Equal arguments over an unchanged corpus give the same object while it is in use: 64 envs that
+    search one corpus load its index once.
     """
     kind = resolve(name, SOURCES, "search source")
     takes = inspect.signature(kind)
@@ -89,7 +89,7 @@ def pick_source(
             )
         extra = [*options, *(["corpus"] if corpus else []), *(["url"] if url else [])]
         if extra:
-            raise ValueError(f"a source object is complete; take away {', '.join(extra)}")
+            raise ValueError(f"a source object is complete; remove {', '.join(extra)}")
         return source
     if corpus and url:
         raise ValueError("both corpus= and url= are given; search in one of them")

@@ -1,12 +1,12 @@
-"""Indexes on disk: built once, shared by every process, never seen half written.
+"""Search indexes on disk: built once, shared by all processes, never visible half written.
 
     ROOT/<hash of the corpus>/documents/       the documents, one JSON list per line, and offsets
     ROOT/<hash of the corpus>/bm25-<hash>/     an index, named by its settings
     ROOT/<hash of the corpus>/dense-<hash>/
 
 Names come from contents: a corpus that changed has another hash, so an old index is never used for
-it, and two copies of one corpus share theirs. ROOT is `index=` of a source, else $GRAFT_CACHE/search,
-else ~/.cache/graft/search. Folders of corpora no longer used may be deleted at any time.
+it, and two copies of one corpus share an index. ROOT is `index=` of a source, else $GRAFT_CACHE/search,
+else ~/.cache/graft/search. Unused folders may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from graft.files import new_folder
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Part of every corpus hash: raise it when the layout of these folders changes."""
+"""Part of every corpus hash: increase it when the layout of these folders changes."""
 SMALL = Path(__file__).parent / "small.jsonl"
-"""The corpus that ships with graft: `corpus="small"`."""
-PATIENCE = 3600.0
-"""Seconds to wait for another process that builds the same index, before building our own."""
+"""The bundled corpus: `corpus="small"`."""
+MAX_WAIT = 3600.0
+"""Seconds to wait for another process that builds the same index, before building it here."""
 
 
 class Corpus:
@@ -50,7 +50,7 @@ class Corpus:
         if not self.path.is_file():
             raise ValueError(
                 f"no corpus file {path!r}; give a .jsonl or .parquet file with rows "
-                '{id, contents: "Title\\ntext"} or {title, text}, or "small" for the one that ships'
+                '{id, contents: "Title\\ntext"} or {title, text}, or "small" for the bundled corpus'
             )
         facts = self.path.stat()
         self.hash = _hash_of_file(str(self.path.resolve()), facts.st_size, facts.st_mtime_ns)
@@ -85,7 +85,7 @@ class Documents:
 
 
 def write_documents(documents: Iterator[Document], folder: Path) -> int:
-    """`documents` in the form that `Documents` reads; how many there were."""
+    """Write `documents` in the format of `Documents`; their number."""
     offsets = array("q", [0])
     with (folder / "documents.jsonl").open("wb") as file:
         for document in documents:
@@ -103,7 +103,7 @@ def default_root() -> Path:
 
 
 def short_hash(settings: Any) -> str:
-    """A name for settings: equal ones give equal names, on every machine."""
+    """A hash of settings that is the same on every machine."""
     text = json.dumps(settings, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -111,9 +111,9 @@ def short_hash(settings: Any) -> str:
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     """`folder`, filled by `build` if it does not exist yet.
 
-    `build` writes into a temporary folder that is renamed when it is complete, so that a folder by
-    its final name is always whole, whoever was killed. The lock only spares work: of many processes
-    that start together one builds and the others wait for it.
+    `build` writes into a temporary folder that is renamed when it is complete, so that a folder with
+    its final name is always complete. The lock only saves work: of many processes that start together
+    one builds and the others wait.
     """
     if folder.is_dir():
         return folder
@@ -122,13 +122,13 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         with _locked(folder.with_name(folder.name + ".lock")) as is_ours:
             if folder.is_dir():
                 return folder
-            if is_ours:  # nobody else is at work, so what lies there was left by the dead
+            if is_ours:  # no other process builds, so these were left by killed ones
                 for left in folder.parent.glob(f".{folder.name}.*.partial"):
                     shutil.rmtree(left, ignore_errors=True)
             with new_folder(folder, is_shared=True) as aside:
                 build(aside)
     except OSError as error:
-        if folder.is_dir():  # somebody was faster
+        if folder.is_dir():  # another process was faster
             return folder
         raise ValueError(
             f"cannot write an index to {folder}: {error}; pass index=FOLDER or set GRAFT_CACHE"
@@ -138,22 +138,22 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """True inside if the lock is held; False if it cannot be had, which only costs work."""
-    with path.open("w") as file:  # closing the file gives the lock back, and so does dying
+    """Yields True if the lock is held; False if it is not available, which only costs work."""
+    with path.open("w") as file:  # the lock is released when the file is closed or the process ends
         yield _take(file, path)
 
 
 def _take(file: IO[str], path: Path) -> bool:
-    end = time.monotonic() + PATIENCE
-    is_told = False
+    end = time.monotonic() + MAX_WAIT
+    is_reported = False
     while time.monotonic() < end:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if not is_told:
+            if not is_reported:
                 log.info("waiting for the process that builds %s", path.with_suffix(""))
-                is_told = True
+                is_reported = True
             time.sleep(0.05)
         except OSError:  # some network file systems have no locks
             return False
@@ -162,7 +162,7 @@ def _take(file: IO[str], path: Path) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _hash_of_file(path: str, size: int, changed: int) -> str:
-    """Of the contents; size and time of change only say when to read them again."""
+    """A hash of the contents; size and modification time only decide when to read them again."""
     with Path(path).open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
     found.update(json.dumps([FORMAT, Path(path).suffix]).encode())

@@ -1,4 +1,4 @@
-"""The search tool: a query in, the documents that answer it out."""
+"""The search tool: a query is answered with the best documents."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.data.corpus import without_surrogates
-from graft.tools import ERROR
-from graft.tools.errors import ToolError
+from graft.tools.errors import ERROR, ToolError
 from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, CacheMiss, SearchCache
 from graft.tools.search.source import MAX_QUERY, MAX_TOPK, Hit, SearchSource, pick_source
 
@@ -24,16 +23,16 @@ class SearchTool:
     Where to search: `corpus` (a jsonl or parquet file, or "small") with source "bm25" (the default)
     or "dense", or `url` of a retrieval service (else $SEARCH_URL). `source` may also be a
     "your.module:Class" or an object with `retrieve`. Further keywords go to the source: k1, b, index;
-    model, query_prefix, ...; wire, retries. `timeout` is the service's; what is local has no network
-    to wait for, and the length of a query is bounded.
+    model, query_prefix, ...; wire, retries. `timeout` applies to a service; local sources have none, and
+    the length of a query is bounded.
 
-    With a `cache` file, `cache_mode` says what it is for:
-    live    the source answers every query; the cache is left alone
-    record  what the cache holds is not asked again, what it lacks is asked and stored (default)
-    replay  only the cache answers; corpus, service and network may be gone
+    With a `cache` file, `cache_mode` is one of:
+    live    the source answers every query; the cache is not used
+    record  the cache answers the queries that it has; other answers are stored in it (default)
+    replay  only the cache answers; corpus, service and network are not needed
 
-    What goes wrong (an empty query, a dead service, a query never recorded) is answered with a text
-    that begins with "Error: ", so that the policy goes on; `counts` holds calls, cached, failures.
+    A failure (an empty query, a dead service, a query that was not recorded) is answered with a text
+    that begins with "Error: ", so that the policy can continue; `counts` has calls, cached, failures.
     """
 
     name = "search"
@@ -61,10 +60,10 @@ class SearchTool:
         **options: Any,
     ) -> None:
         """
-        tag: the results stand between <tag> and </tag>; "" leaves the tags out.
-        max_chars: a longer text of a document is cut there; None shows it whole.
-        concurrency: calls that the envs of a process may make at a time; None: no limit. Whoever
-        calls tools for envs keeps it (`graft.tools.calling`).
+        tag: the results are between <tag> and </tag>; "" leaves the tags out.
+        max_chars: longer texts of documents are cut; None: never.
+        concurrency: calls at a time, over all envs of the process; None: no limit.
+        `graft.tools.calling` enforces it.
         """
         self._made_with = dict(
             source=source,
@@ -97,7 +96,7 @@ class SearchTool:
         if cache and self.cache_mode != "live":
             self.cache = SearchCache(cache, read_only=is_replay)
         self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()
         self.source: SearchSource | None = None
         if is_replay:
             self.fingerprint = self._recorded(source, corpus, url, timeout, options)
@@ -118,14 +117,14 @@ class SearchTool:
         try:
             answer = self._look_up(query)
         except CacheBroken:
-            raise  # to go on would mean a run that cannot be replayed
+            raise  # without the cache the run could not be replayed
         except ToolError as error:
             return self._failed(f"search failed: {error}")
         self._count("calls")
         return self.render(answer)
 
     def render(self, answer: Answer) -> str:
-        """Hits as "Doc 1(Title: t) text", a line each; an imported text as it is."""
+        """Hits as "Doc 1(Title: t) text", one per line; an imported text unchanged."""
         if not answer:
             body = NOTHING_FOUND
         elif isinstance(answer, str):
@@ -163,7 +162,7 @@ class SearchTool:
         return f"{ERROR}{text}"
 
     def _count(self, *names: str) -> None:
-        with self._counting:
+        with self._lock:
             self.counts.update(names)
 
     def _recorded(
@@ -174,7 +173,7 @@ class SearchTool:
         timeout: float,
         options: dict[str, Any],
     ) -> str:
-        """Whose answers a replay reads: those of the source described, else the only ones there."""
+        """The source whose answers a replay reads: the described one, else the only one in the cache."""
         assert self.cache is not None
         known = self.cache.sources()
         is_gone = corpus is not None and corpus != "small" and not Path(corpus).is_file()
@@ -209,11 +208,11 @@ class SearchTool:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchTool:
-        return self  # a forked env searches in the same place
+        return self  # forked envs share the source
 
     def __reduce__(self) -> Any:
-        return _again, (self._made_with,)  # a worker process opens index and cache itself
+        return _rebuild, (self._made_with,)  # a worker process opens its own index and cache
 
 
-def _again(made_with: dict[str, Any]) -> SearchTool:
+def _rebuild(made_with: dict[str, Any]) -> SearchTool:
     return SearchTool(**made_with)

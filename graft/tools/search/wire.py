@@ -1,10 +1,10 @@
-"""What clients and retrieval services send each other, POST /retrieve, in two forms.
+"""The messages of retrieval services, POST /retrieve, in two forms.
 
     Search-R1, JSON   {queries: [q], topk, return_scores} -> {result: [[{document, score}]]}
     GEM, msgpack      {query: q, topk, return_scores}     -> {result: [{document, score}]}
 
 A document is {id, contents: "Title\\ntext"}. Without scores Search-R1 sends bare documents and GEM a
-score of nil. Which bytes these are is seen from the first of them; which shape, from the key.
+score of nil. The first byte of a message identifies the encoding, its key the form.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TYPES = {"json": "application/json", "msgpack": "application/msgpack"}
 
 
 class BadMessage(ValueError):
-    """Bytes that are no request or no reply; the text says what was expected."""
+    """Bytes that are not a request or reply; the message says what was expected."""
 
 
 class RetrievalRequest(NamedTuple):
     queries: list[str]
     topk: int | None
-    """None: as many as the service sends by default."""
+    """None: the default of the service."""
     return_scores: bool
     is_single: bool
     """One `query` instead of a list: the answer is one list of documents, not a list of lists."""
@@ -43,7 +43,7 @@ def pack(message: Any, wire: str) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Any, str]:
-    """The message and the wire it came in. A msgpack map never begins like JSON text."""
+    """The message and its wire. A msgpack map never begins like JSON text."""
     wire = "msgpack" if data[:1] >= b"\x80" else "json"
     try:
         return (json.loads(data) if wire == "json" else load_msgpack().unpackb(data)), wire
@@ -67,9 +67,9 @@ def read_request(data: bytes) -> RetrievalRequest:
     scores = message.get("return_scores", False)
     if not isinstance(scores, bool):
         raise BadMessage(f"`return_scores` must be true or false, got {_kind(scores)}")
-    # cut, not refused: one endless query must not cost the others in its request their answer
+    # cut, not refused: one long query must not make the others in its request fail
     cut = [without_surrogates(query[:MAX_QUERY]) for query in queries]
-    # a topk of 0 asks for the default, as in both originals
+    # a topk of 0 means the default, as in both original services
     return RetrievalRequest(cut, topk or None, scores, is_single, wire)
 
 
@@ -86,13 +86,13 @@ def _sent(hit: Hit, request: RetrievalRequest) -> dict[str, Any]:
 
 
 def write_request(queries: Sequence[str], topk: int, wire: str) -> bytes:
-    """Scores are always asked for: the original services fail without."""
+    """A request; it always asks for scores, since the original services fail without."""
     clean = [without_surrogates(query) for query in queries]
-    asked: dict[str, Any] = {"queries": clean}
+    content: dict[str, Any] = {"queries": clean}
     if wire == "msgpack":
         (query,) = clean
-        asked = {"query": query}
-    return pack({**asked, "topk": topk, "return_scores": True}, wire)
+        content = {"query": query}
+    return pack({**content, "topk": topk, "return_scores": True}, wire)
 
 
 def read_reply(data: bytes, num_queries: int, *, is_single: bool) -> list[list[Hit]]:

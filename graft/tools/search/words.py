@@ -1,7 +1,7 @@
 """The words of a text, as BM25 counts them. Documents and queries go through the same function.
 
-Accents, case and a plural s do not separate a question from its document, and Chinese and Japanese,
-written without spaces, are taken character by character.
+Accents, case and a plural s are ignored, and Chinese and Japanese, which have no spaces, are split
+into characters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import unicodedata
 
 VERSION = 1
-"""Part of every index's name: raise it whenever `words` changes, and indexes are built anew."""
+"""Part of every index's name: increase it when `words` changes, and indexes are rebuilt."""
 
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")

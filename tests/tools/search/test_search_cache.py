@@ -173,7 +173,7 @@ def test_a_file_that_is_no_cache_is_named(tmp_path):
     ):
         SearchCache(tmp_path / "notes.txt")
     (tmp_path / "search_cache.json").write_text('{"query": "answer"}' * 100)
-    with pytest.raises(ValueError, match="import_json takes it over"):
+    with pytest.raises(ValueError, match="import_json converts it"):
         SearchCache(tmp_path / "search_cache.json")
 
 
