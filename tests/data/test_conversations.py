@@ -90,7 +90,7 @@ def test_a_conversation_keeps_its_own_system_message():
     assert messages == [{"role": "system", "content": "Mine."}, *CHAT]
 
 
-def test_an_input_follows_its_instruction_on_a_line_of_its_own():
+def test_an_input_follows_its_instruction_on_the_next_line():
     row = {"instruction": "Add.", "input": "2+3=", "output": "5"}
     assert chat_of(row)[0]["content"] == "Add.\n2+3="
 

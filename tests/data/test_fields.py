@@ -1,4 +1,4 @@
-"""Fields of a row: nulls that somebody wrote, objects that are text or pairs, values Python cannot hold."""
+"""Fields of a row: explicit nulls, objects as text or as pairs, values that Python cannot hold."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rendered(row: Any) -> str:
 
 @pytest.mark.parametrize("is_text", [False, True])
 def test_a_null_that_was_written_reaches_the_template(tmp_path: Path, is_text: bool):
-    """The model shall learn to write what the call says, and read the default that the schema has."""
+    """The model must learn to write the null of a call, and read the default of a schema."""
     row: dict[str, Any] = {"messages": CHAT, "tools": [SCHEMA]}
     if is_text:
         function = {**NULLED, "arguments": json.dumps(NULLED["arguments"])}
@@ -172,7 +172,7 @@ def test_chats_that_are_json_text_are_chats(tmp_path: Path):
     assert open_chats(lines(tmp_path / "a.jsonl", row))[0].messages == [ASK, SAY]
 
 
-def test_show_says_which_columns_were_text(tmp_path: Path):
+def test_show_lists_the_columns_that_were_text(tmp_path: Path):
     file = lines(tmp_path / "a.jsonl", WRITTEN["JSON text"], VERL)
     text = CliRunner().invoke(app, ["data", "show", file]).output
     assert "prompt: text in 1 rows, parsed as a list or an object\n" in text
@@ -204,7 +204,7 @@ def test_a_list_of_messages_that_cannot_be_read_is_refused():
 
 
 def test_an_answer_that_is_json_text_is_the_text_unless_it_has_a_target():
-    """A grader of somebody's own may parse it; only countdown's form is known here."""
+    """The user's grader may parse it; only countdown's form is parsed here."""
     env = make("prompts", rows=[{"prompt": "?", "ground_truth": '{"inputs": [1]}'}])
     env.reset(0)
     assert env.task().answer == '{"inputs": [1]}'
@@ -236,7 +236,7 @@ def test_a_time_that_python_cannot_hold_is_text(tmp_path: Path, name: str, endin
             writer.write_table(table)
     first, second = (row for row in scan_rows(file))
     assert isinstance(first["at"] if name != "in a list" else first["at"][0], str)
-    assert not isinstance(second["at"], str)  # the rows beside it are as ever
+    assert not isinstance(second["at"], str)  # the other rows are unchanged
     json.dumps(make("prompts", data=str(file)).reset(0)[1], allow_nan=False)
 
 
@@ -279,7 +279,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path):
         ({"extra_info": {"x": [1, float("-inf")]}}, "'x' holds -inf, which JSON cannot hold"),
     ],
 )
-def test_numbers_that_json_has_not_are_named(tmp_path: Path, field: Any, said: str):
+def test_numbers_that_json_cannot_hold_are_named(tmp_path: Path, field: Any, said: str):
     row = {"prompt": "2+3=", "ground_truth": "5", **field}
     with pytest.raises(DataError, match=said):
         make("prompts", data=lines(tmp_path / "a.jsonl", row))
@@ -307,7 +307,7 @@ ROW = '{"prompt": "2+3=", "answer": "5"}'
         ("a.csv", f"{MARK}\nprompt,answer\n2+3=,5\n2+3=,5\n"),
     ],
 )
-def test_marks_of_utf8_are_no_part_of_the_rows(tmp_path: Path, name: str, text: str):
+def test_byte_order_marks_are_not_part_of_the_rows(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert list(scan_rows(tmp_path / name)) == [json.loads(ROW)] * 2
     env = make("prompts", data=str(tmp_path / name))
@@ -327,7 +327,7 @@ def test_marks_of_utf8_are_no_part_of_the_rows(tmp_path: Path, name: str, text: 
         ("a.csv", 'prompt,answer,extra_info\na,1,"{""answer"": 1, ""answer"": 2}"\n'),
     ],
 )
-def test_a_name_that_stands_twice_makes_a_bad_row(tmp_path: Path, name: str, text: str):
+def test_a_key_that_occurs_twice_makes_a_bad_row(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match="the key 'answer' occurs twice"):
         inspect(str(tmp_path / name))
@@ -341,13 +341,13 @@ def test_a_name_that_stands_twice_makes_a_bad_row(tmp_path: Path, name: str, tex
         ("a.json", "[]"),
     ],
 )
-def test_a_file_without_rows_says_so(tmp_path: Path, name: str, text: str):
+def test_a_file_without_rows_is_an_error(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=f"{name} (has no rows|is empty|is not JSON)"):
         make("prompts", data=str(tmp_path / name))
 
 
-def test_tools_by_their_names_are_read_and_said(tmp_path: Path):
+def test_tools_given_by_name_are_read_and_listed(tmp_path: Path):
     """ARPO's documented row; the schemas are those of the run."""
     file = lines(
         tmp_path / "a.jsonl", {**VERL, "tools": ["search"]}, {**VERL, "tools": '["python"]'}

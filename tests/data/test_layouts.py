@@ -29,7 +29,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": "5"},
         "extra_info": {"index": 1},
-        "question": "2+3=",  # what it was made from
+        "question": "2+3=",  # the columns that it was made from
         "answer": "#### 5",
     },
     "arpo": {
@@ -104,7 +104,7 @@ def test_every_layout_with_a_prompt_is_the_same_task(tmp_path: Path, name: str, 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("name", [n for n, one in LAYOUTS.items() if one.chat])
-def test_every_layout_with_words_to_imitate_is_the_same_chat(
+def test_every_layout_with_an_assistant_turn_is_the_same_chat(
     tmp_path: Path, name: str, ending: str
 ):
     chats = open_chats(write(tmp_path / f"rows{ending}", [EXAMPLES[name]] * 2))
@@ -160,7 +160,7 @@ def test_a_row_that_lacks_a_column_is_a_bad_one_of_the_layout_that_the_others_ha
         make("prompts", rows=[lacking, EXAMPLES["verl"]])
 
 
-def test_chats_of_several_layouts_may_lie_in_one_file(tmp_path: Path):
+def test_one_file_may_hold_chats_of_several_layouts(tmp_path: Path):
     rows = [EXAMPLES["openai"], EXAMPLES["sharegpt"], EXAMPLES["alpaca"], EXAMPLES["plain"]]
     chats = open_chats(write(tmp_path / "a.jsonl", rows))
     assert chats.layout is MIXED
@@ -177,7 +177,7 @@ def test_a_file_of_broken_lines_is_not_called_empty(tmp_path: Path, purpose: str
             make("prompts", data=str(tmp_path / "rows.jsonl"))
 
 
-def test_columns_that_fit_nothing_are_told_with_those_that_would():
+def test_unknown_columns_are_listed_with_the_known_layouts():
     with pytest.raises(DataError) as caught:
         detect_layout([{"text": "Hi"}], "a.jsonl")
     assert "a.jsonl: no layout matches its columns (found: text)" in str(caught.value)
@@ -219,7 +219,7 @@ def test_keys_that_parquet_adds_to_arguments_are_left_out(tmp_path: Path):
     assert made == [{"x": 1}, {"y": 1}]
 
 
-def test_numbers_and_a_target_alone_are_asked_for_in_words():
+def test_numbers_and_a_target_without_a_prompt_get_one():
     for numbers in ([3, 7, 12], "[3, 7, 12]", numpy.array([3, 7, 12]), [3.0, 7.0, 12.0]):
         env = make("prompts", rows=[{"nums": numbers, "target": "33"}])
         (message,), info = env.reset(0)

@@ -61,7 +61,7 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path, ending: str):
         list(read_rows(str(file)))
 
 
-def test_a_parquet_file_that_is_damaged_inside_says_from_which_row_on(tmp_path: Path):
+def test_the_error_about_a_damaged_parquet_file_names_the_row(tmp_path: Path):
     file = tmp_path / "rows.parquet"
     table = pyarrow.Table.from_pylist([{"n": f"{n:07}" * 50} for n in range(200)])
     pyarrow.parquet.write_table(table, file, row_group_size=100, use_dictionary=False)

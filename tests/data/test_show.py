@@ -1,4 +1,4 @@
-"""What `graft data show` says about a file, and how it ends."""
+"""The report and the exit code of `graft data show`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_lengths_are_exact():
     assert lengths.to_json() == {"min": 3, "median": 3, "mean": 5.0, "p95": 10, "max": 10}
 
 
-def test_texts_that_stand_in_several_rows_are_found():
+def test_texts_that_occur_in_several_rows_are_found():
     repeats = Repeats()
     assert repeats.repeated() == []
     for row, text in enumerate("abcabca", 1):
@@ -51,7 +51,7 @@ def test_texts_that_stand_in_several_rows_are_found():
     assert unlike.repeated() == []
 
 
-def test_a_good_file_is_told_and_ends_well(tmp_path: Path):
+def test_a_good_file_is_described_with_exit_code_0(tmp_path: Path):
     rows = [ROW, {**ROW, "prompt": "2+33="}, {**ROW, "data_source": "other"}, ROW]
     code, text = show(write(tmp_path / "a.jsonl", rows), "--rows", "1")
     assert code == 0
@@ -66,7 +66,7 @@ def test_a_good_file_is_told_and_ends_well(tmp_path: Path):
     assert text.endswith("no bad rows\n")
 
 
-def test_bad_rows_are_told_with_their_fields_and_end_with_1(tmp_path: Path):
+def test_bad_rows_are_listed_with_their_fields_and_exit_code_1(tmp_path: Path):
     rows = [ROW, *[{**ROW, "prompt": ""}] * 12, {**ROW, "reward_model": {"ground_truth": None}}]
     file = write(tmp_path / "a.jsonl", rows)
     code, text = show(file)
@@ -119,7 +119,7 @@ def test_two_layouts_are_an_error_until_one_is_named(tmp_path: Path):
     assert show(file, "--for", "nothing")[0] == 2
 
 
-def test_messages_are_to_imitate_where_the_assistant_speaks_and_else_to_try(tmp_path: Path):
+def test_messages_are_chats_where_there_is_an_assistant_turn_and_else_tasks(tmp_path: Path):
     ask, say = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
     chats = write(tmp_path / "a.jsonl", [{"messages": [ask, say]}, {"messages": [ask]}])
     report = inspect(chats)
@@ -136,7 +136,7 @@ def test_results_inside_the_assistants_words_are_pointed_out(tmp_path: Path):
     assert "tool results inside the assistant's text (<result> </result>): 1 rows" in text
 
 
-def test_a_file_that_breaks_half_way_tells_what_was_read(tmp_path: Path):
+def test_of_a_file_that_is_cut_off_the_rows_before_are_reported(tmp_path: Path):
     file = tmp_path / "a.json"
     file.write_text("[" + ",".join([json.dumps(ROW)] * 30)[:-5])
     code, text = show(str(file), "--skip-bad")
@@ -145,7 +145,7 @@ def test_a_file_that_breaks_half_way_tells_what_was_read(tmp_path: Path):
     assert "not read to the end: " in text and "may be cut off" in text
 
 
-def test_what_is_no_file_of_rows_is_said_in_a_line(tmp_path: Path):
+def test_a_file_without_readable_rows_is_one_line_of_error(tmp_path: Path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="is not a parquet file"):
         show(str(tmp_path / "a.parquet"))
@@ -161,7 +161,7 @@ def test_what_is_no_file_of_rows_is_said_in_a_line(tmp_path: Path):
     assert "row 1, prompt: 'prompt': holds int '3', not a list of messages" in text
 
 
-def test_tokens_are_counted_by_whoever_knows_them(tmp_path: Path):
+def test_tokens_are_counted_by_the_given_function(tmp_path: Path):
     report = inspect(write(tmp_path / "a.jsonl", [ROW]), count_tokens=lambda text: 2 * len(text))
     assert report.lengths["prompt, tokens"].to_json()["max"] == 8
 

@@ -107,7 +107,7 @@ def test_two_versions_of_a_dataset_in_one_folder_are_not_mixed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".JSONL", ".json"])
-def test_a_byte_order_mark_and_windows_line_ends_are_passed_over(tmp_path: Path, ending: str):
+def test_a_byte_order_mark_and_windows_line_ends_are_ignored(tmp_path: Path, ending: str):
     lines = [json.dumps(row) for row in ROWS]
     text = "\r\n".join(lines) if ending != ".json" else json.dumps(ROWS)
     (tmp_path / f"rows{ending}").write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n")
@@ -158,7 +158,7 @@ def test_a_file_that_changes_while_it_is_in_use_is_not_misread(tmp_path: Path):
         table[2]
 
 
-def test_a_line_that_is_no_row_waits_until_it_is_asked_for(tmp_path: Path):
+def test_without_a_check_a_bad_line_fails_only_when_it_is_used(tmp_path: Path):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b'{"a": 1}\n\n{oops\n{"a": "\xff"}\n{"a": 3}\n')
     table = read_table(file, check=False)
@@ -218,7 +218,9 @@ def test_a_copy_of_a_hub_dataset_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(read_hub("owner/name")) == ROWS[3:]
 
 
-def test_an_absent_dataset_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_error_about_an_absent_dataset_names_the_download_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.delenv("GRAFT_DATA", raising=False)

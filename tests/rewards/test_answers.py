@@ -28,7 +28,7 @@ from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 
 def trajectory(*said: str, answer: object = None) -> tuple[Task, Trajectory]:
-    """A task with this answer, and a walk in which the policy said these texts in turn."""
+    """A task with this answer, and a trajectory with these texts of the policy in order."""
     task = Task("toy:train:0", "toy", answer=answer)
     episode = Episode(task)
     tip = episode.append(Span(None, Author.TASK, [], text="?"))
@@ -234,7 +234,7 @@ SPOKEN = st.text(max_size=200) | st.text(
 
 @settings(deadline=None, max_examples=60)
 @given(SPOKEN)
-def test_every_reward_stays_within_its_range_whatever_was_said(said: str):
+def test_every_reward_stays_within_its_range_for_any_text(said: str):
     golds = {
         "countdown": {"numbers": [3, 1, 2], "target": 1},
         "code_tests": {"inputs": ["1"], "outputs": ["1"]},

@@ -1,4 +1,4 @@
-"""ARPO's reward: each fault of form by itself, the shared words, the bonus."""
+"""ARPO's reward: each error of form, the word overlap, the bonus."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def answer(text: str) -> str:
     ("text", "score"),
     [
         (THINK + answer("Stanislaw Lem"), 1.0),
-        (THINK + answer("Lem"), 2 / 3),  # 2 * 1 shared / (1 said + 2 wanted)
+        (THINK + answer("Lem"), 2 / 3),  # 2 * 1 shared / (1 given + 2 wanted)
         (THINK + answer("the writer Stanislaw Lem"), 0.8),  # 2 * 2 / (3 + 2): no article counted
         (THINK + answer("Asimov"), 0.0),
         (THINK + answer(""), 0.0),
@@ -97,7 +97,7 @@ def test_every_fault_of_form_is_minus_one_and_named(text: str, reason: str):
     assert score_deep_research(text, ["Lem"]) == DeepResearchScore(-1.0, f"malformed: {reason}")
 
 
-def test_tags_count_wherever_they_stand_even_in_a_tool_result():
+def test_tags_count_anywhere_even_in_a_tool_result():
     result = SEARCH.replace("Lem", "write <answer>")
     assert form_fault(THINK + result + answer("Lem")) == "2 <answer> where there must be one"
 

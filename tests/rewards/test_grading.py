@@ -275,7 +275,7 @@ def test_an_answer_that_is_too_much_is_wrong_and_the_next_one_is_graded(bomb: st
     assert grade("x+x", "2x", timeout=20.0)
 
 
-def test_a_long_answer_is_right_only_as_it_stands():
+def test_a_long_answer_is_right_only_as_the_same_text():
     long = "1+" * 3000 + "1"
     assert grade(f" {long} ", long)
     assert not grade(long + " ", long + "2")
@@ -296,7 +296,7 @@ def test_a_loop_in_c_is_ended_too():
     assert WORKERS.call("math:factorial", 5, timeout=20) == 120
 
 
-def test_a_failure_in_a_worker_is_told():
+def test_a_failure_in_a_worker_is_raised():
     with pytest.raises(WorkerError, match="ValueError: factorial"):
         WORKERS.call("math:factorial", -1, timeout=20)
 
@@ -321,7 +321,7 @@ def test_workers_and_template_may_be_killed_between_calls():
     assert grade("x+x", "2x", timeout=20.0)
 
 
-def test_a_pool_that_cannot_warm_up_says_why():
+def test_a_pool_that_cannot_warm_up_names_the_reason():
     pool = WorkerPool("graft.rewards.maths.symbolic:no_such_function")
     with pytest.raises(NoWorkers, match="no_such_function"):
         pool.call("math:factorial", 5, timeout=1)
@@ -420,7 +420,7 @@ def test_a_forked_process_does_not_keep_the_parents_workers_alive(tmp_path: Path
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_forked_process_grades_with_a_pool_of_its_own():
+def test_a_forked_process_grades_with_its_own_pool():
     code = (
         "import os\n"
         "from graft.rewards.worker_pool import WorkerPool\n"
@@ -502,7 +502,7 @@ def test_generated_sums_have_the_value_they_were_built_with(term: tuple[str, Fra
 
 
 @given(st.integers(2, 400), st.integers(2, 400))
-def test_roots_that_differ_are_told_apart_and_equal_ones_never(a: int, b: int):
+def test_different_roots_differ_and_equal_ones_never_do(a: int, b: int):
     (first,), (second,) = (
         read_formula(f"\\sqrt{{{a}}}").values,
         read_formula(f"\\sqrt{{{b}}}").values,
@@ -523,7 +523,7 @@ SCRAPS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(SCRAPS | st.text(max_size=40), SCRAPS | st.sampled_from(["5", "0.5", "x+1", "(1,2)", "yes"]))
 def test_no_text_makes_it_raise_and_every_text_equals_itself(answer: str, gold: str):
     assert decide(answer, gold) in (True, False, None)
@@ -547,7 +547,7 @@ EXPRESSIONS = st.one_of(
 
 
 @pytest.mark.peer
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=40)
 @given(EXPRESSIONS, EXPRESSIONS)
 def test_what_is_decided_here_math_verify_decides_alike(answer: str, gold: str):
     for first, second in ((answer, gold), (answer, answer.replace(" ", ""))):

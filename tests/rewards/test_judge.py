@@ -29,7 +29,7 @@ Answer = Callable[[BaseHTTPRequestHandler, int], None]
 
 
 class Server(ThreadingHTTPServer):
-    """Remembers what it was asked; `answer(handler, number)` writes the reply to request `number`."""
+    """Stores the requests; `answer(handler, number)` writes the reply to request `number`."""
 
     daemon_threads = True
 
@@ -263,7 +263,7 @@ def test_the_deadline_is_for_all_attempts_together():
         assert judge.counts["failures"] == 1
 
 
-def test_the_deadline_is_also_for_the_wait_for_a_free_place(caplog: pytest.LogCaptureFixture):
+def test_the_deadline_includes_the_wait_for_a_free_slot(caplog: pytest.LogCaptureFixture):
     with serving(hang) as server:
         judge = Judge(server.url, timeout=5, retries=0, deadline=0.3, concurrency=1)
         rewards: list[float] = []
@@ -271,7 +271,7 @@ def test_the_deadline_is_also_for_the_wait_for_a_free_place(caplog: pytest.LogCa
             threading.Thread(target=lambda: rewards.append(judge(*PARAPHRASE))) for _ in range(3)
         ]
         start = time.monotonic()
-        with judge._slots:  # somebody who never comes back
+        with judge._slots:  # another thread that never releases its slot
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -290,7 +290,7 @@ def test_a_server_that_goes_away_in_the_middle_is_survived():
     assert judge.counts == {"calls": 2, "cached": 0, "failures": 1}
 
 
-def test_no_more_questions_than_places_are_put_at_a_time():
+def test_the_number_of_concurrent_requests_is_limited():
     lock, now, most = threading.Lock(), [0], [0]
 
     def slow(handler: BaseHTTPRequestHandler, number: int) -> None:
@@ -384,7 +384,7 @@ def test_processes_share_the_cache_and_a_killed_one_leaves_it_whole(tmp_path):
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         connection.close()
         told, _ = child(21).communicate(timeout=60)
-    assert told.splitlines()[-1] == "20 0"  # 21 verdicts, and nothing was asked
+    assert told.splitlines()[-1] == "20 0"  # 21 verdicts without a request
 
 
 @pytest.mark.parametrize(
@@ -429,8 +429,8 @@ def refusing(code: int, **headers: str) -> Answer:
     return answer
 
 
-def test_the_wish_of_a_server_to_be_left_alone_is_kept_by_all_threads():
-    """One is told to wait 0.6 s; another one that asks meanwhile waits for the rest of it."""
+def test_retry_after_holds_for_all_threads():
+    """One thread gets Retry-After 0.6; another one waits for the rest of it."""
     starts: list[float] = []
 
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
@@ -450,7 +450,9 @@ def test_the_wish_of_a_server_to_be_left_alone_is_kept_by_all_threads():
     assert judge.counts == {"calls": 2, "cached": 0, "failures": 0}
 
 
-def test_a_wish_beyond_the_deadline_ends_the_question_at_once(caplog: pytest.LogCaptureFixture):
+def test_a_retry_after_beyond_the_deadline_ends_the_request_at_once(
+    caplog: pytest.LogCaptureFixture,
+):
     with serving(refusing(503, Retry_After="3600")) as server:
         judge = Judge(server.url, deadline=2.0, retries=5)
         start = time.monotonic()
@@ -497,7 +499,7 @@ def test_the_rate_holds_over_all_threads():
     assert busiest <= 16  # 10 in half a second, and what a busy machine delivers late
 
 
-def test_attempts_count_for_the_rate_too_and_a_turn_that_comes_too_late_is_none():
+def test_retries_count_for_the_rate_and_a_start_after_the_deadline_is_refused():
     with serving(refusing(500)) as server:
         judge = Judge(server.url, rate=1, retries=5, deadline=1.8)
         start = time.monotonic()
@@ -635,7 +637,7 @@ def test_a_judge_knows_how_far_it_agreed_as_a_reward():
     assert judge.agreement().both_yes == 0  # a copy
 
 
-def test_only_so_many_disagreements_are_kept_and_none_is_long():
+def test_the_number_and_length_of_stored_disagreements_is_limited():
     found = agreement()
     for number in range(1010):
         found.add(JudgedItem("Q", ["gold"], "x" * 5000, str(number)), True)

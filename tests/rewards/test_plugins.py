@@ -138,13 +138,13 @@ def test_what_is_no_finite_number_is_refused_with_the_name_of_the_function(resul
         adapt(compute_score)(*attempt())
 
 
-def test_a_graft_reward_comes_back_as_it_is():
+def test_a_graft_reward_is_returned_unchanged():
     assert adapt(f1) is f1
     judge = Judge("http://localhost:1/v1")
     assert adapt(judge) is judge
 
 
-def test_a_signature_nobody_knows_is_refused_at_once():
+def test_an_unknown_signature_is_refused_at_once():
     with pytest.raises(ValueError, match=r"<lambda>\(a, b, c\) has an unknown form"):
         adapt(lambda a, b, c: 1.0)
     with pytest.raises(ValueError, match="reward int cannot be called"):
@@ -294,7 +294,7 @@ def test_blocking_can_be_seen_from_outside(monkeypatch: pytest.MonkeyPatch):
         ("my_rewards:number", "is a int, not a function"),
     ],
 )
-def test_a_reward_that_cannot_be_made_says_why(
+def test_a_reward_that_cannot_be_built_names_the_reason(
     spec: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("JUDGE_URL", raising=False)

@@ -119,7 +119,7 @@ def test_earls_parquet_is_graded_as_earl_does(tmp_path: Path):
     assert "graded, without task.reward: calc_bench, countdown by EARL's rules\n" in text
 
 
-def test_show_says_that_other_sources_have_no_rule(tmp_path: Path):
+def test_show_lists_sources_without_a_rule(tmp_path: Path):
     rows = [*earl_rows(), {**earl_rows()[0], "data_source": "mine"}]
     file = tmp_path / "train.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
@@ -140,7 +140,7 @@ def test_rows_that_tools_must_bring_into_order_are_refused():
     }
     with pytest.raises(DataError, match=r"row 1: 'data_source' is EARL's 'sorting', .* earl:sort"):
         make("prompts", rows=[row])
-    own = {**row, "extra_info": {}}  # somebody else's, of the same name
+    own = {**row, "extra_info": {}}  # rows of another source with the same name
     assert make("prompts", rows=[own]).reset(0)
 
 

@@ -83,7 +83,7 @@ def test_steps_come_in_the_order_of_precedence():
         ("(" * 1_000_000, "longer than"),
     ],
 )
-def test_what_has_no_value_is_an_error_that_says_why(expression: str, why: str):
+def test_an_expression_without_a_value_is_an_error_with_its_reason(expression: str, why: str):
     with pytest.raises(CalculatorError) as caught:
         evaluate(expression)
     assert why in str(caught.value)

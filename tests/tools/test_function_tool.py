@@ -153,7 +153,7 @@ def test_one_number_may_be_written_bare_and_two_may_not():
     assert FunctionTool(add)("[1, 2]") == "Error: the arguments must be a JSON object, not list"
 
 
-def test_names_that_pydantic_keeps_for_itself_are_fine():
+def test_names_that_pydantic_reserves_are_allowed():
     def odd(schema: str, json: int = 1, _id: int = 2, model_x: int = 3) -> str:
         """Odd."""
         return f"{schema}{json}{_id}{model_x}"

@@ -148,7 +148,7 @@ def test_a_dead_server_is_a_broken_tool_the_next_call_works_and_close_ends_the_p
         ("http://127.0.0.1:9/mcp", "ConnectError"),
     ],
 )
-def test_a_server_that_is_not_there_says_why_and_leaves_nothing_open(config: Any, why: str):
+def test_an_unreachable_server_is_an_error_that_leaves_nothing_open(config: Any, why: str):
     event_loop.run(asyncio.sleep(0))  # the loop itself stays
     before = open_files()
     with pytest.raises(ToolError, match=why) as caught:
@@ -254,7 +254,7 @@ def test_a_recipe_names_servers_under_mcp(served: str):
         ({"servers": {"a": {"url": "http://x"}}}, 'several servers belong under "mcpServers"'),
     ],
 )
-def test_a_configuration_that_cannot_be_meant_is_refused(config: Any, why: str):
+def test_a_contradictory_configuration_is_refused(config: Any, why: str):
     with pytest.raises(ValueError, match=why):
         read_config(config, None, None)
 
@@ -276,12 +276,12 @@ def test_options_that_could_not_do_anything_are_refused():
             McpTools("http://x/mcp", **wrong)
 
 
-def test_keys_of_other_programs_are_left_alone():
+def test_keys_of_other_programs_are_ignored():
     entry = {"command": "run", "args": ["me"], "alwaysAllow": [], "type": "stdio"}
     assert read_config({"mcpServers": {"a": entry}}, None, None)["a"]["command"] == "run"
 
 
-def test_a_command_that_never_answered_is_not_asked_to_close(monkeypatch: pytest.MonkeyPatch):
+def test_a_command_that_never_answered_is_cancelled_at_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("graft.tools.mcp_link.MAX_CLOSE", 3600.0)  # to wait for it would be seen
     with pytest.raises(ToolError, match=r"no answer within 0\.2 s"):
         McpTools(["sleep", "100"], deadline=0.2, retries=0)
@@ -295,6 +295,6 @@ def test_all_forms_of_configuration_come_to_one():
 
 
 @pytest.mark.parametrize("words", [["--help"], ["1", "2"], ["-1"]])
-def test_the_time_server_says_how_it_is_started(words: list[str]):
+def test_the_time_server_prints_its_usage(words: list[str]):
     with pytest.raises(SystemExit, match=r"usage: python -m graft\.tools\.mcp_time \[PORT\]"):
         mcp_time.main(words)

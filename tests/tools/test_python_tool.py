@@ -57,12 +57,12 @@ def test_an_error_comes_first_then_the_output_then_the_traceback():
     )
 
 
-def test_only_the_last_line_of_an_error_is_kept_if_asked_for():
+def test_keep_error_last_line_drops_the_traceback():
     tool = PythonTool(keep_error_last_line=True)
     assert tool("print('a')\n1/0") == "Error: ZeroDivisionError: division by zero\na"
 
 
-def test_limits_are_said():
+def test_exceeded_limits_are_named():
     assert PythonTool(timeout=0.3)("print(1)\nwhile True: pass") == (
         "Error: no end after 0.3 s, stopped\n1"
     )
@@ -93,14 +93,14 @@ def test_without_state_calls_share_nothing_and_forks_are_the_tool_itself():
     assert tool.fork() is tool and copy.deepcopy(tool) is tool and not tool.is_stateful
 
 
-def test_with_state_names_live_on(notebook: PythonTool):
+def test_with_state_names_stay(notebook: PythonTool):
     assert notebook("x = 20") == NOTHING
     assert notebook("x += 1; x * 2") == "42"
     assert notebook("x = 5; 1/0").startswith("Error: ZeroDivisionError")
     assert notebook("x") == "5"
 
 
-def test_forks_have_the_same_names_and_go_their_own_ways(notebook: PythonTool):
+def test_forks_have_the_same_names_and_are_independent(notebook: PythonTool):
     notebook("x = [1]")
     notebook("x.append(2); 1/0")  # it failed, but not before it changed something
     fork = notebook.fork()
@@ -127,7 +127,7 @@ def test_state_goes_through_json_and_comes_back(notebook: PythonTool):
     assert RESTARTED not in notebook("x")
 
 
-def test_a_cell_without_end_costs_the_names_and_that_is_said():
+def test_after_a_timeout_the_names_are_gone_and_the_answer_has_a_note():
     tool = PythonTool(keep_state=True, timeout=0.5)
     tool("x = 1")
     assert tool("while True: pass") == "Error: no end after 0.5 s, stopped"
@@ -140,13 +140,13 @@ def test_a_cell_without_end_costs_the_names_and_that_is_said():
     fork.close()
 
 
-def test_a_closed_notebook_makes_its_names_again(notebook: PythonTool):
+def test_a_closed_notebook_restores_its_names(notebook: PythonTool):
     notebook("x = 1")
     notebook.close()
     assert notebook("x") == "1"
 
 
-def test_at_most_so_many_calls_run_at_once():
+def test_the_number_of_concurrent_calls_is_limited():
     tool = PythonTool(concurrency=1)
     running, most = 0, 0
     lock = threading.Lock()

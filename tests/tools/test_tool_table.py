@@ -46,7 +46,7 @@ def test_a_tool_is_a_name_with_arguments_a_class_a_function_or_itself():
         assert isinstance(tool, Tool)
 
 
-def test_mistakes_are_told():
+def test_mistakes_are_named():
     with pytest.raises(UnknownName, match="did you mean 'calculator'"):
         make_tool("calculater")
     with pytest.raises(ValueError, match="is an instance"):
@@ -122,7 +122,7 @@ class Two(Echo):
     }
 
 
-def test_a_tool_with_more_to_say_gets_the_arguments_as_json():
+def test_a_tool_with_several_parameters_gets_the_arguments_as_json():
     assert content_of(Two(), {"query": "a"}) == ("a", "")
     assert content_of(Two(), {"query": "a", "topk": 3}) == ('{"query": "a", "topk": 3}', "")
     assert only_text({"properties": {"n": {"type": "integer"}}, "required": ["n"]}) is None

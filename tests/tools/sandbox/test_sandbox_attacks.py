@@ -14,7 +14,7 @@ import pytest
 from graft.tools.sandbox import SandboxOutcome, choice, run_python
 
 HERE = str(Path(__file__).resolve())
-"""A file that exists, that we can read, and that is no part of Python's installation."""
+"""A file that exists, is readable here, and is not part of the Python installation."""
 
 
 def attempt(method: str, code: str, timeout: float = 5.0, **options: int) -> SandboxOutcome:
@@ -25,7 +25,7 @@ def attempt(method: str, code: str, timeout: float = 5.0, **options: int) -> San
 
 
 def refused(*attacks: str) -> str:
-    """A program that runs each attack and says which ones got through."""
+    """A program that runs each attack and prints those that succeeded."""
     lines = ["import os, sys", "through = []"]
     for attack in attacks:
         lines += ["try:", f"    exec({attack!r})", f"    through.append({attack!r})"]
@@ -144,7 +144,7 @@ def test_no_other_process_can_be_seen_or_signalled(method: str):
             "            except OSError:\n"
             "                pass\n"
             "try:\n"
-            "    os.kill(-1, 0)\n"  # all that can be reached; only asked, lest a hole cost us dear
+            "    os.kill(-1, 0)\n"  # every process in reach; signal 0 does no harm if the sandbox leaks
             "    seen.append(-1)\n"
             "except OSError:\n"
             "    pass\n"
@@ -182,13 +182,13 @@ def test_system_calls_that_reach_out_are_refused(method: str):
     assert outcome.stdout == "{'EPERM'}\n-1 ENOSYS\n" + "-1 EPERM\n" * 6
 
 
-def test_the_signal_at_the_hosts_death_cannot_be_let_go():
+def test_the_signal_at_the_hosts_death_cannot_be_disabled():
     code = "import ctypes\nprint(ctypes.CDLL(None).prctl(1, ctypes.c_ulong(0)))"
     if choice.probe("landlock").works:  # elsewhere the kernel ends the whole pid namespace
         assert run_python(code, sandbox="landlock").stdout == "-1\n"
 
 
-def test_a_cell_has_no_capabilities(method: str):
+def test_a_child_has_no_capabilities(method: str):
     code = (
         "import ctypes, os\n"
         "header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
@@ -328,7 +328,7 @@ def test_file_descriptors_are_counted_and_only_three_are_given(method: str):
     assert attempt(method, code).stdout == "[0, 1, 2]\nTrue\n"
 
 
-def test_the_environment_tells_nothing(method: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_variables_hold_no_secrets(method: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert "secret" not in attempt(method, "import os; print(dict(os.environ))").stdout
 

@@ -90,7 +90,7 @@ def test_pairs_of_sockets_are_for_unix_only(machine: str):
     assert [verdict(code, machine, pair, family) for family in (1, 2, 16)] == [ALLOW, NO, NO]
 
 
-def test_a_cell_loses_what_the_host_needs(machine: str):
+def test_a_child_is_refused_the_calls_that_the_host_needs(machine: str):
     host = seccomp.host_program(machine, is_root=False)
     child = seccomp.child_program(machine, only_process=None)
     unshare = seccomp.CHECKED[machine]["unshare"]
@@ -100,7 +100,7 @@ def test_a_cell_loses_what_the_host_needs(machine: str):
     assert verdict(child, machine, prctl, 1) == NO
     assert verdict(child, machine, prctl, 15) == ALLOW
     kill = seccomp.CHECKED[machine]["kill"]
-    assert verdict(child, machine, kill, 77, 9) == ALLOW  # its namespace holds nobody else
+    assert verdict(child, machine, kill, 77, 9) == ALLOW  # its namespace has no other processes
 
 
 def test_without_namespaces_there_is_one_process_and_no_other(machine: str):

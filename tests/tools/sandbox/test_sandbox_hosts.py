@@ -1,4 +1,4 @@
-"""The warm processes: killed at any moment they come back, and they never stay behind."""
+"""The hosts: replaced when they are killed, and ended with their caller."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_nothing_is_left_of_a_caller_that_ends(method: str):
     assert method != "landlock" or not Path(scratch).exists()
 
 
-def test_a_fork_of_the_caller_gets_hosts_of_its_own():
+def test_a_fork_of_the_caller_gets_its_own_hosts():
     script = (
         "import os\n"
         "from graft.tools.sandbox import run_python, hosts\n"
@@ -169,7 +169,7 @@ def test_many_threads_get_each_their_own_answer(method: str):
     assert answers == [f"{n * n}\n" for n in range(64)]
 
 
-def test_busy_hosts_get_company_and_idle_ones_do_not(method: str):
+def test_another_host_is_started_only_when_all_are_busy(method: str):
     hosts.close_all(method)
     for _ in range(2 * hosts.BUSY):
         run_python("pass", sandbox=method)
@@ -184,7 +184,7 @@ def test_busy_hosts_get_company_and_idle_ones_do_not(method: str):
     assert all(not host.running for host in hosts._hosts[method, ()])
 
 
-def test_a_bomb_beside_it_does_not_hurt_a_neighbour(method: str):
+def test_a_fork_bomb_does_not_harm_another_call(method: str):
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
     with ThreadPoolExecutor(1) as pool:
         going = pool.submit(run_python, bomb, timeout=0.6, sandbox=method)
@@ -197,7 +197,7 @@ def test_a_bomb_beside_it_does_not_hurt_a_neighbour(method: str):
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a Python for everybody")
 @pytest.mark.parametrize("name", STRONGEST_FIRST)
-def test_an_ordinary_user_gets_the_same_walls(name: str):
+def test_an_ordinary_user_gets_the_same_confinement(name: str):
     script = (
         "import sys, os\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
@@ -265,7 +265,7 @@ FAILURES = {
         "raise SystemExit('no namespaces here')",
     ],
 }
-"""What a method that cannot be had says -> how its host is started then."""
+"""The error of a method that is not available -> how its host is started."""
 
 
 @pytest.mark.parametrize("name", [*STRONGEST_FIRST, NONE])
@@ -318,7 +318,7 @@ def test_a_program_for_which_no_descriptors_are_left_leaves_nothing_open(
         host.close()
 
 
-def test_no_sandbox_must_be_asked_for_by_name():
+def test_sandbox_none_is_used_only_by_name():
     assert run_python("print(1)", sandbox="none").stdout == "1\n"
     with pytest.raises(ValueError, match="unknown sandbox 'off'; known: auto, bubblewrap"):
         run_python("print(1)", sandbox="off")

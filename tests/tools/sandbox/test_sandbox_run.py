@@ -91,7 +91,7 @@ def test_an_exception_that_cannot_be_printed_is_named():
         ("print(1);", "1\n"),
     ],
 )
-def test_the_last_value_is_echoed_if_asked_for(code: str, shown: str):
+def test_the_last_value_is_printed_with_echo(code: str, shown: str):
     assert run_python(code, echo=True).stdout == shown
     assert run_python("1 + 1").stdout == ""
 
@@ -184,7 +184,7 @@ def test_asyncio_and_pools_of_threads_work(method: str):
     assert run_python(code, sandbox=method).stdout == "1 [1, 2]\n"
 
 
-def test_memory_errors_are_told_from_others():
+def test_memory_errors_are_recognised():
     assert ran_out_of_memory("Traceback ...\nMemoryError\n")
     assert ran_out_of_memory("x\nnumpy._core._exceptions._ArrayMemoryError: Unable to allocate")
     assert not ran_out_of_memory("ValueError: MemoryError")

@@ -1,4 +1,4 @@
-"""A kept interpreter: names live on, and losing them is said."""
+"""A session: names stay between runs, and the outcome reports when they are lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from graft.tools.sandbox import SandboxSession, choose, hosts
 
 
-def test_names_live_on(method: str):
+def test_names_stay_between_runs(method: str):
     with SandboxSession(sandbox=method) as session:
         assert session.run("x = 20").stdout == ""
         assert session.run("x += 1\nx * 2").stdout == "42\n"
@@ -19,7 +19,7 @@ def test_names_live_on(method: str):
         assert session.run("f()").stdout == "21\n"
 
 
-def test_files_live_on_too(method: str):
+def test_files_stay_between_runs(method: str):
     with SandboxSession(sandbox=method) as session:
         session.run("with open('a', 'w') as file: file.write('kept')")
         assert session.run("open('a').read()").stdout == "'kept'\n"
@@ -39,7 +39,7 @@ def test_an_error_keeps_the_names():
     "end",
     ["while True: pass", "import os; os._exit(3)", "while True: print('x' * 1000)"],
 )
-def test_a_lost_interpreter_is_replaced_and_that_is_said(method: str, end: str):
+def test_a_lost_interpreter_is_replaced_and_the_outcome_has_is_restarted(method: str, end: str):
     with SandboxSession(sandbox=method, timeout=0.5) as session:
         session.run("x = 1")
         assert not session.run(end).ok
@@ -49,7 +49,7 @@ def test_a_lost_interpreter_is_replaced_and_that_is_said(method: str, end: str):
         assert not session.run("1").is_restarted
 
 
-def test_a_killed_host_is_said_too(method: str):
+def test_after_a_killed_host_the_outcome_has_is_restarted(method: str):
     with SandboxSession(sandbox=method) as session:
         session.run("x = 1")
         host = hosts.obtain(method)
@@ -60,7 +60,7 @@ def test_a_killed_host_is_said_too(method: str):
         assert outcome.stdout == "2\n" and outcome.is_restarted
 
 
-def test_the_walls_are_the_same(method: str):
+def test_a_session_is_confined_like_a_program(method: str):
     with SandboxSession(sandbox=method) as session:
         assert "Error" in session.run("open('/etc/passwd')").stderr
         assert "PermissionError" in session.run("import socket; socket.socket()").stderr
@@ -68,7 +68,7 @@ def test_the_walls_are_the_same(method: str):
         assert session.run("1").stdout == "1\n"
 
 
-def test_a_session_that_meddles_with_its_own_line_hurts_only_itself(method: str):
+def test_a_session_that_writes_to_its_control_socket_harms_only_itself(method: str):
     with SandboxSession(sandbox=method, timeout=0.5) as session:
         session.run("import os; os.write(3, b'nonsense\\n' * 3)")
         session.run("import os; os.close(3)")
@@ -85,7 +85,7 @@ def test_a_session_that_meddles_with_its_own_line_hurts_only_itself(method: str)
         "import os\nwhile True: os.write(3, b'1\\n' * 1000)",
     ],
 )
-def test_a_session_that_floods_its_line_is_stopped(code: str):
+def test_a_session_that_floods_its_control_socket_is_stopped(code: str):
     with SandboxSession(timeout=1.0) as session:
         session.run(code)
         session.run("1")
@@ -93,7 +93,7 @@ def test_a_session_that_floods_its_line_is_stopped(code: str):
         assert session.run("3").stdout in ("", "3\n")
 
 
-def test_a_thread_that_prints_on_holds_nobody_up():
+def test_a_thread_that_continues_to_print_does_not_block_the_next_run():
     with SandboxSession(timeout=5.0) as session:
         code = (
             "import os, threading\n"
@@ -124,7 +124,7 @@ def test_code_of_a_megabyte_goes_through():
         assert session.run(f"x = {'a' * 1_000_000!r}\nlen(x)").stdout == "1000000\n"
 
 
-def test_a_closed_session_starts_anew_without_complaint():
+def test_a_closed_session_starts_again():
     session = SandboxSession()
     session.run("x = 1")
     session.close()

@@ -1,4 +1,4 @@
-"""What several tests of the search tool stand on."""
+"""Helpers for several tests of the search tool."""
 
 from __future__ import annotations
 

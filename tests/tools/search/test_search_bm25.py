@@ -110,7 +110,7 @@ def test_an_index_is_built_once_and_again_when_the_corpus_has_changed(tmp_path):
     assert len(first.retrieve(["red"], 3)[0]) == 3
 
 
-def test_settings_have_indexes_of_their_own_and_share_the_documents(tmp_path):
+def test_each_setting_has_its_own_index_and_all_share_the_documents(tmp_path):
     corpus = write_corpus(tmp_path / "c.jsonl", COLOURS)
     for k1 in (0.5, 1.5):
         Bm25Source(corpus, k1=k1, index=str(tmp_path / "index")).open()
@@ -179,7 +179,7 @@ def test_a_root_that_is_a_file_is_named(tmp_path):
         ('{"contents": "a"\n', "line 1 is not JSON"),
     ],
 )
-def test_a_corpus_that_is_none_says_where(tmp_path, text, match):
+def test_the_error_about_a_bad_corpus_names_the_row(tmp_path, text, match):
     (tmp_path / "c.jsonl").write_text(text)
     with pytest.raises(DataError, match=match):
         Bm25Source(str(tmp_path / "c.jsonl")).open()

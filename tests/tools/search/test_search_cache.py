@@ -1,4 +1,4 @@
-"""The cache: what was stored stays, whoever writes beside it and whoever dies."""
+"""The cache: stored answers stay, with concurrent writers and after kills."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_four_processes_write_at_once_and_what_the_killed_one_stored_is_there(tm
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_opens_a_connection_of_its_own(cache):
+def test_a_forked_child_opens_its_own_connection(cache):
     cache.put("s", "before", 1, LIMA)
     child = os.fork()
     if child == 0:

@@ -160,7 +160,7 @@ def test_bad_requests_are_answered_with_400_and_a_text(url, body, match):
     assert match in reply.decode()
 
 
-def test_a_body_beyond_the_limit_is_refused_and_the_service_goes_on(url):
+def test_a_body_beyond_the_limit_is_refused_and_the_service_continues(url):
     assert post(url, b" " * (9 * 2**20))[0] == 413
     assert HttpSource(url).retrieve(["q"], 1) == [[Hit("0", "T0", "q", 9.0)]]
 
@@ -256,7 +256,7 @@ def answering(*answers: tuple[int, bytes]):
 GOOD = json.dumps({"result": [[{"document": {"contents": "t\nx"}, "score": 1}]]}).encode()
 
 
-def test_a_service_that_is_busy_is_asked_again():
+def test_a_request_to_a_busy_service_is_repeated():
     with answering((503, b"busy"), (429, b""), (200, GOOD)) as (url, seen):
         assert HttpSource(url).retrieve(["q"], 3) == [[Hit("0", "t", "x", 1)]]
         assert len(seen) == 3
@@ -278,14 +278,14 @@ def test_retries_end():
         ((200, b'{"result": [[{"document": {}}]]}'), "sent no usable reply: document 1"),
     ],
 )
-def test_what_will_not_get_better_is_not_asked_again(answer, match):
+def test_a_final_error_is_not_retried(answer, match):
     with answering(answer) as (url, seen):
         with pytest.raises(ToolError, match=match):
             HttpSource(url).retrieve(["q"], 3)
         assert len(seen) == 1
 
 
-def test_more_documents_than_asked_for_are_dropped():
+def test_documents_beyond_topk_are_dropped():
     many = json.dumps({"result": [[{"document": {"contents": "t\nx"}}] * 9]}).encode()
     with answering((200, many)) as (url, _):
         assert len(HttpSource(url).retrieve(["q"], 3)[0]) == 3
@@ -345,7 +345,7 @@ def test_messages_name_what_is_wrong():
         read_request(b"[]")
 
 
-def test_the_package_for_a_wire_is_missed_at_once(monkeypatch):
+def test_a_missing_package_for_a_wire_is_an_error_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "msgpack", None)
     with pytest.raises(ImportError, match=r"graft-rl\[search\]"):
         HttpSource("http://localhost:1", wire="msgpack")
@@ -361,7 +361,7 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_are_named(echo):
         serve(echo, host="no-such-host.invalid", port=0)
 
 
-def test_a_corpus_that_cannot_be_read_is_told_before_anything_is_served(tmp_path, capsys):
+def test_a_corpus_that_cannot_be_read_is_an_error_before_the_service_starts(tmp_path, capsys):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"contents": 3}\n')
     with pytest.raises(DataError, match=r"bad\.jsonl, row 1: no text"):

@@ -44,7 +44,7 @@ def test_the_tool_is_in_the_table():
     assert resolve("search", TOOLS, "tool") is SearchTool
 
 
-def test_the_caller_may_be_told_what_is_wrong_with_a_query():
+def test_a_bad_query_is_answered_with_an_error():
     tool = SearchTool(Echo())
     assert tool("  ") == "Error: empty query; write what to look for"
     assert tool("x" * 5000).startswith("Error: query of 5000 characters; at most 4000")
@@ -117,7 +117,7 @@ def test_what_was_recorded_is_replayed_with_corpus_and_index_gone(tmp_path):
         replay.close()
 
 
-def test_what_a_service_said_is_replayed_when_it_is_gone(tmp_path):
+def test_the_answers_of_a_service_are_replayed_without_it(tmp_path):
     cache = str(tmp_path / "cache.db")
     with serving(build_app(Echo())) as url:
         record = SearchTool(url=url, cache=cache)
@@ -236,7 +236,7 @@ def test_a_tool_that_cannot_work_is_refused_when_it_is_made(arguments, match):
         SearchTool(**arguments)
 
 
-def test_an_unknown_source_is_told_what_exists():
+def test_the_error_about_an_unknown_source_lists_the_known_ones():
     with pytest.raises(UnknownName, match="known: bm25, dense, http"):
         SearchTool("bm52", corpus="small")
 
