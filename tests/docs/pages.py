@@ -5,12 +5,13 @@ A comment in front of a block says what its test may do with it:
     <!-- needs: a GPU -->      not run, only resolved (a model of the hub, minutes, a server, ...)
     <!-- slow -->              a Python block that runs in `make test-slow`
     <!-- run -->               commands that are run, not only resolved
+    <!-- output -->            the same, and what they print is compared; a line "..." is any text
     <!-- refused -->           commands that graft must refuse
     <!-- file: echo.py -->     a file that other blocks use, on this page or another
     <!-- fragment -->          a piece of Python or YAML that does not stand alone
 
-Without one, Python is run and what it prints is compared with the block that follows at once; commands are
-resolved; YAML is read.
+Without one, Python is run and what it prints is compared with the block that follows at once, as are lines
+behind ">>> "; commands are resolved; YAML is read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PAGES += sorted((ROOT / "docs").glob("*.md"))
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
-MARKS = ("needs", "slow", "run", "refused", "file", "fragment")
+MARKS = ("needs", "slow", "run", "output", "refused", "file", "fragment")
 
 
 @dataclass(frozen=True)

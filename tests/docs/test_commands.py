@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import typer.main
 import yaml
 from typer.testing import CliRunner
 
-from graft.cli import app
+from graft.cli import app, main
 from graft.config import Config, ConfigError, find_recipe, keys, load_config
 from graft.envs import ENVS
 from tests.docs.pages import BLOCKS, MARKS, PAGES, ROOT, Block, commands, inline, write_files
@@ -89,7 +90,7 @@ def graft_words(block: Block) -> list[list[str]]:
 
 @pytest.mark.parametrize("block", GRAFT, ids=lambda block: block.place)
 def test_commands_are_those_that_graft_takes(block: Block):
-    for words in graft_words(block):
+    for words in graft_words(block) if block.mark != "output" else ():
         if block.mark == "refused":
             with pytest.raises(ConfigError):
                 resolve(words)
@@ -104,6 +105,21 @@ def test_marked_commands_run(block: Block):
     for words in graft_words(block):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, f"graft {' '.join(words)}\n{done.output}\n{done.exception!r}"
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in GRAFT if block.mark == "output"], ids=lambda block: block.place
+)
+def test_commands_print_what_the_page_shows(block: Block, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+    parts = re.split(r"^\$ graft (.*)\n", block.text, flags=re.M)[1:]
+    for command, shown in zip(parts[::2], parts[1::2], strict=True):
+        monkeypatch.setattr("sys.argv", ["graft", *shlex.split(command, comments=True)])
+        with pytest.raises(SystemExit):
+            main()
+        seen = " ".join("".join(capsys.readouterr()).split())
+        pattern = ".*".join(map(re.escape, " ".join(shown.split()).split("...")))
+        assert re.fullmatch(pattern, seen), f"{block.place}: graft {command}\n{seen}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

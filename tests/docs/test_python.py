@@ -32,12 +32,17 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, with_
     write_files(folder)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delenv("SEARCH_URL", raising=False)
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     before = set(sys.modules)
     tables: list[Any] = [(table, dict(table)) for table in (BENCHMARKS, ENVS)]
     try:
-        for block in (block for block in PYTHON if block.page == page):
+        for block in (block for block in BLOCKS if block.page == page):
+            if block.text.startswith(">>> "):
+                run_session(block, main.__dict__)
+            if block.language != "python":
+                continue
             if block.mark in ("needs", "fragment", "file") or (
                 block.mark == "slow" and not with_slow
             ):
@@ -54,6 +59,20 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, with_
         for name in set(sys.modules) - before:  # the page's own files: another page has others
             if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
                 del sys.modules[name]
+
+
+def run_session(block: Block, names: dict[str, Any]) -> None:
+    """A block of `>>> statement`, each with its value or its error behind it, as a prompt shows them."""
+    for statement, shown in re.findall(r"^>>> (.*)\n((?:(?!>>> ).*\n)*)", block.text, re.M):
+        try:
+            value = eval(statement, names)
+            seen = "" if value is None else repr(value)
+        except SyntaxError:  # no expression
+            exec(statement, names)
+            seen = ""
+        except Exception as error:
+            seen = f"{type(error).__name__}: {error}"
+        assert seen == shown.strip(), f"{block.place}: {statement}"
 
 
 @pytest.mark.parametrize("page", pages(PYTHON), ids=lambda page: page.stem)
