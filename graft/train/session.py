@@ -190,7 +190,7 @@ class Session:
                 f"resuming {self.folder.path} after {newest.phase} step {newest.step}"
             )
             self._tell_changes(newest)
-        self.journal.go_on(newest, self.state.get("alarms", {}), str(self.components.policy.dtype))
+        self.journal.resume(newest, self.state.get("alarms", {}), str(self.components.policy.dtype))
         checks = [positions_check(self.config, self.components.policy.shape)]
         if self.config.task.env:
             probe = self.components.setup.make_env(Task("probe", self.config.task.env))

@@ -94,7 +94,7 @@ def test_numpy_values_are_written_as_plain_numbers(tmp_path):
 
 
 def test_a_metric_may_not_take_the_name_of_the_step():
-    with pytest.raises(ValueError, match="may not be called step"):
+    with pytest.raises(ValueError, match="may not be named step"):
         record(1, {"step": 2.0}, "rl")
 
 

@@ -1,16 +1,15 @@
 """Checkpoints: Hugging Face folders with the trainer's state beside the weights.
 
-Each is written aside and renamed into place when it is complete, so the newest one that has its name
-can be trusted. `rl-000040` holds the state *after* step 40 of the phase `rl`.
+Each is written under a temporary name and renamed when it is complete, so every checkpoint with a final name
+is whole. `rl-000040` holds the state *after* step 40 of the phase `rl`.
 
 A run that trains adapters writes them into the folder `adapter`, in PEFT's form. The weights beside it
-are the merged ones, so its checkpoints are models like any other; in a folder of their own, because
-transformers would put an adapter that lies beside weights on its base a second time.
+are the merged ones, so its checkpoints are ordinary models. The adapter has a separate folder because
+transformers would apply an adapter beside merged weights a second time.
 
-What the optimizer remembers lies in the folder `trainer`, by names that know no layout (see
-`train.run_dir.optimizer_state`): the number of processes may change from one resumption to the next.
-All processes write it, each its own part; the first one writes the rest, and renames the folder when
-all are done.
+The optimizer's state is in the folder `trainer`, under names that do not depend on the layout (see
+`train.run_dir.optimizer_state`): a run may resume with another number of processes. Each process writes its
+part; the first one writes the rest and renames the folder when all have finished.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from graft.train.run_dir.optimizer_state import load_tensors, tensors_of
 
 PHASES = ("sft", "rl")
 ACTION_NAMES = "actions.json"
-"""Beside actions.safetensors: what its rows stand for."""
+"""Beside actions.safetensors: the names of its rows."""
 ADAPTER_FOLDER = "adapter"
 TRAINER_FOLDER = "trainer"
 
@@ -48,18 +47,18 @@ class Checkpoint:
     step: int
 
     def state(self) -> dict[str, Any]:
-        """What the loop wrote down: scores, cursors, metrics so far."""
+        """State of the training loop: scores, cursors, alarms."""
         return json.loads((self.path / "state.json").read_text(encoding="utf-8"))
 
     def restore(self, learner: Learner) -> None:
-        """Optimizers, critic and random states (the policy's weights were loaded with the model, its
-        adapters when they were made)."""
+        """Load optimizers, critic and random states; the policy's weights and adapters are loaded when they
+        are built."""
         if not (self.path / TRAINER_FOLDER).is_dir():
             raise RunStopped(
                 f"{self.path} has no folder {TRAINER_FOLDER!r}: an older version of graft wrote it. Its "
                 "weights are fine: start a new run with model.path set to it"
             )
-        with learner.processes.together("everybody's part of the optimizer's state"):
+        with learner.processes.together("the optimizer's state of all ranks"):
             load_tensors(
                 tensors_of(learner), self.path / TRAINER_FOLDER, alone=learner.processes.world == 1
             )
@@ -85,23 +84,23 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def located(path: str, weights: bool = True) -> Path:
-    """The run, checkpoint or model that a person means: here, or the copy of a model on the hub.
+    """The folder of a run, checkpoint or model: a local path or run name, or a copy of a hub model.
 
-    weights   False: the hub's configs and tokenizer will do
+    weights   False: the hub's configs and tokenizer are enough
     """
     where = named(path)
     return where if where.exists() else find_model(path, weights)
 
 
 def latest_model(path: str, weights: bool = True) -> Path:
-    """The model behind a path, a run's name or one on the hub: of a run its newest checkpoint."""
+    """The model of a path, a run's name or a hub name; for a run its newest checkpoint."""
     where = located(path, weights)
     found = checkpoints(where / "checkpoints")
     return found[-1].path if found else where
 
 
 def action_names(source: Path | None) -> list[str]:
-    """What the extra head rows of a checkpoint stand for; empty where it does not say."""
+    """Names of the extra head rows of a checkpoint; empty where it has none."""
     file = None if source is None else source / ACTION_NAMES
     return [] if file is None or not file.exists() else read_json(file)["actions"]
 

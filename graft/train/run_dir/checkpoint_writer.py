@@ -1,4 +1,4 @@
-"""Writing checkpoints: aside, by everybody, and renamed when it is whole (see `train.run_dir.checkpoint`)."""
+"""Writes checkpoints: all processes write under a temporary name, which becomes final when all is there."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from graft.train.run_dir.optimizer_state import copied, save_tensors, tensors_of
 
 
 class CheckpointWriter:
-    """Writes `folder/phase-step`, then forgets what is neither recent nor best.
+    """Writes `folder/phase-step`, then removes checkpoints that are neither recent nor best.
 
-    In the background (`later`) memory is copied at once and files are written while training goes
-    on; a checkpoint has its name only when it is whole, and the next one waits for it.
+    In the background (`later`) memory is copied at once and files are written while training continues; a
+    checkpoint gets its final name when it is whole, and the next one waits for it.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class CheckpointWriter:
         names: Sequence[str] = (),
         turn_ends: Iterable[int] = (),
     ) -> None:
-        """`names` are those of the actions beyond the vocabulary, in the order of their head rows;
-        `turn_ends` tokens that end a turn in the run's chat template: others should stop there too."""
+        """`names` are the actions beyond the vocabulary, in the order of their head rows; `turn_ends` are
+        tokens that end a turn in the chat template, written for other libraries to stop at."""
         self.folder, self.tokenizer, self.keep_last = folder, tokenizer, keep_last
         self.processes, self.later = processes, later
         self.source, self.names, self.turn_ends = source, names, tuple(turn_ends)
@@ -55,18 +55,18 @@ class CheckpointWriter:
         self._group = self._own_group() if later and processes.world > 1 else None
 
     def _own_group(self) -> Any:
-        """The thread that writes talks to those of the other processes; training must not hear it."""
+        """Writer threads exchange messages in a separate group, apart from those of training."""
         import torch.distributed as dist
 
         deadline = timedelta(seconds=self.processes.deadline)
-        with self.processes.together("a group of its own for checkpoints"):
+        with self.processes.together("a group for checkpoints"):
             return dist.new_group(backend="gloo", timeout=deadline)
 
     def save(self, phase: str, step: int, learner: Learner, state: Mapping[str, Any]) -> None:
-        """All processes call it together."""
+        """A collective operation."""
         self.finish()
         target = self.folder / f"{phase}-{step:06d}"
-        if target == self._newest:  # it was being written, and now it is there
+        if target == self._newest:  # `finish` has just completed it
             return
         aside = aside_of(target)
         with out_of_disk(self.folder.parent):
@@ -74,18 +74,18 @@ class CheckpointWriter:
                 make_aside(target)
             self.processes.barrier("the folder of the checkpoint")
             try:
-                told = {"phase": phase, "step": step, **state}
+                saved = {"phase": phase, "step": step, **state}
                 if self.later:
-                    self._writing = target, self._write_later(aside, learner, told)
+                    self._writing = target, self._write_later(aside, learner, saved)
                 else:
-                    self._write(aside, learner, told)
+                    self._write(aside, learner, saved)
                     self._name(target)
             finally:
                 if self._writing is None and self.processes.is_first:
                     shutil.rmtree(aside, ignore_errors=True)
 
     def finish(self) -> None:
-        """Wait until what is being written is there."""
+        """Wait until the checkpoint in the background is complete."""
         if self._writing is None:
             return
         (target, future), self._writing = self._writing, None
@@ -101,39 +101,39 @@ class CheckpointWriter:
                 shutil.rmtree(aside_of(target), ignore_errors=True)
 
     def _name(self, target: Path) -> None:
-        """Everybody is done: from now on it counts."""
-        self.processes.barrier("everybody's part of the checkpoint")
+        """All parts are written: give the checkpoint its final name."""
+        self.processes.barrier("the parts of the checkpoint of all ranks")
         if self.processes.is_first:
             put_in_place(aside_of(target), target)
             sync(self.folder)
-            _forget(self.folder, self.keep_last)
+            _remove_old(self.folder, self.keep_last)
         self.processes.barrier("the checkpoint to have its name")
         self._newest = target
 
-    def _write(self, aside: Path, learner: Learner, told: Mapping[str, Any]) -> None:
-        with self.processes.together("the weights, brought together for the checkpoint"):
+    def _write(self, aside: Path, learner: Learner, state: Mapping[str, Any]) -> None:
+        with self.processes.together("the weights, gathered for the checkpoint"):
             self._write_model(aside, learner.policy)
-        with self.processes.together("everybody's part of the optimizer's state"):
+        with self.processes.together("the optimizer's state of all ranks"):
             save_tensors(
                 tensors_of(learner), aside / TRAINER_FOLDER, alone=self.processes.world == 1
             )
         if self.processes.is_first:
-            self._write_rest(aside, _small(learner), told, learner)
+            self._write_rest(aside, _small(learner), state, learner)
 
-    def _write_later(self, aside: Path, learner: Learner, told: Mapping[str, Any]) -> Future[Any]:
-        """Copy what may change, then write it on a thread."""
+    def _write_later(self, aside: Path, learner: Learner, state: Mapping[str, Any]) -> Future[Any]:
+        """Copy what training changes, then write it on a thread."""
         small = _small(learner)
         tensors = copied(tensors_of(learner))
-        with self.processes.together("the weights, brought together for the checkpoint"):
+        with self.processes.together("the weights, gathered for the checkpoint"):
             policy = host_copy(learner.policy, keep=self.processes.is_first)
-        told = json.loads(json.dumps(told))
+        state = json.loads(json.dumps(state))
         if learner.lora is not None and self.processes.is_first:
             learner.lora.save(aside / ADAPTER_FOLDER)  # small
 
         def write() -> None:
             if policy is not None:
                 self._write_model(aside, policy)
-                self._write_rest(aside, small, told, None)
+                self._write_rest(aside, small, state, None)
             save_tensors(
                 tensors,
                 aside / TRAINER_FOLDER,
@@ -153,7 +153,7 @@ class CheckpointWriter:
         return future
 
     def _write_model(self, aside: Path, policy: Any) -> None:
-        """The Hugging Face folder; of a policy that is split all processes must come along."""
+        """The Hugging Face folder; a collective operation for a split policy."""
         save_policy(
             policy,
             aside if self.processes.is_first else None,
@@ -165,7 +165,7 @@ class CheckpointWriter:
         self,
         aside: Path,
         small: Mapping[str, Any],
-        told: Mapping[str, Any],
+        state: Mapping[str, Any],
         learner: Learner | None,
     ) -> None:
         self.tokenizer.save(aside)
@@ -175,11 +175,11 @@ class CheckpointWriter:
             learner.lora.save(aside / ADAPTER_FOLDER)
         with new_file(aside / "trainer.pt") as to:
             _save(dict(small), to)
-        write_json(aside / "state.json", dict(told))
+        write_json(aside / "state.json", dict(state))
 
 
 def _small(learner: Learner) -> dict[str, Any]:
-    """What is no tensor of the model's size."""
+    """Everything but tensors of the model's size."""
     small: dict[str, Any] = {"steps": learner.optimizer.steps, "random": get_random_states()}
     if learner.critic_optimizer is not None:
         small["critic_steps"] = learner.critic_optimizer.steps
@@ -188,8 +188,8 @@ def _small(learner: Learner) -> dict[str, Any]:
     return small
 
 
-def _forget(folder: Path, keep_last: int) -> None:
-    """Keep the last few, the best by held-out score, and nothing else."""
+def _remove_old(folder: Path, keep_last: int) -> None:
+    """Keep the last few and the best by held-out score, and remove the rest."""
     everything = checkpoints(folder)
     scored = [(c.state().get("score"), c) for c in everything]
     known = [(score, c.step, c) for score, c in scored if score is not None]
@@ -202,12 +202,12 @@ def _forget(folder: Path, keep_last: int) -> None:
 def _save(values: dict[str, Any], path: Path) -> None:
     try:
         torch.save(values, path)
-    except RuntimeError as error:  # how torch's own writer reports a disk that takes no more
+    except RuntimeError as error:  # how torch's writer reports a full disk
         raise OSError(f"torch could not write {path.name}: {error}") from error
 
 
 def get_random_states() -> dict[str, Any]:
-    """Graft's own draws are keyed and need none of these; a user's env or reward may."""
+    """For custom environments and rewards: graft's own draws are keyed and need none of these."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),

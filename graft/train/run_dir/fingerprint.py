@@ -4,17 +4,17 @@
      "before": {"policy/model.norm.weight": "9c0ffee15bad4d0f", ...},
      "after":  {"policy/model.norm.weight": "52f1a77d0e6b3c98", ...}}
 
-The bits b of a matrix's numbers, read as integers, are added up, each times an odd number of its own:
+The bits b of a matrix's numbers, read as integers, are summed, each multiplied by its own odd number:
 
     print = sum over r, c of  b[r, c] * R[r] * C[c]     modulo 2^64
 
     [[1.0, 2.0]]   b = 0x3f800000, 0x40000000     b0 * R0 * C0 + b1 * R0 * C1
 
-A changed bit changes one term by d * odd, which is never 0 modulo 2^64; numbers that change places, or
-several changes at once, are missed by an accident of 1 in 2^32 or less. Sums of integers have no
-rounding and no order, so a GPU finds what a CPU finds, and processes that hold parts of a matrix add
-up the sums of their parts: nothing is brought together, and no layout shows. Name, size and kind of a
-tensor go into its fingerprint; names and order of all tensors into that of a model.
+A changed bit changes one term by d * odd, which is never 0 modulo 2^64; swapped numbers or several changes
+are missed with a probability of 2^-32 or less. Integer sums have no rounding and no order, so a GPU and a CPU
+agree, and processes that hold parts of a matrix add the sums of their parts: nothing is gathered, and the
+result does not depend on the layout. Name, size and dtype of a tensor go into its fingerprint; names and
+order of all tensors into that of a model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Prints = Mapping[str, str]
 """Name of a tensor -> its fingerprint, 16 hexadecimal digits."""
 
 CHUNKS = {"cpu": 1 << 16, "cuda": 1 << 22}
-"""Numbers that are added up at a time, 8 bytes each: what a cache holds, what a full GPU has room for."""
+"""Numbers that are summed at a time, 8 bytes each: what fits into a cache, or into a nearly full GPU."""
 
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
@@ -52,10 +52,10 @@ def fingerprints(
     device: torch.device | None = None,
     processes: ProcessGroup = ALONE,
 ) -> dict[str, str]:
-    """Of each tensor. Where some are split, all processes call it together.
+    """The fingerprint of each tensor. A collective operation where some are split.
 
-    `dtype` is what floating-point numbers are rounded to first (parts of a bf16 model are kept in
-    fp32), `device` where sums of several processes are added up.
+    Floating-point numbers are first rounded to `dtype` (parts of a bf16 model are kept in fp32); `device`
+    is where the sums of several processes are added.
     """
     with torch.no_grad():
         sums = [_sum(tensor, dtype) for tensor in tensors.values()]
@@ -80,7 +80,7 @@ def combine(prints: Prints) -> str:
 
 
 def weights_prints(learner: Learner) -> dict[str, str]:
-    """Of everything that a learner trains and computes with, by names that know no layout."""
+    """Fingerprints of all weights of a learner, under names that do not depend on the layout."""
     modules: dict[str, Any] = {
         "policy": learner.policy,
         "adapter": learner.lora,
@@ -89,7 +89,7 @@ def weights_prints(learner: Learner) -> dict[str, str]:
     found: dict[str, str] = {}
     for owner, module in modules.items():
         if module is not None:
-            # adapters, and a critic, are kept in the precision that they are trained in
+            # adapters and critic keep the precision that they are trained in
             kind = learner.policy.dtype if owner == "policy" else None
             prints = fingerprints(
                 layout_free(module, dict(module.named_parameters())),
@@ -98,11 +98,11 @@ def weights_prints(learner: Learner) -> dict[str, str]:
                 processes=learner.processes,
             )
             found |= {f"{owner}/{name}": value for name, value in prints.items()}
-    return dict(sorted(found.items()))  # a split model has its parameters in another order
+    return dict(sorted(found.items()))  # a split model has another order of parameters
 
 
 def _sum(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Of this process's part, modulo 2^64; nothing where another process adds the same numbers."""
+    """The sum of this process's part, modulo 2^64; 0 where another process adds the same numbers."""
     rows, columns = _corner(tensor)
     own = local(tensor)
     total = torch.zeros((), dtype=torch.int64, device=own.device)
@@ -157,7 +157,7 @@ def _odd(start: int, count: int, salt: int, device: torch.device) -> Tensor:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """To the right, with zeros coming in: torch copies the sign."""
+    """Shift right and fill with zeros: torch would copy the sign."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -172,15 +172,15 @@ def _short(values: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What has to be the same for a step to come out the same, besides its episodes."""
+    """Everything beside the episodes that determines the result of a step."""
 
     step: int
     updates: int
-    """Optimizer steps before it: mini-batches are shuffled by their number."""
+    """Optimizer steps before it: the seed of shuffled mini-batches."""
     train_steps: int
-    """How long the run was meant to be: schedules of the learning rate depend on it."""
+    """Planned length of the run, which schedules of the learning rate depend on."""
     rates: Mapping[str, Any]
-    """Settings of the learning rate, which may change when a run is resumed: see `setup.rates_of`."""
+    """Settings of the learning rate, which may change when a run is resumed: see `build.rates_of`."""
     tokens_per_micro: int
     world: int
     """Processes that learned."""
@@ -198,7 +198,7 @@ class StepRecord:
 
 
 class StepRecorder:
-    """Looks at the weights around a step; those behind one step are those before the next."""
+    """Takes fingerprints before and after a step; those after one step are those before the next."""
 
     def __init__(
         self, learner: Learner, train_steps: int, rates: Mapping[str, Any] | None = None
@@ -207,14 +207,14 @@ class StepRecorder:
         self._seen: tuple[int, Prints] | None = None
 
     def prints(self) -> tuple[int, Prints]:
-        """Optimizer steps that were made, and the weights behind them."""
+        """The number of optimizer steps so far, and the fingerprints after them."""
         updates = self.learner.optimizer.steps
         if self._seen is None or self._seen[0] != updates:
             self._seen = updates, weights_prints(self.learner)
         return self._seen
 
     def record(self, step: int, before: tuple[int, Prints]) -> StepRecord:
-        """All processes call it together."""
+        """A collective operation."""
         learner = self.learner
         return StepRecord(
             step=step,
@@ -233,7 +233,7 @@ class StepRecorder:
 
 
 def device_name(device: torch.device) -> str:
-    """What computes: another processor may have other instructions, which round otherwise."""
+    """The name of the processor: another one may have instructions that round differently."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
@@ -252,7 +252,7 @@ def record_path(folder: Path, step: int) -> Path:
 
 
 def read_record(folder: Path, step: int) -> StepRecord | None:
-    """None: there is none, or it is none of ours."""
+    """None if there is no readable record."""
     try:
         values = {"rates": {}} | json.loads(record_path(folder, step).read_text(encoding="utf-8"))
         return StepRecord(**{field.name: values[field.name] for field in fields(StepRecord)})
@@ -261,6 +261,6 @@ def read_record(folder: Path, step: int) -> StepRecord | None:
 
 
 def differing(seen: Prints, recorded: Prints) -> list[str]:
-    """Names of tensors that are not the same, or are on one side only; in order."""
+    """Names of tensors that differ or exist on one side only, in order."""
     names: Iterable[str] = dict.fromkeys((*recorded, *seen))
     return [name for name in names if seen.get(name) != recorded.get(name)]

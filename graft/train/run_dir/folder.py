@@ -1,4 +1,4 @@
-"""The folder of a run: one owner at a time, nothing half-written, nothing overwritten by mistake."""
+"""The folder of a run: one process owns it at a time, and a run of other settings is not overwritten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graft.files import append_row, free_megabytes, write_json, write_text
 
 
 class RunStopped(RuntimeError):
-    """The run cannot go on; the text says why and what to do. What was saved is intact."""
+    """The run cannot continue; the text says why and what to do. Saved files are intact."""
 
 
 MAY_CHANGE = {
@@ -27,15 +27,15 @@ MAY_CHANGE = {
     "cluster.gpus", "cluster.restarts",
     "train.lr", "train.schedule", "train.warmup", "train.min_lr", "algo.critic_lr",
 }  # fmt: skip
-"""Keys that may differ between a run and its resumption; any other would make it another run."""
+"""Keys that may change when a run is resumed; a change of any other key needs a new run."""
 
 WARM_UP_MAY_CHANGE = {
     "sft.steps", "sft.epochs", "sft.lr", "sft.warmup", "sft.eval_every", "sft.stop_at",
 }  # fmt: skip
-"""These too, until the first RL step: behind it nothing reads them."""
+"""These too, until the first RL step: later nothing reads them."""
 
-NOT_SAID = {"run.dir", "run.resume"}
-"""Keys whose changes concern nobody: where the folder is, how it is opened."""
+UNREPORTED = {"run.dir", "run.resume"}
+"""Keys whose changes are not reported: where the folder is, how it is opened."""
 
 CHANGES = "changes.jsonl"
 """Settings that changed when the run was resumed: {"time": ..., "phase": "rl", "step": 40, "changed":
@@ -43,19 +43,19 @@ CHANGES = "changes.jsonl"
 
 
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
-"""What the system answers where more room would not help."""
+"""Errors that more free space would not solve."""
 
 STOPPED = "stopped.json"
-"""Why a run ended by itself: {"reason": ..., "time": seconds since 1970}."""
+"""Why a run stopped: {"reason": ..., "time": seconds since 1970}."""
 
 
 @contextmanager
 def out_of_disk(folder: Path) -> Iterator[None]:
-    """Turn failed writes into a stop that says what to do."""
+    """Turn failed writes into a RunStopped that says what to do."""
     try:
         yield
     except OSError as error:
-        way_out = f"{free_megabytes(folder):,.0f} MB are free there: make room"
+        way_out = f"{free_megabytes(folder):,.0f} MB are free there: free some space"
         if error.errno in NOT_WRITABLE:
             way_out = "set run.dir to a folder that exists and that you may write to"
         raise RunStopped(
@@ -71,7 +71,7 @@ class RunFolder:
         self.path = Path(config.run.dir) / config.run.name
         self.config = config
         self.changed: dict[str, tuple[Any, Any]] = {}
-        """Settings that the run goes on with and did not have before: key -> old value, new value."""
+        """Settings that changed since the run was last started: key -> old value, new value."""
         self._lock: Any = None
         self._has_claimed = False
 
@@ -81,11 +81,11 @@ class RunFolder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process runs it, rather than having found another there."""
+        """Whether this process owns the folder."""
         return self._has_claimed
 
     def claim(self) -> None:
-        """Make the folder ours, or say why it cannot be."""
+        """Take ownership of the folder, or raise with the reason."""
         with out_of_disk(Path(self.config.run.dir)):
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -95,13 +95,13 @@ class RunFolder:
             self._has_claimed = True
 
     def begin(self) -> None:
-        """Write down what the run goes on with; one that is done keeps the settings it was trained with."""
+        """Write the settings; a finished run keeps those it was trained with."""
         with out_of_disk(self.path):
             (self.path / STOPPED).unlink(missing_ok=True)
             write_text(self.path / "config.yaml", dump_config(self.config))
 
     def _take_lock(self) -> None:
-        # an flock ends with its process, however that ends: no stale lock after kill -9
+        # the kernel releases an flock when its process ends: no stale lock after kill -9
         import fcntl
 
         self._lock = (self.path / ".lock").open("w")
@@ -135,7 +135,7 @@ class RunFolder:
                 "logged, saved or evaluated may change"
             )
         if has_checkpoint:
-            self.changed = {key: both for key, both in differing.items() if key not in NOT_SAID}
+            self.changed = {key: both for key, both in differing.items() if key not in UNREPORTED}
         if has_checkpoint and not self.config.run.resume:
             raise RunStopped(
                 f"{self.path} holds checkpoints and run.resume is false. Give this run another "
@@ -143,7 +143,7 @@ class RunFolder:
             )
 
     def note_changes(self, phase: str, step: int) -> list[str]:
-        """Write down what changed behind this step; a line for each, to be shown."""
+        """Record settings that changed after this step, and return a line for each."""
         if not self.changed:
             return []
         entry = {"time": time.time(), "phase": phase, "step": step, "changed": self.changed}
@@ -153,7 +153,7 @@ class RunFolder:
         return [f"{key}: {was!r} -> {now!r} {where}" for key, (was, now) in self.changed.items()]
 
     def stopped(self, reason: str) -> None:
-        """Why the run ended before it was done; forgotten when it goes on."""
+        """Record why the run ended early; removed when it continues."""
         with suppress(OSError):  # the disk may be the reason
             write_json(self.path / STOPPED, {"reason": reason, "time": time.time()})
 
@@ -167,7 +167,7 @@ class RunFolder:
 
 
 def differences(old: dict[str, Any], new: Config) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ; one that an older version did not know had its default."""
+    """Keys whose values differ; a key that an older version did not have counts as its default."""
     found: dict[str, tuple[Any, Any]] = {}
     defaults = {name: info.default for name, info in Config.model_fields.items()}
     for section, values in new.model_dump(mode="json").items():

@@ -1,4 +1,4 @@
-"""Ctrl-C without damage: a rollout may be cut short at once, an update is always finished."""
+"""Safe Ctrl-C: a rollout stops at once, an update is always finished."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 
 class Interrupt:
-    """Holds SIGINT back while weights change; SIGTERM counts as SIGINT.
+    """Defers SIGINT while weights change; SIGTERM counts as SIGINT.
 
-    Outside `held()` Python's own handler is in place, which asyncio turns into an orderly
-    cancellation of whatever is being sampled. A second signal while one is held back raises at once:
-    the person means it, and the last checkpoint on disk is whole in any case.
+    Outside `held()` Python's handler is in place, which asyncio turns into an orderly cancellation of
+    sampling. A second signal while one is deferred raises at once; the last checkpoint on disk is whole in
+    any case.
     """
 
     def __init__(self, *, waits: bool = False) -> None:
-        """`waits`: nothing is ever cut short, somebody looks at `is_pending` when it suits. Processes
-        that work together must stop together."""
+        """`waits`: signals only set `is_pending`, which the caller polls. The processes of a group must
+        stop together."""
         self.waits = waits
         self._previous: Any = None
         self._own: Any = None
@@ -28,11 +28,11 @@ class Interrupt:
 
     @property
     def is_pending(self) -> bool:
-        """Whether somebody wants to stop."""
+        """Whether a stop was requested."""
         return self._is_pending
 
     def ask(self) -> None:
-        """As a signal does, from within."""
+        """Request a stop, as a signal does."""
         self._is_pending = True
 
     @property
@@ -53,7 +53,9 @@ class Interrupt:
                 signal.signal(signal.SIGINT, self._own)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with & by a script
+        if (
+            signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        ):  # started in the background by a script
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
@@ -64,7 +66,7 @@ class Interrupt:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing interrupts the block; a signal that came meanwhile is raised after it."""
+        """Defer signals during the block; one that came is raised after it."""
         if not self._is_ours or self.waits:
             yield
             return

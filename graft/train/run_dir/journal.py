@@ -1,6 +1,6 @@
-"""What a run writes down as it goes: numbers, alarms, episodes, and the batch that broke it.
+"""The records of a running run: metrics, alarms, episodes, and the batch of a failed step.
 
-Of several processes the first one writes; the others come along.
+Of several processes only the first one writes.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from graft.train.run_dir.token_log import write_learned
 from graft.types import Episode
 
 ERRORS = "errors.log"
-"""Of a run's folder: what environments and tools raised, with the traceback."""
+"""File of a run's folder: exceptions of environments and tools, with tracebacks."""
 
 
 class Journal:
-    """The records of one run, while it is entered."""
+    """Writes the records of one run; a context manager."""
 
     def __init__(self, folder: RunFolder, config: Config, display: Display, is_first: bool) -> None:
         self.folder, self.config, self.display, self.is_first = folder, config, display, is_first
         self.alarms = Alarms()
-        self._track: MetricsLog | None = None
+        self._metrics: MetricsLog | None = None
         self._traces: set[str] = set()
 
     def __enter__(self) -> Journal:
         if self.is_first:
             with out_of_disk(self.folder.path):
                 settings = self.config.model_dump(mode="json")
-                self._track = MetricsLog(self.folder.path, self.config.run.trackers, settings)
+                self._metrics = MetricsLog(self.folder.path, self.config.run.trackers, settings)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._track is not None:
-            self._track.close()
+        if self._metrics is not None:
+            self._metrics.close()
 
-    def go_on(self, newest: Checkpoint | None, alarms: Mapping[str, Any], dtype: str) -> None:
-        """Forget what came after the checkpoint that the run goes on from; None: everything."""
+    def resume(self, newest: Checkpoint | None, alarms: Mapping[str, Any], dtype: str) -> None:
+        """Remove records after the checkpoint that the run resumes from; None: all records."""
         phase, step = ("sft", -1) if newest is None else (newest.phase, newest.step)
-        if self._track is not None:
+        if self._metrics is not None:
             with out_of_disk(self.folder.path):
-                self._track.truncate_after(phase, step)
+                self._metrics.truncate_after(phase, step)
         self.alarms = Alarms(
             dtype,
             staleness=self.config.rollout.staleness,
@@ -63,29 +63,29 @@ class Journal:
         )
 
     def warn(self, text: str, is_new: bool) -> None:
-        """A doubt about the run's settings; written down when the run is new, shown at every start."""
-        if self._track is None:
+        """A warning about the run's settings; recorded for a new run, shown at every start."""
+        if self._metrics is None:
             return
         if is_new:
             with out_of_disk(self.folder.path):
-                told = Alarm(0, "settings", "warn", text).to_json()
-                self._track.alarm(told | {"phase": "sft" if self.config.sft.is_on else "rl"})
+                warning = Alarm(0, "settings", "warn", text).to_json()
+                self._metrics.alarm(warning | {"phase": "sft" if self.config.sft.is_on else "rl"})
         self.display.alarm(text, "warn")
 
     def log(self, step: int, metrics: dict[str, float], phase: str, failure: str = "") -> None:
-        """A step's numbers, and what is sick about them; `failure` is why most attempts failed."""
-        if self._track is None:
+        """Record a step's metrics and the alarms they raise; `failure` is the commonest failure."""
+        if self._metrics is None:
             return
         with out_of_disk(self.folder.path):
-            self._track.log(step, metrics, phase)
+            self._metrics.log(step, metrics, phase)
         self.display.update(step, metrics)
         for alarm in self.alarms.check(step, metrics, failure) if phase == "rl" else []:
             with out_of_disk(self.folder.path):
-                self._track.alarm(alarm.to_json() | {"phase": phase})
+                self._metrics.alarm(alarm.to_json() | {"phase": phase})
             self.display.alarm(alarm.text, alarm.level, step)
 
     def failures(self, when: str, episodes: Sequence[Episode]) -> None:
-        """Tracebacks of environments and tools, each once, into `errors.log`."""
+        """Append tracebacks of environments and tools to `errors.log`, each once."""
         if not self.is_first:
             return
         for episode in episodes:
@@ -107,13 +107,13 @@ class Journal:
     def keep(
         self, step: int, episodes: list[Episode], learned: StepResult, record: StepRecord | None
     ) -> None:
-        """What was learned from, what was made of it, and by which weights: see `replay.replay`."""
-        if self._track is None or record is None:
+        """Record episodes, advantages and log-probs, and the weights of a step: see `replay.replay`."""
+        if self._metrics is None or record is None:
             return
         batch = learned.batch
         assert learned.logprobs is not None and batch.advantages is not None
         with out_of_disk(self.folder.path):
-            self._track.episodes(step, episodes)
+            self._metrics.episodes(step, episodes)
             write_learned(
                 self.folder.path,
                 step,
@@ -127,7 +127,7 @@ class Journal:
 
     @contextmanager
     def evidence(self, step: int, episodes: list[Episode]) -> Iterator[None]:
-        """Numbers that are not finite stop the run and leave the batch behind."""
+        """Turn non-finite numbers into a RunStopped, after writing the batch to `failed/`."""
         try:
             yield
         except NonFinite as error:
@@ -135,7 +135,7 @@ class Journal:
             if self.is_first:
                 with out_of_disk(self.folder.path):
                     where.parent.mkdir(exist_ok=True)
-                    # not Episode.dumps: what went wrong may be a NaN, and it must be seen
+                    # not Episode.dumps, which refuses the NaN that has to be recorded
                     lines = [json.dumps(episode.to_json()) + "\n" for episode in episodes]
                     where.write_text("".join(lines), encoding="utf-8")
             raise RunStopped(

@@ -1,10 +1,9 @@
-"""Where numbers go: one JSON line per step, always, and to whichever trackers the run names.
+"""The metrics of a run: one JSON line per step in `metrics.jsonl`, mirrored to the run's trackers.
 
-`metrics.jsonl` is the record of a run and `episodes/` its rollouts; TensorBoard and the others are
-mirrors. A mirror that breaks is dropped with one warning, and training goes on. The record itself
-must not fail: a disk that is full stops the run with the name of the file.
+TensorBoard and other trackers are copies: one that fails is dropped with a warning, and training continues.
+`metrics.jsonl` and `episodes/` must not fail: a full disk stops the run with the name of the file.
 
-    track.log(12, {"reward": 0.5, "loss": nan, "tools/failure_frequency": 0.0})
+    metrics_log.log(12, {"reward": 0.5, "loss": nan, "tools/failure_frequency": 0.0})
     {"phase": "rl", "step": 12, "loss": null, "reward": 0.5, "tools/failure_frequency": 0.0,
      "nonfinite": ["loss"]}
 """
@@ -25,12 +24,12 @@ from graft.types import Episode
 from graft.user_code import Giver, refusal
 
 METHODS = ("log", "truncate_after", "close")
-"""Of a tracker."""
+"""Methods of a tracker."""
 RESERVED = ("phase", "step", "nonfinite")
 
 
 class MetricsLog:
-    """The record of one run and its mirrors. Opens for appending: a resumed run goes on writing."""
+    """Writes the metrics of one run and feeds its trackers. Appends to an existing file."""
 
     def __init__(
         self,
@@ -47,14 +46,14 @@ class MetricsLog:
         for name, factory in factories.items():
             try:
                 self._trackers[name] = factory(self.folder, config or {})
-            except ImportError as error:  # asked for and not there: say so before the first step
+            except ImportError as error:  # a missing package is an error before the first step
                 self.close()
                 package = "graft-rl[wandb]" if name == "wandb" else error.name
                 raise ImportError(
                     f"tracker {name!r} cannot import {error.name}: pip install {package}, "
                     "or leave it out of the trackers"
                 ) from error
-            except Exception as error:  # not logged in, no network, ...: the run matters more
+            except Exception as error:  # not logged in, no network, ...: train without it
                 self._drop(name, error)
             else:
                 made = self._trackers[name]
@@ -66,14 +65,14 @@ class MetricsLog:
                     raise refusal(Giver(factory, "tracker"), made, wanted)
 
     def log(self, step: int, metrics: Mapping[str, float], phase: str = "rl") -> None:
-        """Append one line to `metrics.jsonl` and tell the trackers; phase is "sft" or "rl"."""
+        """Append one line to `metrics.jsonl` and log to the trackers; phase is "sft" or "rl"."""
         named = _phase(phase)
         values = {name: _number(value) for name, value in metrics.items()}
         self._log.append(record(step, values, named))
-        self._tell(lambda tracker: tracker.log(step, values, named))
+        self._each_tracker(lambda tracker: tracker.log(step, values, named))
 
     def episodes(self, step: int, episodes: Iterable[Episode]) -> Path:
-        """Write `episodes/step_000012.jsonl`, one line per task. It appears whole or not at all."""
+        """Write `episodes/step_000012.jsonl`, one line per task. Written atomically."""
         path = self.folder / "episodes" / f"step_{step:06d}.jsonl"
         path.parent.mkdir(exist_ok=True)
         with new_file(path) as aside, aside.open("w", encoding="utf-8") as file:
@@ -85,13 +84,13 @@ class MetricsLog:
         append_row(self.folder / "alarms.jsonl", alarm)
 
     def truncate_after(self, phase: str, step: int) -> None:
-        """Forget what came after `step` of `phase`: a run resumes there and will do it again.
+        """Remove everything after `step` of `phase`, where a run resumes.
 
         After ("rl", 20) sft lines stay, and rl lines up to 20; after ("sft", 20) no rl line stays.
         """
         named = _phase(phase)
         last = _order(named, step)
-        _forget_after(last, self._log)
+        _truncate_after(last, self._log)
         for folder in (self.folder / "episodes", self.folder / "learned"):
             for path in folder.glob("step_*"):
                 if _order("rl", int(path.name[5:].partition(".")[0])) > last:
@@ -100,13 +99,13 @@ class MetricsLog:
                 path.unlink()
         if (alarms := self.folder / "alarms.jsonl").exists():
             log = JsonlLog(alarms)
-            _forget_after(last, log)
+            _truncate_after(last, log)
             log.close()
-        self._tell(lambda tracker: tracker.truncate_after(named, step))
+        self._each_tracker(lambda tracker: tracker.truncate_after(named, step))
 
     def close(self) -> None:
         self._log.close()
-        self._tell(lambda tracker: tracker.close())
+        self._each_tracker(lambda tracker: tracker.close())
         self._trackers.clear()
 
     def __enter__(self) -> MetricsLog:
@@ -115,21 +114,19 @@ class MetricsLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tell(self, what: Callable[[Tracker], None]) -> None:
+    def _each_tracker(self, what: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
                 what(tracker)
-            except (
-                Exception
-            ) as error:  # any library, any fault: a mirror must not end a training run
+            except Exception as error:  # of any library: a tracker must not end a training run
                 self._drop(name, error)
 
     def _drop(self, name: str, error: Exception) -> None:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise error  # checkpoints would be the next to fail
+            raise error  # checkpoints would fail next
         self._trackers.pop(name, None)
         warnings.warn(
-            f"tracker {name!r} failed and is off for the rest of this run; metrics.jsonl goes on. "
+            f"tracker {name!r} failed and is off for the rest of this run; metrics.jsonl is still written. "
             f"{type(error).__name__}: {error}",
             RuntimeWarning,
             stacklevel=4,
@@ -142,9 +139,7 @@ def record(step: int, metrics: Mapping[str, float], phase: Phase) -> dict[str, A
     JSON has no NaN: such a value becomes null and its name is listed under "nonfinite".
     """
     if clash := sorted(set(RESERVED) & set(metrics)):
-        raise ValueError(
-            f"metrics may not be called {', '.join(clash)}: every line has these itself"
-        )
+        raise ValueError(f"metrics may not be named {', '.join(clash)}: every line has these keys")
     nonfinite = sorted(name for name, value in metrics.items() if not math.isfinite(value))
     names = sorted(metrics, key=lambda name: ("/" in name, name))
     values = {name: None if name in nonfinite else metrics[name] for name in names}
@@ -153,7 +148,7 @@ def record(step: int, metrics: Mapping[str, float], phase: Phase) -> dict[str, A
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, without any that a killed run left half written."""
+    """The lines of a `metrics.jsonl`, without a line that a killed run left incomplete."""
     records: list[dict[str, Any]] = []
     for line in Path(path).read_bytes().split(b"\n"):
         row = parse_object(line)
@@ -174,11 +169,11 @@ def _order(phase: Phase, step: int) -> tuple[int, int]:
 
 
 def _number(value: Any) -> float:
-    """A plain int or float: numpy and one-element tensors are turned into one."""
+    """A plain int or float; numpy scalars and one-element tensors are converted."""
     return value if type(value) in (int, float) else float(value)
 
 
-def _forget_after(last: tuple[int, int], log: JsonlLog) -> None:
+def _truncate_after(last: tuple[int, int], log: JsonlLog) -> None:
     kept = [row for row in read_metrics(log.path) if _order(row["phase"], row["step"]) <= last]
     log.rewrite(kept)
 

@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 
 RUNS = "runs"
-"""Where runs are looked up by name: the default of run.dir."""
+"""The folder in which runs are found by name: the default of run.dir."""
 
 
 def is_run(folder: Path) -> bool:
@@ -18,7 +18,7 @@ def is_run(folder: Path) -> bool:
 
 
 def named(given: str) -> Path:
-    """The path that a person means: a run, a checkpoint or a model, else one of that name in `runs`."""
+    """The path of a run, checkpoint or model, else the one of that name in `runs`."""
     path, inside = Path(given), Path(RUNS) / given
     is_model = path.is_file() or (path / "config.json").is_file() or (path / "checkpoints").is_dir()
     if is_model or is_run(path):
@@ -28,7 +28,7 @@ def named(given: str) -> Path:
 
 
 def short(path: Path) -> str:
-    """What leads to a run in a command that is typed here: its name in `runs`, else its path."""
+    """The argument for a run in a command typed here: its name in `runs`, else its path."""
     for above in (Path(RUNS), Path.cwd()):
         if path.absolute().is_relative_to(above.absolute()):
             text = str(path.absolute().relative_to(above.absolute()))

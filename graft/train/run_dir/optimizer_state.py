@@ -1,12 +1,12 @@
-"""What AdamW remembers, in torch's distributed checkpoints, by names that know no layout.
+"""The state of AdamW in torch's distributed checkpoints, under names that do not depend on the layout.
 
-One process holds q|k|v as one matrix, four processes hold quarters of q, k and v. A checkpoint knows
-neither: each tensor has the name of the weight it belongs to in a Hugging Face model, and its whole size.
+One process holds q|k|v as one matrix, four processes hold quarters of q, k and v. In a checkpoint each
+tensor has the name of its weight in a Hugging Face model, and its whole size.
 
     policy/exp_avg/model.layers.0.self_attn.q_proj.weight     [1024, 1024]
 
-Whoever resumes says which parts it wants, and gets them from whatever files they lie in: a run saved by
-four processes goes on in one, and the other way round.
+A resuming process reads the parts that it needs from the files that hold them: a run saved by four
+processes can resume in one, and the other way round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from graft.train.run_dir.folder import RunStopped
 
 
 def tensors_of(learner: Learner) -> dict[str, Tensor]:
-    """Everything a checkpoint needs besides the policy's weights; to write into it is to resume."""
+    """All tensors of a checkpoint beside the policy's weights; writing into them restores the learner."""
     module = learner.lora or learner.policy
     found = _moments("policy", learner.optimizer, module)
     if learner.critic is not None and learner.critic_optimizer is not None:
@@ -56,7 +56,7 @@ def _moments(owner: str, optimizer: Optimizer, module: nn.Module) -> dict[str, T
 
 
 def layout_free(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by parameter name -> the same, or views of them, by names that any layout has."""
+    """Tensors by parameter name -> the same tensors or views of them, under names of any layout."""
     if hasattr(module, "hf_parameters"):  # split: each parameter is a tensor of a checkpoint
         names = {id(p): name for name, p in cast(Any, module).hf_parameters().items()}
         owners = dict(module.named_parameters())
@@ -73,9 +73,9 @@ def layout_free(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
 def save_tensors(
     tensors: Mapping[str, Tensor], folder: Path, *, alone: bool, group: Any = None
 ) -> None:
-    """Write them; with several processes, each its own part.
+    """Write them; with several processes, each writes its part.
 
-    They talk to each other meanwhile: on a thread they need a group that nobody else talks in.
+    A collective operation: on a thread it needs a group that nothing else uses.
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -86,9 +86,9 @@ def save_tensors(
 
 @contextmanager
 def _one_cause() -> Iterator[None]:
-    """torch tells every process what went wrong in any; all of them raise the first of it.
+    """Raise the first failure of any rank as an ordinary exception.
 
-    Its own exception is none that `except Exception` catches.
+    torch's own CheckpointException is not caught by `except Exception`.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -96,14 +96,14 @@ def _one_cause() -> Iterator[None]:
         yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
-        told = f"rank {rank}: {cause or type(cause).__name__}"
-        # how torch's own writer reports a disk that takes no more
+        text = f"rank {rank}: {cause or type(cause).__name__}"
+        # how torch's writer reports a full disk
         is_disk = isinstance(cause, OSError) or "inline_container" in str(cause)
-        raise (OSError if is_disk else RuntimeError)(told) from cause
+        raise (OSError if is_disk else RuntimeError)(text) from cause
 
 
 def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, alone: bool) -> None:
-    """Fill them from a checkpoint of any layout; tensors that it may do without are left as they are."""
+    """Fill them from a checkpoint of any layout; fp32 masters that it does not have are left unchanged."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -122,5 +122,5 @@ def load_tensors(tensors: Mapping[str, Tensor], folder: Path, *, alone: bool) ->
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in the host's memory: what is written while training goes on."""
+    """Copies in host memory, which are written while training continues."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

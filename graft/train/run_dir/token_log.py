@@ -1,11 +1,11 @@
-"""What the learner made of a step's episodes, token by token: `learned/step_000012.npz`.
+"""Advantages and log-probs of a step's episodes, token by token: `learned/step_000012.npz`.
 
     rows        [R, 3]   line of the episode in `episodes/step_000012.jsonl`, its leaf, the leaf's context
-    lengths     [R]      tokens behind the prompt of that walk
-    advantages  [sum]    one number for each of these tokens, row behind row
-    logprobs    [sum]    the learner's own before its first update; NaN where nothing was trained
+    lengths     [R]      tokens after the prompt of that walk
+    advantages  [sum]    one number for each of these tokens, row after row
+    logprobs    [sum]    the learner's before its first update; NaN where nothing was trained
 
-The ratio of a token is exp(logprobs - what its span says the engine's was).
+The ratio of a token is exp(logprobs - the engine's log-prob in its span).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graft.types import Episode, Trajectory
 
 
 class TokenRow(NamedTuple):
-    """One walk's numbers, one for each token behind its prompt."""
+    """The numbers of one walk, one for each token after its prompt."""
 
     advantages: np.ndarray
     logprobs: np.ndarray
@@ -42,7 +42,7 @@ def write_learned(
     logprobs_NT: Tensor,
     mask_NT: Tensor,
 ) -> None:
-    """Beside the episodes of the step; it appears whole or not at all."""
+    """Write the file of a step, atomically."""
     lines = {id(episode): number for number, episode in enumerate(episodes)}
     lengths = [sum(map(len, response(row))) for row in rows]
     places = [[lines[id(row.episode)], row.leaf_index, row.context] for row in rows]

@@ -1,4 +1,4 @@
-"""The mirrors of a run's metrics, by name; `graft.train.run_dir.metrics_log` feeds them."""
+"""Trackers, which mirror a run's metrics, by name; `graft.train.run_dir.metrics_log` feeds them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Literal, Protocol
 
 Phase = Literal["sft", "rl"]
 PHASES: tuple[Phase, ...] = ("sft", "rl")
-"""In the order a run goes through them; each counts its own steps."""
+"""In the order of a run; each phase counts its own steps."""
 
 
 class Tracker(Protocol):
-    """A mirror of the metrics. Made by a factory `(run folder, config) -> Tracker`."""
+    """A mirror of the metrics, made by a factory `(run folder, config) -> Tracker`."""
 
     def log(self, step: int, metrics: Mapping[str, float], phase: Phase) -> None: ...
     def truncate_after(self, phase: Phase, step: int) -> None: ...
@@ -43,7 +43,7 @@ class TensorBoard:
             self._writers[phase].add_scalar(name, value, step)
 
     def truncate_after(self, phase: Phase, step: int) -> None:
-        self.close()  # only a new event file can say what is void in the older ones
+        self.close()  # only a new event file can purge steps of older ones
         self._purge[phase] = step + 1
         for later in PHASES[PHASES.index(phase) + 1 :]:
             self._purge[later] = 0
@@ -55,7 +55,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A Weights & Biases run named after the folder; a resumed run goes on in the same page."""
+    """A Weights & Biases run named after the folder; a resumed run continues it."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
@@ -71,7 +71,7 @@ class Wandb:
             config=dict(config),
         )
         id_file.write_text(run_id + "\n")
-        for phase in PHASES:  # wandb's own step only grows, while each phase counts from the start
+        for phase in PHASES:  # wandb's step only grows, while each phase counts from 1
             self._run.define_metric(f"{phase}/step")
             self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
 
@@ -80,7 +80,7 @@ class Wandb:
         self._run.log({**named, f"{phase}/step": step})
 
     def truncate_after(self, phase: Phase, step: int) -> None:
-        """Nothing to do: the server keeps the points, repeated steps come out equal."""
+        """Nothing to do: the server keeps the points, and repeated steps are equal."""
 
     def close(self) -> None:
         self._run.finish()
