@@ -51,7 +51,7 @@ def _main(
 
 @app.command()
 def train(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Run a recipe: warm-up if it has one, then RL. Run it again to go on where it stopped."""
+    """Run a recipe: warm-up if it has one, then RL. Run it again to resume."""
     from graft.config import load_config
 
     _run(load_config(recipe, overrides or []), as_json)
@@ -82,7 +82,7 @@ def _run(config: Any, as_json: bool) -> None:
     device = choose_device(config.model.device)
     with (
         ProcessGroup.start(config.parallel.deadline, device) as processes,
-        processes.guarded(_told),
+        processes.guarded(_error_text),
     ):
         _train(config, as_json, processes)
 
@@ -98,10 +98,10 @@ def _train(config: Any, as_json: bool, processes: Any) -> None:
             summary = session.train()
     except KeyboardInterrupt:
         if processes.failure is not None:
-            raise  # a neighbour's failure arrives like this; it is told elsewhere
+            raise  # the failure of another process arrives like this; it is reported elsewhere
         if any(session.folder.checkpoints.glob("*/state.json")):
-            saved = f"what was learned is saved in {session.folder.path}"
-            display.note(f"interrupted; {saved}, and the same command goes on from there")
+            saved = f"the progress is saved in {session.folder.path}"
+            display.note(f"interrupted; {saved}, and the same command resumes from there")
         else:
             display.note("interrupted before the first checkpoint; nothing was saved")
         raise
@@ -113,7 +113,7 @@ def _train(config: Any, as_json: bool, processes: Any) -> None:
 
 
 def _show(display: Any, session: Any, summary: dict[str, Any]) -> None:
-    """Scores, three attempts, and what to type next."""
+    """Print scores, three attempts, and the next commands."""
     from graft.train.run_dir.names import short
 
     display.table(summary.get("before", {}), summary.get("after", {}))
@@ -127,7 +127,7 @@ def _show(display: Any, session: Any, summary: dict[str, Any]) -> None:
 
 
 def _command() -> str:
-    """How this program was called: graft, or .venv/bin/graft where nothing is activated."""
+    """How this program was called: graft, or .venv/bin/graft without an activated environment."""
     called = Path(sys.argv[0])
     found = shutil.which("graft")
     if called.name != "graft" or (found and Path(found).resolve() == called.resolve()):
@@ -171,7 +171,7 @@ def generate(
     prompt: Annotated[
         list[str], typer.Option("--prompt", "-p", help="May be given several times.")
     ],
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token.")] = False,
     n: Annotated[int, typer.Option(min=1, help="Completions per prompt.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
@@ -181,7 +181,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End where this text appears.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
     raw: Annotated[
-        bool, typer.Option("--raw", help="No chat template: the text as it stands.")
+        bool, typer.Option("--raw", help="Without the chat template: the text as it is.")
     ] = False,
     template: Annotated[str, typer.Option(help="Chat template: a name, path or text.")] = "",
     template_args: Annotated[
@@ -266,7 +266,7 @@ def play(
         typer.echo(json.dumps(result))
 
 
-serve = typer.Typer(help="Serve something to rollouts on other machines.", no_args_is_help=True)
+serve = typer.Typer(help="Serve tools to rollouts on other machines.", no_args_is_help=True)
 app.add_typer(serve, name="serve")
 
 
@@ -275,7 +275,9 @@ def serve_search(
     corpus: Annotated[str, typer.Argument(help='A jsonl or parquet file, or "small".')],
     source: Annotated[str, typer.Option(help="bm25 or dense.")] = "bm25",
     model: Annotated[str, typer.Option(help="The embedding model of a dense source.")] = "",
-    topk: Annotated[int, typer.Option(min=1, help="Documents when a request does not say.")] = 3,
+    topk: Annotated[
+        int, typer.Option(min=1, help="Documents per query, unless a request says otherwise.")
+    ] = 3,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
 ) -> None:
@@ -303,14 +305,14 @@ app.command("scale")(scale)
 
 
 def main() -> None:
-    """Entry point: errors a user can act on are one line; anything else is a bug and shows itself."""
-    # torch's threads would spin while they wait; beside one busy neighbour that made a step
-    # sixteen times slower (4.1 s for 0.24 s), and on a quiet machine it gained nothing
+    """Entry point: errors that a user can act on are one line; anything else is a bug, shown in full."""
+    # torch's threads spin while they wait; with one busy process beside them a step was
+    # sixteen times slower (4.1 s for 0.24 s), and on a quiet machine spinning gained nothing
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # torch tells of lost connections in C++, before we can say who is lost and why
+    # torch logs lost connections from C++ before graft can say which process is lost and why
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
-        code = app(standalone_mode=False)  # typer hands an exit code back instead of raising it
+        code = app(standalone_mode=False)  # typer returns an exit code instead of raising it
         sys.exit(code if isinstance(code, int) else 0)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
@@ -331,9 +333,9 @@ def _complain(error: Exception) -> int:
     if "out of memory" in str(error) and not os.environ.get("GRAFT_DEBUG"):
         seen = str(error).partition("\n")[0].partition("If reserved")[0].strip()
         typer.echo(
-            f"graft: the device has no memory left: {seen} `graft plan RECIPE` says what a recipe "
-            "needs; others may hold some of it (nvidia-smi). Lower train.tokens_per_micro or "
-            "engine.kv_tokens; the same command goes on from the last checkpoint.",
+            f"graft: the device has no memory left: {seen} `graft plan RECIPE` shows what a recipe "
+            "needs; other processes may hold some of it (nvidia-smi). Lower train.tokens_per_micro or "
+            "engine.kv_tokens; the same command resumes from the last checkpoint.",
             err=True,
         )
         return 1
@@ -348,15 +350,15 @@ def _complain(error: Exception) -> int:
     return 2 if is_usage else 1
 
 
-def _told(error: BaseException) -> str:
-    """What the others of a group of processes are told of an error of one of them."""
+def _error_text(error: BaseException) -> str:
+    """The text with which other processes report an error of this one."""
     if isinstance(error, Exception) and _is_for_the_user(error):
         return str(error)
     return "".join(traceback.format_exception(error))
 
 
 def _is_for_the_user(error: Exception) -> bool:
-    """Raised on purpose by us: its own class, or a plain one raised in a file of ours."""
+    """Raised by graft on purpose: a class of graft, or a plain one raised in one of its files."""
     if type(error).__module__.startswith("graft."):
         return True
     frames = traceback.extract_tb(error.__traceback__)

@@ -15,9 +15,9 @@ from graft.commands.doctor import doctor
 from graft.config import ConfigError, load_config
 from graft.doctor import Check, machine, recipe, report
 from graft.doctor.conversation import conversation_check
-from graft.doctor.patience import made, within
+from graft.doctor.deadline import checked, within
 from graft.doctor.recipe import examine_recipe
-from graft.doctor.rewards import RewardStage, reward_check, turns
+from graft.doctor.rewards import RewardTrial, reward_check, turns
 from graft.doctor.tools import answer_of, arguments_for, tool_checks
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
@@ -256,17 +256,17 @@ class Posed(BaseEnv):
     ("pays", "teacher", "answer", "verdict", "why"),
     [
         (lambda said: float(said == "\\boxed{7}"), "", "7", "pass", "gold answers earn 1,"),
-        (lambda said: float("so 7" in said), "so 7", None, "pass", "the teacher at best 1,"),
+        (lambda said: float("so 7" in said), "so 7", None, "pass", "the best demonstration 1,"),
         (lambda said: 0.5, "", "7", "fail", "gold answers earn 0.5, garbage earns 0.5"),
         (lambda said: -float(said == "7"), "7", "7", "fail", "garbage earns 0"),
-        (lambda said: 0.0, "7", "7", "fail", "the teacher at best 0, garbage earns 0"),
+        (lambda said: 0.0, "7", "7", "fail", "the best demonstration 0, garbage earns 0"),
         (lambda said: 0.0, "", "7", "warn", "gold answers earn 0, garbage earns 0"),
         (lambda said: 0.0, "", None, "warn", "garbage earns 0"),
         (lambda said: float("nan"), "", "7", "fail", "not a finite number"),
     ],
 )
 def test_the_reward_is_tried_on_right_answers_and_on_garbage(pays, teacher, answer, verdict, why):
-    stage = RewardStage(
+    stage = RewardTrial(
         lambda task: Posed(pays, teacher, answer), None, Chat(FastTokenizer.bytes())
     )
     found = reward_check(stage, [Task(f"t{i}", "posed", seed=i) for i in range(3)], {})
@@ -279,7 +279,7 @@ def test_gold_answers_that_are_not_all_taken_for_right_are_worth_a_word():
             self.answer = "7" if self.seed else "8"
             return "?"
 
-    stage = RewardStage(
+    stage = RewardTrial(
         lambda task: Some(lambda said: float(said == "8")), None, Chat(FastTokenizer.bytes())
     )
     found = reward_check(stage, [Task(f"t{i}", "posed", seed=i) for i in range(2)], {})
@@ -345,7 +345,7 @@ def test_a_tool_of_an_mcp_server_is_asked_for_and_not_called():
     assert answer_of(Remote(), "tool").verdict == "pass"
     Remote.called = "read_mail"
     gone = answer_of(Remote(), "tool")
-    assert gone.verdict == "fail" and "lists it no more: send_mail" in gone.seen
+    assert gone.verdict == "fail" and "but no longer lists it: send_mail" in gone.seen
 
 
 def test_arguments_are_made_up_from_the_schema():
@@ -425,7 +425,7 @@ def test_prompts_that_leave_no_room_are_told_of(written):
     found = looked_at(written, "rollout.max_context=5", "rollout.max_tokens=4")
     assert sick(found) == ["env", "attempts"]
     assert "raise rollout.max_context=5" in found["env"].remedy
-    assert "leave no room to say anything" in found["attempts"].seen
+    assert "leave no space for an answer" in found["attempts"].seen
 
 
 def test_trackers_that_are_not_there_are_told_of(written, monkeypatch):
@@ -463,7 +463,7 @@ def test_a_conversation_of_which_nothing_is_trained_fails():
 
 
 def test_a_look_that_hangs_or_breaks_is_a_line():
-    hangs = made("slow", lambda: time.sleep(5) or [], 0.2)
+    hangs = checked("slow", lambda: time.sleep(5) or [], 0.2)
     assert [(c.name, c.verdict, c.seen) for c in hangs] == [
         ("slow", "fail", "no answer within 0.2 s")
     ]
@@ -472,10 +472,10 @@ def test_a_look_that_hangs_or_breaks_is_a_line():
         yield Check("one", "pass", "")
         raise SystemExit(3)
 
-    (found,) = made("exits", halfway, 5.0)
+    (found,) = checked("exits", halfway, 5.0)
     assert (found.verdict, found.seen) == ("fail", "RuntimeError: SystemExit: 3")
     assert "GRAFT_DEBUG=1" in found.remedy
-    (found,) = made("ours", lambda: [][0] if False else _raise(ConfigError("do this")), 5.0)
+    (found,) = checked("ours", lambda: [][0] if False else _raise(ConfigError("do this")), 5.0)
     assert (found.seen, found.remedy) == ("do this", "")
     assert within(5.0, lambda: 7) == 7
 
@@ -505,7 +505,7 @@ def test_a_server_takes_the_weights_and_a_dead_one_is_named(written, chatty):
     with serving_sglang(other, tokenizer) as server:
         found = looked_at(written, *given, f"engine.url=[{server.url}]")
     assert sick(found) == []
-    assert "a copy, which it took" in found["engine"].seen
+    assert "a copy of them" in found["engine"].seen
     assert "at temperature 0.7" in found["log-probs"].seen
     found = looked_at(written, *given, f"engine.url=[{server.url}]")
     assert sick(found) == ["model"]

@@ -128,4 +128,4 @@ def test_isolation_is_proved_by_acting(make, verdict: str, seen: str):
 def test_the_line_names_the_environment_and_says_what_to_do():
     found = check(InClass)
     assert "env InClass (tests/test_isolation.py:" in found.seen
-    assert "set in pose() or __init__" in found.remedy
+    assert "set it in pose() or __init__" in found.remedy

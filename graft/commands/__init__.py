@@ -1,1 +1,1 @@
-"""Commands with verbs of their own; `graft.cli` puts them together."""
+"""One file per command; `graft.cli` registers them."""

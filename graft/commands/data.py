@@ -1,4 +1,4 @@
-"""`graft data VERB ...`: look at rows before a run does."""
+"""`graft data VERB ...`: inspect rows, and make them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from graft.commands.options import AsJson
 
-data = typer.Typer(help="Look at rows, and make them.", no_args_is_help=True)
+data = typer.Typer(help="Inspect rows, and make them.", no_args_is_help=True)
 
 
 @data.command()
@@ -21,7 +21,7 @@ def show(
             metavar="FILE", help="A file, a folder, SPLIT@PATH, or a dataset of the hub."
         ),
     ],
-    layout: Annotated[str, typer.Option(help="What the columns mean, where two fit.")] = "auto",
+    layout: Annotated[str, typer.Option(help="The layout of the columns, where two fit.")] = "auto",
     purpose: Annotated[
         str, typer.Option("--for", help="task or chat, where rows may be either.")
     ] = "any",
@@ -32,7 +32,7 @@ def show(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a file of rows is read as, how long its rows are, and which are bad. Exit 1: a run stops."""
+    """Print how a file of rows is read, how long rows are, and which are bad. Exit 1: a run would stop."""
     from graft.data.show import inspect
     from graft.rewards.sources import SOURCES
 
@@ -57,18 +57,18 @@ def make(
     ] = None,
     out: Annotated[str, typer.Option(help="The file: .jsonl or .parquet.")] = "",
     n: Annotated[int, typer.Option("--n", min=1, help="Rows.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same rows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Rows depend on the seed alone.")] = 0,
     split: Annotated[
         str, typer.Option(help="train or test, by the environment's own rule.")
     ] = "train",
     form: Annotated[
-        str, typer.Option(help="chats: what its teacher does. tasks: what to do, and the answer.")
+        str, typer.Option(help="chats: demonstrations of its teacher. tasks: prompts with answers.")
     ] = "chats",
     wrappers: Annotated[
         str, typer.Option(help='python_tool,concat or "[{max_history: {turns: 2}}]"')
     ] = "",
     duplicates: Annotated[
-        bool, typer.Option("--duplicates", help="Keep tasks that come up again.")
+        bool, typer.Option("--duplicates", help="Keep tasks that are drawn again.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -123,7 +123,7 @@ def sample(
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")
     ] = None,
-    recipe: Annotated[str, typer.Option(help="Settings, where no run gives them.")] = "",
+    recipe: Annotated[str, typer.Option(help="Settings for a model without a run.")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Default: run.seed.")] = None,
     endpoint: Annotated[
         str, typer.Option(help="A server with OpenAI's API: http://host:8000/v1.")
@@ -133,18 +133,20 @@ def sample(
         str, typer.Option(help="completions (raw prompts; needs a tokenizer) or chat.")
     ] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the attempts that are there.")
+        bool, typer.Option("--resume", help="Continue with the attempts that are stored.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a model attempt tasks, and write the attempts that went well as examples for `graft sft`."""
+    """Let a model attempt tasks, and write the good attempts as examples for `graft sft`."""
     from graft.config import ConfigError
     from graft.datagen.rejection_sampling import sample_rows
 
     if not out:
         raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
     changes = overrides or []
-    if endpoint and (not env_id or "=" in env_id):  # there is no model, only an environment
+    if endpoint and (
+        not env_id or "=" in env_id
+    ):  # without a model the first argument is the environment
         source, env_id, changes = "", source, [*([env_id] if env_id else []), *changes]
     if not env_id:
         raise typer.BadParameter(
@@ -171,12 +173,12 @@ def sample(
 
 
 def tell(text: str) -> None:
-    """News for a person: stdout is the result's."""
+    """Progress goes to stderr; stdout is for the result."""
     typer.echo(text, err=True)
 
 
 def token_counter(model: str) -> Callable[[str], int]:
-    """How many tokens a text has for a model, without what a chat template adds."""
+    """The number of tokens of a text for a model, without those of a chat template."""
     from graft.models.io.gguf_read import open_tokenizer
     from graft.train.run_dir.checkpoint import latest_model
 

@@ -1,4 +1,4 @@
-"""`graft doctor`: checks before money is spent, of this machine and of a recipe on it."""
+"""`graft doctor`: checks of this machine, and of a recipe on it, before training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from graft.commands.options import AsJson, Overrides
 
 def doctor(
     recipe: Annotated[
-        str, typer.Argument(help="A YAML file or a bundled recipe; none: the machine alone.")
+        str,
+        typer.Argument(
+            help="A YAML file or a bundled recipe; without one only the machine is checked."
+        ),
     ] = "",
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this machine and, where one is given, a recipe on it. Exit 1: something has failed."""
+    """Check this machine and, where one is given, a recipe on it. Exit 1: a check failed."""
     from graft.config import ConfigError, load_config
     from graft.doctor import FAIL, WARN, report
 
@@ -29,11 +32,11 @@ def doctor(
     if config is not None:
         warned = sum(check.verdict == WARN for check in checks)
         fine = len(checks) - failed - warned
-        typer.echo(f"{fine} passed, {warned} to look at, {failed} failed", err=as_json)
+        typer.echo(f"{fine} passed, {warned} warnings, {failed} failed", err=as_json)
     if as_json:
-        told: dict[str, Any] = {"checks": [check.to_json() for check in checks]}
+        answer: dict[str, Any] = {"checks": [check.to_json() for check in checks]}
         if config is not None:
-            told = {"recipe": recipe, "is_ready": not failed, **told}
-        typer.echo(json.dumps(told))
+            answer = {"recipe": recipe, "is_ready": not failed, **answer}
+        typer.echo(json.dumps(answer))
     if failed:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""What the commands `envs` and `play` do: list the environments, and let a person try one."""
+"""`graft envs` and `graft play`: list the environments, and play one by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def play(
     say: Callable[[str], None] = print,
     ask: Callable[[str], str] = input,
 ) -> dict[str, Any]:
-    """One episode with a person as the policy; what came of it. End of input ends the episode."""
+    """One episode with a person as the policy; its result. End of input ends the episode."""
     observation, info = env.reset(seed)
     say(_words(observation))
     say(COMMANDS)
@@ -92,8 +92,8 @@ def play(
     turns = "1 turn" if count == 1 else f"{count} turns"
     if turn.is_over:
         answer = info.get("answer")
-        told = "" if answer is None else f"; the answer was {answer!r}"
-        say(f"over after {turns}, reward {total:g}{told}")
+        solution = "" if answer is None else f"; the answer was {answer!r}"
+        say(f"over after {turns}, reward {total:g}{solution}")
     else:
         say(f"left after {turns}, reward {total:g}")
     return result

@@ -1,4 +1,4 @@
-"""`graft eval MODEL_OR_RUN ...`: scores that can be believed."""
+"""`graft eval MODEL_OR_RUN ...`: scores on held-out tasks, with intervals."""
 
 from __future__ import annotations
 
@@ -40,16 +40,18 @@ def evaluate(
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")
     ] = None,
-    top_p: Annotated[float, typer.Option("--top-p", help="1 keeps every token.")] = 1.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Nucleus; 1 keeps every token.")] = 1.0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
     solved: Annotated[
-        float, typer.Option(help="The reward from which on an attempt is right (pass@k).")
+        float, typer.Option(help="The least reward of a right attempt (pass@k).")
     ] = 1.0,
-    no_tools: Annotated[bool, typer.Option("--no-tools", help="The same tasks without.")] = False,
-    all_checkpoints: Annotated[
-        bool, typer.Option("--all-checkpoints", help="Not the newest alone.")
+    no_tools: Annotated[
+        bool, typer.Option("--no-tools", help="The same tasks without tools.")
     ] = False,
-    recipe: Annotated[str, typer.Option(help="Settings, where no run gives them.")] = "",
+    all_checkpoints: Annotated[
+        bool, typer.Option("--all-checkpoints", help="All of them, not only the newest.")
+    ] = False,
+    recipe: Annotated[str, typer.Option(help="Settings for a model without a run.")] = "",
     endpoint: Annotated[
         str, typer.Option(help="A server with OpenAI's API: http://host:8000/v1.")
     ] = "",
@@ -60,19 +62,21 @@ def evaluate(
     against: Annotated[
         str, typer.Option(help="An earlier evaluation to compare with: its JSON file or folder.")
     ] = "",
-    name: Annotated[str, typer.Option(help="Of the files under RUN/evaluations.")] = "table",
+    name: Annotated[str, typer.Option(help="Name of the files under RUN/evaluations.")] = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Score models on held-out tasks, as one table. Run it again to make what is missing."""
+    """Score models on held-out tasks, as one table. Run it again to complete what is missing."""
     from graft.config import ConfigError
     from graft.evaluate.run import evaluate_checkpoints
 
     if greedy and temperature:
         raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
     if not math.isfinite(solved):
-        raise ConfigError(f"--solved {solved:g}: give the reward from which on an attempt is right")
+        raise ConfigError(f"--solved {solved:g}: give the least reward of a right attempt")
     changes = overrides or []
-    if endpoint and "=" in source and not Path(source).exists():  # there is no model, only changes
+    if (
+        endpoint and "=" in source and not Path(source).exists()
+    ):  # without a model the arguments are overrides
         source, changes = "", [source, *changes]
     table, folder, compared = evaluate_checkpoints(
         source,
@@ -93,12 +97,12 @@ def evaluate(
         api=api,
         against=against,
         name=name,
-        say=lambda text: typer.echo(text, err=True),  # stdout is the table's
+        say=lambda text: typer.echo(text, err=True),  # stdout is for the table
     )
     if as_json:
         more = {} if compared is None else {"comparison": compared.to_json()}
-        told = {"folder": str(folder), **table.to_json(with_tasks=False), **more}
-        typer.echo(json.dumps(told))
+        answer = {"folder": str(folder), **table.to_json(with_tasks=False), **more}
+        typer.echo(json.dumps(answer))
     else:
         typer.echo(table.markdown(), nl=False)
         if compared is not None:

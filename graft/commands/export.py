@@ -1,4 +1,4 @@
-"""`graft export`: a checkpoint for everybody else, as a Hugging Face folder, a GGUF file, or both."""
+"""`graft export`: a checkpoint as a Hugging Face folder, a GGUF file, or both."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def export(
         bool, typer.Option("--adapter", help="Only the adapters of a LoRA checkpoint.")
     ] = False,
     merge: Annotated[
-        bool, typer.Option("--merge", help="The merged weights, which is the default.")
+        bool, typer.Option("--merge", help="The merged weights (the default).")
     ] = False,
     from_verl: Annotated[
         str, typer.Option(help="Instead of a checkpoint: verl's folder of FSDP shards.")
@@ -64,11 +64,11 @@ def export(
         str, typer.Option(help="Then upload --out to the Hugging Face hub: OWNER/NAME, private.")
     ] = "",
     public: Annotated[
-        bool, typer.Option("--public", help="With --push: for everybody to read.")
+        bool, typer.Option("--public", help="With --push: make the model public.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint for others: a Hugging Face folder (--out), a GGUF file (--gguf), or both."""
+    """Write a checkpoint as a Hugging Face folder (--out), a GGUF file (--gguf), or both."""
     from graft.config import ConfigError
     from graft.models.io.hub import check_push, push_folder
 
@@ -77,10 +77,10 @@ def export(
             "give a checkpoint or run to export, or --from-verl FOLDER: one of the two"
         )
     if not out and not gguf:
-        raise ConfigError("say where to: --out FOLDER, --gguf FILE, or both")
+        raise ConfigError("give a target: --out FOLDER, --gguf FILE, or both")
     if adapter and merge:
         raise ConfigError(
-            "--adapter writes the adapters alone, --merge weights that they are part of: give one"
+            "--adapter writes only the adapters, --merge the merged weights: give one of them"
         )
     if out and gguf and Path(out).resolve() == Path(gguf).resolve():
         raise ConfigError(f"--out is a folder and --gguf a file; '{out}' cannot be both")
@@ -91,7 +91,7 @@ def export(
     if push and not out:
         raise ConfigError("--push uploads the folder that --out writes; give --out FOLDER too")
     if public and not push:
-        raise ConfigError("--public is about --push, and nothing is uploaded without it")
+        raise ConfigError("--public needs --push: nothing is uploaded without it")
     if push:
         check_push(push)
     shard_bytes, kind = size_in_bytes(shard_size), chosen_dtype(dtype)
@@ -99,7 +99,7 @@ def export(
     notes: list[str] = []
     with _open(source, from_verl, base, template) as subject:
         title = name or push or Path(out or gguf).stem
-        if gguf:  # before the folder is written, which may take a while
+        if gguf:  # fail before the folder is written, which may take minutes
             _refuse_to_write_gguf(Path(gguf), subject.model, force)
         if out:
             written = _to_folder(subject, Path(out), title, adapter, kind, shard_bytes, force)
@@ -138,7 +138,7 @@ class _Subject:
     tokenizer: FastTokenizer
     origin: Origin
     converted: str
-    """A sentence for the card about weights that are not graft's."""
+    """A sentence for the card about weights that graft did not train."""
 
 
 @contextmanager
@@ -159,18 +159,20 @@ def _open(source: str, from_verl: str, base: str, template: str) -> Iterator[_Su
     else:
         model = latest_model(source)
         if is_verl(model):
-            raise ConfigError(f"'{model}' holds verl's FSDP shards; say so: --from-verl {model}")
+            raise ConfigError(
+                f"'{model}' holds verl's FSDP shards; export them with --from-verl {model}"
+            )
         opened, origin, converted = open_source(model, base_path), read_origin(model), ""
     with opened as stored:
         if from_verl:
             model = find_base(model, base_path)
-        # adapters alone may come without a tokenizer: then it is their base's
+        # adapters may come without a tokenizer: then their base's is used
         has_own = model.suffix == ".gguf" or any(model.glob("tokenizer*"))
         tokenizer = open_tokenizer(model if has_own or base_path is None else base_path)
         if which := template or origin.chat_template:
             from graft.text.template import find_template
 
-            # whoever loads the export should speak to the model as its training did
+            # the export keeps the chat template that the model was trained with
             tokenizer.chat_template = find_template(which, tokenizer.chat_templates)
         yield _Subject(model, stored, tokenizer, origin, converted)
 
@@ -228,13 +230,13 @@ def _refuse_to_write_gguf(file: Path, model: Path, force: bool) -> None:
             f"{file / 'model.gguf'}"
         )
     if file.exists() and file.resolve() == model.resolve():
-        raise ExportError(f"'{file}' is what is exported; give another --gguf")
+        raise ExportError(f"'{file}' is the model to export; give another --gguf")
     if file.exists() and not force:
         raise ExportError(f"'{file}' exists; give another --gguf, or --force to replace it")
 
 
 def _to_gguf(subject: _Subject, file: Path, title: str, kind: str) -> list[str]:
-    """Write it; what there is to say about it comes back."""
+    """Write the file; the notes about it are returned."""
     from graft.models.extra_actions import ACTIONS
     from graft.models.io.gguf_write import ENDS_BESIDE_EOS, ends_beside_eos, write_gguf
 
@@ -257,12 +259,12 @@ def size_in_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     units = {unit.lower(): size for unit, size in UNITS.items()}
     if match is None or match[2].lower() not in units or float(match[1]) <= 0:
-        raise ConfigError(f"--shard-size {text!r} is no size; write 5GB, 500MB or 1GiB")
+        raise ConfigError(f"--shard-size {text!r} is not a size; write 5GB, 500MB or 1GiB")
     return max(1, int(float(match[1]) * units[match[2].lower()]))
 
 
 def chosen_dtype(text: str) -> torch.dtype | None:
-    """None: as it is stored."""
+    """None keeps the stored dtype."""
     from graft.config import ConfigError
 
     if text == "auto":

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options of several commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as t
 
 
 def setting_meant(error: Any, words: list[str]) -> str:
-    """Of an option that no command has: the setting it was probably meant for; "" of other errors.
+    """A hint for an unknown option that looks like a setting; "" for other errors.
 
     `graft train RECIPE --learning_rate 1e-4` gives "... key=value, without dashes: train.lr=1e-4".
     """

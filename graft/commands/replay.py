@@ -1,4 +1,4 @@
-"""`graft replay RUN --step N`: a recorded step, computed again and held against the record."""
+"""`graft replay RUN --step N`: compute a recorded step again and compare it with the record."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ def replay(
     start: Annotated[
         int | None,
         typer.Option(
-            "--from", min=0, help="Begin with this step's checkpoint. Default: the newest before."
+            "--from",
+            min=0,
+            help="Start from this step's checkpoint. Default: the newest one before.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute. Default: as the run did.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Compute a step's credit, loss and gradients again; say where they differ from the record.
+    """Compute a step's credit, loss and gradients again; print where they differ from the record.
 
-    With key=value of algo.* or train.*: also what the step would have been with these.
+    With key=value of algo.* or train.*: also the step under these settings.
     """
     from graft.config import ConfigError
     from graft.replay.replay import replay as replay_step
@@ -44,7 +46,7 @@ def replay(
         start=start,
         overrides=overrides or [],
         device=device,
-        say=lambda text: typer.echo(text, err=True),  # stdout is the table's
+        say=lambda text: typer.echo(text, err=True),  # stdout is for the table
     )
     typer.echo(json.dumps(found.to_json()) if as_json else "\n".join(table(found)))
     if found.first is not None:
@@ -52,7 +54,7 @@ def replay(
 
 
 def table(found: Replay) -> list[str]:
-    """What was compared, a line each; then the first difference, and what was asked."""
+    """A line per comparison; then the first difference, and the step under other settings."""
     exact = "to the last bit"
     if found.inexact:
         exact = f"to {found.tolerance:g}, since {found.inexact}"

@@ -40,7 +40,7 @@ def rollout(
     ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
     env: Annotated[str, typer.Option(help="Another environment, as `graft envs` lists them.")] = "",
-    recipe: Annotated[str, typer.Option(help="Settings, where no run gives them.")] = "",
+    recipe: Annotated[str, typer.Option(help="Settings for a model without a run.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Let a trained policy attempt one task with its tools, and print the conversation."""
@@ -73,6 +73,6 @@ def rollout(
                 display.note(f"attempt {leaf + 1} of {n}")
             display.transcript(made.episode, leaf, is_graded=made.is_graded, is_whole=True)
     for error in made.errors:
-        typer.echo(f"graft: the attempt broke: {error}", err=True)
+        typer.echo(f"graft: the attempt failed: {error}", err=True)
     if len(made.errors) == len(made.episode.leaves):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`graft runs` lists what was trained here; `graft watch RUN` follows one while it goes on.
+"""`graft runs` lists the runs in a folder; `graft watch RUN` follows one while it trains.
 
 $ graft runs
 run         status   step             now           held out    settings   active      size
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs/.")]
 
 EVERY = 1.0
-"""Seconds between two looks at a run that is followed."""
+"""Seconds between two reads of a run that is followed."""
 SHOWN_BEFORE = 10
-"""Steps of the past that plain output begins with; the live table knows `REMEMBERED`."""
+"""Past steps that plain output begins with; the live table shows `REMEMBERED`."""
 REMEMBERED = 2000
 
 
 def runs(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Where runs live.")] = "runs",
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder of the runs.")] = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """List runs: how each stands, how far it is, what it scores, how its settings differ from the others'."""
+    """List runs: status, progress, scores, and the settings in which they differ."""
     from graft.config import ConfigError
     from graft.runs import RunRecord, find_runs
     from graft.runs.settings import differing, in_short
@@ -53,8 +53,8 @@ def runs(
             state["name"] = str(record.path.relative_to(folder))
     configs = [record.config for record in found]
     if as_json:
-        told = {"folder": folder, "differing": list(differing(configs)), "runs": listed}
-        typer.echo(json.dumps(told))
+        answer = {"folder": folder, "differing": list(differing(configs)), "runs": listed}
+        typer.echo(json.dumps(answer))
     elif listed:
         typer.echo("\n".join(table(listed, in_short(configs))))
     else:
@@ -75,7 +75,7 @@ def watch(run: Run, as_json: AsJson = False) -> None:
 
 
 class RunSpeed:
-    """A clock that counts the seconds which steps say they took: nobody was there to measure them."""
+    """A clock that adds up the recorded step times of a run."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -85,7 +85,7 @@ class RunSpeed:
 
 
 class Follower:
-    """Tells a display what a run writes down, as the run itself would have."""
+    """Feeds a display from the files of a run, as the run itself would."""
 
     def __init__(self, record: RunRecord, display: Display, clock: RunSpeed) -> None:
         from graft.runs import GrowingJsonl
@@ -97,12 +97,12 @@ class Follower:
         self._told_of_silence_at = 0.0
 
     def follow(self, every: float = EVERY, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Until no process runs it any more; at once where none does."""
+        """Follow until no process holds the run; returns at once if none does."""
         from graft.runs import RunStatus
 
         self._tell_past()
         while True:
-            status = self.record.status  # looked at first, so that its last words are read below
+            status = self.record.status  # read first, so that the last lines are read below
             self._tell_new()
             if status is not RunStatus.RUNNING:
                 return self._tell_end(status)
@@ -128,7 +128,7 @@ class Follower:
         rows = self._metrics.new()
         if self._metrics.rewritten != before:
             self._phase = ""
-            self.display.note("the run went back to its last checkpoint, and on from there")
+            self.display.note("the run resumed from its last checkpoint")
             rows = iter(deque(rows, maxlen=SHOWN_BEFORE))
         for row in rows:
             if is_step(row):
@@ -153,14 +153,14 @@ class Follower:
         self.display.alarm(str(row.get("text", "")), str(row.get("level", "")), step)
 
     def _tell_of_silence(self) -> None:
-        """Once for each time that it falls silent."""
+        """Report each period of silence once."""
         silent, last = self.record.silent_for(), self.record.last_activity
         if silent and last != self._told_of_silence_at:
             self._told_of_silence_at = last
             at = datetime.fromtimestamp(last).strftime("%Y-%m-%d %H:%M:%S")
             self.display.note(
                 f"silent since {at} ({ago(silent)}), though its process lives: a long evaluation, a "
-                "tool that hangs, or a machine that stands still"
+                "tool that hangs, or a stopped machine"
             )
 
     def _tell_end(self, status: str) -> None:
@@ -170,7 +170,7 @@ class Follower:
 
 
 def ending(record: RunRecord, status: str) -> str:
-    """How a run that nobody runs any more stands, and what to do."""
+    """The status of a run without a process, and what to do."""
     where = record.path
     last, saved = record.last, record.checkpoint
     reached = "before its first step" if last is None else f"after {last['phase']} {last['step']}"
@@ -188,7 +188,7 @@ def ending(record: RunRecord, status: str) -> str:
 
 
 def state_of(record: RunRecord, now: float) -> dict[str, Any]:
-    """One run as plain values; what is not known is None."""
+    """One run as plain values; unknown ones are None."""
     from graft.runs import RunStatus, numbers
     from graft.runs.settings import flat
 
@@ -219,7 +219,7 @@ def state_of(record: RunRecord, now: float) -> dict[str, Any]:
 
 
 def table(states: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[str]:
-    """One line per run under a line of titles, in columns as wide as they need be; no empty column."""
+    """One line per run under a line of titles; empty columns are left out."""
     from graft.train.monitor.formatting import visible
     from graft.train.monitor.labels import RUN_COLUMNS
 
@@ -260,7 +260,7 @@ def _cells(state: dict[str, Any], settings: str) -> tuple[str, ...]:
 
 
 def _score(scores: dict[str, Any]) -> str:
-    """That of sampled attempts, as in training; "?" where it is not known."""
+    """The score of sampled attempts; "?" if unknown."""
     value = scores.get("sampled")
     return "?" if value is None else f"{value:.3f}"
 
@@ -271,7 +271,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """A value of YAML as JSON has it: infinities and dates are text there."""
+    """A YAML value as JSON: infinities and dates become text."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError):

@@ -1,11 +1,11 @@
-"""`graft scale RUN N`: how many workers of a cluster sample for a run, while it goes on.
+"""`graft scale RUN N`: change the number of Ray workers that sample for a run while it trains.
 
 $ graft scale runs/quickstart 4
-runs/quickstart shall have 4 workers
+runs/quickstart will have 4 workers
 
-The number is written into the run's folder, where the learner reads it several times a second. Workers
-that are too many finish their episodes and go. It holds until the command that runs the folder ends:
-the next one begins with cluster.workers again.
+The number is written into the run's folder, where the learner reads it several times a second. Surplus
+workers finish their episodes and end. The number holds until the training command ends; the next one
+starts with cluster.workers again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def scale(
     workers: Annotated[int, typer.Argument(metavar="N", help="Processes that sample.")],
     as_json: AsJson = False,
 ) -> None:
-    """Change how many workers sample for a run on a cluster."""
+    """Change the number of workers that sample for a run on a cluster."""
     from graft.cluster.collector import SCALE
     from graft.config import ConfigError
     from graft.files import write_json
@@ -41,10 +41,10 @@ def scale(
         write_json(record.path / SCALE, {"workers": workers})
     is_running = record.status is RunStatus.RUNNING
     if as_json:
-        told = {"run": str(record.path), "workers": workers, "is_running": is_running}
-        typer.echo(json.dumps(told))
+        answer = {"run": str(record.path), "workers": workers, "is_running": is_running}
+        typer.echo(json.dumps(answer))
         return
-    typer.echo(f"{record.path} shall have {workers} worker{'s'[: workers != 1]}")
+    typer.echo(f"{record.path} will have {workers} worker{'s'[: workers != 1]}")
     if not is_running:
         typer.echo(
             "graft: no process of this machine runs it now; a new command begins with "

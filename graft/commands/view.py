@@ -14,7 +14,7 @@ def view(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Run folders, or a folder of them.")
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free one.")] = 0,
     host: Annotated[
         str, typer.Option(help="A loopback address; no other is served.")
     ] = "127.0.0.1",
@@ -31,7 +31,7 @@ def view(
 
     if not _is_loopback(host):
         raise ConfigError(
-            f"--host {host}: runs are shown on this machine alone. From another one, forward the port: "
+            f"--host {host}: runs are shown on this machine only. From another one, forward the port: "
             "ssh -L 8000:127.0.0.1:8000 THIS_MACHINE, and here graft view RUN --port 8000"
         )
     opened = open_runs(runs)
@@ -43,8 +43,8 @@ def view(
 
         def ready() -> None:
             if as_json:
-                told = {"url": url, "port": address[1], "runs": [str(run.path) for run in opened]}
-                typer.echo(json.dumps(told))
+                answer = {"url": url, "port": address[1], "runs": [str(run.path) for run in opened]}
+                typer.echo(json.dumps(answer))
             else:
                 names = ", ".join(run.name for run in opened)
                 typer.echo(f"showing {names}\n  {url}\nend with Ctrl-C")
@@ -64,7 +64,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _open_browser(url: str) -> None:
-    """In a thread: some browsers keep whoever started them waiting."""
+    """In a thread: some browsers block the process that starts them."""
     import threading
     import webbrowser
 

@@ -1,4 +1,4 @@
-"""`graft doctor`: is this machine ready, and is this recipe? A line for each thing, with the remedy."""
+"""`graft doctor`: checks of this machine and of a recipe, each a line with its remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["FAIL", "PASS", "WARN", "Check", "examine", "report"]
 
 
 def report(say: Callable[[str], None], config: Config | None = None) -> list[Check]:
-    """Every check, said as it is made; of a recipe too, where one is given."""
+    """Every check of the machine and, where one is given, of a recipe; each is reported when it is done."""
     found: list[Check] = []
     for check in _all(config):
         say(str(check))

@@ -1,11 +1,11 @@
-"""One conversation, token by token, with what is trained marked: a look is worth ten checks.
+"""One conversation, token by token, with the trained tokens marked.
 
     task    12+34=
     policy  »[12+34]«
     env     46;
     policy  »46<eos>«
 
-The marks are read off the batch that the learner gets, not off what wrote the conversation.
+The marks come from the batch that the learner gets, not from the code that wrote the conversation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tokens_of(row: Trajectory) -> list[ShownToken]:
 
 
 def shown(tokens: list[ShownToken], tokenizer: FastTokenizer) -> str:
-    """A line for each author's words in a row, trained ones between marks."""
+    """A line per span of a row; trained tokens stand between marks."""
     lines: list[str] = []
     for author, some in groupby(tokens, key=lambda token: token.author):
         text = ""
@@ -79,6 +79,6 @@ def conversation_check(episode: Episode, tokenizer: FastTokenizer, origin: str) 
     }
     seen = f"{where}\n{shown(tokens, tokenizer)}"
     if not trained:
-        remedy = "nothing of it is learned: look at who wrote these spans"
+        remedy = "no token of it is trained: check the authors of these spans"
         return Check("loss mask", FAIL, seen, remedy, data)
     return Check("loss mask", PASS, seen, "", data)

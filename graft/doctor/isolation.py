@@ -1,11 +1,11 @@
-"""Are attempts strangers to each other? Two copies of an environment act, and neither may notice.
+"""Are attempts isolated? Two copies of an environment act, and neither may change the other.
 
     alone     a fresh environment, the same task                    look -> "a key", take -> "taken"
     first     a copy of a third one does the same                   look -> "a key", take -> "taken"
     second    another copy, after that                              look -> "nothing here"        fail
 
 Attempts at a task are such copies. Where one of them writes into something that the others read (a class
-attribute, a global, an object that a tool holds), rewards are wrong and nothing else tells.
+attribute, a global, an object that a tool holds), rewards are wrong and nothing else shows it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TURNS = 4
 CALLS = 2
 """Of each tool."""
 MAX_SEEN = 20_000
-"""Values of a state that are looked at."""
+"""Values of a state that are compared."""
 
 Answers = list[tuple[str, Any]]
-"""What was done, and what came back."""
+"""Actions and their answers."""
 
 
 def isolation_check(make_env: Callable[[Task], Env], task: Task) -> Check:
@@ -72,7 +72,7 @@ def isolation_check(make_env: Callable[[Task], Env], task: Task) -> Check:
             with suppress(Exception):
                 env.close()
     remedy = (
-        "keep what an attempt changes in `self`, set in pose() or __init__, and make tools methods of the "
+        "keep what an attempt changes in `self`, set it in pose() or __init__, and make tools methods of the "
         "environment (@graft.tool); docs/environments.md shows it"
     )
     what = named(getattr(base, "unwrapped", base), "env")
@@ -101,7 +101,7 @@ def isolation_check(make_env: Callable[[Task], Env], task: Task) -> Check:
 
 
 def texts_for(env: Env) -> list[str]:
-    """Actions in the right form, as far as the environment can say what that is."""
+    """Actions in the right form, as far as the environment describes it."""
     posed: Any = getattr(env, "unwrapped", env)
     with suppress(Exception):
         return [str(posed.sample_random_action()) for _ in range(TURNS)]
@@ -140,7 +140,7 @@ def _tried(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def unequal(wanted: Answers, found: Answers) -> str:
-    """The first answer that differs, in words; "": none does."""
+    """The first answer that differs, described; "" if none does."""
     for (name, one), (_, other) in zip(wanted, found, strict=False):
         if one != other:
             return f"{name} was answered with {short(one)}, then with {short(other)}"
@@ -148,7 +148,7 @@ def unequal(wanted: Answers, found: Answers) -> str:
 
 
 def outline(value: Any) -> dict[str, str]:
-    """What an object holds, by path: {"env.board.at": "2", "env.told[0]": "'hi'"}."""
+    """The values of an object, by path: {"env.board.at": "2", "env.told[0]": "'hi'"}."""
     found: dict[str, str] = {}
     _walk(value, "", found, set())
     return found
@@ -186,7 +186,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Where two outlines differ first; "": nowhere."""
+    """The first path at which two states differ; "" if none does."""
     for path in (*before, *after):
         if before.get(path) != after.get(path):
             return path.removesuffix(".len")
@@ -194,7 +194,7 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 
 def common_state(env: Env) -> dict[str, str]:
-    """Class attributes and globals of the user's own environments: what all attempts would share."""
+    """Class attributes and globals of the user's own environments, which all attempts share."""
     found: dict[str, str] = {}
     for layer in (env, *inner_envs(env)):
         for kind in type(layer).__mro__:

@@ -1,4 +1,4 @@
-"""What a run may ask of a machine: Python, packages, a device, a sandbox, extras, room on the disk."""
+"""Checks of a machine: Python, packages, device, sandbox, extras, free disk space."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 
-from graft.doctor.patience import made
+from graft.doctor.deadline import checked
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
 
 EXTRAS = {
@@ -23,11 +23,11 @@ EXTRAS = {
 
 
 DEADLINE = 120.0
-"""Seconds that one look may take; the first import of torch is slow on a network disk."""
+"""Seconds per check; the first import of torch is slow on a network disk."""
 
 
 def examine() -> Iterator[Check]:
-    looks = {
+    probes = {
         "python": python,
         "packages": torch,
         "device": device,
@@ -35,8 +35,8 @@ def examine() -> Iterator[Check]:
         "extras": extras,
         "disk": disk,
     }
-    for name, look in looks.items():
-        yield from made(name, look, DEADLINE)
+    for name, probe in probes.items():
+        yield from checked(name, probe, DEADLINE)
 
 
 def python() -> Iterable[Check]:
@@ -66,7 +66,7 @@ def device() -> Iterable[Check]:
     name, size = cuda.get_device_name(0), cuda.get_device_properties(0).total_memory
     seen = f"{cuda.device_count()} x {name}, {size / 2**30:.0f} GiB"
     if find_spec("triton") is None:
-        remedy = "pip install triton; without it plain PyTorch does the kernels' work, slowly"
+        remedy = "pip install triton; without it plain PyTorch replaces the kernels, slowly"
         return [Check("device", WARN, f"{seen}; triton is not installed", remedy)]
     return [Check("device", PASS, seen)]
 

@@ -1,12 +1,12 @@
-"""Is this recipe ready? Everything that can be known before money is spent, in the order of its cost.
+"""Is this recipe ready? Every check that can be made before training, cheapest first.
 
-    nothing is loaded   trackers, tokenizer, a first prompt, chat template, memory, room on the disk
-    no model is asked   the reward on right answers and on garbage, every tool, copies of the environment
-    the model is        the engine's health, a few attempts, their loss mask, the end of turns, the
+    nothing is loaded   trackers, tokenizer, a first prompt, chat template, memory, disk space
+    no model is used    the reward on right answers and on garbage, every tool, copies of the environment
+    with the model      the engine's health, a few attempts, their loss mask, the end of turns, the
                         log-probs of engine and learner, micro-batches, adapters
 
-A look that needs what an earlier one could not bring about is left out. One process looks,
-whatever the recipe asks for; the folder of the run is not touched.
+A check whose requirement failed earlier is left out. One process makes all checks, whatever the recipe
+asks for; the folder of the run is not touched.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from graft.algos.presets import build
 from graft.config import Config
 from graft.data.chats import open_chats
 from graft.doctor.conversation import conversation_check
+from graft.doctor.deadline import Probe, checked
 from graft.doctor.isolation import isolation_check
-from graft.doctor.patience import Look, made
-from graft.doctor.rewards import TRIES, RewardStage, reward_check
+from graft.doctor.rewards import TRIES, RewardTrial, reward_check
 from graft.doctor.tools import tool_checks
 from graft.envs.base import as_messages
 from graft.models.device import choose_device, choose_dtype
@@ -62,26 +62,26 @@ from graft.train.step_metrics import commonest_failure
 from graft.types import Episode, Sampling, Task, Trajectory
 
 QUICK, ASKING, LOADING = 60.0, 300.0, 1800.0
-"""Seconds that a look may take: at files, at what the model says, at a model that is opened."""
+"""Seconds per check: of files, of sampling, of loading a model."""
 TOOL_DEADLINE = 60.0
 REWARDED, JUDGED = 8, 2
-"""Tasks that the reward is tried on; of a reward that asks somebody, such as a judge."""
+"""Tasks that the reward is tried on; fewer for a reward that calls a service, such as a judge."""
 TASKS, SAMPLES = 4, 2
 """Attempts that are sampled."""
 MOST_TOKENS, MOST_TURNS = 256, 4
-"""Their length: enough to compare, and no more."""
+"""Tokens of each, enough for the comparisons."""
 LESSONS = 64
-"""A teacher's attempts, among which one of several turns is looked for."""
+"""Demonstrations that are searched for one of several turns."""
 NARROW = 0.9
-"""Share of the memory from which a plan that fits is close."""
+"""Share of the memory above which a plan that fits is called close."""
 
 
 class Examination:
-    """Looks at a recipe, one line after the other; `close` gives the engine back."""
+    """Checks a recipe, line by line; `close` releases the engine."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        """`folder` takes the place of the run's own, for what an engine may have to write."""
-        self.asked = config
+        """`folder` replaces the run's folder for files that an engine may write."""
+        self.requested = config
         self.config = alone(config, folder)
         self.chat: Chat | None = None
         self.has_env = False
@@ -93,28 +93,28 @@ class Examination:
     def lines(self) -> Iterator[Check]:
         config = self.config
         yield from self._processes()
-        yield from made("settings", self._settings, QUICK)
-        yield from made("trackers", self._trackers, QUICK)
-        yield from made("tokenizer", self._tokenizer, QUICK)
+        yield from checked("settings", self._settings, QUICK)
+        yield from checked("trackers", self._trackers, QUICK)
+        yield from checked("tokenizer", self._tokenizer, QUICK)
         yield from self._with_chat("env", self._environment, ASKING)
         yield from self._with_chat("template", self._template, QUICK)
         yield from self._with_chat("positions", self._positions, QUICK)
         yield from self._with_chat("memory", self._memory, QUICK)
         yield from self._with_chat("checkpoints", self._checkpoints, QUICK)
         if self.has_env:
-            yield from made("reward", self._reward, ASKING)
-            yield from made("tools", self._tools, ASKING)
-            yield from made("isolation", self._isolation, ASKING)
+            yield from checked("reward", self._reward, ASKING)
+            yield from checked("tools", self._tools, ASKING)
+            yield from checked("isolation", self._isolation, ASKING)
         if why := self._why_not_to_open():
-            yield Check("model", WARN, f"not opened: {why}. Nothing that needs it was looked at")
+            yield Check("model", WARN, f"not opened: {why}. Checks that need it were left out")
             return
-        yield from made("model", self._model, LOADING)
-        yield from self._with_parts("engine", self._engine, ASKING)
-        yield from self._with_parts("learner", self._learner, ASKING)
+        yield from checked("model", self._model, LOADING)
+        yield from self._with_components("engine", self._engine, ASKING)
+        yield from self._with_components("learner", self._learner, ASKING)
         if config.task.env:
-            yield from self._with_parts("attempts", self._attempts, ASKING)
-        yield from self._with_parts("loss mask", self._conversation, QUICK)
-        if self.learner is not None and self._spoken():
+            yield from self._with_components("attempts", self._attempts, ASKING)
+        yield from self._with_components("loss mask", self._conversation, QUICK)
+        if self.learner is not None and self._sampled():
             yield from self._of_attempts()
 
     def _why_not_to_open(self) -> str:
@@ -128,21 +128,23 @@ class Examination:
         if self.components is not None:
             self.components.engine.close()
 
-    def _with_chat(self, name: str, look: Look, deadline: float) -> list[Check]:
-        """Without a tokenizer nothing can be said, and that has been said."""
-        return [] if self.chat is None else made(name, look, deadline)
+    def _with_chat(self, name: str, probe: Probe, deadline: float) -> list[Check]:
+        """Left out without a tokenizer; that has been reported."""
+        return [] if self.chat is None else checked(name, probe, deadline)
 
-    def _with_parts(self, name: str, look: Look, deadline: float) -> list[Check]:
-        return [] if self.components is None else made(name, look, deadline)
+    def _with_components(self, name: str, probe: Probe, deadline: float) -> list[Check]:
+        return [] if self.components is None else checked(name, probe, deadline)
 
     def _processes(self) -> Iterator[Check]:
-        asked = {
-            f"parallel.tp={self.asked.parallel.tp}": self.asked.parallel.tp > 1,
-            f"cluster.address={self.asked.cluster.address}": bool(self.asked.cluster.address),
+        several = {
+            f"parallel.tp={self.requested.parallel.tp}": self.requested.parallel.tp > 1,
+            f"cluster.address={self.requested.cluster.address}": bool(
+                self.requested.cluster.address
+            ),
         }
-        named = [key for key, is_asked in asked.items() if is_asked]
+        named = [key for key, is_set in several.items() if is_set]
         if named:
-            seen = f"the recipe asks for {', '.join(named)}; here one process looks at all of it"
+            seen = f"the recipe asks for {', '.join(named)}; here one process checks all of it"
             yield Check("processes", PASS, seen)
 
     def _settings(self) -> Iterator[Check]:
@@ -155,31 +157,31 @@ class Examination:
     def _memory(self) -> Check:
         config, source = self.config, source_of(self.config)
         if is_foreign(config, source):
-            return Check("memory", WARN, "not counted: the model is not one of our own decoders")
+            return Check("memory", WARN, "not counted: the model has no native decoder")
         device = choose_device(config.model.device)
         dtype, _ = choose_dtype(config.model.dtype, device)
-        shape, room = recipe_shape(config), device_memory_of(device)
-        memory = plan_memory(config, shape, dtype, room)
+        shape, memory_here = recipe_shape(config), device_memory_of(device)
+        memory = plan_memory(config, shape, dtype, memory_here)
         share = memory.total / max(memory.usable, 1)
         seen = (
             f"needs {gigabytes(memory.total)} of the {gigabytes(memory.usable)} that "
-            f"{room.name or device.type} has to use ({share:.0%})"
+            f"{memory_here.name or device.type} has to use ({share:.0%})"
         )
         if memory.fits:
             if share <= NARROW:
                 return Check("memory", PASS, seen)
             return Check("memory", WARN, seen, "close: `graft plan RECIPE` shows what takes it")
         self._fits = False
-        way_out = remedy(config, shape, dtype, room)
-        if self.asked.parallel.tp > 1 or self.asked.cluster.address:
+        way_out = remedy(config, shape, dtype, memory_here)
+        if self.requested.parallel.tp > 1 or self.requested.cluster.address:
             return Check("memory", WARN, f"{seen} in one process", "`graft plan RECIPE --gpus N`")
         more = "torchrun splits it over several devices (`graft plan RECIPE --gpus N`)"
         return Check("memory", FAIL, seen, f"{way_out}, or {more}")
 
     def _checkpoints(self) -> Check:
-        """Checkpoints: those that are kept, the best, and one that is being written."""
-        config, asked = self.config, self.asked.run
-        where = Path(asked.dir).resolve()
+        """Checkpoints on the disk: those that are kept, the best one, and the one being written."""
+        config, requested = self.config, self.requested.run
+        where = Path(requested.dir).resolve()
         while not where.exists():
             where = where.parent
         free = shutil.disk_usage(where).free
@@ -196,7 +198,7 @@ class Examination:
         else:
             state = optimizer_state_bytes(params, dtype)
         one = params * dtype.itemsize + state
-        kept = asked.keep_last + 2
+        kept = requested.keep_last + 2
         needed = kept * one
         if has_reference(config) and not lora.rank:
             needed += params * dtype.itemsize
@@ -204,11 +206,16 @@ class Examination:
             f"{gigabytes(free)} free at {where}; a checkpoint is {gigabytes(one)}, and up to {kept} "
             f"are there at a time ({gigabytes(needed)})"
         )
-        if free < 2 * one:  # the last one stays until the next is whole
-            return Check("checkpoints", FAIL, seen, "make room, or set run.dir to a larger disk")
+        if free < 2 * one:  # the last one stays until the next is complete
+            return Check(
+                "checkpoints", FAIL, seen, "free some space, or set run.dir to a larger disk"
+            )
         if free < needed:
             return Check(
-                "checkpoints", WARN, seen, f"make room, or lower run.keep_last={asked.keep_last}"
+                "checkpoints",
+                WARN,
+                seen,
+                f"free some space, or lower run.keep_last={requested.keep_last}",
             )
         return Check("checkpoints", PASS, seen)
 
@@ -218,14 +225,14 @@ class Examination:
         from graft.registry import resolve
 
         modules = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
-        for name in self.asked.run.trackers:
+        for name in self.requested.run.trackers:
             resolve(name, TRACKERS, "tracker")
             try:
                 import_module(modules.get(name, "graft"))
             except ImportError as error:
                 way_out = f"pip install {name}, or leave it out of run.trackers"
                 return Check("trackers", FAIL, f"{name} cannot be imported: {error}", way_out)
-        named = ", ".join(["metrics.jsonl", *self.asked.run.trackers])
+        named = ", ".join(["metrics.jsonl", *self.requested.run.trackers])
         return Check("trackers", PASS, named)
 
     def _tokenizer(self) -> Check:
@@ -235,7 +242,7 @@ class Examination:
         return Check("tokenizer", PASS, f"{tokenizer.vocab_size:,} tokens")
 
     def _environment(self) -> Iterator[Check]:
-        """It poses a task, and the prompt leaves room for an answer."""
+        """The environment poses a task, and its prompt leaves space for an answer."""
         config, chat = self.config, self.chat
         if not config.task.env or chat is None:
             return
@@ -284,11 +291,11 @@ class Examination:
         config, chat = self.config, self.chat
         assert chat is not None
         reward = make_reward(config.task.reward) if config.task.reward else None
-        stage = RewardStage(self._env(config.task.args), reward, chat, config.rollout.max_turns)
+        trial = RewardTrial(self._env(config.task.args), reward, chat, config.rollout.max_turns)
         number, tries = (JUDGED, 1) if getattr(reward, "blocking", False) else (REWARDED, TRIES)
         stream = TaskStream(config.task.env, config.run.seed)
         tasks = [next(stream) for _ in range(number)]
-        return reward_check(stage, tasks, config.sft.demo_args, tries)
+        return reward_check(trial, tasks, config.sft.demo_args, tries)
 
     def _tools(self) -> Iterator[Check]:
         config = self.config
@@ -310,16 +317,14 @@ class Examination:
         return Check("model", PASS, "; ".join([seen, *components.notes]))
 
     def _engine(self) -> Check:
-        """Healthy, and it takes the weights that the learner has."""
+        """The engine is healthy and takes the weights of the learner."""
         components = self.components
         assert components is not None
         engine: Any = components.engine
         if hasattr(engine, "health"):
             engine.health()
         engine.load(components.published(), 0)
-        shares = (
-            "the learner's own tensors" if components.shares_weights else "a copy, which it took"
-        )
+        shares = "the learner's own tensors" if components.shares_weights else "a copy of them"
         return Check("engine", PASS, f"{self.config.engine.name}, with {shares}")
 
     def _learner(self) -> Iterator[Check]:
@@ -327,7 +332,7 @@ class Examination:
         assert self.components is not None
         self.learner = make_learner(self.components, None)
         if self.config.lora.rank:
-            seen = f"of rank {self.config.lora.rank}: with loud ones, engine and learner agree"
+            seen = f"of rank {self.config.lora.rank}: with random non-zero ones, engine and learner agree"
             yield Check("adapters", PASS, seen)
 
     def _attempts(self) -> Check:
@@ -339,7 +344,7 @@ class Examination:
                 temperature=rollout.temperature, max_tokens=min(rollout.max_tokens, MOST_TOKENS)
             ),
             max_turns=min(rollout.max_turns, MOST_TURNS),
-            reward=None,  # tried already, and it may cost money
+            reward=None,  # tried already, and calls may cost money
             deadline=min(rollout.deadline, ASKING / 2),
         )
         stream = TaskStream(self.config.task.env, self.config.run.seed)
@@ -347,22 +352,22 @@ class Examination:
         self.episodes = collect(tasks, setup, independent(SAMPLES))
         leaves = [leaf for episode in self.episodes for leaf in episode.leaves]
         failed = sum(not leaf.status.is_trainable for leaf in leaves)
-        said = self._spoken()
+        sampled = self._sampled()
         seen = f"{count(len(leaves), 'attempt')} at {TASKS} tasks, {failed} failed"
         if failed:
             seen += f", mostly: {commonest_failure(self.episodes)}"
             verdict = FAIL if failed == len(leaves) else WARN
-            return Check("attempts", verdict, seen, "mend the environment or tool that is named")
-        if not said:
+            return Check("attempts", verdict, seen, "repair the environment or tool that is named")
+        if not sampled:
             longest = max(len(episode.spans[0]) for episode in self.episodes)
-            seen += f"; prompts of up to {longest} tokens leave no room to say anything"
+            seen += f"; prompts of up to {longest} tokens leave no space for an answer"
             way_out = f"raise rollout.max_context={rollout.max_context}"
             return Check("attempts", FAIL, seen, way_out)
-        words = sum(len(s) for row in said for s in row.spans if s.author == "policy")
-        return Check("attempts", PASS, f"{seen}, {words:,} tokens sampled")
+        tokens = sum(len(s) for row in sampled for s in row.spans if s.author == "policy")
+        return Check("attempts", PASS, f"{seen}, {tokens:,} tokens sampled")
 
-    def _spoken(self) -> list[Trajectory]:
-        """Attempts that came to say something."""
+    def _sampled(self) -> list[Trajectory]:
+        """Attempts with at least one sampled token."""
         return [row for row in trajectories_of(self.episodes) if any(turns_of(row))]
 
     def _conversation(self) -> Check:
@@ -375,7 +380,7 @@ class Examination:
         return conversation_check(episode, components.tokenizer, origin)
 
     def _example(self) -> tuple[Episode, str] | None:
-        """A row of the warm-up, a teacher's attempt, or one that was sampled."""
+        """A row of the warm-up, a demonstration, or a sampled attempt."""
         components, config = self.components, self.config
         assert components is not None
         sft = config.sft
@@ -392,17 +397,17 @@ class Examination:
             return row, f"the first row of {sft.data}"
         task = next(TaskStream(config.task.env, config.run.seed))
         try:
-            return self._taught(components, task), "a teacher's attempt"
+            return self._taught(components, task), "a demonstration"
         except (NotImplementedError, ValueError, AttributeError):
             rows = trajectories_of(self.episodes)
             if not rows:
                 return None
             longest = max(rows, key=lambda row: len(row.spans))
             only = replace(longest.episode, leaves=[longest.leaf])
-            return only, "an attempt that was sampled"
+            return only, "a sampled attempt"
 
     def _taught(self, components: RunComponents, task: Task) -> Episode:
-        """A teacher may do it this way or that: an attempt of more than one turn, if it has any."""
+        """A demonstration of more than one turn, if there is one among several draws."""
         config = self.config
 
         def taught(seed: int) -> Episode:
@@ -422,17 +427,19 @@ class Examination:
     def _of_attempts(self) -> Iterator[Check]:
         components, learner = self.components, self.learner
         assert components is not None and learner is not None
-        rows = self._spoken()
+        rows = self._sampled()
         some = few(rows, learner.tokens_per_micro)
         temperature = self.config.rollout.temperature
-        # a KL term would want a reference, which adds to each token and mixes no rows
+        # a KL term would need a reference model; it adds to each token and mixes no rows
         loss = build(replace(components.preset, kl_coef=0.0))[2]
-        yield from made("mask", lambda: mask(rows), QUICK)
-        yield from made("eos", lambda: eos(rows, components.chat), QUICK)
+        yield from checked("mask", lambda: mask(rows), QUICK)
+        yield from checked("eos", lambda: eos(rows, components.chat), QUICK)
         longest = self.config.rollout.max_tokens
-        yield from made("answers", lambda: answers(self.episodes, components.chat, longest), QUICK)
-        yield from made("log-probs", lambda: agreement(learner, some, temperature), ASKING)
-        yield from made("micro", lambda: micro(learner, some, loss), ASKING)
+        yield from checked(
+            "answers", lambda: answers(self.episodes, components.chat, longest), QUICK
+        )
+        yield from checked("log-probs", lambda: agreement(learner, some, temperature), ASKING)
+        yield from checked("micro", lambda: micro(learner, some, loss), ASKING)
 
 
 def alone(config: Config, folder: Path) -> Config:

@@ -1,11 +1,11 @@
-"""Does every tool answer? Each is called once, with an input that does no harm.
+"""Does every tool answer? Each is called once, with a harmless input.
 
     pass  tool python       "print(1)" -> "1" in 0.4 s
     fail  tool search       Error: the search service at http://... does not answer
 
-Tools of ours get an input that they must understand. Any other gets its arguments filled in by its
-schema, as a policy that knows nothing might: an error text may then be the right answer. A tool of an MCP
-server is not called, for nobody here knows what it would do; its server is asked for its list again.
+Bundled tools get an input that they must understand. Any other tool gets arguments made up from its
+schema, so an error text may be the right answer. A tool of an MCP server is not called, since its effects
+are unknown; its server is asked for its list of tools again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from graft.doctor.patience import made
+from graft.doctor.deadline import checked
 from graft.envs.base import Wrapper
 from graft.envs.tool_env import ToolEnv
 from graft.protocols import Env
@@ -50,11 +50,11 @@ def tools_of(env: Env) -> list[Any]:
 
 
 def tool_checks(env: Env, deadline: float) -> Iterator[Check]:
-    """A line for each tool; the env is closed behind them."""
+    """A line per tool; the environment is closed afterwards."""
     try:
         for tool in tools_of(env):
             name = f"tool {tool.name}"
-            yield from made(name, lambda tool=tool, name=name: answer_of(tool, name), deadline)
+            yield from checked(name, lambda tool=tool, name=name: answer_of(tool, name), deadline)
     finally:
         env.close()
 
@@ -68,7 +68,7 @@ def answer_of(tool: Any, name: str) -> Check:
             return Check(
                 name, PASS, f"its server answers and lists it, in {took}; it was not called"
             )
-        seen = f"its server answers in {took} and lists it no more: {', '.join(listed)}"
+        seen = f"its server answers in {took} but no longer lists it: {', '.join(listed)}"
         return Check(name, FAIL, seen, "start the server that has it, or leave the tool out")
     if has_state(tool):
         tool.reset()
@@ -77,15 +77,15 @@ def answer_of(tool: Any, name: str) -> Check:
     answer = call_tool(tool, given)
     took = f"{time.perf_counter() - started:.1f} s"
     seen = f"{short(given)} -> {short(answer)} in {took}"
-    # only what was recorded is answered in a replay, and this was not
+    # a replayed cache answers only recorded queries, and this is none
     is_replay = getattr(tool, "cache_mode", "") == "replay"
     if is_ours and is_error(answer) and not is_replay:
-        remedy = "the policy would be told the same at every call: mend what the text names"
+        remedy = "the policy would get the same answer at every call: repair what the text names"
         return Check(name, FAIL, seen, remedy)
-    is_bundled = type(tool).__module__.startswith("graft.envs.")  # it works, and says no to this
+    is_bundled = type(tool).__module__.startswith("graft.envs.")  # it works and refuses this input
     if not is_ours and is_error(answer) and not is_bundled:
         return Check(
-            name, WARN, seen, "fine if the made-up input is the reason; else mend the tool"
+            name, WARN, seen, "fine if the made-up input is the reason; else repair the tool"
         )
     return Check(name, PASS, seen)
 

@@ -241,7 +241,7 @@ def test_a_run_that_goes_back_is_followed_from_there(tmp_path):
         out, clock = io.StringIO(), RunSpeed()
         with Display(0, stream=out, clock=clock) as display:
             Follower(record, display, clock).follow(sleep=sleep)
-    after = out.getvalue().partition("the run went back")[2]
+    after = out.getvalue().partition("the run resumed from")[2]
     assert "reinforce 2/4  reward 0.125" in after
 
 

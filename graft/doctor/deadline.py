@@ -1,6 +1,6 @@
-"""A look that hangs or breaks is a line like any other, and the next one is taken.
+"""A check that hangs or raises becomes a failed line, and the next check goes on.
 
-made("search", ask_the_server, 10)    the server does not answer
+checked("search", ask_the_server, 10)    where the server does not answer
 fail  search     no answer within 10 s
 """
 
@@ -14,16 +14,16 @@ from typing import Any
 
 from graft.train.monitor.check import FAIL, Check
 
-Look = Callable[[], Iterable[Check] | Check]
+Probe = Callable[[], Iterable[Check] | Check]
 
 
-def made(name: str, look: Look, deadline: float) -> list[Check]:
-    """The lines of a look, or the one line that says what became of it."""
+def checked(name: str, probe: Probe, deadline: float) -> list[Check]:
+    """The lines of a check, or one failed line with the reason."""
     try:
-        found = within(deadline, look)
+        found = within(deadline, probe)
         return [found] if isinstance(found, Check) else list(found)
     except TimeoutError as error:
-        return [Check(name, FAIL, str(error), "whatever it waits for is down, or very slow")]
+        return [Check(name, FAIL, str(error), "what it waits for is down or very slow")]
     except Exception as error:
         if os.environ.get("GRAFT_DEBUG"):
             traceback.print_exception(error)
@@ -31,19 +31,19 @@ def made(name: str, look: Look, deadline: float) -> list[Check]:
 
 
 def within(deadline: float, call: Callable[[], Any]) -> Any:
-    """What `call` returns, or a TimeoutError. A call that never returns is left alone on its thread,
-    which ends with the process."""
+    """What `call` returns, or a TimeoutError. A call that never returns stays on its daemon thread, which
+    ends with the process."""
     results: list[Any] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
             found = call()
-            # who yields lines works while they are taken: that must happen here
+            # a generator works while it is consumed: that must happen on this thread
             results.append(list(found) if isinstance(found, Generator) else found)
         except Exception as error:
             errors.append(error)
-        except BaseException as error:  # code of others that calls exit()
+        except BaseException as error:  # user code that calls exit()
             errors.append(RuntimeError(f"{type(error).__name__}: {error}"))
 
     thread = threading.Thread(target=run, name="graft-doctor", daemon=True)
@@ -62,7 +62,7 @@ def _told(error: Exception) -> str:
 
 
 def _where_to_look(error: Exception) -> str:
-    """Our own errors say what to do."""
+    """Errors of graft itself already name a remedy."""
     return "" if _is_ours(error) else "GRAFT_DEBUG=1 shows where it happened"
 
 
