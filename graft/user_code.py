@@ -234,7 +234,7 @@ def _no_message(message: Any) -> str:
     return ""
 
 
-def as_posed(value: Any, who: Who) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
+def as_reset(value: Any, who: Who) -> tuple[str | list[dict[str, Any]], dict[str, Any]]:
     """What `reset` returns: the observation and the info."""
     wanted = "(observation, info), as in `return prompt, {}`"
     if not isinstance(value, tuple | list) or len(value) != 2:

@@ -92,7 +92,9 @@ def test_a_wrong_argument_is_answered_with_the_right_ones():
         ValueError, match=r"did you mean 'word_length'.*it takes word_length, max_turns"
     ):
         open_env("game:Wordle-v0", "", ["wordlength=5"])
-    with pytest.raises(ValueError, match=r"it is Wordle\(\*, word_length=5, max_turns=15"):
+    with pytest.raises(
+        ValueError, match=r"its signature is Wordle\(\*, word_length=5, max_turns=15"
+    ):
         open_env("game:Wordle-v0", "", ["word_length=abc"])
 
 

@@ -370,7 +370,7 @@ MODULES = [
     Mistake("raises at import", "x = {}['key']", ("KeyError: 'key'", "FILE.py:", "cannot be imported")),
     Mistake("syntax", "def f(:\n    pass", ("SyntaxError", "FILE.py:", "def f(:")),
     Mistake("typo", "class Mien(Env):\n    pass", ("has no 'Mine'", "did you mean 'Mien'")),
-    Mistake("an instance", "Mine = Env()", ("an Env", "name a class", "one of its own")),
+    Mistake("an instance", "Mine = Env()", ("an Env", "name a class", "its own instance")),
     Mistake("returns a class", "def Mine():\n    return Env", ("the class Env", "name a class")),
     Mistake("returns None", "def Mine():\n    Env()", ("gave None", "returns an environment")),
     Mistake("returns one twice", "ENV = Env()\n\n\ndef Mine():\n    return ENV",

@@ -15,12 +15,12 @@ from graft.registry import load
 from graft.types import Turn
 
 COMMANDS = (
-    "  :random plays a random action, :quit ends; a line that ends with \\ goes on in the next"
+    "  :random plays a random action, :quit ends; a line that ends with \\ continues in the next"
 )
 
 
 def list_envs(pattern: str = "") -> list[dict[str, Any]]:
-    """A row per environment whose id contains `pattern` (case aside)."""
+    """A row per environment whose id contains `pattern`, ignoring case."""
     rows: list[dict[str, Any]] = []
     for env_id in sorted(ENVS, key=lambda name: (family_of(name), name)):
         if pattern.lower() not in env_id.lower():
@@ -41,7 +41,7 @@ def list_envs(pattern: str = "") -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
-    """Lines of plain text: readable in a terminal and in a file."""
+    """The rows as lines of plain text."""
     width = max((len(row["id"]) for row in rows), default=2)
     yield f"{'id':<{width}}  {'family':<7} {'turns':>5}  {'here':<4}  needs"
     for row in rows:
@@ -56,31 +56,31 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
 def play(
     env: Any,
     seed: int | None,
-    say: Callable[[str], None] = print,
-    ask: Callable[[str], str] = input,
+    write: Callable[[str], None] = print,
+    read: Callable[[str], str] = input,
 ) -> dict[str, Any]:
-    """One episode with a person as the policy; its result. End of input ends the episode."""
+    """Play one episode with the user as the policy, and return its result. End of input ends it."""
     observation, info = env.reset(seed)
-    say(_words(observation))
-    say(COMMANDS)
+    write(_as_text(observation))
+    write(COMMANDS)
     total, count, turn = 0.0, 0, Turn()
     is_boxed = isinstance(env.unwrapped, Game | WebShop)
     while not turn.is_over:
-        action = _read(ask, f"[{count + 1}] > ")
+        action = _read(read, f"[{count + 1}] > ")
         if action is None:
-            say("")  # end of input: the prompt still stands in its line
+            write("")  # end of input: the prompt still stands in its line
             break
         if action.strip() == ":quit":
             break
         if action.strip() == ":random":
             action = env.sample_random_action()
-            say(action)
+            write(action)
         elif is_boxed and BOX not in action and not action.rstrip().endswith(env.stop or ("\0",)):
-            action = f"{BOX}{action.strip()}}}"  # a person need not type the box
+            action = f"{BOX}{action.strip()}}}"  # the user need not type the box
         turn = env.step(action)
         count += 1
         total += turn.reward
-        say(f"{turn.observation}\n[reward {turn.reward:g}, {total:g} in all]")
+        write(f"{turn.observation}\n[reward {turn.reward:g}, {total:g} in all]")
     result = {
         "env": env.unwrapped.env_id,
         "seed": info.get("seed"),
@@ -93,17 +93,17 @@ def play(
     if turn.is_over:
         answer = info.get("answer")
         solution = "" if answer is None else f"; the answer was {answer!r}"
-        say(f"over after {turns}, reward {total:g}{solution}")
+        write(f"over after {turns}, reward {total:g}{solution}")
     else:
-        say(f"left after {turns}, reward {total:g}")
+        write(f"left after {turns}, reward {total:g}")
     return result
 
 
-def _read(ask: Callable[[str], str], prompt: str) -> str | None:
+def _read(read: Callable[[str], str], prompt: str) -> str | None:
     lines: list[str] = []
     try:
         while True:
-            lines.append(ask("... " if lines else prompt))
+            lines.append(read("... " if lines else prompt))
             if not lines[-1].endswith("\\"):
                 return "\n".join(lines)
             lines[-1] = lines[-1][:-1]
@@ -111,14 +111,14 @@ def _read(ask: Callable[[str], str], prompt: str) -> str | None:
         return "\n".join(lines) or None
 
 
-def _words(observation: Any) -> str:
+def _as_text(observation: Any) -> str:
     if isinstance(observation, str):
         return observation
     return "\n".join(f"[{message['role']}] {message.get('content')}" for message in observation)
 
 
 def open_env(env_id: str, wrappers: str, overrides: Sequence[str]) -> Any:
-    """`make` with arguments as they are typed: digits=3 numbers=[1,9] tool=true.
+    """`make` with arguments from the command line: digits=3 numbers=[1,9] tool=true.
 
     `wrappers` are names, "python_tool,concat", or a recipe's list: "[{max_history: {turns: 2}}]".
     """
@@ -137,13 +137,13 @@ def open_env(env_id: str, wrappers: str, overrides: Sequence[str]) -> Any:
     settings = {"wrappers": wrappers, **{str(key): value for key, value in args.items()}}
     try:
         return make(env_id, **settings)
-    except TypeError as error:  # an argument that the environment does not have, or of a wrong kind
+    except TypeError as error:  # an unknown argument, or one of a wrong type
         build = load(entry, "env") if isinstance(entry := find(env_id).build, str) else entry
-        raise ValueError(f"{env_id}: {error}; it is {written(build)}") from error
+        raise ValueError(f"{env_id}: {error}; its signature is {signature_of(build)}") from error
 
 
-def written(build: Callable[..., Any]) -> str:
-    """How a thing is called: "Wordle(*, word_length=5, max_turns=15, only_real_words=False)"."""
+def signature_of(build: Callable[..., Any]) -> str:
+    """The signature without annotations: "Wordle(*, word_length=5, max_turns=15, only_real_words=False)"."""
     parameters = [
         one.replace(annotation=inspect.Parameter.empty)
         for one in inspect.signature(build).parameters.values()

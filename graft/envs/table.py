@@ -89,7 +89,7 @@ def make(
 
 
 def _entry_of(given: Any) -> tuple[str, EnvEntry]:
-    """The id of what `make` was asked for, and how it is built."""
+    """The id and the entry of an id, class, function or instance."""
     if isinstance(given, str):
         return given, find(given)
     if isinstance(given, type) or inspect.isroutine(given) or isinstance(given, partial):

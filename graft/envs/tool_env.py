@@ -34,7 +34,7 @@ from graft.tools.function import FunctionTool
 from graft.tools.rebind import Memo, check_tools, rebound
 from graft.tools.schema import schema
 from graft.types import Task, Turn
-from graft.user_code import Giver, UserCodeError, as_posed, as_turn, check_action, named
+from graft.user_code import Giver, UserCodeError, as_reset, as_turn, check_action, named
 
 MAX_RESULT = 10_000
 WHOLE_RESULT = 1_000_000
@@ -179,8 +179,8 @@ class ToolEnv(Wrapper):
             check_tools(self._own(), [self, *inner_envs(self)])
             self.is_checked = True
         self.previous = self._counters()
-        posed: Any = as_posed(self.env.reset(seed, **options), Giver(self.env, "env", "reset"))
-        observation, info = posed
+        reset: Any = as_reset(self.env.reset(seed, **options), Giver(self.env, "env", "reset"))
+        observation, info = reset
         for tool in self._stateful():
             tool.reset()
         self.turns = self.tool_uses = 0

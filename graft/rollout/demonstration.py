@@ -19,7 +19,7 @@ from graft.text.chat import TEMPLATE, Chat, Tools
 from graft.text.transcript import Transcript
 from graft.tools.options import check_options
 from graft.types import NO_ACTION, Author, Called, Episode, Leaf, Message, Span, Task
-from graft.user_code import Giver, UserCodeError, as_posed, as_trace
+from graft.user_code import Giver, UserCodeError, as_reset, as_trace
 
 INLINE = "inline"
 
@@ -75,8 +75,8 @@ def demonstration(
         policy "I compare."   policy Called("compare", A, B)   env "A < B"        policy "Done."
         I compare.            compare A and B                  : A < B            Done.<eos>
     """
-    posed: Any = as_posed(env.reset(task.seed), Giver(env, "env", "reset"))
-    observation, info = posed
+    reset: Any = as_reset(env.reset(task.seed), Giver(env, "env", "reset"))
+    observation, info = reset
     messages = (
         [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
     )

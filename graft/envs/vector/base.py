@@ -156,11 +156,11 @@ class VectorEnv:
             action = policy(index, observation, info)
             return await action if inspect.isawaitable(action) else action
 
-        def ask(index: int, observation: Observation, info: dict[str, Any]) -> None:
+        def request_action(index: int, observation: Observation, info: dict[str, Any]) -> None:
             thinking[asyncio.create_task(think(index, observation, info))] = index
 
         for index, (observation, info) in enumerate(zip(observations, infos, strict=True)):
-            ask(index, observation, info)
+            request_action(index, observation, info)
         try:
             while thinking or self.pending:
                 if self.pending and receiving is None:
@@ -176,11 +176,9 @@ class VectorEnv:
                 for index, turn in received:
                     yield index, turn
                     if not turn.is_over or self.autoreset == "same_step":
-                        ask(index, turn.observation, turn.info)
+                        request_action(index, turn.observation, turn.info)
                     elif self.autoreset == "next_step":
-                        self.send(
-                            {index: ""}
-                        )  # a restart ignores its action: the policy is not asked
+                        self.send({index: ""})  # the restart ignores its action
         finally:
             for task in thinking:
                 task.cancel()
