@@ -151,9 +151,10 @@ async def acollect(
             rewards.extend(leaf.reward for leaf in episode.leaves if leaf.status.is_trainable)
             line.advance(f"reward {fmean(rewards):.3f}" if rewards else "")
 
-        episodes = await collect_async(
-            listed, setup, grows, concurrency=concurrency, on_episode=note
-        )
+        async with line.ticking():
+            episodes = await collect_async(
+                listed, setup, grows, concurrency=concurrency, on_episode=note
+            )
     if learns is not None:
         learns.settle(episodes)
     for episode in episodes:

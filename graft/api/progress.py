@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 SECONDS_BETWEEN_DRAWS = 0.1
+SECONDS_BETWEEN_TICKS = 0.5
 
 
 def notebook_shell() -> Any:
@@ -43,6 +46,25 @@ class ProgressLine:
         self.done, self.note = self.done + 1, note
         if self._shown and time.monotonic() - self._drawn >= SECONDS_BETWEEN_DRAWS:
             self._draw()
+
+    @asynccontextmanager
+    async def ticking(self) -> AsyncIterator[None]:
+        """The clock of the line goes on while nothing advances.
+
+        It also wakes the event loop up: a notebook's stop button is heard by a loop that turns.
+        """
+
+        async def tick() -> None:
+            while True:
+                await asyncio.sleep(SECONDS_BETWEEN_TICKS)
+                if self._shown:
+                    self._draw()
+
+        clock = asyncio.create_task(tick())
+        try:
+            yield
+        finally:
+            clock.cancel()
 
     @property
     def text(self) -> str:

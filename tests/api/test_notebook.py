@@ -109,8 +109,8 @@ def test_the_stop_button_ends_a_collection_and_the_next_cell_goes_on(tmp_path):
         for call, error in calls.items():
             started = time.monotonic()
             stopped = reply(call, stop_after=2.0)
-            assert (stopped["status"], stopped["ename"]) == ("error", error), stopped
-            assert time.monotonic() - started < 30
+            assert (stopped["status"], stopped.get("ename")) == ("error", error), stopped
+            assert time.monotonic() - started < 30, call
         after = reply(
             "learner.step(graft.collect(engine, Letters, tasks=2, samples=2, max_tokens=2))"
         )
