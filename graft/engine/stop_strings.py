@@ -1,4 +1,4 @@
-"""Stop strings on tokens: the completion ends with the token that completes one; nothing is cut."""
+"""Stop strings on tokens: the completion ends with the token that completes one, which stays whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graft.protocols import Tokenizer
 
-_BROKEN = "\ufffd"  # what a decoder writes for bytes that are not a whole character (yet)
+_INCOMPLETE = "\ufffd"  # what a tokenizer decodes bytes to that are not a whole character (yet)
 
 
 class TokenPieces:
@@ -17,9 +17,9 @@ class TokenPieces:
         self._texts: dict[int, str] = {}
 
     def characters(self, token: int) -> str:
-        """Every character the token can end up writing.
+        """All characters that the token can write.
 
-        Decoded twice in a row: some tokenizers drop the space in front of a text's first token.
+        Decoded twice in a row: some tokenizers drop the space before a text's first token.
         """
         text = self._texts.get(token)
         if text is None:
@@ -28,29 +28,29 @@ class TokenPieces:
 
 
 class StopStrings:
-    """Watches one completion for the first of several strings.
+    """Finds the first of several strings in one completion.
 
-    stop ("</a>",) on the tokens "1", "</", "a", ">": only ">" can complete it, so only then is the
-    tail decoded, "1</a>" holds the string, and the completion ends with all four tokens.
+    stop ("</a>",) on the tokens "1", "</", "a", ">": only ">" can complete it, so the tail is decoded
+    only then; "1</a>" holds the string, and the completion ends with all four tokens.
     """
 
     def __init__(self, stops: tuple[str, ...], pieces: TokenPieces) -> None:
         if not all(stops):
-            raise ValueError(f"stop={stops!r} holds an empty string, which would end everything")
+            raise ValueError(f"stop={stops!r} holds an empty string, which would end every completion")
         self.stops, self.pieces = stops, pieces
         self.last = {stop[-1] for stop in stops}
-        # a token writes at least one byte; 4 more, so that a character cut at the start is complete
+        # a token writes at least one byte; 4 more, so that the first character of the tail is complete
         self.reach = max(len(stop.encode()) for stop in stops) + 4
 
     def completed_by(self, tokens: Sequence[int], start: int) -> bool:
         """Whether the last of `tokens` completes a stop string that lies wholly after `start`."""
         written = self.pieces.characters(tokens[-1])
-        if _BROKEN not in written and not any(end in written for end in self.last):
+        if _INCOMPLETE not in written and not any(end in written for end in self.last):
             return False
         tail = list(tokens[max(start, len(tokens) - self.reach) :])
         text = self.pieces.tokenizer.decode(tail)
         if not any(stop in text for stop in self.stops):
             return False
-        # found; but it must be this token's doing, not one that `min_tokens` passed over
-        before = len(self.pieces.tokenizer.decode(tail[:-1]).rstrip(_BROKEN))
+        # this token must have completed it, not an earlier one before `min_tokens`
+        before = len(self.pieces.tokenizer.decode(tail[:-1]).rstrip(_INCOMPLETE))
         return any(text.rfind(stop) + len(stop) > before for stop in self.stops if stop in text)
