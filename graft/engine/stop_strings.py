@@ -36,7 +36,9 @@ class StopStrings:
 
     def __init__(self, stops: tuple[str, ...], pieces: TokenPieces) -> None:
         if not all(stops):
-            raise ValueError(f"stop={stops!r} holds an empty string, which would end every completion")
+            raise ValueError(
+                f"stop={stops!r} holds an empty string, which would end every completion"
+            )
         self.stops, self.pieces = stops, pieces
         self.last = {stop[-1] for stop in stops}
         # a token writes at least one byte; 4 more, so that the first character of the tail is complete

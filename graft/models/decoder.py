@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,16 +32,27 @@ from graft.models.ops import (
     gather_rows,
     linear,
     norm_linear,
-    qk_place,
     qk_rotate,
+    qk_rotate_to_slots,
 )
 from graft.models.shape import ModelShape, rope_frequencies
 
-if TYPE_CHECKING:
-    from graft.models.tree.forest import Forest
-
 Attend = Callable[[int, Tensor, Any, Any], Tensor]
 """(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they have a `KVSlots`."""
+
+
+class PackedTokens(Protocol):
+    """A flat list of tokens, and the actions among them to score: a `tree.forest.Forest`."""
+
+    tokens: Tensor
+    positions: Tensor
+    before: Tensor
+    """[U] the token that each scored action follows."""
+    actions: Tensor
+    modes: Tensor
+
+    def attention(self, heads: int, kv_heads: int) -> Attend: ...
+
 
 LEAST_POSITIONS = 2**16
 """Positions that a GPU's table of angles holds at least, beyond what the model was trained on."""
@@ -122,10 +133,10 @@ class Block(nn.Module):
         cos: Tensor,
         sin: Tensor,
         attend: Attend,
-        place: KVSlots | None = None,
+        kv_slots: KVSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         x, qkv = self._norm_linear(x, delta, self.attn_norm, self.qkv)
-        seen = self._see(qkv, cos, sin, attend, place)
+        seen = self._see(qkv, cos, sin, attend, kv_slots)
         x, delta = add_linear(x, seen, self.out.weight, self.out.bias)
         x, gate_up = self._norm_linear(x, delta, self.mlp_norm, self.gate_up)
         return add_linear(x, gate_up, self.down.weight, self.down.bias, gate=True)
@@ -136,17 +147,19 @@ class Block(nn.Module):
         return norm_linear(x, delta, norm.weight, norm.eps, linear.weight, linear.bias)
 
     def _see(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, place: KVSlots | None
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kv_slots: KVSlots | None
     ) -> Tensor:
         """[T, H*d]: what the heads found."""
         shape = self.shape
         q_weight = None if self.q_norm is None else self.q_norm.weight
         k_weight = None if self.k_norm is None else self.k_norm.weight
         heads = (q_weight, k_weight, shape.norm_eps, cos, sin, shape.heads, shape.kv_heads)
-        if place is None:
+        if kv_slots is None:
             found = attend(self.index, *qk_rotate(qkv, *heads))
         else:
-            found = attend(self.index, qk_place(qkv, *heads, place, self.index), None, None)
+            found = attend(
+                self.index, qk_rotate_to_slots(qkv, *heads, kv_slots, self.index), None, None
+            )
         return found.reshape(len(qkv), shape.q_size)
 
 
@@ -202,12 +215,12 @@ class Decoder(nn.Module):
         tokens: Tensor,
         positions: Tensor,
         attend: Attend,
-        place: KVSlots | None = None,
+        kv_slots: KVSlots | None = None,
         then: Callable[[Tensor], Any] | None = None,
     ) -> Any:
         """Hidden states after the last norm, [T, D], of tokens [T] at positions [T].
 
-        With a place keys and values are stored there, and `attend` looks for them itself. What
+        With `kv_slots` keys and values are stored there, and `attend` reads them itself. What
         `then` makes of the hidden states is returned in their stead: a head belongs in here, for a
         model that is split over processes has its weights together only as long as it runs.
         """
@@ -217,7 +230,7 @@ class Decoder(nn.Module):
             if self.recompute and torch.is_grad_enabled():
                 x, delta = checkpoint(block, x, delta, cos, sin, attend, use_reentrant=False)
             else:
-                x, delta = block(x, delta, cos, sin, attend, place)
+                x, delta = block(x, delta, cos, sin, attend, kv_slots)
         hidden = self.norm(x, delta)[1]
         return hidden if then is None else then(hidden)
 
@@ -226,36 +239,38 @@ class Decoder(nn.Module):
 
     def action_logprobs(
         self,
-        forest: Forest,
+        forest: PackedTokens,
         temperature: float = 1.0,
         allowed: Tensor | None = None,
-        num_words: int | None = None,
+        vocab_size: int | None = None,
     ) -> tuple[Tensor, ...]:
         """Log-prob [U] of each trained action of a forest and entropy [U] of its distribution.
 
-        With `num_words` also the log-prob [U] of choosing any of the first so many (see `logprobs`).
+        With `vocab_size` also the log-prob [U] of choosing any token, not an action (see `logprobs`).
         """
         return self(
             forest.tokens,
             forest.positions,
-            forest.attention(self),
+            forest.attention(*self.own_heads),
             then=lambda hidden: self._score(
                 gather_rows(hidden, forest.before),
                 forest.actions,
                 forest.modes,
                 allowed,
                 temperature,
-                num_words,
+                vocab_size,
             ),
         )
 
     @torch.no_grad()
-    def greedy_match(self, forest: Forest, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def greedy_match(
+        self, forest: PackedTokens, allowed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-prob [U] of each trained action, and whether it is the likeliest one."""
         return self(
             forest.tokens,
             forest.positions,
-            forest.attention(self),
+            forest.attention(*self.own_heads),
             then=lambda hidden: self._likeliest(
                 gather_rows(hidden, forest.before), forest.actions, forest.modes, allowed
             ),
@@ -268,10 +283,10 @@ class Decoder(nn.Module):
         modes: Tensor,
         allowed: Tensor | None,
         temperature: float,
-        num_words: int | None,
+        vocab_size: int | None,
     ) -> tuple[Tensor, ...]:
         return score_actions(
-            hidden, self.head_weight, actions, modes, allowed, temperature, num_words
+            hidden, self.head_weight, actions, modes, allowed, temperature, vocab_size
         )
 
     def _likeliest(

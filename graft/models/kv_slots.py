@@ -1,4 +1,4 @@
-"""Where a layer's new keys and values are kept, if not in memory of their own.
+"""Where a layer writes its new keys and values, if not to tensors of their own.
 
 pools [layers, 2, pages, K, page, d]; table [rows, P] page numbers; of T new tokens: rows, positions
 """
@@ -17,11 +17,11 @@ class KVSlots:
     pool: Tensor
     table: Tensor
     rows: Tensor
-    """[T] the token's line of the table."""
+    """[T] the token's row of the table."""
     positions: Tensor
-    """[T] where in its sequence it stands."""
+    """[T] its position in the sequence."""
     lengths: Tensor
-    """[rows]; 0: nobody is there, nothing is kept."""
+    """[rows]; 0: an unused row, nothing is written."""
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store k, v [T, K, d] of a layer, in plain PyTorch."""

@@ -1,6 +1,6 @@
 """Log-probs and entropies of chosen actions, without ever holding all the logits.
 
-    U positions, D width, V actions, of which the first `num_words` are tokens
+    U positions, D width, V actions, of which the first `vocab_size` are tokens
 
 The head runs over chunks of positions; the backward pass computes each chunk again. What stays in
 memory is [U] numbers, not [U, V]. A GPU with Triton takes `kernels.head`, its twin is here.
@@ -48,30 +48,30 @@ class _ChunkedHead(torch.autograd.Function):
         allowed: Tensor | None,  # [modes, V] or None
         temperature: float,
         chunk: int,
-        num_words: int | None,
+        vocab_size: int | None,
     ) -> tuple[Tensor, ...]:
         logp = torch.empty(len(actions), device=hidden.device)
         entropy = torch.empty_like(logp)
-        any_word = None if num_words is None else torch.empty_like(logp)
+        vocab_logp = None if vocab_size is None else torch.empty_like(logp)
         for start in range(0, len(actions), chunk):
             part = slice(start, start + chunk)
             rows = None if allowed is None else allowed[modes[part]]
             log_p = logits_of(hidden[part], weight, temperature, rows).log_softmax(-1)
             logp[part] = log_p.gather(1, actions[part, None])[:, 0]
             entropy[part] = _entropy(log_p)
-            if any_word is not None and num_words is not None:
+            if vocab_logp is not None and vocab_size is not None:
                 # not 1 minus the rest: where actions have nearly all, that is what rounding left
-                drawn = log_p[:, :num_words].logsumexp(-1)
-                any_word[part] = drawn.masked_fill_(actions[part] >= num_words, 0.0)
-        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, any_word)
-        ctx.temperature, ctx.chunk, ctx.num_words = temperature, chunk, num_words
-        return (logp, entropy) if any_word is None else (logp, entropy, any_word)
+                drawn = log_p[:, :vocab_size].logsumexp(-1)
+                vocab_logp[part] = drawn.masked_fill_(actions[part] >= vocab_size, 0.0)
+        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, vocab_logp)
+        ctx.temperature, ctx.chunk, ctx.vocab_size = temperature, chunk, vocab_size
+        return (logp, entropy) if vocab_logp is None else (logp, entropy, vocab_logp)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         grad_logp, grad_entropy, *others = grads
-        hidden, weight, actions, modes, allowed, entropy, any_word = ctx.saved_tensors
-        grad_word = others[0].masked_fill(actions >= ctx.num_words, 0.0) if others else None
+        hidden, weight, actions, modes, allowed, entropy, vocab_logp = ctx.saved_tensors
+        grad_vocab = others[0].masked_fill(actions >= ctx.vocab_size, 0.0) if others else None
         grad_hidden = torch.empty_like(hidden)
         is_frozen = not ctx.needs_input_grad[1]  # as under adapters
         grad_weight = None if is_frozen else torch.zeros_like(weight, dtype=torch.float32)
@@ -87,11 +87,11 @@ class _ChunkedHead(torch.autograd.Function):
             if with_entropy:
                 surprise = torch.where(p > 0, log_p, 0.0) + entropy[part, None]
                 d_logits -= grad_entropy[part, None] * p * surprise
-            if grad_word is not None:
+            if grad_vocab is not None:
                 # d log(any) / dz = p / any - p of tokens, -p of actions beyond them
-                d_logits -= grad_word[part, None] * p
-                of_words = (log_p[:, : ctx.num_words] - any_word[part, None]).exp_()
-                d_logits[:, : ctx.num_words] += of_words.mul_(grad_word[part, None])
+                d_logits -= grad_vocab[part, None] * p
+                vocab_share = (log_p[:, : ctx.vocab_size] - vocab_logp[part, None]).exp_()
+                d_logits[:, : ctx.vocab_size] += vocab_share.mul_(grad_vocab[part, None])
             d_logits /= ctx.temperature
             d_logits = d_logits.to(hidden.dtype)
             grad_hidden[part] = d_logits @ weight
@@ -127,17 +127,17 @@ def vocab_logprobs(
     hidden: Tensor,
     weight: Tensor,
     actions: Tensor,
-    num_words: int,
+    vocab_size: int,
     *,
     modes: Tensor | None = None,
     allowed: Tensor | None = None,
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same and, where a token was chosen, the log-prob [U] of choosing any; 0 elsewhere."""
-    logp, entropy, any_word = score_actions(
-        hidden, weight, actions, modes, allowed, temperature, num_words
+    logp, entropy, vocab_logp = score_actions(
+        hidden, weight, actions, modes, allowed, temperature, vocab_size
     )
-    return logp, entropy, any_word
+    return logp, entropy, vocab_logp
 
 
 def score_actions(
@@ -147,22 +147,22 @@ def score_actions(
     modes: Tensor | None,
     allowed: Tensor | None,
     temperature: float,
-    num_words: int | None,
+    vocab_size: int | None,
 ) -> tuple[Tensor, ...]:
-    """Log-prob and entropy of each action, [U] each; with `num_words` that of any token, too."""
+    """Log-prob and entropy of each action, [U] each; with `vocab_size` that of any token, too."""
     if not len(actions):  # keep the graph connected: a micro-batch may have nothing to train
         nothing = (hidden.sum() * 0.0 + weight.sum() * 0.0).expand(0)
-        return (nothing,) * (2 if num_words is None else 3)
+        return (nothing,) * (2 if vocab_size is None else 3)
     if modes is None:
         modes = torch.zeros_like(actions)
     if has_kernels(hidden.device):
         from graft.models.kernels.head import head_logprobs
 
         return head_logprobs(
-            hidden, weight, actions, modes, allowed, temperature, num_words=num_words
+            hidden, weight, actions, modes, allowed, temperature, vocab_size=vocab_size
         )
     return _ChunkedHead.apply(
-        hidden, weight, actions, modes, allowed, temperature, chunk_of(hidden, weight), num_words
+        hidden, weight, actions, modes, allowed, temperature, chunk_of(hidden, weight), vocab_size
     )
 
 

@@ -116,7 +116,7 @@ def qk_rotate(
     return q, k, v
 
 
-def qk_place(
+def qk_rotate_to_slots(
     qkv: Tensor,
     q_weight: Tensor | None,
     k_weight: Tensor | None,
@@ -125,16 +125,18 @@ def qk_place(
     sin: Tensor,
     heads: int,
     kv_heads: int,
-    place: KVSlots,
+    kv_slots: KVSlots,
     layer: int,
 ) -> Tensor:
-    """The same without gradients: q is returned, keys and values go to their place."""
+    """The same without gradients: q is returned, keys and values are written to their slots."""
     if has_kernels(qkv.device):
         from graft.models.kernels import rope
 
-        return rope.qk_place(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads, place, layer)
+        return rope.qk_rotate_to_slots(
+            qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads, kv_slots, layer
+        )
     q, k, v = qk_rotate(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
-    place.write(layer, k, v)
+    kv_slots.write(layer, k, v)
     return q
 
 
@@ -164,9 +166,6 @@ def silu_gate(gate_up: Tensor) -> Tensor:
         return gate.silu_gate(gate_up)
     return _Gate.apply(gate_up)
 
-
-GRAD_SUM = "grad_sum"
-"""The attribute of a weight that holds the fp32 sum its gradients are added to, if it has one."""
 
 FEW_ROWS = 4
 """Rows up to which a matrix product waits for its weights alone; see `kernels.skinny`."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from graft.models.device import has_kernels
-from graft.models.ops import GRAD_SUM
+from graft.models.grad_sum import GRAD_SUM
 from graft.models.parallel.parts import copies, is_split, local
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 

@@ -19,7 +19,7 @@ from graft.datagen import rejection_sampling as harvest
 from graft.datagen.attempt_log import AttemptLog
 from graft.datagen.rejection_sampling import RejectionSampling, sample_rows
 from graft.engine.errors import EngineError
-from graft.engine.remote import wire
+from graft.engine.remote import endpoint
 from graft.envs import ENVS, make, register
 from graft.envs.calculator import Expression
 from graft.rollout.action_spelling import ActionSpeller
@@ -413,7 +413,7 @@ def test_a_rewritten_history_is_a_row_for_every_prompt(tmp_path):
 @pytest.fixture
 def served(monkeypatch):
     monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(wire, "RETRIES", 1)
+    monkeypatch.setattr(endpoint, "RETRIES", 1)
     with serving() as found:
         yield found
 

@@ -10,9 +10,9 @@ import pytest
 from graft.config import load_config
 from graft.engine import ENGINES
 from graft.engine.errors import EngineError
-from graft.engine.remote import wire
+from graft.engine.remote import endpoint
+from graft.engine.remote.endpoint import Endpoint, EndpointError
 from graft.engine.remote.openai import CONVERSATION, OpenAIEngine, messages_of
-from graft.engine.remote.wire import Endpoint, EndpointError
 from graft.registry import resolve
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
@@ -103,7 +103,7 @@ def test_an_attempt_without_an_answer_ends_after_its_timeout(served):
 
 
 def test_the_error_of_repeated_faults_has_their_number_and_the_last_one(served, monkeypatch):
-    monkeypatch.setattr(wire, "RETRIES", 2)
+    monkeypatch.setattr(endpoint, "RETRIES", 2)
     served.always = 500
     with pytest.raises(EndpointError, match=r"answered 500: not now \(asked 3 times"):
         sample(engine_of(served), "p")
@@ -113,7 +113,7 @@ def test_the_error_of_repeated_faults_has_their_number_and_the_last_one(served, 
 
 
 def test_429_is_repeated_until_the_deadline_and_after_its_retry_after(served, monkeypatch):
-    monkeypatch.setattr(wire, "RETRIES", 1)
+    monkeypatch.setattr(endpoint, "RETRIES", 1)
     served.faults = [429] * 5
     assert sample(engine_of(served), "p").finish is Finish.STOP  # more often than other faults
     served.faults, served.retry_after = [429], "0.4"

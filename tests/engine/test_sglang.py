@@ -15,10 +15,10 @@ import torch
 
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
-from graft.engine.remote import servers_engine, wire
+from graft.engine.remote import endpoint, servers_engine
+from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_protocol import ServerReply
 from graft.engine.remote.sglang import SGLangServer
-from graft.engine.remote.wire import EndpointError
 from graft.models.decoder import Decoder
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
@@ -57,7 +57,7 @@ class Stage:
 @pytest.fixture
 def stage(folder, tmp_path, monkeypatch) -> Iterator[Callable[[int], Stage]]:
     monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(wire, "RETRIES", 3)
+    monkeypatch.setattr(endpoint, "RETRIES", 3)
     with ExitStack() as stack:
 
         def make(count: int = 1) -> Stage:

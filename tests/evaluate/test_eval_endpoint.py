@@ -7,7 +7,7 @@ import pytest
 
 from graft.config import ConfigError
 from graft.engine.errors import EngineError
-from graft.engine.remote import wire
+from graft.engine.remote import endpoint
 from graft.evaluate import evaluator as bench
 from graft.evaluate.run import evaluate_checkpoints
 from graft.train.session import train_recipe
@@ -36,7 +36,7 @@ train: {{steps: 0}}
 @pytest.fixture
 def served(monkeypatch):
     monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(wire, "RETRIES", 2)
+    monkeypatch.setattr(endpoint, "RETRIES", 2)
     with serving() as found:
         yield found
 
@@ -92,7 +92,7 @@ def test_a_chat_model_is_scored_by_source_without_any_file_of_it(served, rows, t
 def test_a_moody_server_changes_no_score(served, rows, tmp_path, monkeypatch):
     served.reply = doubles
     served.faults = [429, 500, "garbage", "half", "nothing", "shape", 503, 408]
-    monkeypatch.setattr(wire, "RETRIES", 8)  # one request may meet them all
+    monkeypatch.setattr(endpoint, "RETRIES", 8)  # one request may meet them all
     table, _, _ = chat_eval(served, rows, tmp_path, k="", samples=2)
     assert table.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
     assert table.problems == [] and len(served.asked) == 12 + 8

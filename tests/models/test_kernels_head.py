@@ -94,20 +94,20 @@ def test_values_and_gradients_are_those_of_autograd_in_float64(kernel_device, nu
     assert_alike(got, run(exact, wide, 1.3, grads, "cpu"), 2e-5)
 
 
-@pytest.mark.parametrize("num_words", [36, 33, 5])  # 1, 4 and 32 actions beyond them
+@pytest.mark.parametrize("vocab_size", [36, 33, 5])  # 1, 4 and 32 actions beyond them
 @pytest.mark.parametrize("with_mask", [True, False])
 @pytest.mark.parametrize("wanted", [(1, 1, 1), (0, 0, 1)], ids=["all", "any word"])
-def test_any_word_and_its_gradients_are_the_twins(kernel_device, num_words, with_mask, wanted):
+def test_any_word_and_its_gradients_are_the_twins(kernel_device, vocab_size, with_mask, wanted):
     case = make(11, 37, with_mask=with_mask)
     grads = draw_grads(11, wanted)
-    got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4, num_words=num_words)
+    got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4, vocab_size=vocab_size)
 
     def words_twin(hidden, weight, actions, modes, allowed, temperature):
         return vocab_logprobs(
             hidden,
             weight,
             actions,
-            num_words,
+            vocab_size,
             modes=modes,
             allowed=allowed,
             temperature=temperature,
@@ -119,8 +119,8 @@ def test_any_word_and_its_gradients_are_the_twins(kernel_device, num_words, with
 
 def test_any_word_across_blocks_is_that_of_logsumexp_in_float64(kernel_device):
     hidden, weight, actions, modes, _ = make(6, 4099)
-    num_words = 4090
-    actions[:5] %= num_words
+    vocab_size = 4090
+    actions[:5] %= vocab_size
     actions[5] = 4095
     allowed = torch.ones(3, 4099, dtype=torch.bool)
     allowed[:, 4097:] = False
@@ -128,14 +128,19 @@ def test_any_word_across_blocks_is_that_of_logsumexp_in_float64(kernel_device):
     allowed[modes, actions] = True
     case = (hidden, weight, actions, modes, allowed)
     got = run(
-        head.head_logprobs, case, 1.3, draw_grads(6, (1, 1, 1)), kernel_device, num_words=num_words
+        head.head_logprobs,
+        case,
+        1.3,
+        draw_grads(6, (1, 1, 1)),
+        kernel_device,
+        vocab_size=vocab_size,
     )
 
     def words_exact(hidden, weight, actions, modes, allowed, temperature):
         logits = (hidden @ weight.T / temperature).masked_fill(~allowed[modes], -1e30)
-        any_word = logits[:, :num_words].logsumexp(-1) - logits.logsumexp(-1)
+        vocab_logp = logits[:, :vocab_size].logsumexp(-1) - logits.logsumexp(-1)
         chosen = exact(hidden, weight, actions, modes, allowed, temperature)
-        return *chosen, torch.where(actions < num_words, any_word, 0.0)
+        return *chosen, torch.where(actions < vocab_size, vocab_logp, 0.0)
 
     wide = [x.double() if x.is_floating_point() else x for x in case]
     assert_alike(got, run(words_exact, wide, 1.3, draw_grads(6, (1, 1, 1)), "cpu"), 3e-5)
@@ -145,9 +150,11 @@ def test_any_word_stays_finite_where_actions_have_all_the_mass(kernel_device):
     hidden = torch.ones(1, 1, device=kernel_device)
     weight = torch.tensor([[0.0], [200.0]], device=kernel_device, requires_grad=True)
     actions, modes = torch.tensor([[0], [0]], device=kernel_device)
-    logp, _, any_word = head.head_logprobs(hidden, weight, actions, modes, None, 1.0, num_words=1)
-    assert [*logp.tolist(), *any_word.tolist()] == pytest.approx([-200.0, -200.0], abs=1e-3)
-    (logp - any_word).sum().backward()
+    logp, _, vocab_logp = head.head_logprobs(
+        hidden, weight, actions, modes, None, 1.0, vocab_size=1
+    )
+    assert [*logp.tolist(), *vocab_logp.tolist()] == pytest.approx([-200.0, -200.0], abs=1e-3)
+    (logp - vocab_logp).sum().backward()
     assert float(weight.grad.abs().max()) < 1e-3
 
 

@@ -137,11 +137,13 @@ def test_bfloat16_is_as_close_as_its_rounding(
         torch.testing.assert_close(a.double(), b.double(), atol=3e-2, rtol=3e-2)
 
 
-def test_a_list_cut_in_pieces_adds_up(kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("graft.models.tree.block_lists.SHORTEST_PIECE", 1)
+def test_a_list_split_into_pieces_adds_up(
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("graft.models.tree.block_lists.MIN_PIECE", 1)
     ends = samples(100, 50, 4)
     blocks = BlockLists.of(ends, kernel_device)
-    assert blocks.num_slots > 2 and len(blocks.cuts) > 1
+    assert blocks.num_slots > 2 and len(blocks.splits) > 1
     tensors = inputs(len(ends), 2, 1, 32, kernel_device)
     grad = torch.randn_like(tensors[0])
     got = results(lambda q, k, v: interval_attention(q, k, v, blocks), tensors, grad)
@@ -181,11 +183,11 @@ def walked(items: Tensor, lists: Tensor, shape: tuple[int, int]) -> tuple[Tensor
 
 
 @pytest.mark.parametrize("name", list(FORESTS))
-@pytest.mark.parametrize("shortest_piece", [1, 16])
+@pytest.mark.parametrize("min_piece", [1, 16])
 def test_blocks_hold_each_pair_with_a_visible_key_once(
-    name: str, shortest_piece: int, monkeypatch: pytest.MonkeyPatch
+    name: str, min_piece: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("graft.models.tree.block_lists.SHORTEST_PIECE", shortest_piece)
+    monkeypatch.setattr("graft.models.tree.block_lists.MIN_PIECE", min_piece)
     ends = FORESTS[name]
     blocks = BlockLists.of(ends, torch.device("cpu"))
     assert blocks.ends.tolist() == ends.tolist()
@@ -205,11 +207,11 @@ def test_blocks_hold_each_pair_with_a_visible_key_once(
 
 
 def test_every_slot_is_written_once_and_read_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("graft.models.tree.block_lists.SHORTEST_PIECE", 2)
+    monkeypatch.setattr("graft.models.tree.block_lists.MIN_PIECE", 2)
     blocks = BlockLists.of(samples(200, 90, 8), torch.device("cpu"))
     written = {int(item[4]): int(item[0]) for item in blocks.key_items if item[4] >= 0}
     assert sorted(written) == list(range(blocks.num_slots))
-    read = {slot: block for block, a, b in blocks.cuts.tolist() for slot in range(a, b)}
+    read = {slot: block for block, a, b in blocks.splits.tolist() for slot in range(a, b)}
     assert read == written
 
 

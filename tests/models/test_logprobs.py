@@ -77,18 +77,18 @@ def test_any_token_against_two_actions_by_hand():
     hidden = torch.ones(3, 1)
     actions, modes = torch.tensor([0, 3, 4]), torch.tensor([0, 0, 1])
     allowed = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0]], dtype=torch.bool)
-    logp, entropy, any_word = vocab_logprobs(
+    logp, entropy, vocab_logp = vocab_logprobs(
         hidden, weight, actions, 3, modes=modes, allowed=allowed
     )
     torch.testing.assert_close(logp.exp(), torch.tensor([6 / 12, 3 / 12, 4 / 7]))
-    torch.testing.assert_close(any_word.exp(), torch.tensor([9 / 12, 1, 1]))
-    torch.testing.assert_close((logp - any_word).exp()[0], torch.tensor(6 / 9))
+    torch.testing.assert_close(vocab_logp.exp(), torch.tensor([9 / 12, 1, 1]))
+    torch.testing.assert_close((logp - vocab_logp).exp()[0], torch.tensor(6 / 9))
     assert entropy[2].item() == pytest.approx(0.682908, abs=1e-5)  # of 3/7 and 4/7
-    (slope,) = torch.autograd.grad(any_word.sum(), weight, retain_graph=True)
+    (slope,) = torch.autograd.grad(vocab_logp.sum(), weight, retain_graph=True)
     # tokens p / any - p, the action -p; nothing from the two rows that drew an action
     want = torch.tensor([6 / 9 - 6 / 12, 2 / 9 - 2 / 12, 1 / 9 - 1 / 12, -3 / 12, 0, 0])
     torch.testing.assert_close(slope[:, 0], want)
-    (slope,) = torch.autograd.grad((logp - any_word)[0], weight)
+    (slope,) = torch.autograd.grad((logp - vocab_logp)[0], weight)
     want = torch.tensor([1 - 6 / 9, -2 / 9, -1 / 9, 0, 0, 0])  # the action is as if it were not
     torch.testing.assert_close(slope[:, 0], want, atol=1e-6, rtol=0)
 
@@ -118,7 +118,7 @@ def test_any_token_is_what_autograd_makes_of_it(case, monkeypatch, elements):
 def test_any_token_stays_finite_where_actions_have_all_the_mass():
     """The action leads by 200: fp32 sees no share of the only token, yet it was drawn."""
     weight = torch.tensor([[0.0], [200.0]], requires_grad=True)
-    logp, _, any_word = vocab_logprobs(torch.ones(1, 1), weight, torch.tensor([0]), 1)
-    assert logp.tolist() == any_word.tolist() == [-200.0]
-    (logp - any_word).sum().backward()
+    logp, _, vocab_logp = vocab_logprobs(torch.ones(1, 1), weight, torch.tensor([0]), 1)
+    assert logp.tolist() == vocab_logp.tolist() == [-200.0]
+    (logp - vocab_logp).sum().backward()
     assert weight.grad.tolist() == [[0.0], [0.0]]

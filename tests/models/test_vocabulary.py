@@ -37,11 +37,11 @@ def worked() -> list[float]:
     weight, first = mine(torch.tensor([6.0, 2, 1, 3]).log()[:, None])
     hidden, modes = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
     group = dist.group.WORLD
-    logp, entropy, any_word = score_shared(
+    logp, entropy, vocab_logp = score_shared(
         hidden, weight, first, torch.tensor([3]), modes, None, 1.0, 4, group
     )
     logp.sum().backward()
-    return [x.item() for x in (logp, entropy, any_word, *weight.grad)]
+    return [x.item() for x in (logp, entropy, vocab_logp, *weight.grad)]
 
 
 def test_the_worked_case_of_the_docstring(pair):
@@ -51,7 +51,7 @@ def test_the_worked_case_of_the_docstring(pair):
     assert there == pytest.approx([*values, -1 / 12, 1 - 3 / 12], abs=1e-6)
 
 
-def compare(elements: int, num_words: int | None, temperature: float, has_mask: bool) -> float:
+def compare(elements: int, vocab_size: int | None, temperature: float, has_mask: bool) -> float:
     """The largest difference between a head of 17 rows and its parts of 9 and 8, in 11 positions."""
     module.CHUNK_ELEMENTS = elements
     torch.manual_seed(0)
@@ -64,8 +64,8 @@ def compare(elements: int, num_words: int | None, temperature: float, has_mask: 
     actions[modes == 2] = 12
     allowed[modes, actions] = True
     allowed = allowed if has_mask else None
-    grads = torch.randn(3, 11)[: 2 if num_words is None else 3]
-    how = modes, allowed, temperature, num_words
+    grads = torch.randn(3, 11)[: 2 if vocab_size is None else 3]
+    how = modes, allowed, temperature, vocab_size
     want = score_actions(hidden, weight, actions, *how)
     wanted = torch.autograd.grad((torch.stack(want) * grads).sum(), (hidden, weight))
     part, first = mine(weight.detach())
@@ -85,11 +85,11 @@ def compare(elements: int, num_words: int | None, temperature: float, has_mask: 
 
 
 @pytest.mark.parametrize("has_mask", [True, False], ids=["mask", "no mask"])
-@pytest.mark.parametrize("num_words", [None, 13, 5], ids=["all", "13 words", "5 words"])
+@pytest.mark.parametrize("vocab_size", [None, 13, 5], ids=["all", "13 words", "5 words"])
 @pytest.mark.parametrize("elements", [1, 1 << 20], ids=["one row a chunk", "all at once"])
-def test_parts_of_a_head_are_the_whole_head(pair, elements, num_words, has_mask):
+def test_parts_of_a_head_are_the_whole_head(pair, elements, vocab_size, has_mask):
     assert (
-        max(pair.run(compare, elements, num_words, 0.7, has_mask)) < 1e-5
+        max(pair.run(compare, elements, vocab_size, 0.7, has_mask)) < 1e-5
     )  # gradients are up to 10: rounding
 
 
@@ -111,11 +111,11 @@ def extremes(logits: list[float]) -> list[float]:
     weight, first = mine(torch.tensor(logits)[:, None])
     actions, group = torch.tensor([0]), dist.group.WORLD
     modes = torch.zeros_like(actions)
-    logp, _, any_word = score_shared(
+    logp, _, vocab_logp = score_shared(
         torch.ones(1, 1), weight, first, actions, modes, None, 1.0, 1, group
     )
-    (logp - any_word).sum().backward()
-    return [logp.item(), any_word.item(), weight.grad.abs().sum().item()]
+    (logp - vocab_logp).sum().backward()
+    return [logp.item(), vocab_logp.item(), weight.grad.abs().sum().item()]
 
 
 @pytest.mark.parametrize(

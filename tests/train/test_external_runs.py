@@ -25,7 +25,7 @@ import torch
 from graft.config import ConfigError, check
 from graft.datagen.rejection_sampling import sample_rows
 from graft.engine.errors import EngineError
-from graft.engine.remote import wire
+from graft.engine.remote import endpoint
 from graft.evaluate.run import evaluate_checkpoints
 from graft.models.decoder import Decoder
 from graft.models.io.load import load_model
@@ -150,7 +150,7 @@ def opens(folder: Path) -> list[Any]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Faults are soon given up on."""
     monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(wire, "RETRIES", 2)
+    monkeypatch.setattr(endpoint, "RETRIES", 2)
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graft.engine.errors import EngineError
+from graft.engine.remote.endpoint import Endpoint, EndpointError
 from graft.engine.remote.stateless import StatelessContext, seed_of
-from graft.engine.remote.wire import Endpoint, EndpointError
 from graft.protocols import Tokenizer
 from graft.types import Completion, Finish, Message, Sampling
 

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from graft.engine.errors import EngineError
+from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_protocol import Server, ServerProtocol
 from graft.engine.remote.stateless import StatelessBackend, StatelessContext
-from graft.engine.remote.wire import EndpointError
 
 
 class ServerContext(StatelessContext):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graft.engine.errors import EngineError
+from graft.engine.remote.endpoint import Endpoint, EndpointError
 from graft.engine.remote.stateless import PendingSample, model_config
 from graft.engine.remote.top_entropy import TOP_K
-from graft.engine.remote.wire import Endpoint, EndpointError
 from graft.engine.stop_strings import TokenPieces
 from graft.types import Sampling
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
+from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_pool import ServerContext, ServerPool
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
 from graft.engine.remote.stateless import (
@@ -27,7 +28,6 @@ from graft.engine.remote.stateless import (
 )
 from graft.engine.remote.top_entropy import entropy_of, known_tokens
 from graft.engine.remote.weight_files import WeightFolder
-from graft.engine.remote.wire import EndpointError
 from graft.engine.stop_strings import TokenPieces
 from graft.protocols import Tokenizer
 from graft.types import Completion, Finish, Sampling

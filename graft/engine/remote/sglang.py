@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from graft.engine.errors import EngineError
+from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
 from graft.engine.remote.servers_engine import ServersEngine
 from graft.engine.remote.stateless import PendingSample
-from graft.engine.remote.wire import EndpointError
 
 
 class SGLangProtocol(ServerProtocol):

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from graft.engine.errors import EngineError
+from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
 from graft.engine.remote.servers_engine import ServersEngine
 from graft.engine.remote.stateless import PendingSample
 from graft.engine.remote.weight_files import HEAD, names_in
-from graft.engine.remote.wire import EndpointError
 
 TOP_KS = (20, 10, 5, 2)
 """Numbers of top log-probs to try, for servers with a low --max-logprobs."""

@@ -1,10 +1,10 @@
 """Weights by file: a Hugging Face folder for each version, whole or absent.
 
     exchange/1f3a-000001/   config.json, tokenizer.json, model-00001-of-00001.safetensors, index
-    exchange/1f3a-000002/   the next; the one before it is removed once the servers have it
+    exchange/1f3a-000002/   the next; the previous one is removed once the servers have loaded it
 
-Tensors are read once and in order and no more than a shard of them is in memory: a mapping may
-gather each from many processes. Configs and tokenizer are copies of those of the model's folder.
+Tensors are read once and in order, with at most one shard in memory: a mapping may gather each from
+many processes. Config and tokenizer files are copies of those in the model's folder.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 SHARD_BYTES = 2_000_000_000
 INDEX = "model.safetensors.index.json"
 COPIED = (".json", ".model", ".txt", ".jinja", ".py")
-"""Endings of what stands beside the weights."""
+"""Suffixes of the files that are copied."""
 NOT_TRAINED = ("inv_freq", "vision", "visual", "audio", "multi_modal_projector", "mtp.")
-"""In the names of what a text model does not have, or does not learn: it may keep its values."""
+"""Parts of the names of tensors that a text model lacks or does not train: they keep their values."""
 STATE = "state.json"
-"""Of a run, in its checkpoints: no business of an engine."""
+"""The state of a run in its checkpoints, which is not copied."""
 HEAD = "lm_head.weight"
-"""A model whose head is its embedding may be written with it or without."""
+"""Optional in a model whose head is its embedding."""
 
 
 class WeightFolder:
-    """A folder that the servers see too; `name` tells our versions from those of other runs."""
+    """The folder that the servers read from; `name` separates our versions from those of other processes."""
 
     def __init__(self, folder: Path, model_folder: Path, name: str) -> None:
         self.folder, self.model_folder, self.name = folder.absolute(), model_folder, name
         self.count = 0
-        # now: a checkpoint that the run goes on from may be gone by the next version
+        # read now: the checkpoint that the run resumes from may be deleted before the next version
         self.expected = names_in(model_folder)
         self.beside = {
             file.name: file.read_bytes()
@@ -49,7 +49,7 @@ class WeightFolder:
         }
 
     def write(self, weights: Mapping[str, Any], shard_bytes: int = SHARD_BYTES) -> Path:
-        """The next version; its folder appears when all of it is there."""
+        """Write the next version; its folder appears when it is complete."""
         self.count += 1
         done = self.folder / f"{self.name}-{self.count:06d}"
         try:
@@ -61,7 +61,7 @@ class WeightFolder:
         except OSError as error:
             raise EngineError(
                 f"cannot write the weights of the engine to '{self.folder}' ({error}); "
-                "engine.exchange names a folder that the servers see too, with room for two models"
+                "engine.exchange must be a folder that the servers can read, with space for two models"
             ) from None
         return done
 
@@ -78,7 +78,7 @@ class WeightFolder:
 def write_shards(
     weights: Iterable[tuple[str, Tensor]], folder: Path, shard_bytes: int = SHARD_BYTES
 ) -> list[str]:
-    """Safetensors files of about `shard_bytes` and their index; the names of the tensors."""
+    """Write safetensors files of about `shard_bytes` and their index; the names of the tensors."""
     from safetensors.torch import save_file
 
     shards: list[list[str]] = []
@@ -94,7 +94,7 @@ def write_shards(
     for name, tensor in weights:
         if shard and size + tensor.nbytes > shard_bytes:
             flush()
-        # a copy of its own: views of one storage cannot share a file
+        # a copy: views of one storage cannot be in one file
         shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
         size += tensor.nbytes
         total += tensor.nbytes
@@ -124,7 +124,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 def check_names(given: Iterable[str], expected: set[str], model_folder: Path) -> None:
-    """EngineError if these are not the weights `expected` of a model: what is learned, all of it."""
+    """EngineError unless these are the weights `expected` of a model: all that are trained, no others."""
     unknown = sorted(set(given) - expected - {HEAD})
     kept = {HEAD, *(name for name in expected if any(part in name for part in NOT_TRAINED))}
     missing = sorted(expected - set(given) - kept)

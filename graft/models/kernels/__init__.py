@@ -1,12 +1,13 @@
-"""Triton kernels of the decoder, each the fast twin of a plain PyTorch function beside it.
+"""Triton kernels of the decoder, each with a plain PyTorch function that defines what it computes.
 
-    norm      add and root-mean-square norm             functions.add_norm
-    rope      head norms and rotation of q|k|v          functions.qk_rotate
-    gate      silu(gate) * up                           functions.silu_gate
-    skinny    matrix products of a few rows             torch's own, behind norm or gate
-    interval  attention over a packed forest            tree_attention.TreeAttention
+    norm      add and root-mean-square norm             ops.add_norm
+    rope      head norms and rotation of q|k|v          ops.qk_rotate
+    gate      silu(gate) * up                           ops.silu_gate
+    products  matrix products and their gradients       ops.norm_linear, ops.linear
+    skinny    matrix products of a few rows             torch's own, after a norm or a gate
+    interval  attention over a packed forest            tree.attention.TreeAttention
     head      log-probs and entropies from logits       logprobs
 
-A twin defines what the kernel computes; tests compare the two on random ragged shapes, on a GPU or,
-without one, through Triton's interpreter. `graft.models.device.has_kernels` says where they run.
+Tests compare the two on random ragged shapes, on a GPU or, without one, in Triton's interpreter. The
+kernels are used on devices for which `graft.models.device.has_kernels` is true.
 """

@@ -1,4 +1,4 @@
-"""silu(gate) * up of gate|up side by side.
+"""silu(gate) * up of gate|up in one matrix.
 
 T rows, F width of each half
 """
@@ -24,9 +24,9 @@ def _forward(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     source = gate_up_ptr + row * (2 * WIDTH) + column
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    kind = out_ptr.dtype.element_ty
-    active = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
-    tl.store(out_ptr + row * WIDTH + column, (active * up).to(kind), mask=inside)
+    dtype = out_ptr.dtype.element_ty
+    active = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
+    tl.store(out_ptr + row * WIDTH + column, (active * up).to(dtype), mask=inside)
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _backward(
     gate_up_ptr,
     grad_ptr,
     grad_gate_up_ptr,
-    gated_ptr,  # [T, F] or None: silu(gate) * up once more
+    gated_ptr,  # [T, F] or None: silu(gate) * up, computed again
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -47,12 +47,12 @@ def _backward(
     grad = tl.load(grad_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
     grad_gate = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
-    kind = grad_gate_up_ptr.dtype.element_ty
-    tl.store(grad_gate_up_ptr + at, grad_gate.to(kind), mask=inside)
-    tl.store(grad_gate_up_ptr + at + WIDTH, (grad * gate * sigmoid).to(kind), mask=inside)
+    dtype = grad_gate_up_ptr.dtype.element_ty
+    tl.store(grad_gate_up_ptr + at, grad_gate.to(dtype), mask=inside)
+    tl.store(grad_gate_up_ptr + at + WIDTH, (grad * gate * sigmoid).to(dtype), mask=inside)
     if gated_ptr is not None:
-        active = (gate * sigmoid).to(kind).to(tl.float32)
-        tl.store(gated_ptr + row * WIDTH + column, (active * up).to(kind), mask=inside)
+        active = (gate * sigmoid).to(dtype).to(tl.float32)
+        tl.store(gated_ptr + row * WIDTH + column, (active * up).to(dtype), mask=inside)
 
 
 def gated(gate_up: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def differentiate(gate_up: Tensor, grad: Tensor, gated: Tensor | None = None) -> Tensor:
-    """The gradient of gate|up; silu(gate) * up is written to `gated` on the way, if wanted."""
+    """The gradient of gate|up; silu(gate) * up itself is written to `gated`, if given."""
     rows, width = grad.shape
     grad_gate_up = torch.empty_like(gate_up)
     grid = (rows, triton.cdiv(width, BLOCK))

@@ -1,4 +1,4 @@
-"""The head on a GPU: two passes over a chunk of logits, everything else is a matrix product.
+"""The head on a GPU: two passes over a chunk of logits; the rest are matrix products.
 
     U positions, D width, V actions, W = V rounded up: the length of a row of logits in memory
 
@@ -6,11 +6,11 @@
     backward  logits again             ->  their gradient, written over them
               grad_hidden = gradient weight,   grad_weight += gradientᵀ hidden  in fp32
 
-The product rounds the logits to the model's dtype, as it does for the sampler; all that follows is
-fp32. Powers of two stand in for e, the GPU has them in hardware: with y = logit / temperature * log2 e
-and n = log2 of the sum of all 2^y, an action's probability is 2^(y - n).
+The product rounds the logits to the model's dtype, as for the sampler; all that follows is fp32. Powers of
+2 replace powers of e, since the GPU computes them in hardware: with y = logit / temperature * log2 e and
+n = log2 of the sum of all 2^y, an action's probability is 2^(y - n).
 
-Asked for it, the same read also sums the first `num_words` actions, the tokens: see `models.logprobs`.
+With `vocab_size` the same pass also sums the first `vocab_size` actions, the tokens: see `models.logprobs`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from graft.models.kernels.products import add_product_, sum_of
+from graft.models.grad_sum import grad_sum_of
+from graft.models.kernels.products import add_product_
 
 CHUNK_BYTES = 650_000_000
 """Logits held at a time: 2,048 rows of 152k actions in bfloat16. Twice as many are 4% faster."""
 
 KEPT_SHARE = 0.08
-"""Of the device's memory: logits of a whole micro-batch that fit there are kept, not made twice."""
+"""Of the device's memory: logits of a whole micro-batch that fit are kept instead of computed twice."""
 
 ROW_MULTIPLE = 64
-"""Rows start at whole cache lines whatever V is, so that every load is as wide as there are."""
+"""Rows start at whole cache lines for any V, so that every load has full width."""
 
 BLOCK = 4096
 """Actions per step of either kernel."""
@@ -42,23 +43,23 @@ BLOCK = 4096
 FORWARD_WARPS, FORWARD_STAGES, BACKWARD_WARPS = 4, 3, 8
 
 LN2 = tl.constexpr(math.log(2.0))
-# finite, unlike -inf: their differences and products are numbers; 2^(FORBIDDEN - BOTTOM) is 0
+# finite, unlike -inf: their differences and products are no NaN; 2^(FORBIDDEN - BOTTOM) is 0
 FORBIDDEN, BOTTOM = tl.constexpr(-1e30), tl.constexpr(-1e20)
 
 
 @triton.jit
 def _load_logits(logits, allowed, columns, num_actions, row_length):
-    """(logit, whether it can be drawn) of some actions of a row; those that cannot are FORBIDDEN."""
+    """(logit, whether it is allowed) of some actions of a row; other logits are FORBIDDEN."""
     inside = columns < row_length
     z = tl.load(logits + columns, mask=inside, other=0.0).to(tl.float32)
     if allowed is None:
-        possible = columns < num_actions
+        is_allowed = columns < num_actions
     else:  # zero beyond the last action
-        possible = tl.load(allowed + columns, mask=inside, other=0) != 0
-    return tl.where(possible, z, FORBIDDEN), possible
+        is_allowed = tl.load(allowed + columns, mask=inside, other=0) != 0
+    return tl.where(is_allowed, z, FORBIDDEN), is_allowed
 
 
-# whether a vector over rows starts at 16 bytes matters to nobody: one compiled kernel serves both
+# the alignment of a vector over rows does not matter: one compiled kernel serves all
 @triton.jit(
     do_not_specialize_on_alignment=[
         "actions_ptr",
@@ -66,7 +67,7 @@ def _load_logits(logits, allowed, columns, num_actions, row_length):
         "logp_ptr",
         "entropy_ptr",
         "norm_ptr",
-        "word_ptr",
+        "vocab_logp_ptr",
     ]
 )
 def _forward_kernel(
@@ -77,9 +78,9 @@ def _forward_kernel(
     logp_ptr,  # [u]
     entropy_ptr,  # [u]
     norm_ptr,  # [u] the n of the module's docstring
-    word_ptr,  # [u] log-prob of any of the first `num_words`, or None
+    vocab_logp_ptr,  # [u] log-prob of any of the first `vocab_size`, or None
     num_actions,
-    num_words,
+    vocab_size,
     row_length,
     scale,
     STEPS: tl.constexpr,  # blocks in a row: one number per model
@@ -95,33 +96,35 @@ def _forward_kernel(
     top = BOTTOM  # the largest y so far
     total = 0.0  # of 2^(y - top)
     moment = 0.0  # of (y - top) 2^(y - top)
-    words = 0.0  # the part of the total that words have
+    vocab_total = 0.0  # the part of the total that tokens have
     for step in tl.range(0, STEPS, num_stages=STAGES):
         columns = step * BLOCK + tl.arange(0, BLOCK)
         z, _ = _load_logits(logits, allowed, columns, num_actions, row_length)
         new_top = tl.maximum(top, tl.max(z, 0) * scale)
         y = z * scale - new_top
         power = tl.exp2(y)
-        # what was summed so far relative to the old top, now relative to the new one
+        # sums relative to the old top become relative to the new one
         shift = top - new_top
         shrink = tl.exp2(shift)
         moment = (moment + shift * total) * shrink + tl.sum(y * power, 0)
         total = total * shrink + tl.sum(power, 0)
-        if word_ptr is not None:
-            words = words * shrink + tl.sum(tl.where(columns < num_words, power, 0.0), 0)
+        if vocab_logp_ptr is not None:
+            vocab_total = vocab_total * shrink + tl.sum(
+                tl.where(columns < vocab_size, power, 0.0), 0
+            )
         top = new_top
 
     log_total = tl.log2(total)
     action = tl.load(actions_ptr + row).to(tl.int64)
-    chosen, possible = _load_logits(logits, allowed, action, num_actions, row_length)
-    logp = tl.where(possible, (chosen * scale - top - log_total) * LN2, float("-inf"))
+    chosen, is_allowed = _load_logits(logits, allowed, action, num_actions, row_length)
+    logp = tl.where(is_allowed, (chosen * scale - top - log_total) * LN2, float("-inf"))
     tl.store(logp_ptr + row, logp)
     tl.store(entropy_ptr + row, (log_total - moment / total) * LN2)
     tl.store(norm_ptr + row, top + log_total)
-    if word_ptr is not None:
-        # at least the word that was drawn: its power may be too small for a number, its log is not
-        word = tl.maximum(tl.log2(words), chosen * scale - top) - log_total
-        tl.store(word_ptr + row, tl.where(action < num_words, word * LN2, 0.0))
+    if vocab_logp_ptr is not None:
+        # at least the drawn token: its power may underflow, its log does not
+        of_vocab = tl.maximum(tl.log2(vocab_total), chosen * scale - top) - log_total
+        tl.store(vocab_logp_ptr + row, tl.where(action < vocab_size, of_vocab * LN2, 0.0))
 
 
 @triton.jit(
@@ -130,10 +133,10 @@ def _forward_kernel(
         "modes_ptr",
         "norm_ptr",
         "entropy_ptr",
-        "word_ptr",
+        "vocab_logp_ptr",
         "grad_logp_ptr",
         "grad_entropy_ptr",
-        "grad_word_ptr",
+        "grad_vocab_ptr",
     ]
 )
 def _backward_kernel(
@@ -143,12 +146,12 @@ def _backward_kernel(
     allowed_ptr,  # [modes, W] bytes, or None
     norm_ptr,  # [u]
     entropy_ptr,  # [u]
-    word_ptr,  # [u] or None
+    vocab_logp_ptr,  # [u] or None
     grad_logp_ptr,  # [u] or None
     grad_entropy_ptr,  # [u] or None
-    grad_word_ptr,  # [u] or None; 0 where no word was chosen
+    grad_vocab_ptr,  # [u] or None; 0 where no token was chosen
     num_actions,
-    num_words,
+    vocab_size,
     row_length,
     scale,
     inverse_temperature,
@@ -162,7 +165,7 @@ def _backward_kernel(
     if allowed_ptr is not None:
         allowed = allowed_ptr + tl.load(modes_ptr + row).to(tl.int64) * row_length
 
-    z, possible = _load_logits(logits, allowed, columns, num_actions, row_length)
+    z, is_allowed = _load_logits(logits, allowed, columns, num_actions, row_length)
     y = z * scale - tl.load(norm_ptr + row)
     p = tl.exp2(y)
     # d logp / dz = onehot - p;   d H / dz = -p (log p + H)
@@ -174,12 +177,12 @@ def _backward_kernel(
     if grad_entropy_ptr is not None:
         surprise = y * LN2 + tl.load(entropy_ptr + row)
         gradient -= tl.load(grad_entropy_ptr + row) * p * surprise
-    if grad_word_ptr is not None:
-        # d log(any) / dz = p / any - p of words, -p of actions beyond them
-        of_words = tl.exp2(y - tl.load(word_ptr + row) / LN2)
-        of_words = tl.where(columns < num_words, of_words, 0.0)
-        gradient += tl.load(grad_word_ptr + row) * (of_words - p)
-    gradient = tl.where(possible, gradient * inverse_temperature, 0.0)
+    if grad_vocab_ptr is not None:
+        # d log(any) / dz = p / any - p of tokens, -p of actions beyond the vocabulary
+        vocab_share = tl.exp2(y - tl.load(vocab_logp_ptr + row) / LN2)
+        vocab_share = tl.where(columns < vocab_size, vocab_share, 0.0)
+        gradient += tl.load(grad_vocab_ptr + row) * (vocab_share - p)
+    gradient = tl.where(is_allowed, gradient * inverse_temperature, 0.0)
     gradient = gradient.to(logits_ptr.dtype.element_ty)
     tl.store(logits + columns, gradient, mask=columns < row_length)
 
@@ -205,10 +208,10 @@ def read_logits(
     allowed: Tensor | None,  # [modes, W]
     temperature: float,
     out: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    num_words: int,
+    vocab_size: int,
 ) -> None:
-    """Fill `out` with log-prob of the action, entropy, log2 of the sum and, where it has a place,
-    the log-prob of any of the first `num_words` actions, each [u]."""
+    """Fill `out` with log-prob of the action, entropy, log2 of the sum and, if it has a fourth tensor,
+    the log-prob of any of the first `vocab_size` actions, each [u]."""
     _forward_kernel[(len(logits),)](
         logits,
         actions,
@@ -216,7 +219,7 @@ def read_logits(
         allowed,
         *out,
         num_actions,
-        num_words,
+        vocab_size,
         logits.shape[1],
         math.log2(math.e) / temperature,
         STEPS=triton.cdiv(num_actions, BLOCK),
@@ -235,13 +238,13 @@ def differentiate_logits_(
     temperature: float,
     norm: Tensor,
     entropy: Tensor,
-    word: Tensor | None,
+    vocab_logp: Tensor | None,
     grad_logp: Tensor | None,
     grad_entropy: Tensor | None,
-    grad_word: Tensor | None,
-    num_words: int,
+    grad_vocab: Tensor | None,
+    vocab_size: int,
 ) -> None:
-    """Overwrite logits with the gradient of what `read_logits` made of them."""
+    """Overwrite logits with the gradient of the outputs of `read_logits`."""
     blocks = triton.cdiv(logits.shape[1], BLOCK)
     _backward_kernel[(len(logits) * blocks,)](
         logits,
@@ -250,12 +253,12 @@ def differentiate_logits_(
         allowed,
         norm,
         entropy,
-        word,
+        vocab_logp,
         grad_logp,
         grad_entropy,
-        grad_word,
+        grad_vocab,
         num_actions,
-        num_words,
+        vocab_size,
         logits.shape[1],
         math.log2(math.e) / temperature,
         1.0 / temperature,
@@ -280,13 +283,13 @@ class _KernelHead(torch.autograd.Function):
         temperature: float,
         chunk: int,
         is_kept: bool,
-        num_words: int | None,
+        vocab_size: int | None,
     ) -> tuple[Tensor, ...]:
         rows, num_actions = len(actions), len(weight)
         allowed = widen(allowed)
         logp = torch.empty(rows, dtype=torch.float32, device=hidden.device)
         entropy, norm = torch.empty_like(logp), torch.empty_like(logp)
-        word = None if num_words is None else torch.empty_like(logp)
+        vocab_logp = None if vocab_size is None else torch.empty_like(logp)
         logits = empty_logits(min(chunk, rows), num_actions, hidden)
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
@@ -299,31 +302,31 @@ class _KernelHead(torch.autograd.Function):
                 _at(modes, part),
                 allowed,
                 temperature,
-                out=(logp[part], entropy[part], norm[part], _at(word, part)),
-                num_words=num_words or num_actions,
+                out=(logp[part], entropy[part], norm[part], _at(vocab_logp, part)),
+                vocab_size=vocab_size or num_actions,
             )
-        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, norm, word)
-        ctx.num_words = num_words or num_actions
+        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, norm, vocab_logp)
+        ctx.vocab_size = vocab_size or num_actions
         ctx.logits = logits if is_kept else None
-        ctx.temperature, ctx.chunk, ctx.grad_sum = temperature, chunk, sum_of(weight)
-        ctx.set_materialize_grads(False)  # an unused entropy is seen as None, not as zeros
-        return (logp, entropy) if word is None else (logp, entropy, word)
+        ctx.temperature, ctx.chunk, ctx.grad_sum = temperature, chunk, grad_sum_of(weight)
+        ctx.set_materialize_grads(False)  # an unused entropy has gradient None, not zeros
+        return (logp, entropy) if vocab_logp is None else (logp, entropy, vocab_logp)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        # a sum's gradient is one number seen U times; the kernel wants U numbers
+        # the gradient of a sum is an expanded number; the kernel needs U numbers
         grad_logp, grad_entropy, *others = (g if g is None else g.contiguous() for g in grads)
-        hidden, weight, actions, modes, allowed, entropy, norm, word = ctx.saved_tensors
-        grad_word = others[0] if others else None
-        if grad_word is not None:
-            grad_word = grad_word.masked_fill(actions >= ctx.num_words, 0.0)
+        hidden, weight, actions, modes, allowed, entropy, norm, vocab_logp = ctx.saved_tensors
+        grad_vocab = others[0] if others else None
+        if grad_vocab is not None:
+            grad_vocab = grad_vocab.masked_fill(actions >= ctx.vocab_size, 0.0)
         rows, num_actions = len(actions), len(weight)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = ctx.grad_sum
         if grad_weight is None and ctx.needs_input_grad[1]:  # not under adapters
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        kept, ctx.logits = ctx.logits, None  # overwritten below: good for one backward
+        kept, ctx.logits = ctx.logits, None  # overwritten below: usable for one backward
         logits = empty_logits(min(ctx.chunk, rows), num_actions, hidden) if kept is None else kept
         for start in range(0, rows, ctx.chunk):
             part = slice(start, min(start + ctx.chunk, rows))
@@ -340,11 +343,11 @@ class _KernelHead(torch.autograd.Function):
                 ctx.temperature,
                 norm[part],
                 entropy[part],
-                _at(word, part),
+                _at(vocab_logp, part),
                 _at(grad_logp, part),
                 _at(grad_entropy, part),
-                _at(grad_word, part),
-                ctx.num_words,
+                _at(grad_vocab, part),
+                ctx.vocab_size,
             )
             torch.mm(d_logits, weight, out=grad_hidden[part])
             if grad_weight is not None:
@@ -355,7 +358,7 @@ class _KernelHead(torch.autograd.Function):
 
 
 def fits_whole(rows: int, num_actions: int, hidden: Tensor) -> bool:
-    """Whether all the logits may stay until the backward pass, which then need not make them again."""
+    """Whether all logits can be kept for the backward pass, which then does not compute them again."""
     if not hidden.is_cuda:
         return False
     memory = torch.cuda.get_device_properties(hidden.device).total_memory
@@ -363,7 +366,7 @@ def fits_whole(rows: int, num_actions: int, hidden: Tensor) -> bool:
 
 
 def rows_per_chunk(num_actions: int, dtype: torch.dtype) -> int:
-    """As many rows as CHUNK_BYTES hold, in whole tiles of the matrix product."""
+    """The rows that fit CHUNK_BYTES, in whole tiles of the matrix product."""
     rows = CHUNK_BYTES // (num_actions * dtype.itemsize)
     return max(128, rows // 128 * 128)
 
@@ -376,11 +379,11 @@ def head_logprobs(
     allowed: Tensor | None,
     temperature: float,
     chunk: int | None = None,
-    num_words: int | None = None,
+    vocab_size: int | None = None,
 ) -> tuple[Tensor, ...]:
     """`logprobs.action_logprobs` where there are kernels; `chunk` rows at a time.
 
-    With `num_words` it is `logprobs.vocab_logprobs`.
+    With `vocab_size` it is `logprobs.vocab_logprobs`.
     """
     is_kept = torch.is_grad_enabled() and fits_whole(len(actions), len(weight), hidden)
     if chunk is None:
@@ -395,5 +398,5 @@ def head_logprobs(
         temperature,
         chunk,
         is_kept and chunk >= len(actions),
-        num_words,
+        vocab_size,
     )

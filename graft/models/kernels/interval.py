@@ -3,13 +3,13 @@
     L tokens, H query heads, K key/value heads, G = H / K heads of a group, d head size
 
 Query i sees key j if and only if `j <= i < ends[j]`. The L x L scores are never stored: a program
-holds a tile of queries, walks over the tiles of keys that any of them sees, and keeps a running
-maximum and sum per row. Which tiles those are is worked out once per forest, on the CPU (`BlockLists`).
+holds a tile of queries, loops over the tiles of keys that any of them sees, and keeps a running
+maximum and sum per row. These tiles are listed once per forest, on the CPU (`BlockLists`).
 
-The backward needs two kernels, each walking lists of its own: one holds queries and walks over keys
-for the gradient of q, one holds keys and walks over queries for those of k and v. Nothing is added
-atomically, so gradients are the same from run to run. The first block of a prompt is seen by every
-sample: its list is cut into pieces, their sums lie in memory and a small kernel adds them up.
+The backward has two kernels with lists of their own: one holds queries and loops over keys for the
+gradient of q, one holds keys and loops over queries for those of k and v. There are no atomics, so
+gradients are the same from run to run. The first block of a prompt is seen by every sample: its list
+is split into pieces, each writes its sums to memory, and a small kernel adds them up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from graft.models.tree.block_lists import HELD_KEYS, KEYS, QUERIES, BlockLists
 
 
 class Tiles(NamedTuple):
-    """How one kernel cuts its blocks, and the shape of its programs."""
+    """The tiles of one kernel, and the shape of its programs."""
 
     queries: int
     keys: int
@@ -39,7 +39,7 @@ class TilePlan(NamedTuple):
     """The kernels' tiles for one kind of heads."""
 
     pack: int
-    """Heads of a group whose queries lie in one tile: each key is loaded once for all of them."""
+    """Heads of a group whose queries share a tile: each key is loaded once for all of them."""
     forward: Tiles
     grad_q: Tiles
     grad_kv: Tiles
@@ -50,7 +50,7 @@ def plan(dtype: torch.dtype, group: int, width: int) -> TilePlan:
     if dtype == torch.float32:  # exact products run without tensor cores, on small tiles
         tiles = Tiles(16, 16, 8, 1) if width > 64 else Tiles(32, 32, 8, 1)
         return TilePlan(1, tiles, tiles, tiles)
-    # with 2 stages two small programs of wide heads fit a processor: one computes, the other waits
+    # with 2 stages two small programs of wide heads fit a multiprocessor: one computes while one loads
     stages = 2 if width > 64 else 3
     held = Tiles(QUERIES, HELD_KEYS, 4, stages)
     pack = 2 if group % 2 == 0 else 1
@@ -62,7 +62,7 @@ LOG2_E = math.log2(math.e)
 """Weights are powers of two on the GPU: exp(x) = 2 ** (x * LOG2_E), folded into the scale."""
 
 SUMMED_KEYS = 32
-"""Keys of a program that adds up pieces."""
+"""Keys of a program of `add_pieces`."""
 
 
 def _constants(q: Tensor, k: Tensor) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def _constants(q: Tensor, k: Tensor) -> dict[str, Any]:
 def _streamed(x: Tensor, rows: int) -> TensorDescriptor:
     """x [L, H, d] for the GPU's copy engine, which fetches `rows` rows of one head at a time.
 
-    Plain lists of numbers, [L] or [H, L], are fetched by `rows` numbers. Behind the end of x come
-    zeros. Where d is no power of two a fetch runs into the next head: what is held against it has
-    zeros there, and what comes of it is not stored.
+    Vectors [L] and matrices [H, L] are fetched by `rows` numbers. After the end of x come zeros. If d
+    is no power of two a fetch includes a part of the next head: the other factor of a product has
+    zeros there, and results there are not stored.
     """
     if x.ndim < 3:
         return TensorDescriptor(x, [x.numel()], [1], [rows])
@@ -155,8 +155,8 @@ class _IntervalAttention(torch.autograd.Function):
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
         if blocks.num_slots:
-            add_pieces[(kv_heads, len(blocks.cuts) * (HELD_KEYS // SUMMED_KEYS))](
-                sums, grad_k, grad_v, blocks.cuts, length,
+            add_pieces[(kv_heads, len(blocks.splits) * (HELD_KEYS // SUMMED_KEYS))](
+                sums, grad_k, grad_v, blocks.splits, length,
                 KV_HEADS=kv_heads, D=constants["D"], W=width, K_BLOCK=HELD_KEYS, N=SUMMED_KEYS,
             )  # fmt: skip
         return grad_q, grad_k, grad_v, None

@@ -1,9 +1,9 @@
-"""Addition to the stream and root-mean-square norm, in one pass over memory.
+"""Addition to the residual stream and root-mean-square norm, in one pass over memory.
 
     T rows, D width, P programs
 
-Forward: one program holds one row, so a row is read once, however many sums it needs.
-Backward: P programs, as many as the GPU runs at a time, each walk over every P-th row and keep their
+Forward: one program holds one row, so a row is read once for all its sums.
+Backward: P programs, as many as the GPU runs at a time, each loop over every P-th row and keep their
 own sum of the weight's gradient in registers; P partial sums are added at the end. No atomics: the
 same rows give the same bits every time.
 """
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 RESIDENT_WARPS = 32
-"""Warps of the backward that a multiprocessor has registers for, and enough to hide memory's delay."""
+"""Warps of the backward kernel per multiprocessor: its registers hold them, and they hide memory latency."""
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _forward(
     rstd = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
     tl.store(rstd_ptr + row, rstd)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    # rounded before the weight as well as after, as everybody does who computes in bf16
+    # rounded before the weight as well as after, as other implementations in bf16 do
     normed = (wide * rstd).to(normed_ptr.dtype.element_ty).to(tl.float32) * weight
     tl.store(normed_ptr + at, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 
@@ -61,7 +61,7 @@ def _backward(
     rstd_ptr,  # [T]
     grad_x_ptr,  # [T, D]
     grad_delta_ptr,  # [T, D] or None: the same in another precision
-    normed_ptr,  # [T, D] or None: the norm once more
+    normed_ptr,  # [T, D] or None: the norm, computed again
     partial_ptr,  # [P, D]
     rows,
     WIDTH: tl.constexpr,
@@ -79,9 +79,9 @@ def _backward(
         unit = tl.load(total_ptr + at, mask=inside, other=0.0).to(tl.float32) * rstd
         grad_weight += grad * unit
         if normed_ptr is not None:
-            kind = normed_ptr.dtype.element_ty
-            normed = unit.to(kind).to(tl.float32) * weight
-            tl.store(normed_ptr + at, normed.to(kind), mask=inside)
+            dtype = normed_ptr.dtype.element_ty
+            normed = unit.to(dtype).to(tl.float32) * weight
+            tl.store(normed_ptr + at, normed.to(dtype), mask=inside)
         grad *= weight
         grad_x = rstd * (grad - unit * (tl.sum(grad * unit, 0) / WIDTH))
         if grad_total_ptr is not None:
@@ -95,13 +95,13 @@ def _backward(
 
 
 @cache
-def walking_programs(device: torch.device, warps: int, resident_warps: int) -> int:
-    """How many programs of `warps` each a kernel that walks over its rows is launched with.
+def looping_programs(device: torch.device, warps: int, resident_warps: int) -> int:
+    """The number of programs, of `warps` warps each, for a kernel that loops over its rows.
 
-    As many as run at a time: one more would wait for the first to finish its whole walk.
+    As many as run at a time: one more would wait until another has finished all its rows.
     """
     if device.type != "cuda":
-        return 3  # the interpreter: few, so that each of them walks
+        return 3  # the interpreter: few, so that each of them loops
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     return processors * (resident_warps // warps)
 
@@ -147,14 +147,14 @@ def differentiate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x and of delta (the same, each in its own precision) and of the weight.
 
-    The norm itself is written to `normed` on the way, for who wants it once more.
+    The norm itself is written to `normed`, if given.
     """
     rows, width = len(rstd), total.shape[-1]
     block, warps = _block(width)
-    programs = min(rows, walking_programs(total.device, warps, RESIDENT_WARPS))
+    programs = min(rows, looping_programs(total.device, warps, RESIDENT_WARPS))
     grad_x = torch.empty_like(total)
     grad_delta = None
-    if total.dtype != weight.dtype:  # the stream is wider than what is added to it
+    if total.dtype != weight.dtype:  # the stream has a higher precision than the delta
         grad_delta = torch.empty_like(total, dtype=weight.dtype)
     partial = torch.empty(programs, width, dtype=torch.float32, device=total.device)
     _backward[(programs,)](
@@ -188,7 +188,7 @@ class _AddNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         total, weight, rstd = ctx.saved_tensors
         grad_total, grad_normed = grads if len(grads) == 2 else (None, grads[0])
-        if grad_normed is None:  # nobody looked at the norm
+        if grad_normed is None:  # the norm was not used
             grad_delta = None if grad_total is None else grad_total.to(weight.dtype)
             return grad_total, grad_delta, None, None
         grad_x, grad_delta, grad_weight = differentiate(

@@ -1,11 +1,10 @@
-"""Matrix products that keep little for the backward pass and put their weight gradients in place.
+"""Matrix products that save little for the backward pass and add up weight gradients in fp32.
 
     T tokens, D inputs, N outputs
 
-What a norm or a gate hands to a product is made again in the backward pass, by the very kernel that
-differentiates it: one more output, against a fifth of all activations. The gradient of a weight that has a
-`grad_sum` (fp32, see `train.optimizer`) is added to it inside the product that makes it: no rounding
-to bf16 on the way, no second copy, no pass of its own.
+The output of a norm or a gate is computed again in the backward pass, by the kernel that
+differentiates it: one more output, which saves a fifth of all activations. The gradient of a weight
+that has a `grad_sum` is added to it inside the product that computes it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graft.models.grad_sum import grad_sum_of
 from graft.models.kernels import gate, norm
-from graft.models.ops import GRAD_SUM
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -30,15 +29,10 @@ def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def sum_of(weight: Tensor) -> Tensor | None:
-    """Where the gradients of this weight are added up, if anybody does."""
-    return getattr(weight, GRAD_SUM, None)
-
-
-def _grad_weight(ctx: Any, grad: Tensor, given: Tensor) -> Tensor | None:
+def _grad_weight(ctx: Any, grad: Tensor, product_input: Tensor) -> Tensor | None:
     if ctx.grad_sum is None:
-        return grad.T @ given
-    add_product_(ctx.grad_sum, grad.T, given)
+        return grad.T @ product_input
+    add_product_(ctx.grad_sum, grad.T, product_input)
     return None
 
 
@@ -56,7 +50,7 @@ class _NormLinear(torch.autograd.Function):
         total, normed, rstd = norm.normalise(x, delta, scale, eps)
         ctx.save_for_backward(total, scale, rstd, weight)
         ctx.set_materialize_grads(False)
-        ctx.grad_sum = sum_of(weight)
+        ctx.grad_sum = grad_sum_of(weight)
         out = F.linear(normed, weight, bias)
         return out if delta is None else (total, out)
 
@@ -64,7 +58,7 @@ class _NormLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         total, scale, rstd, weight = ctx.saved_tensors
         grad_total, grad = grads if len(grads) == 2 else (None, grads[0])
-        if grad is None:  # nobody looked at the product
+        if grad is None:  # the product was not used
             grad_delta = None if grad_total is None else grad_total.to(scale.dtype)
             return grad_total, grad_delta, None, None, None, None
         has = ctx.needs_input_grad
@@ -85,7 +79,7 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x, weight)
-        ctx.has_gate, ctx.grad_sum = has_gate, sum_of(weight)
+        ctx.has_gate, ctx.grad_sum = has_gate, grad_sum_of(weight)
         return F.linear(gate.gated(x) if has_gate else x, weight, bias)
 
     @staticmethod
@@ -93,13 +87,13 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad = grads[0]
         has = ctx.needs_input_grad
-        given, grad_x = x, None
+        product_input, grad_x = x, None
         if has[0] or ctx.has_gate:
             grad_x = grad @ weight
         if ctx.has_gate:
-            given = torch.empty_like(grad_x)
-            grad_x = gate.differentiate(x, grad_x, given)
-        grad_weight = _grad_weight(ctx, grad, given) if has[1] else None
+            product_input = torch.empty_like(grad_x)
+            grad_x = gate.differentiate(x, grad_x, product_input)
+        grad_weight = _grad_weight(ctx, grad, product_input) if has[1] else None
         grad_bias = grad.sum(0) if has[2] else None
         return grad_x, grad_weight, grad_bias, None
 
@@ -108,7 +102,7 @@ class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(tokens)
-        ctx.grad_sum = sum_of(weight)
+        ctx.grad_sum = grad_sum_of(weight)
         return F.embedding(tokens, weight).float()
 
     @staticmethod
@@ -119,11 +113,11 @@ class _Embed(torch.autograd.Function):
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:
-    """weight[tokens] in fp32, the beginning of the stream.
+    """weight[tokens] in fp32, the start of the residual stream.
 
-    Its gradient touches the rows of those tokens alone, where there is a sum.
+    With a gradient sum the backward pass touches only the rows of these tokens.
     """
-    if sum_of(weight) is None:
+    if grad_sum_of(weight) is None:
         return F.embedding(tokens, weight).float()
     return _Embed.apply(tokens, weight)
 

@@ -4,9 +4,9 @@
 
 A program holds a tile of several heads of one token as two halves, [heads, d/2] each, since pair i is
 (i, i + d/2). A tile may hold heads of all three kinds: each kind has its own mask, its own weight and
-its own output, and what a mask leaves out costs no memory traffic.
-The backward writes the gradient of q|k|v whole. With head norms its programs walk over every P-th
-token and keep their own sums of the weights' gradients, as in the norm of the stream.
+its own output, and masked elements cost no memory traffic.
+The backward writes the whole gradient of q|k|v. With head norms its programs loop over every P-th
+token and keep their own sums of the weights' gradients, as in `norm`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.models.kernels.norm import walking_programs
+from graft.models.kernels.norm import looping_programs
 from graft.models.kv_slots import KVSlots
 
 TILE = 1024
 """Pairs in a tile: with 4 warps, two 16-byte loads of bf16 by each thread."""
 
 RESIDENT_WARPS = 24
-"""Warps of the backward with head norms that a multiprocessor has registers for, at 80 a thread."""
+"""Warps of the backward with head norms per multiprocessor, whose registers allow 80 a thread."""
 
 
 @triton.jit
@@ -46,10 +46,10 @@ def _forward(
     q_ptr,  # [T, H, d]
     k_ptr,  # [T, K, d]
     v_ptr,  # [T, K, d]
-    rstd_ptr,  # [T, H+K] or None: nobody will differentiate
+    rstd_ptr,  # [T, H+K] or None: no backward pass follows
     eps,
     qkv_stride,
-    table_ptr,  # page numbers, or None: keys and values have memory of their own
+    table_ptr,  # page numbers, or None: keys and values have tensors of their own
     rows_ptr,  # [T]
     positions_ptr,  # [T]
     lengths_ptr,  # [rows]
@@ -61,7 +61,7 @@ def _forward(
     PAIRS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    kind = q_ptr.dtype.element_ty
+    dtype = q_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, PAIRS)
@@ -83,9 +83,9 @@ def _forward(
         page = tl.load(table_ptr + row * table_stride + position // PAGE).to(tl.int64)
         head_size = PAGE * 2 * HALF
         start = page * (K * head_size) + (position % PAGE) * (2 * HALF)
-        there = tl.where(tl.load(lengths_ptr + row) != 0, head, -1)  # else: in none of them
-        is_k = (there >= H) & (there < H + K)
-        is_v = (there >= H + K) & (there < H + 2 * K)
+        alive_head = tl.where(tl.load(lengths_ptr + row) != 0, head, -1)  # -1: stored nowhere
+        is_k = (alive_head >= H) & (alive_head < H + K)
+        is_v = (alive_head >= H + K) & (alive_head < H + 2 * K)
     value = v_ptr + start + (head - H - K)[:, None] * head_size + pair[None, :]
     tl.store(value, left, mask=is_v[:, None] & real)
     tl.store(value + HALF, right, mask=is_v[:, None] & real)
@@ -98,20 +98,20 @@ def _forward(
             tl.store(rstd_ptr + token * (H + K) + head, rstd, mask=head < H + K)
         weight_left = _weights(q_weight_ptr, k_weight_ptr, is_q, pair, pair < HALF)
         weight_right = _weights(q_weight_ptr, k_weight_ptr, is_q, pair + HALF, pair < HALF)
-        left = (left * rstd[:, None]).to(kind).to(tl.float32) * weight_left
-        right = (right * rstd[:, None]).to(kind).to(tl.float32) * weight_right
-        left, right = left.to(kind).to(tl.float32), right.to(kind).to(tl.float32)
+        left = (left * rstd[:, None]).to(dtype).to(tl.float32) * weight_left
+        right = (right * rstd[:, None]).to(dtype).to(tl.float32) * weight_right
+        left, right = left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
     angle = token * HALF + pair
     cos = tl.load(cos_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
     sin = tl.load(sin_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
-    turned_left = (left * cos - right * sin).to(kind)
-    turned_right = (right * cos + left * sin).to(kind)
+    rotated_left = (left * cos - right * sin).to(dtype)
+    rotated_right = (right * cos + left * sin).to(dtype)
     query = q_ptr + token * (H * 2 * HALF) + within
-    tl.store(query, turned_left, mask=is_q[:, None] & real)
-    tl.store(query + HALF, turned_right, mask=is_q[:, None] & real)
+    tl.store(query, rotated_left, mask=is_q[:, None] & real)
+    tl.store(query + HALF, rotated_right, mask=is_q[:, None] & real)
     key = k_ptr + start + (head - H)[:, None] * head_size + pair[None, :]
-    tl.store(key, turned_left, mask=is_k[:, None] & real)
-    tl.store(key + HALF, turned_right, mask=is_k[:, None] & real)
+    tl.store(key, rotated_left, mask=is_k[:, None] & real)
+    tl.store(key + HALF, rotated_right, mask=is_k[:, None] & real)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -140,7 +140,7 @@ def _backward(
     real = (pair < HALF)[None, :]
     is_q, is_k = head < H, (head >= H) & (head < H + K)
     is_v = (head >= H + K) & (head < H + 2 * K)
-    is_turned = (head < H + K)[:, None] & real
+    is_rotated = (head < H + K)[:, None] & real
     inside = (head < H + 2 * K)[:, None] & real
     within = head[:, None] * (2 * HALF) + pair[None, :]
     if q_weight_ptr is not None:
@@ -154,7 +154,7 @@ def _backward(
         query = grad_q_ptr + token * (H * 2 * HALF) + within
         key = grad_k_ptr + token * (K * 2 * HALF) + within - H * (2 * HALF)
         value = grad_v_ptr + token * (K * 2 * HALF) + within - (H + K) * (2 * HALF)
-        # a head is of one kind: two of its three loads are masked, and give 0
+        # a head is of one kind: two of its three loads are masked and return 0
         left = tl.load(query, mask=is_q[:, None] & real, other=0.0)
         right = tl.load(query + HALF, mask=is_q[:, None] & real, other=0.0)
         left += tl.load(key, mask=is_k[:, None] & real, other=0.0)
@@ -166,13 +166,13 @@ def _backward(
         angle = token * HALF + pair
         cos = tl.load(cos_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
         sin = tl.load(sin_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
-        # a rotation's transpose turns back
+        # the transpose of a rotation is its inverse
         grad_left, grad_right = left * cos + right * sin, right * cos - left * sin
         if q_weight_ptr is not None:
             source = qkv_ptr + token * qkv_stride + within
             rstd = tl.load(rstd_ptr + token * (H + K) + head, mask=head < H + K, other=0.0)[:, None]
-            unit_left = tl.load(source, mask=is_turned, other=0.0).to(tl.float32) * rstd
-            unit_right = tl.load(source + HALF, mask=is_turned, other=0.0).to(tl.float32) * rstd
+            unit_left = tl.load(source, mask=is_rotated, other=0.0).to(tl.float32) * rstd
+            unit_right = tl.load(source + HALF, mask=is_rotated, other=0.0).to(tl.float32) * rstd
             sum_left += grad_left * unit_left
             sum_right += grad_right * unit_right
             grad_left *= weight_left
@@ -181,11 +181,11 @@ def _backward(
             along = along / (2 * HALF)
             grad_left = rstd * (grad_left - unit_left * along)
             grad_right = rstd * (grad_right - unit_right * along)
-        # v's own is added: where it is not 0 the other is (rstd and both gradients are masked to 0)
+        # the gradient of v is added: where it is not 0 the others are masked to 0
         target = grad_qkv_ptr + token * ((H + 2 * K) * 2 * HALF) + within
-        kind = grad_qkv_ptr.dtype.element_ty
-        tl.store(target, (grad_left + value_left.to(tl.float32)).to(kind), mask=inside)
-        tl.store(target + HALF, (grad_right + value_right.to(tl.float32)).to(kind), mask=inside)
+        dtype = grad_qkv_ptr.dtype.element_ty
+        tl.store(target, (grad_left + value_left.to(tl.float32)).to(dtype), mask=inside)
+        tl.store(target + HALF, (grad_right + value_right.to(tl.float32)).to(dtype), mask=inside)
         token += tl.num_programs(0)
 
     if q_weight_ptr is not None:
@@ -216,9 +216,9 @@ def _launch(
     out: tuple[Tensor, Tensor, Tensor],
     kv_heads: int,
     rstd: Tensor | None = None,
-    place: KVSlots | None = None,
+    kv_slots: KVSlots | None = None,
 ) -> None:
-    """Write q, k and v to `out`: memory of their own, or for k and v the pages of a place."""
+    """Write q, k and v to `out`: tensors of their own, or for k and v the pages of `kv_slots`."""
     tokens, heads, size = out[0].shape
     tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
     _forward[(tokens, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
@@ -229,17 +229,17 @@ def _launch(
         rstd,
         eps,
         qkv.stride(0),
-        None if place is None else place.table,
-        None if place is None else place.rows,
-        None if place is None else place.positions,
-        None if place is None else place.lengths,
-        0 if place is None else place.table.stride(0),
+        None if kv_slots is None else kv_slots.table,
+        None if kv_slots is None else kv_slots.rows,
+        None if kv_slots is None else kv_slots.positions,
+        None if kv_slots is None else kv_slots.lengths,
+        0 if kv_slots is None else kv_slots.table.stride(0),
         H=heads,
         K=kv_heads,
         HALF=size // 2,
         HEADS=tile_heads,
         PAIRS=pairs,
-        PAGE=1 if place is None else place.pool.shape[4],
+        PAGE=1 if kv_slots is None else kv_slots.pool.shape[4],
         num_warps=warps,
     )
 
@@ -283,8 +283,8 @@ class _QkRotate(torch.autograd.Function):
         grad_qkv = grad_q.new_empty(tokens, (heads + 2 * kv_heads) * size, dtype=ctx.dtype)
         programs, partial = tokens, None
         if qkv is not None:
-            walking = walking_programs(qkv.device, warps, RESIDENT_WARPS)
-            programs = min(tokens, max(walking // tiles, 1))
+            resident = looping_programs(qkv.device, warps, RESIDENT_WARPS)
+            programs = min(tokens, max(resident // tiles, 1))
             partial = grad_q.new_empty(programs, tiles, 2, size, dtype=torch.float32)
         _backward[(programs, tiles)](
             grad_q,
@@ -323,11 +323,11 @@ def qk_rotate(
     heads: int,
     kv_heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """qkv [T, (H+2K) d] -> q [T, H, d], k [T, K, d], v [T, K, d], each in memory of its own."""
+    """qkv [T, (H+2K) d] -> q [T, H, d], k [T, K, d], v [T, K, d], each in a tensor of its own."""
     return _QkRotate.apply(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
 
 
-def qk_place(
+def qk_rotate_to_slots(
     qkv: Tensor,
     q_weight: Tensor | None,
     k_weight: Tensor | None,
@@ -336,13 +336,13 @@ def qk_place(
     sin: Tensor,
     heads: int,
     kv_heads: int,
-    place: KVSlots,
+    kv_slots: KVSlots,
     layer: int,
 ) -> Tensor:
-    """q [T, H, d]; keys and values go straight to their pages. No gradient."""
+    """q [T, H, d]; keys and values are written directly to their pages. No gradient."""
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     tokens, size = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
     q = qkv.new_empty(tokens, heads, size)
-    out = (q, place.pool[layer, 0], place.pool[layer, 1])
-    _launch(qkv, (q_weight, k_weight), eps, (cos, sin), out, kv_heads, place=place)
+    out = (q, kv_slots.pool[layer, 0], kv_slots.pool[layer, 1])
+    _launch(qkv, (q_weight, k_weight), eps, (cos, sin), out, kv_heads, kv_slots=kv_slots)
     return q

@@ -1,14 +1,14 @@
-"""Matrix products for a few rows, with what comes before them folded in.
+"""Matrix products for a few rows, fused with the norm or gate before them.
 
     B rows (at most 4), K inputs, N outputs, weight [N, K]
 
-A decoding step of one row reads every weight once and does little else, so what counts is how often
-the device starts over: libraries tile such a product for throughput, and a norm or a gate in front
-of it is one more kernel. Here every program reads a few rows of the weight from end to end and
-multiplies them element by element; there is nothing to exchange before the sums at the very end.
+A decoding step of one row reads every weight once and does little else, so the number of kernels
+matters: libraries tile such a product for throughput, and a norm or a gate before it is one more
+kernel. Here every program reads a few rows of the weight from end to end and multiplies them element
+by element; nothing is exchanged before the sums at the end.
 
 norm    y = (x + delta) / rms * g, then y @ W.T: the product is taken of (x + delta) * g, and divided
-        by the rms behind the loop that also adds up the squares
+        by the rms after the loop, which also sums the squares
 gate    silu(gate) * up @ W.T, the gate computed as its columns are read
 """
 
@@ -49,7 +49,7 @@ def _skinny(
     acc = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     squares = tl.zeros([INPUTS], tl.float32)
     at_weight = weight + output.to(tl.int64)[:, None] * K
-    kind = out.dtype.element_ty
+    dtype = out.dtype.element_ty
     for start in tl.static_range(0, K, INPUTS):
         column = start + tl.arange(0, INPUTS)
         inside = column < K
@@ -59,8 +59,8 @@ def _skinny(
         if HAS_GATE:
             gate = tl.load(x + row * (2 * K) + column, mask=inside, other=0.0).to(tl.float32)
             up = tl.load(x + row * (2 * K) + K + column, mask=inside, other=0.0).to(tl.float32)
-            silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-            v = (silu * up).to(kind).to(tl.float32)
+            silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+            v = (silu * up).to(dtype).to(tl.float32)
         else:
             v = tl.load(x + row * K + column, mask=inside, other=0.0).to(tl.float32)
         if HAS_NORM:
@@ -77,7 +77,7 @@ def _skinny(
         result *= tl.rsqrt(tl.sum(squares, 0) / K + eps)
     if HAS_BIAS:
         result += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)
-    tl.store(out + row * N + output, result.to(kind), mask=is_output)
+    tl.store(out + row * N + output, result.to(dtype), mask=is_output)
 
 
 def skinny_linear(

@@ -114,9 +114,9 @@ class ShardedBlock(nn.Module):
         cos: Tensor,
         sin: Tensor,
         attend: Attend,
-        place: KVSlots | None = None,
+        kv_slots: KVSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        if place is not None:
+        if kv_slots is not None:
             raise ValueError(
                 "a decoder that is split over processes cannot keep keys and values in an engine's "
                 "pages; sample from a plain decoder that `copy_to` writes the weights into"
@@ -215,12 +215,12 @@ class ShardedDecoder(Decoder):
         modes: Tensor,
         allowed: Tensor | None,
         temperature: float,
-        num_words: int | None,
+        vocab_size: int | None,
     ) -> tuple[Tensor, ...]:
         weight, group = own(self.head_weight), self.team.group
-        how = actions, modes, allowed, temperature, num_words
+        how = actions, modes, allowed, temperature, vocab_size
         if not len(actions):
-            return score_nothing(hidden, weight, num_words)
+            return score_nothing(hidden, weight, vocab_size)
         if self.team.size == 1:
             return score_actions(hidden, weight, *how)
         first = self._first_row(self.head_weight)

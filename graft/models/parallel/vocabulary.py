@@ -50,12 +50,12 @@ class _Rows:
         modes: Tensor,
         allowed: Tensor | None,
         temperature: float,
-        num_words: int | None,
+        vocab_size: int | None,
     ) -> None:
         self.weight, self.first, self.modes, self.temperature = weight, first, modes, temperature
         count = len(weight)
         self.allowed = None if allowed is None else allowed[:, first : first + count]
-        self.num_words = 0 if num_words is None else min(max(num_words - first, 0), count)
+        self.vocab_size = 0 if vocab_size is None else min(max(vocab_size - first, 0), count)
 
     def logits(self, hidden: Tensor, part: slice) -> Tensor:
         """[u, v] in fp32."""
@@ -79,11 +79,11 @@ class _SharedHead(torch.autograd.Function):
         allowed: Tensor | None,  # [modes, V]
         first: int,
         temperature: float,
-        num_words: int | None,
+        vocab_size: int | None,
         chunk: int,
         group: ProcessGroup,
     ) -> tuple[Tensor, ...]:
-        rows = _Rows(weight, first, modes, allowed, temperature, num_words)
+        rows = _Rows(weight, first, modes, allowed, temperature, vocab_size)
         count = len(actions)
         most = hidden.new_full((2, count), NOTHING, dtype=torch.float32)  # of all, of tokens
         sums = hidden.new_zeros((4, count), dtype=torch.float32)
@@ -92,8 +92,8 @@ class _SharedHead(torch.autograd.Function):
             logits = rows.logits(hidden, part)
             at, is_here = rows.find(actions[part])
             sums[2, part] = logits.gather(1, at[:, None])[:, 0].masked_fill_(~is_here, 0.0)
-            if rows.num_words:
-                most[1, part], sums[3, part] = _sum_exp(logits[:, : rows.num_words])[:2]
+            if rows.vocab_size:
+                most[1, part], sums[3, part] = _sum_exp(logits[:, : rows.vocab_size])[:2]
             most[0, part], sums[0, part], sums[1, part] = _sum_exp(logits)
         own = most.clone()
         dist.all_reduce(most, ReduceOp.MAX, group)
@@ -108,21 +108,21 @@ class _SharedHead(torch.autograd.Function):
         log_sum = most[0] + log_total
         logp = sums[2] - log_sum
         entropy = log_total - sums[1] / sums[0]
-        any_word = None
-        if num_words is not None:
-            any_word = most[1] + sums[3].log() - log_sum
-            any_word.masked_fill_(actions >= num_words, 0.0)
-        ctx.save_for_backward(hidden, weight, actions, modes, allowed, log_sum, entropy, any_word)
-        ctx.how = first, temperature, num_words, chunk
-        return (logp, entropy) if any_word is None else (logp, entropy, any_word)
+        vocab_logp = None
+        if vocab_size is not None:
+            vocab_logp = most[1] + sums[3].log() - log_sum
+            vocab_logp.masked_fill_(actions >= vocab_size, 0.0)
+        ctx.save_for_backward(hidden, weight, actions, modes, allowed, log_sum, entropy, vocab_logp)
+        ctx.how = first, temperature, vocab_size, chunk
+        return (logp, entropy) if vocab_logp is None else (logp, entropy, vocab_logp)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         grad_logp, grad_entropy, *others = grads
-        hidden, weight, actions, modes, allowed, log_sum, entropy, any_word = ctx.saved_tensors
-        first, temperature, num_words, chunk = ctx.how
-        rows = _Rows(weight, first, modes, allowed, temperature, num_words)
-        grad_word = others[0].masked_fill(actions >= num_words, 0.0) if others else None
+        hidden, weight, actions, modes, allowed, log_sum, entropy, vocab_logp = ctx.saved_tensors
+        first, temperature, vocab_size, chunk = ctx.how
+        rows = _Rows(weight, first, modes, allowed, temperature, vocab_size)
+        grad_vocab = others[0].masked_fill(actions >= vocab_size, 0.0) if others else None
         grad_hidden = torch.empty_like(hidden)
         is_frozen = not ctx.needs_input_grad[1]
         grad_weight = None if is_frozen else torch.zeros_like(weight, dtype=torch.float32)
@@ -139,10 +139,10 @@ class _SharedHead(torch.autograd.Function):
             if with_entropy:
                 surprise = torch.where(p > 0, log_p, 0.0) + entropy[part, None]
                 d_logits -= grad_entropy[part, None] * p * surprise
-            if grad_word is not None:
-                d_logits -= grad_word[part, None] * p
-                of_words = (log_p[:, : rows.num_words] - any_word[part, None]).exp_()
-                d_logits[:, : rows.num_words] += of_words.mul_(grad_word[part, None])
+            if grad_vocab is not None:
+                d_logits -= grad_vocab[part, None] * p
+                vocab_share = (log_p[:, : rows.vocab_size] - vocab_logp[part, None]).exp_()
+                d_logits[:, : rows.vocab_size] += vocab_share.mul_(grad_vocab[part, None])
             d_logits /= temperature
             d_logits = d_logits.to(hidden.dtype)
             grad_hidden[part] = d_logits @ weight
@@ -162,14 +162,14 @@ def _sum_exp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return most, weight.sum(-1), spread.sum(-1)
 
 
-def score_nothing(hidden: Tensor, weight: Tensor, num_words: int | None) -> tuple[Tensor, ...]:
+def score_nothing(hidden: Tensor, weight: Tensor, vocab_size: int | None) -> tuple[Tensor, ...]:
     """What there is to say of no actions: nothing, but connected to the graph.
 
     A process whose micro-batch has nothing to train must still take part in the backward pass.
     """
     no_numbers = hidden.new_zeros(0, dtype=torch.float32)
     nothing = no_numbers + (hidden.sum() + weight.sum()).float() * 0.0
-    return (nothing,) * (2 if num_words is None else 3)
+    return (nothing,) * (2 if vocab_size is None else 3)
 
 
 def score_shared(
@@ -180,7 +180,7 @@ def score_shared(
     modes: Tensor,
     allowed: Tensor | None,
     temperature: float,
-    num_words: int | None,
+    vocab_size: int | None,
     group: ProcessGroup,
 ) -> tuple[Tensor, ...]:
     """What `logprobs.score_actions` finds, of a head whose rows from `first` on are here.
@@ -190,7 +190,7 @@ def score_shared(
     """
     chunk = chunk_of(hidden, weight)
     return _SharedHead.apply(
-        hidden, weight, actions, modes, allowed, first, temperature, num_words, chunk, group
+        hidden, weight, actions, modes, allowed, first, temperature, vocab_size, chunk, group
     )
 
 

@@ -141,14 +141,14 @@ class TransformersModel(nn.Module):
         forest: Forest,
         temperature: float = 1.0,
         allowed: Tensor | None = None,
-        num_words: int | None = None,
+        vocab_size: int | None = None,
     ) -> tuple[Tensor, ...]:
         """Log-prob [U] of each trained action of a forest and entropy [U] of its distribution.
 
-        With `num_words` also the log-prob [U] of choosing any of the first so many (see `logprobs`).
+        With `vocab_size` also the log-prob [U] of choosing any token, not an action (see `logprobs`).
         """
         return self(
-            forest, partial(score_logits, temperature=temperature, num_words=num_words), allowed
+            forest, partial(score_logits, temperature=temperature, vocab_size=vocab_size), allowed
         )
 
     @torch.no_grad()

@@ -15,9 +15,9 @@ def score_logits(
     actions: Tensor,
     allowed: Tensor | None,
     temperature: float = 1.0,
-    num_words: int | None = None,
+    vocab_size: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Log-prob [u] of each action and entropy [u]; with `num_words` that of any of the first so many.
+    """Log-prob [u] of each action and entropy [u]; with `vocab_size` that of any token.
 
     `allowed` is [u, V]: what could be drawn at each place.
     """
@@ -25,11 +25,11 @@ def score_logits(
     logp = log_p.gather(1, actions[:, None])[:, 0]
     # 0 log 0 = 0, and no gradient through -inf
     entropy = -(log_p.exp() * log_p.masked_fill(log_p == float("-inf"), 0.0)).sum(-1)
-    if num_words is None:
+    if vocab_size is None:
         return logp, entropy
-    is_beyond = actions >= num_words
-    words = log_p[:, :num_words].masked_fill(is_beyond[:, None], 0.0)
-    return logp, entropy, words.logsumexp(-1).masked_fill(is_beyond, 0.0)
+    is_beyond = actions >= vocab_size
+    of_tokens = log_p[:, :vocab_size].masked_fill(is_beyond[:, None], 0.0)
+    return logp, entropy, of_tokens.logsumexp(-1).masked_fill(is_beyond, 0.0)
 
 
 def find_likeliest(

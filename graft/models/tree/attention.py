@@ -1,4 +1,4 @@
-"""Attention over a packed forest: on a GPU by our kernel, elsewhere run by run.
+"""Attention over a packed forest: with our kernel on a GPU, run by run elsewhere.
 
 L tokens, H query heads, K key/value heads, d head size; a bucket holds S runs of m queries, n keys
 """
@@ -29,7 +29,7 @@ def attention_over(
 
 
 class KernelAttention:
-    """`attend` by the interval kernel; head sizes and GPUs that it does not take go run by run."""
+    """`attend` with the interval kernel; run by run for head sizes and GPUs that it does not support."""
 
     def __init__(
         self, runs: list[TokenRun], ends: Tensor, heads: int, kv_heads: int, device: torch.device
@@ -50,7 +50,7 @@ class KernelAttention:
 
 @cache
 def why_no_kernel(size: int, dtype: torch.dtype, device: torch.device) -> str:
-    """What keeps training attention of this head size from our kernel here; empty if nothing does."""
+    """Why the interval kernel cannot be used; empty if it can."""
     if size > 128 or size * dtype.itemsize % 16:
         return f"head size {size} is not a multiple of 8 up to 128"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
@@ -59,10 +59,10 @@ def why_no_kernel(size: int, dtype: torch.dtype, device: torch.device) -> str:
 
 
 class TreeAttention:
-    """`attend` for a packed forest: each run queries the tokens of its path and its own.
+    """`attend` for a packed forest: each run attends to the tokens of its path and its own.
 
-    Runs of similar size are computed together, padded. Against one dense L x L mask this skips what
-    lies in other trees and other branches, which for G samples of one prompt is nearly everything.
+    Runs of similar size are computed together, padded. Compared with one dense L x L mask this skips
+    other trees and other branches: nearly everything for many samples of one prompt.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class TreeAttention:
             queries = _padded([[(run.start, run.stop)] for run in bucket]).to(device)  # [S, m]
             keys = _padded([[*run.path, (run.start, run.stop)] for run in bucket]).to(device)
             key, query = keys[:, None, :], queries[:, :, None]
-            # a path holds ancestors only: of the interval rule, "not in the future" is left to check
+            # a path holds ancestors only: of the interval rule, key <= query is left to check
             seen = (key >= 0) & (key <= query)
-            seen[..., 0] |= query[..., 0] < 0  # a padding query looks at one key: no empty softmax
+            seen[..., 0] |= query[..., 0] < 0  # a padding query sees one key: no empty softmax
             mask = seen.repeat(1, self.groups, 1)[:, None]  # [S, 1, G*m, n]
             self.buckets.append((queries.clamp(min=0), keys.clamp(min=0), mask))
             flat = queries.flatten()
@@ -95,22 +95,22 @@ class TreeAttention:
         kv_heads = k.shape[1]
         outputs: list[Tensor] = []
         for queries, keys, mask in self.buckets:
-            many, m = queries.shape
+            count, m = queries.shape
             # [S, m, K*G, d] -> [S, K, G*m, d]: the G heads of a group are more rows of one product
-            asked = gather_rows(q, queries.flatten()).view(many, m, kv_heads, self.groups, size)
-            asked = asked.permute(0, 2, 3, 1, 4).reshape(many, kv_heads, self.groups * m, size)
-            known, told = (
-                gather_rows(x, keys.flatten()).view(many, -1, kv_heads, size).transpose(1, 2)
+            q_rows = gather_rows(q, queries.flatten()).view(count, m, kv_heads, self.groups, size)
+            q_rows = q_rows.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, self.groups * m, size)
+            k_rows, v_rows = (
+                gather_rows(x, keys.flatten()).view(count, -1, kv_heads, size).transpose(1, 2)
                 for x in (k, v)
             )
-            found = F.scaled_dot_product_attention(asked, known, told, attn_mask=mask)
-            found = found.view(many, kv_heads, self.groups, m, size).permute(0, 3, 1, 2, 4)
-            outputs.append(found.reshape(many * m, heads, size))
+            found = F.scaled_dot_product_attention(q_rows, k_rows, v_rows, attn_mask=mask)
+            found = found.view(count, kv_heads, self.groups, m, size).permute(0, 3, 1, 2, 4)
+            outputs.append(found.reshape(count * m, heads, size))
         return gather_rows(torch.cat(outputs), self.inverse) if outputs else q
 
 
 def _similar(runs: list[TokenRun]) -> list[list[TokenRun]]:
-    """Buckets in which neither queries nor keys are padded to more than about double."""
+    """Buckets in which padding about doubles queries and keys at most."""
     buckets: list[list[TokenRun]] = []
     smallest = (0, 0)
     for run in sorted(runs, key=_magnitude):
@@ -130,7 +130,7 @@ def _magnitude(run: TokenRun) -> tuple[int, int]:
 
 
 def _padded(rows: list[list[tuple[int, int]]]) -> Tensor:
-    """[S, n] indices of each row's intervals, -1 behind the end."""
+    """[S, n] indices of each row's intervals, -1 after the end."""
     lists = [np.concatenate([np.arange(a, b) for a, b in row]) for row in rows]
     padded = np.full((len(lists), max(len(x) for x in lists)), -1, dtype=np.int64)
     for i, values in enumerate(lists):

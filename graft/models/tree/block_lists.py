@@ -1,4 +1,4 @@
-"""Which blocks of queries see anything of which blocks of keys: the work list of interval attention.
+"""Which blocks of queries see a key of which blocks of keys: the work list of interval attention.
 
     L tokens; query i sees key j if and only if `j <= i < ends[j]`
 
@@ -8,9 +8,9 @@
                                          cd          full  some  some
                                          ef          full   .    some  some
 
-`full` pairs of blocks need no mask and come first in a list. The block of c and d walks that of a
-and b for c's sake; the block of e and f skips it. All of it is arithmetic on ranges, about a
-millisecond for a micro-batch, while the device is busy with the one before.
+`full` pairs of blocks need no mask and come first in a list. The block of c and d includes that of a
+and b, which c sees; the block of e and f skips it. The lists are computed on ranges, in about a
+millisecond for a micro-batch, while the device computes the previous one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from graft.transfer import transfer
 
 QUERIES = 64
-"""Queries of a block, in the lists of both directions."""
+"""Queries of a block, in both kinds of lists."""
 
 KEYS = 64
 """Keys of a block in the lists that belong to queries: forward and gradient of q."""
@@ -32,18 +32,18 @@ KEYS = 64
 HELD_KEYS = 64
 """Keys of a block that has a list of queries: gradients of k and v."""
 
-SHORTEST_PIECE = 16
-"""Lists of so many query blocks are never cut."""
+MIN_PIECE = 16
+"""Query blocks of a list, up to which it is not split."""
 
 
 @dataclass(slots=True)
 class BlockLists:
-    """The pairs of blocks with anything to compute, on the device: what all layers share.
+    """The pairs of blocks to compute, on the device, for all layers.
 
-    An item is one program's work: [block, begin, middle, stop], its list being entries begin to stop
-    of `lists`, those before the middle full. Items that hold keys have a fifth number, the slot for
-    their sum where a list is cut in pieces, else -1; `cuts` lists those blocks as [block, first
-    slot, slot behind the last].
+    An item is one program's work: [block, begin, middle, stop]; its list is entries begin to stop of
+    `lists`, of which those before the middle are full. Items that hold keys have a fifth number, the
+    slot for their sum where a list is split into pieces, else -1; `splits` lists those blocks as [block,
+    first slot, last slot + 1].
     """
 
     ends: Tensor  # [L] int32
@@ -51,45 +51,45 @@ class BlockLists:
     query_lists: Tensor
     key_items: Tensor  # [.., 5]
     key_lists: Tensor
-    cuts: Tensor  # [.., 3]
+    splits: Tensor  # [.., 3]
     num_slots: int
 
     @classmethod
     def of(cls, ends: Tensor, device: torch.device) -> BlockLists:
-        """From `ends` [L] on the CPU, in one copy to the device that nobody waits for."""
+        """From `ends` [L] on the CPU, in one copy to the device, without waiting for it."""
         rows = ends.numpy()
         query, key, is_full = _pairs(rows, QUERIES, KEYS)
         bounds, query_lists = _lists(query, key, is_full)
-        numbers = np.arange(len(bounds))[::-1]  # the later of equals first: behind more keys
+        numbers = np.arange(len(bounds))[::-1]  # of equals the later first: more keys before it
         query_items = np.column_stack([numbers, bounds[numbers]])
         query, key, is_full = _pairs(rows, QUERIES, HELD_KEYS)
         bounds, key_lists = _lists(key, query, is_full)
-        key_items, cuts = _pieces(bounds)
-        num_slots = int(cuts[-1, 2]) if len(cuts) else 0
+        key_items, splits = _pieces(bounds)
+        num_slots = int(splits[-1, 2]) if len(splits) else 0
         parts = {
             "ends": rows,
             "query_items": _longest_first(query_items),
             "query_lists": query_lists,
             "key_items": _longest_first(key_items),
             "key_lists": key_lists,
-            "cuts": cuts,
+            "splits": splits,
         }
         small = {name: torch.from_numpy(part.astype(np.int32)) for name, part in parts.items()}
         return cls(**transfer(small, device), num_slots=num_slots)
 
 
 def _pairs(ends: np.ndarray, queries: int, keys: int) -> tuple[np.ndarray, ...]:
-    """Query block, key block and "everything is visible" of each pair with anything visible.
+    """Query block, key block and whether all is visible, of each pair in which a key is visible.
 
-    Whoever sees anything of a block of keys lies between its first row and its furthest end; whoever
-    sees all of it, between its last row and its nearest end: two ranges of query blocks.
+    Queries that see a key of a block are between its first row and its furthest end; queries that see
+    all of it, between its last row and its nearest end: two ranges of query blocks.
     """
     first_key = np.arange(0, len(ends), keys)
-    last_key = first_key + keys - 1  # beyond the last row where the block is ragged: never full
+    last_key = first_key + keys - 1  # after the last row in an incomplete block: never full
     begin = first_key // queries
     stop = (np.maximum.reduceat(ends, first_key) - 1) // queries + 1
     full_begin = -(-last_key // queries)
-    full_stop = np.minimum.reduceat(ends, first_key) // queries  # whole blocks: no edge to mind
+    full_stop = np.minimum.reduceat(ends, first_key) // queries  # whole blocks only
     count = stop - begin
     key = np.repeat(np.arange(len(count)), count)
     query = np.arange(len(key)) - (np.cumsum(count) - count - begin)[key]
@@ -100,24 +100,24 @@ def _lists(
     owner: np.ndarray, entry: np.ndarray, is_full: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The entries of each owner, full ones first; [owners, 3] begin, middle and stop of its list."""
-    place = owner * 2 + ~is_full
-    count = np.bincount(place, minlength=int(owner.max()) * 2 + 2).reshape(-1, 2)
+    key = owner * 2 + ~is_full
+    count = np.bincount(key, minlength=int(owner.max()) * 2 + 2).reshape(-1, 2)
     stop = np.cumsum(count.sum(1))
     middle = stop - count[:, 1]
-    order = np.argsort(place.astype(np.min_scalar_type(place.max())), kind="stable")
-    lists = np.append(entry[order], 0)  # kernels read one ahead
+    order = np.argsort(key.astype(np.min_scalar_type(key.max())), kind="stable")
+    lists = np.append(entry[order], 0)  # kernels read one entry ahead
     return np.column_stack([middle - count[:, 0], middle, stop]), lists
 
 
 def _pieces(bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cut long lists evenly: items [.., 5] and cuts [.., 3] of `BlockLists`.
+    """Split long lists evenly: items [.., 5] and splits [.., 3] of `BlockLists`.
 
-    The longest piece takes about as long as a GPU of some hundred processors needs for a few
-    programs of average size, so none is still at work long after all others are done.
+    The longest piece takes about as long as a few programs of average size on a GPU of some hundred
+    multiprocessors, so that no program runs long after all others have ended.
     """
     begin, middle, stop = bounds.T
     length = stop - begin
-    longest = max(SHORTEST_PIECE, int(stop[-1]) // 64)
+    longest = max(MIN_PIECE, int(stop[-1]) // 64)
     count = -(-length // longest)
     size = -(-length // count)
     count = -(-length // size)
@@ -125,18 +125,18 @@ def _pieces(bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     number = np.arange(len(block)) - (np.cumsum(count) - count)[block]
     first = begin[block] + number * size[block]
     last = np.minimum(first + size[block], stop[block])
-    is_cut = count > 1
-    slots = np.cumsum(np.where(is_cut, count, 0))
-    slot = np.where(is_cut[block], (slots - count)[block] + number, -1)
+    is_split = count > 1
+    slots = np.cumsum(np.where(is_split, count, 0))
+    slot = np.where(is_split[block], (slots - count)[block] + number, -1)
     items = np.column_stack([block, first, np.clip(middle[block], first, last), last, slot])
-    cut = np.flatnonzero(is_cut)
-    return items, np.column_stack([cut, (slots - count)[cut], slots[cut]])
+    split = np.flatnonzero(is_split)
+    return items, np.column_stack([split, (slots - count)[split], slots[split]])
 
 
 def _longest_first(items: np.ndarray) -> np.ndarray:
     """Items in steps of twice their mean length, longest first.
 
-    Within a step the given order stays: neighbours then run at one time and share what they load.
+    Within a step the order is kept: neighbours then run at the same time and share what they load.
     """
     length = items[:, 3] - items[:, 1]
     step = max(1.0, 2 * float(length.mean()))

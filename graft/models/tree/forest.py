@@ -1,8 +1,8 @@
-"""From rows of trajectories to `[N, T]` grids of log-probs, entropies and values, and back by autograd.
+"""From trajectories to `[N, T]` grids of log-probs, entropies and values, differentiable.
 
 The model runs once over the unique tokens of the forest; the head once per trained token, on the
 hidden state before it. Gathering to the grid repeats a shared token in every row that passes through
-it, and the backward pass of that gather adds their gradients up.
+it, and the backward pass of the gather adds up their gradients.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from graft.types import Trajectory
 
 
 class Forest:
-    """A packed set of rows on a device, ready to be evaluated by one or several models.
+    """A packed set of trajectories on a device, to be evaluated by one or several models.
 
-    Only tokens that a trained one comes after are computed: what nobody reads costs nothing. All
-    indices are worked out on the CPU, where the mask must be, and sent at once: a GPU can go on
-    with the micro-batch before this one meanwhile.
+    Only tokens before a trained one are computed. All indices are computed on the CPU, where the mask
+    must be, and sent in one copy, while a GPU computes the previous micro-batch.
 
         N rows, T columns, K tokens that are computed, U tokens that are trained, each once
     """
 
-    def __init__(self, rows: Sequence[Trajectory], mask_NT: Tensor, device: torch.device) -> None:
-        packed = pack(rows, width=mask_NT.shape[1])
-        is_wanted = torch.zeros(len(packed) + 1, dtype=torch.bool)  # the last one is padding
+    def __init__(
+        self, trajectories: Sequence[Trajectory], mask_NT: Tensor, device: torch.device
+    ) -> None:
+        packed = pack(trajectories, width=mask_NT.shape[1])
+        is_wanted = torch.zeros(len(packed) + 1, dtype=torch.bool)  # the last is padding
         is_wanted[packed.source[mask_NT]] = True
         is_wanted = is_wanted[:-1]
         wanted = is_wanted.nonzero()[:, 0]
@@ -42,7 +43,7 @@ class Forest:
         new_row = count_before(keep)
         slots = torch.full((len(packed) + 1,), len(wanted))
         slots[wanted] = torch.arange(len(wanted))
-        placed = transfer(
+        moved = transfer(
             {
                 "tokens": packed.tokens[kept],
                 "positions": packed.positions[kept],
@@ -53,22 +54,22 @@ class Forest:
             },
             device,
         )
-        self.tokens, self.positions = placed["tokens"], placed["positions"]  # [K]
-        self.before = placed["before"]  # [U] the token each trained one follows
-        self.actions, self.modes = placed["actions"], placed["modes"]  # [U]
-        self.slots_NT = placed["slots"]  # U, the zero slot, where nothing is trained
+        self.tokens, self.positions = moved["tokens"], moved["positions"]  # [K]
+        self.before = moved["before"]  # [U] the token each trained one follows
+        self.actions, self.modes = moved["actions"], moved["modes"]  # [U]
+        self.slots_NT = moved["slots"]  # U, the index of a zero, where nothing is trained
         self.runs = shorten(packed.runs, new_row)
-        self.ends = new_row[packed.ends[kept]]  # [K], and it stays on the CPU
+        self.ends = new_row[packed.ends[kept]]  # [K] on the CPU
         self._attentions: dict[tuple[int, int], Attend] = {}
 
-    def attention(self, model: Decoder) -> Attend:
-        """Who sees whom among these tokens, for a model of this many heads."""
-        heads = model.own_heads
-        if heads not in self._attentions:
-            self._attentions[heads] = attention_over(
-                self.runs, self.ends, *heads, self.tokens.device
+    def attention(self, heads: int, kv_heads: int) -> Attend:
+        """Attention among these tokens, for a model with this many heads."""
+        key = heads, kv_heads
+        if key not in self._attentions:
+            self._attentions[key] = attention_over(
+                self.runs, self.ends, heads, kv_heads, self.tokens.device
             )
-        return self._attentions[heads]
+        return self._attentions[key]
 
     def _grid(self, values: Tensor) -> Tensor:
         padded = torch.cat([values, values.new_zeros(1)])
@@ -84,17 +85,17 @@ class Forest:
     def vocab_logprobs(
         self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same and, where a token was chosen, the log-prob of choosing any token, all [N, T]."""
-        logp, entropy, any_word = model.action_logprobs(
+        """The same and, where a token was chosen, the log-prob of any token, all [N, T]."""
+        logp, entropy, vocab_logp = model.action_logprobs(
             self, temperature, allowed, model.shape.vocab_size
         )
-        return self._grid(logp), self._grid(entropy), self._grid(any_word)
+        return self._grid(logp), self._grid(entropy), self._grid(vocab_logp)
 
     def greedy_match(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-prob of each trained action, and whether it is the likeliest one, both [U]."""
+        """Log-prob of each trained action, and whether greedy decoding would choose it, both [U]."""
         return model.greedy_match(self, allowed)
 
     def values(self, critic: Critic) -> Tensor:
-        """The critic's value of the state each decision was taken in, [N, T]."""
-        values = critic(self.tokens, self.positions, self.attention(critic.body))
+        """The critic's value of the state before each decision, [N, T]."""
+        values = critic(self.tokens, self.positions, self.attention(*critic.body.own_heads))
         return self._grid(gather_rows(values, self.before))

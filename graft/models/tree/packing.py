@@ -1,4 +1,4 @@
-"""Lay trajectories out as a forest in which every shared token stands once.
+"""Lay trajectories out as a forest in which every shared token occurs once.
 
     N rows (trajectories), T columns, L unique tokens of the forest
 
@@ -6,9 +6,9 @@
         "12" -> "abc"                      tokens   1 2 a b c d e
              -> "de"                       ends     7 7 5 5 5 7 7
 
-Spans are written depth first, so the subtree of a span is one interval and the whole question of who
-sees whom is `(key <= query) & (query < end[key])`: d (row 5) sees 1 and 2 (their end is 7), and not a,
-b, c (their end is 5). `source` maps the grid of leaves back: row 1 of it reads [5, 6].
+Spans are written depth first, so the subtree of a span is one interval, and a query sees a key if
+`(key <= query) & (query < end[key])`: d (row 5) sees 1 and 2 (their end is 7), and not a, b, c (their
+end is 5). `source` maps the grid of leaves back: its row 1 is [5, 6].
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from graft.types import Author, Span, Trajectory
 
 @dataclass(slots=True)
 class TokenRun:
-    """Tokens [start, stop) of the forest that follow each other without a fork."""
+    """Tokens [start, stop) of the forest without a fork between them."""
 
     start: int
     stop: int
@@ -41,14 +41,14 @@ class TokenRun:
 
 @dataclass(slots=True)
 class Packed:
-    """A forest of L unique tokens, and where each cell of the leaf grid finds its token."""
+    """A forest of L unique tokens, and the token of each element of the leaf grid."""
 
     tokens: Tensor  # [L]
-    positions: Tensor  # [L] distance from the root: what rotary positions need
+    positions: Tensor  # [L] distance from the root, for rotary positions
     parents: Tensor  # [L] the token before it on its path; -1 at a root
-    ends: Tensor  # [L] first row behind the subtree of its span
-    actions: Tensor  # [L] label of each token, what the log-prob is of
-    modes: Tensor  # [L] what was allowed there
+    ends: Tensor  # [L] first row after the subtree of its span
+    actions: Tensor  # [L] the action of each token, whose log-prob is computed
+    modes: Tensor  # [L] the mode, whose mask applies
     source: Tensor  # [N, T] row of the forest, or L for padding
     runs: list[TokenRun]
 
@@ -57,7 +57,7 @@ class Packed:
 
 
 def response(trajectory: Trajectory) -> list[Span]:
-    """The spans behind the prompt: the columns of a row."""
+    """The spans after the prompt: the columns of a row."""
     first = next((i for i, s in enumerate(trajectory.spans) if s.author is not Author.TASK), None)
     return [] if first is None else trajectory.spans[first:]
 
@@ -79,26 +79,26 @@ def pack(rows: Sequence[Trajectory], width: int | None = None) -> Packed:
                 children[name] = []
                 siblings.append(name)
             siblings = children[name]
-    places, runs = _lay_out(roots, children, spans)
-    written = [spans[name] for name in places]  # in the order of the forest
+    laid_out, runs = _lay_out(roots, children, spans)
+    written = [spans[name] for name in laid_out]  # in the order of the forest
     counts = _integers(map(len, written), len(written))
     starts, parents, depths, ends = (
-        _integers((getattr(place, name) for place in places.values()), len(places))
+        _integers((getattr(span, name) for span in laid_out.values()), len(laid_out))
         for name in ("start", "parent", "depth", "end")
     )
     total = int(counts.sum())
     row_numbers = np.arange(total)
     previous = row_numbers - 1
     previous[starts[counts > 0]] = parents[counts > 0]
-    columns = [[places[id(span)] for span in response(row)] for row in rows]
+    columns = [[laid_out[id(span)] for span in response(row)] for row in rows]
     if width is None:
-        width = max((sum(place.count for place in column) for column in columns), default=0)
+        width = max((sum(span.count for span in column) for column in columns), default=0)
     source = np.full((len(rows), width), total, dtype=np.int64)
     for number, column in enumerate(columns):
         at = 0
-        for place in column:
-            source[number, at : at + place.count] = row_numbers[place.start :][: place.count]
-            at += place.count
+        for span in column:
+            source[number, at : at + span.count] = row_numbers[span.start :][: span.count]
+            at += span.count
     return Packed(
         tokens=_concatenated([span.tokens for span in written]),
         positions=torch.from_numpy(row_numbers + np.repeat(depths - starts, counts)),
@@ -116,13 +116,13 @@ def _integers(values: Iterable[int], count: int) -> np.ndarray:
 
 
 def _concatenated(lists: list[list[int]]) -> Tensor:
-    # by way of numpy: torch takes ten times as long over a list
+    # through numpy: torch takes ten times as long to convert a list
     return torch.from_numpy(_integers(chain.from_iterable(lists), sum(map(len, lists))))
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where a span stands in the forest."""
+class _LaidOutSpan:
+    """The rows of a span in the forest."""
 
     start: int
     count: int
@@ -131,46 +131,48 @@ class _Place:
     depth: int
     """Tokens before it on its path."""
     end: int = 0
-    """First row behind its subtree; known when that is written."""
+    """First row after its subtree; set when that is written."""
 
 
 def _lay_out(
     roots: list[int], children: dict[int, list[int]], spans: dict[int, Span]
-) -> tuple[dict[int, _Place], list[TokenRun]]:
-    """The place of every span, depth first, and the runs."""
-    places: dict[int, _Place] = {}
+) -> tuple[dict[int, _LaidOutSpan], list[TokenRun]]:
+    """The rows of every span, depth first, and the runs."""
+    laid_out: dict[int, _LaidOutSpan] = {}
     runs: list[TokenRun] = []
     total = 0
-    # (span, the place above it, the run above it, whether it merely goes on with that run)
-    todo: list[tuple[int, _Place | None, TokenRun | None, bool]] = [
+    # (span, the rows of its parent, the run of its parent, whether it continues that run)
+    todo: list[tuple[int, _LaidOutSpan | None, TokenRun | None, bool]] = [
         (name, None, None, False) for name in roots[::-1]
     ]
     while todo:
-        name, before, above, goes_on = todo.pop()
-        if name in places:  # second visit: everything below it is written
-            places[name].end = total
+        name, parent, parent_run, continues = todo.pop()
+        if name in laid_out:  # second visit: its subtree is written
+            laid_out[name].end = total
             continue
-        place = places[name] = _below(before, total, len(spans[name]))
-        if above is not None and goes_on:
-            run = above
+        span = laid_out[name] = _below(parent, total, len(spans[name]))
+        if parent_run is not None and continues:
+            run = parent_run
         else:
-            path = [] if above is None else [*above.path, (above.start, above.stop)]
+            path = []
+            if parent_run is not None:
+                path = [*parent_run.path, (parent_run.start, parent_run.stop)]
             run = TokenRun(total, total, path)
             runs.append(run)
-        total += place.count
+        total += span.count
         run.stop = total
-        todo.append((name, before, above, goes_on))
+        todo.append((name, parent, parent_run, continues))
         is_only = len(children[name]) == 1
-        todo += [(child, place, run, is_only) for child in children[name][::-1]]
-    return places, [run for run in runs if run.stop > run.start]
+        todo += [(child, span, run, is_only) for child in children[name][::-1]]
+    return laid_out, [run for run in runs if run.stop > run.start]
 
 
-def _below(above: _Place | None, start: int, count: int) -> _Place:
-    """The place of a span written at `start` under another, or under none."""
-    if above is None:
-        return _Place(start, count, parent=-1, depth=0)
-    last = above.start + above.count - 1 if above.count else above.parent
-    return _Place(start, count, parent=last, depth=above.depth + above.count)
+def _below(parent: _LaidOutSpan | None, start: int, count: int) -> _LaidOutSpan:
+    """A span written at `start`, as a child of `parent` or as a root."""
+    if parent is None:
+        return _LaidOutSpan(start, count, parent=-1, depth=0)
+    last = parent.start + parent.count - 1 if parent.count else parent.parent
+    return _LaidOutSpan(start, count, parent=last, depth=parent.depth + parent.count)
 
 
 def count_before(flags: Tensor) -> Tensor:
@@ -179,19 +181,19 @@ def count_before(flags: Tensor) -> Tensor:
 
 
 def is_read(ends: Tensor, wanted: Tensor) -> Tensor:
-    """[L] True for tokens that some wanted token (bool [L]) comes after, so that it reads them.
+    """[L] True for tokens before some wanted token (bool [L]), which reads them.
 
-    The rows behind i and before ends[i] are exactly its descendants: count the wanted among them.
-    The last token of an answer is never read; it is only a label.
+    The rows after i and before ends[i] are its descendants: count the wanted ones among them. The last
+    token of an answer is never read; it is only a label.
     """
     counted = count_before(wanted)
     return counted[ends] > counted[1:]
 
 
 def shorten(runs: list[TokenRun], new_row: Tensor) -> list[TokenRun]:
-    """The runs over the kept tokens alone. What is kept of a run is its beginning.
+    """The runs over the kept tokens, which are the beginning of each run.
 
-    `new_row` is [L + 1], the number of kept tokens before each row: the row it becomes.
+    `new_row` is [L + 1], the number of kept tokens before each row: its new row.
     """
     new = new_row.numpy()
     short = [
@@ -206,7 +208,7 @@ def shorten(runs: list[TokenRun], new_row: Tensor) -> list[TokenRun]:
 
 
 def interval_mask(ends: Tensor) -> Tensor:
-    """The dense form of the rule, [L, L]: the definition that everything faster is tested against."""
+    """The dense form of the rule, [L, L]: the definition that faster implementations are tested against."""
     row = torch.arange(len(ends), device=ends.device)
     return (row[None, :] <= row[:, None]) & (row[:, None] < ends[None, :])
 
@@ -214,8 +216,8 @@ def interval_mask(ends: Tensor) -> Tensor:
 def split_rows(rows: Sequence[Trajectory], budget: int) -> list[list[int]]:
     """Micro-batches of at most `budget` unique tokens, as lists of row numbers.
 
-    Rows of one episode stay together while they fit. A tree larger than the budget is cut between
-    its rows: the second part repeats the prefix, and since each row lies in one part only, gradients
+    Rows of one episode stay together while they fit. A tree larger than the budget is split between
+    its rows: the second part repeats the prefix, and since each row is in one part only, gradients
     still add up exactly. A single row larger than the budget is a micro-batch of its own.
     """
     parts: list[list[int]] = []
@@ -227,7 +229,7 @@ def split_rows(rows: Sequence[Trajectory], budget: int) -> list[list[int]]:
     for numbers in by_episode.values():
         whole = {id(span): len(span) for number in numbers for span in rows[number].spans}
         if parts and used + sum(whole.values()) > budget and used:
-            parts.append([])  # do not start a tree that would have to be cut here
+            parts.append([])  # do not start a tree that would have to be split here
             seen, used = set(), 0
         for number in numbers:
             new = {id(s): len(s) for s in rows[number].spans if id(s) not in seen}

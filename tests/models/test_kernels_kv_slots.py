@@ -1,4 +1,4 @@
-"""Keys and values that go straight to their pages, against rotating and storing them apart."""
+"""Keys and values written directly to their pages equal rotating first and storing afterwards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 16), (3, 1, 64), (2, 2, 8)])
 @pytest.mark.parametrize("has_norm", [True, False])
-def test_keys_and_values_land_in_the_slots_of_the_living(
+def test_keys_and_values_are_written_to_the_slots_of_rows_that_are_alive(
     heads, kv_heads, size, has_norm, kernel_device
 ):
-    from graft.models.kernels.rope import qk_place, qk_rotate
+    from graft.models.kernels.rope import qk_rotate, qk_rotate_to_slots
 
     generator = torch.Generator().manual_seed(size)
 
@@ -32,13 +32,13 @@ def test_keys_and_values_land_in_the_slots_of_the_living(
     rows, positions = ints(0, 0, 1, 2), ints(15, 16, 3, 0)
     lengths = ints(17, 4, 0)  # row 2 is over
     pools = torch.full((2, 2, 2, 6, kv_heads, 16, size), torch.nan, device=kernel_device)
-    place, plain = (KVSlots(pool, table, rows, positions, lengths) for pool in pools)
-    q = qk_place(qkv, *weights, 1e-6, *angles, heads, kv_heads, place, 1)
+    kv_slots, plain = (KVSlots(pool, table, rows, positions, lengths) for pool in pools)
+    q = qk_rotate_to_slots(qkv, *weights, 1e-6, *angles, heads, kv_heads, kv_slots, 1)
     want, k, v = qk_rotate(qkv, *weights, 1e-6, *angles, heads, kv_heads)
     plain.write(1, k, v)
     torch.testing.assert_close(q, want)
-    torch.testing.assert_close(place.pool, plain.pool, equal_nan=True)
+    torch.testing.assert_close(kv_slots.pool, plain.pool, equal_nan=True)
     for token, (page, slot) in enumerate([(4, 15), (2, 0), (5, 3)]):
-        torch.testing.assert_close(place.pool[1, 0, page, :, slot], k[token])
-        torch.testing.assert_close(place.pool[1, 1, page, :, slot], v[token])
-    assert int((~place.pool.isnan()).sum()) == 2 * 3 * kv_heads * size
+        torch.testing.assert_close(kv_slots.pool[1, 0, page, :, slot], k[token])
+        torch.testing.assert_close(kv_slots.pool[1, 1, page, :, slot], v[token])
+    assert int((~kv_slots.pool.isnan()).sum()) == 2 * 3 * kv_heads * size

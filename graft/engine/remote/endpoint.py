@@ -1,6 +1,6 @@
-"""JSON to a server and back; `graft.http` says when a request is repeated.
+"""JSON requests to a server; `graft.http` defines when a request is repeated.
 
-A 429 means "later" and is repeated until the deadline; other faults `RETRIES` times. Proxies and
+After a 429 a request is repeated until the deadline, after other faults `RETRIES` times. Proxies and
 redirects are not followed.
 """
 
@@ -17,7 +17,7 @@ from graft.engine.errors import EngineError
 from graft.http import HttpClient, HttpFault, json_of
 
 RETRIES = 6
-"""Unless the caller wants another number."""
+"""The default of `Endpoint.ask`."""
 
 
 class EndpointError(EngineError):
@@ -39,7 +39,7 @@ class Endpoint:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(
-                f"endpoint {url!r} is no address of a server; one looks like http://host:8000/v1"
+                f"endpoint {url!r} is not the address of a server; use one such as http://host:8000/v1"
             )
         self.url = url.rstrip("/")
         for ending in ("/chat/completions", "/completions"):
