@@ -24,7 +24,7 @@ RewardLike = str | Mapping[str, Any] | Sequence[Any] | Callable[..., Any]
 """A function (task, trajectory) -> number, a name such as "f1", {name: {keyword: value}}, or a list."""
 
 BranchLike = str | Mapping[str, Any] | Callable[..., Any]
-"""independent, arpo, aepo, counterfactual, {name: {keyword: value}}, or a function of one's own."""
+"""independent, arpo, aepo, counterfactual, {name: {keyword: value}}, or a function."""
 
 TEMPERATURE = "temperature"
 """In the info of an episode's first span: the temperature of its samples, which the learner needs."""

@@ -43,7 +43,7 @@ class PolicyEngine:
         self.sampler: Engine = make_engine(config, policy.model, policy.tokenizer, policy.actions)
         self.sampler.load(None, policy.version)
         self.streams: dict[str, TaskStream] = {}
-        """Training tasks by environment: each `collect` goes on where the last one ended."""
+        """Training tasks by environment: each `collect` continues after the tasks of the last one."""
         self.calls: dict[str, int] = {}
         """Collections so far, by environment."""
         self.branches: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class PolicyEngine:
         return self.sampler.open(tokens, key)
 
     def renew(self, version: int) -> None:
-        """The policy's weights have changed in place. Samples under way pause and go on with them."""
+        """The policy's weights have changed in place. Samples in progress pause and continue with them."""
         if not self._is_closed:
             self.sampler.pause()
             self.sampler.load(None, version)

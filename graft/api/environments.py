@@ -68,7 +68,7 @@ def as_task(given: Any, number: int) -> Task:
 
 
 def check_tasks(listed: Sequence[Task], env: EnvLike | None, has_reward: bool) -> None:
-    """Refuse tasks that could not be told apart, posed or graded."""
+    """Refuse tasks with equal ids, without a prompt, or without a reward."""
     if not listed:
         raise UserCodeError("tasks is empty; give one task at least, or a number of them")
     counted: dict[str, int] = {}

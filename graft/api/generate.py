@@ -55,7 +55,7 @@ def generate(
     max_tokens   tokens per completion
     temperature  0 is greedy
     top_p        below 1: only the likeliest tokens that together have this probability
-    top_k        only so many of the likeliest tokens; 0: all
+    top_k        only this number of the likeliest tokens; 0: all
     stop         texts that end a completion
     seed         the same prompt and seed give the same draws
     raw          True: prompts are texts to continue, without the chat template

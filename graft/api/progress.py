@@ -1,4 +1,4 @@
-"""One line that is rewritten while something goes on: in a terminal, in a notebook, nowhere else."""
+"""A progress line that is rewritten in place, in a terminal or a notebook; elsewhere nothing is drawn."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class ProgressLine:
 
     @asynccontextmanager
     async def ticking(self) -> AsyncIterator[None]:
-        """The clock of the line goes on while nothing advances.
+        """Redraw the line at intervals, so that its clock advances between two tasks.
 
-        It also wakes the event loop up: a notebook's stop button is heard by a loop that turns.
+        The intervals also wake the event loop. A notebook's stop button only takes effect when the loop
+        runs, and while it waits for a slow environment it would otherwise sleep.
         """
 
         async def tick() -> None:

@@ -44,13 +44,13 @@ class RunResult:
 def train(
     recipe: Recipe, *overrides: str | Mapping[str, Any], progress: bool | None = None
 ) -> RunResult:
-    """Run a recipe to its end, or go on with one that was interrupted.
+    """Run a recipe to its end, or resume one that was interrupted.
 
     >>> run = graft.train("quickstart", "train.steps=20", {"run.name": "short"})
     >>> run.summary["after"]["greedy"], run.folder
     >>> policy = run.load()
 
-    Ctrl-C saves a checkpoint and raises KeyboardInterrupt; the same call goes on from there.
+    Ctrl-C saves a checkpoint and raises KeyboardInterrupt; the same call resumes from there.
 
     recipe     a bundled name, a YAML file, or a dict: {"model": {...}, "task": {"env": "calculator"}}
     overrides  changes of single keys: "train.lr=1e-4", or {"train.lr": 1e-4}

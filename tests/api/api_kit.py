@@ -23,7 +23,7 @@ class Letters(graft.BaseEnv):
 
 
 class Ask(graft.BaseEnv):
-    """ "?" -> the policy says "?" to be told the letter, and then the letter: two turns."""
+    """ "?" -> the policy writes "?", reads the letter and writes it: two turns."""
 
     observe_as = "inline"
     max_turns = 2

@@ -81,7 +81,9 @@ class Interrupting(Letters):
         if not self.pressed:
             self.pressed.append(1)
             signal.raise_signal(signal.SIGINT)
-            time.sleep(0.3)  # until the main thread has heard of it, where this is another one
+            time.sleep(
+                0.3
+            )  # until the main thread handles the signal, where this is another thread
         return super().respond(action)
 
 

@@ -1,4 +1,4 @@
-"""The loop of one's own: load, Engine, Learner, collect, step, evaluate, save."""
+"""A custom loop: load, Engine, Learner, collect, step, evaluate, save."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_branch_by_name_and_one_of_ones_own(engine):
 def test_a_branch_that_learns_goes_on_from_one_collection_to_the_next(engine):
     class Counting:
         def __init__(self) -> None:
-            self.told: list[object] = []
+            self.calls: list[object] = []
 
         @property
         def state(self) -> dict[str, Any]:
@@ -217,10 +217,10 @@ def test_a_branch_that_learns_goes_on_from_one_collection_to_the_next(engine):
         def restore(self, state: Any) -> None: ...
 
         def begin(self, step: int) -> None:
-            self.told.append(step)
+            self.calls.append(step)
 
         def settle(self, episodes: list[graft.Episode]) -> None:
-            self.told.append(len(episodes))
+            self.calls.append(len(episodes))
 
         async def __call__(self, growth: Any) -> None:
             await (await growth.root()).finish()
@@ -228,7 +228,7 @@ def test_a_branch_that_learns_goes_on_from_one_collection_to_the_next(engine):
     branch = Counting()
     for _ in range(2):
         graft.collect(engine, Letters, tasks=3, samples=1, max_tokens=2, branch=branch)
-    assert branch.told == [1, 3, 2, 3]
+    assert branch.calls == [1, 3, 2, 3]
 
 
 def test_adapters_are_trained_and_saved_merged(policy, tmp_path):
