@@ -51,7 +51,8 @@ class PolicyLearner:
                       or a list of these, applied in order
     loss              instead of its loss: a name or a function (logp, entropy, batch) -> (loss, metrics)
     reduction         instead of its reduction: token, sequence, unique_tokens, {"constant": {"length": n}}
-    kl_coef           weight of the KL to the policy as it is now; None: the algorithm's
+    kl_coef           weight of the KL to the reference; None: the algorithm's
+    reference         the policy that the KL is measured to; None: `policy` as it is now
     entropy_coef      bonus on the entropy; None: the algorithm's
     importance_cap    cap of the weight between engine and learner; None: the algorithm's, 0: off
     mask_truncated    True: attempts that ran out of budget are not trained on
@@ -77,6 +78,7 @@ class PolicyLearner:
         loss: PartLike | None = None,
         reduction: PartLike | None = None,
         kl_coef: float | None = None,
+        reference: Policy | None = None,
         entropy_coef: float | None = None,
         importance_cap: float | None = None,
         mask_truncated: bool = False,
@@ -123,7 +125,7 @@ class PolicyLearner:
             rollout={"max_tokens": max_tokens},
             run={"seed": seed},
         )
-        self.components, self.trainer = _built(policy, self.config)
+        self.components, self.trainer = _built(policy, self.config, reference)
         self.steps = 0
 
     @property
@@ -206,7 +208,7 @@ class PolicyLearner:
         return f"Learner({self.policy!r}, algo={self.algo!r}, lr={self.lr:g}, {self.steps} steps)"
 
 
-def _built(policy: Policy, config: Config) -> tuple[Any, Any]:
+def _built(policy: Policy, config: Config, reference: Policy | None) -> tuple[Any, Any]:
     """The parts of a run that learning needs, and its learner."""
     from graft.algos.credit import CREDITS
     from graft.algos.presets import build, make
@@ -237,11 +239,22 @@ def _built(policy: Policy, config: Config) -> tuple[Any, Any]:
         notes=[],
     )
     needs_copy = has_reference(config) and not config.lora.rank
-    return components, make_learner(components, _reference(policy) if needs_copy else None)
+    if reference is not None and not needs_copy:
+        why = (
+            "adapters are measured to the model without them"
+            if config.lora.rank
+            else "there is no KL term"
+        )
+        raise UserCodeError(
+            f"reference is not used: {why}; leave it out, or set kl_coef without lora_rank"
+        )
+    return components, make_learner(
+        components, _frozen(reference or policy) if needs_copy else None
+    )
 
 
-def _reference(policy: Policy) -> Any:
-    """A frozen copy of the policy as it is now."""
+def _frozen(policy: Policy) -> Any:
+    """A copy of the policy as it is now, which nothing trains."""
     from graft.train.model import load_reference
 
     if policy.path is not None and not policy.version:

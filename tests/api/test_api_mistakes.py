@@ -115,6 +115,8 @@ def test_arguments_of_a_learner(policy):
         graft.Learner(policy, lr=-1)
     with pytest.raises(UnknownName, match="unknown credit"):
         graft.Learner(policy, credit="mine")
+    with pytest.raises(UserCodeError, match="reference is not used: there is no KL term"):
+        graft.Learner(policy, reference=policy)
     learner = graft.Learner(policy)
     with pytest.raises(ConfigError, match="lr=0"):
         learner.lr = 0

@@ -259,14 +259,16 @@ def test_a_loop_that_was_stopped_goes_on_with_the_same_numbers(engine, tmp_path)
         metrics = learner.step(graft.collect(engine, Letters, **how))
         return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
-    learner = graft.Learner(engine.policy, lr=1e-2, warmup=4)
+    base = graft.load(engine.policy.save(tmp_path / "base"))
+    how = {"lr": 1e-2, "warmup": 4, "kl_coef": 0.1}
+    learner = graft.Learner(engine.policy, **how)
     for number in range(2):
         step(engine, learner, number)
     folder = learner.save(tmp_path / "mine")
     assert folder.name == "rl-000002"
     wanted = [step(engine, learner, number) for number in (2, 3)]
     policy = graft.load(tmp_path / "mine")
-    other = graft.Learner(policy, lr=1e-2, warmup=4)
+    other = graft.Learner(policy, reference=base, **how)
     with graft.Engine(policy) as again:
         other.restore(tmp_path / "mine")
         assert (other.steps, policy.version, again.version) == (2, 2, 2)
