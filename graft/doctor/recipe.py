@@ -29,7 +29,7 @@ from graft.doctor.tools import tool_checks
 from graft.envs.base import as_messages
 from graft.models.device import choose_device, choose_dtype
 from graft.models.lora.training import num_trained
-from graft.rewards.choice import make_reward
+from graft.rewards import make_reward
 from graft.rollout.action_spelling import ActionSpeller
 from graft.rollout.batching import trajectories_of
 from graft.rollout.branches.branch import independent

@@ -30,7 +30,7 @@ from graft.evaluate.task_sets import TaskSet, pose_one
 from graft.models.decoder import Decoder
 from graft.models.io.load import ModelFileError
 from graft.protocols import Env
-from graft.rewards.choice import make_reward
+from graft.rewards import make_reward
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 from graft.tools.errors import ERROR
@@ -99,16 +100,8 @@ class PythonTool:
         """An independent tool with the same names; without kept state, this one."""
         if not self.keep_state:
             return self
-        twin = PythonTool(
-            self.timeout,
-            self.sandbox,
-            True,
-            self.keep_error_last_line,
-            self.max_output,
-            self.memory_mb,
-            self.concurrency,
-        )
-        twin._cells = list(self._cells)
+        twin = copy(self)
+        twin._cells, twin._session = list(self._cells), None
         return twin
 
     def __deepcopy__(self, memo: Any) -> PythonTool:

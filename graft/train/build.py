@@ -29,7 +29,7 @@ from graft.models.policy import weights_of
 from graft.models.shape import ModelShape
 from graft.models.tree.attention import why_no_kernel
 from graft.protocols import Engine, Env
-from graft.rewards.choice import make_reward
+from graft.rewards import make_reward
 from graft.rollout.branches.branch import Branch
 from graft.rollout.collectors.request import CollectorConfig
 from graft.rollout.setup import RolloutSetup

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from graft.rewards.choice import make_reward
+from graft.rewards import make_reward
 from graft.rewards.judge import Agreement, Judge, JudgedItem
 from graft.rewards.judge.judge import is_correct_reply, prediction_of, question_of
 from graft.rewards.judge.prompt import BUNDLED, JudgePrompt
@@ -278,7 +278,7 @@ def test_the_deadline_includes_the_wait_for_a_free_slot(caplog: pytest.LogCaptur
                 thread.join(10)
         assert rewards == [0.0] * 3 and time.monotonic() - start < 5
         assert judge.counts["failures"] == 3 and server.asked == []
-    assert "no free place" in caplog.text
+    assert "no free slot" in caplog.text
 
 
 def test_a_server_that_goes_away_in_the_middle_is_survived():
@@ -637,13 +637,14 @@ def test_a_judge_knows_how_far_it_agreed_as_a_reward():
     assert judge.agreement().both_yes == 0  # a copy
 
 
-def test_the_number_and_length_of_stored_disagreements_is_limited():
+def test_the_number_and_length_of_stored_disagreements_is_limited(monkeypatch):
+    monkeypatch.setattr("graft.rewards.judge.agreement.KEPT", 30)
     found = agreement()
-    for number in range(1010):
+    for number in range(40):
         found.add(JudgedItem("Q", ["gold"], "x" * 5000, str(number)), True)
-    assert found.judge_only == 1010 and len(found.disagreements) == 1000
+    assert found.judge_only == 40 and len(found.disagreements) == 30
     assert len(found.disagreements[0].item.prediction) == 4000
-    assert "... and 990 more." in found.markdown()
+    assert "... and 20 more." in found.markdown()
 
 
 def test_a_strict_judge_gives_no_score_without_a_verdict():

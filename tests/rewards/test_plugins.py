@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from graft.registry import UnknownName
-from graft.rewards import REWARDS
+from graft.rewards import REWARDS, make_reward
 from graft.rewards.answers import exact_match, f1
-from graft.rewards.choice import make_reward
 from graft.rewards.deep_research import deep_research
 from graft.rewards.judge.judge import Judge
 from graft.rewards.plugins import adapt

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graft.rewards.choice import make_reward
+from graft.rewards import make_reward
 from graft.rewards.weighted import Component, WeightedSum
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect

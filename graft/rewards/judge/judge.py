@@ -202,20 +202,20 @@ class Judge:
         return reply
 
     def _ask(self, prompt: str) -> str:
-        """The judge's words, after as many attempts as it takes and as time allows."""
+        """The judge's reply; JudgeError after the last attempt or at the deadline."""
         content = {"model": self.model} if self.model else {}
         content |= {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
         start = time.monotonic()
         if not self._slots.acquire(timeout=self.deadline):
-            raise JudgeError(f"no free place at judge {self.url} in {self.deadline:g} s")
+            raise JudgeError(f"no free slot for judge {self.url} in {self.deadline:g} s")
         try:
             return self._client.ask(
                 self.url,
                 json.dumps(content).encode(),
                 _read_reply,
                 deadline=self.deadline - (time.monotonic() - start),
-                before=self._wait_for_turn,
-                # a Retry-After of an hour is not kept for longer than one question can wait
+                before=self._wait_for_start,
+                # not longer than one request can wait
                 on_fault=lambda fault, _: self._rate_limit.hold(
                     min(fault.retry_after, self.deadline)
                 ),
@@ -225,11 +225,11 @@ class Judge:
         finally:
             self._slots.release()
 
-    def _wait_for_turn(self, end: float) -> None:
+    def _wait_for_start(self, end: float) -> None:
         if not self._rate_limit.wait(end):
             raise JudgeError(
-                f"no turn to ask judge {self.url} in {self.deadline:g} s: its rate= or the "
-                "Retry-After that it sent is too slow for the deadline"
+                f"no request to judge {self.url} could start in {self.deadline:g} s: its rate= or its "
+                "Retry-After is too slow for the deadline"
             )
 
     def _count(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Search by asking a retrieval service over HTTP; the messages are those of `wire`."""
+"""Search through a retrieval service over HTTP; `wire` has the messages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
 from graft.tools.search.wire import TYPES, load_msgpack, read_reply, write_request
 
-MAX_REPLY = 64 * 2**20  # bytes; more is no list of documents
+MAX_REPLY = 64 * 2**20  # bytes
 FIRST_PAUSE = 0.1  # seconds before the second attempt, doubled from then on
 
 
 class HttpSource:
     """A service at `url`, Search-R1's (`wire="json"`) or GEM's (`wire="msgpack"`).
 
-    "http://host:8000" means http://host:8000/retrieve. `timeout` is for a whole request with all its
-    attempts: what is refused at once or answered with 429 or 5xx is tried again after 0.1, 0.2, ...
-    seconds for as long as that leaves time. Other answers are final. A service that falls silent in
-    the middle of its reply is given the same time once more.
+    "http://host:8000" means http://host:8000/retrieve. `timeout` is for a request with all its attempts:
+    a refused connection and the answers 429 and 5xx are retried after 0.1, 0.2, ... seconds while time
+    is left. Other answers are final.
     """
 
     def __init__(
@@ -32,7 +31,7 @@ class HttpSource:
         if wire not in TYPES:
             raise ValueError(f"wire={wire!r}; known: {', '.join(TYPES)} (Search-R1's, GEM's)")
         if wire == "msgpack":
-            load_msgpack()  # absent, it is missed now and not in a rollout
+            load_msgpack()  # fails now if it is not installed, not in a rollout
         if timeout <= 0 or retries < 0:
             raise ValueError(f"timeout={timeout} must be above 0, retries={retries} at least 0")
         self.url = parts._replace(path="/retrieve").geturl() if parts.path in "/" else url
@@ -53,7 +52,9 @@ class HttpSource:
     def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         if self.wire == "json":
             return self._ask(queries, topk) if queries else []
-        return [self._ask([query], topk)[0] for query in queries]  # this wire holds one query
+        return [
+            self._ask([query], topk)[0] for query in queries
+        ]  # a message of this wire has one query
 
     def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         try:
@@ -62,6 +63,6 @@ class HttpSource:
             raise ToolError(f"{self.url} {fault}") from fault
         try:
             found = read_reply(data, len(queries), is_single=self.wire == "msgpack")
-        except ValueError as error:  # BadMessage, or a row that is no document
+        except ValueError as error:  # BadMessage, or a row that is not a document
             raise ToolError(f"{self.url} sent no usable reply: {error}") from error
-        return [hits[:topk] for hits in found]  # web services may not know `topk`
+        return [hits[:topk] for hits in found]  # web services may ignore `topk`
