@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -71,6 +72,13 @@ FILES = {block.about: block.text for block in BLOCKS if block.mark == "file"}
 def write_files(folder: Path) -> None:
     for name, text in FILES.items():
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def forget(folder: Path) -> None:
+    """Modules of this folder are imported again when another test has files of the same names."""
+    for name, module in list(sys.modules.items()):
+        if str(folder) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
 
 
 def prose(page: Path) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,17 @@ from typer.testing import CliRunner
 from graft.cli import app, main
 from graft.config import Config, ConfigError, find_recipe, keys, load_config
 from graft.envs import ENVS
-from tests.docs.pages import BLOCKS, MARKS, PAGES, ROOT, Block, commands, inline, write_files
+from tests.docs.pages import (
+    BLOCKS,
+    MARKS,
+    PAGES,
+    ROOT,
+    Block,
+    commands,
+    forget,
+    inline,
+    write_files,
+)
 
 TREE = typer.main.get_command(app)
 GRAFT = [block for block in BLOCKS if commands(block.text, ("graft", "torchrun"))]
@@ -25,12 +37,15 @@ PLACEHOLDER = "{model: {path: MODEL}, task: {env: calculator}, sft: {steps: 1}}"
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Commands see the files of the pages."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])  # commands add the folder that they start from
     write_files(tmp_path)
     for name in ("RECIPE", "recipe.yaml"):
         Path(name).write_text(PLACEHOLDER)
+    yield
+    forget(tmp_path)
 
 
 def find(words: list[str]) -> tuple[str, Any, list[str]]:
@@ -111,6 +126,8 @@ def test_marked_commands_run(block: Block):
     "block", [block for block in GRAFT if block.mark == "output"], ids=lambda block: block.place
 )
 def test_commands_print_what_the_page_shows(block: Block, monkeypatch, capsys):
+    for name, value in (("OMP_WAIT_POLICY", "PASSIVE"), ("TORCH_CPP_LOG_LEVEL", "ERROR")):
+        monkeypatch.setenv(name, value)  # as `main` sets them, and taken back
     monkeypatch.setenv("COLUMNS", "120")
     parts = re.split(r"^\$ graft (.*)\n", block.text, flags=re.M)[1:]
     for command, shown in zip(parts[::2], parts[1::2], strict=True):

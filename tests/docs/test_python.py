@@ -18,7 +18,7 @@ import pytest
 import graft
 from graft.envs import ENVS
 from graft.evaluate.benchmarks import BENCHMARKS
-from tests.docs.pages import BLOCKS, ROOT, Block, write_files
+from tests.docs.pages import BLOCKS, ROOT, Block, forget, write_files
 
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 
@@ -35,7 +35,6 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, with_
     monkeypatch.delenv("SEARCH_URL", raising=False)
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    before = set(sys.modules)
     tables: list[Any] = [(table, dict(table)) for table in (BENCHMARKS, ENVS)]
     try:
         for block in (block for block in BLOCKS if block.page == page):
@@ -56,9 +55,7 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, with_
         for table, content in tables:  # a page may add a line to one
             table.clear()
             table.update(content)
-        for name in set(sys.modules) - before:  # the page's own files: another page has others
-            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
-                del sys.modules[name]
+        forget(folder)
 
 
 def run_session(block: Block, names: dict[str, Any]) -> None:
