@@ -1,4 +1,4 @@
-"""`graft plan`: the account of a recipe's memory and time, as a table or as JSON."""
+"""`graft plan RECIPE`: memory and time of a recipe on this device, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROBED = "found by the probe"
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What was counted, what was measured, and what follows from both."""
+    """Computed and measured memory and time."""
 
     name: str
     shape: ModelShape
@@ -47,11 +47,11 @@ class Forecast:
     """From the rates of a known device."""
     measured: MeasuredRates | None
     step_time: StepTime | None
-    """From the probe's rates where there was one; every attempt fills its budget."""
+    """With the probe's rates if there was one; every attempt fills its budget."""
     examples: ExampleLengths | None
-    """How long attempts are likely to be."""
+    """Likely lengths of attempts."""
     likely: StepTime | None
-    """The same with attempts of that length."""
+    """Step time with attempts of those lengths."""
     notes: list[str]
     advice: str
     """What to change, if it does not fit."""
@@ -94,7 +94,7 @@ def _seconds(found: StepTime | None) -> dict[str, float] | None:
 def forecast(
     config: Config, *, probing: bool = True, device_memory: DeviceMemory | None = None
 ) -> Forecast:
-    """Count, choose, and measure if it fits; `room` stands in for the device's own."""
+    """Compute the memory, choose sizes, and run the probe if they fit; `room` stands in for the device's own."""
     device = choose_device(config.model.device)
     dtype, note = choose_dtype(config.model.dtype, device)
     shape = recipe_shape(config)
@@ -105,7 +105,7 @@ def forecast(
     if memory.fits and (probing or known):
         try:
             examples = lengths_of(config)
-        except Exception as error:  # of data or an environment, which are not what is asked about
+        except Exception as error:  # of data or an environment: the forecast goes on without
             notes.append(f"lengths of attempts are not known: {type(error).__name__}: {error}")
     measured = None
     if probing and memory.fits:
@@ -142,13 +142,13 @@ def forecast(
 
 
 def budget(config: Config) -> SequenceLengths:
-    """Of an attempt at its longest."""
+    """Lengths of the longest attempt."""
     work = workload_of(config)
     return SequenceLengths(work.prompt, work.sampled, work.observed)
 
 
 def corrected(memory: MemoryPlan, measured: MeasuredRates) -> MemoryPlan:
-    """What the probe found beyond its prediction is added; nothing is ever taken away."""
+    """Add what the probe measured beyond its prediction; never subtract."""
     if measured.peak is None or measured.peak <= measured.predicted_peak:
         return memory
     more = measured.peak - measured.predicted_peak
@@ -157,7 +157,7 @@ def corrected(memory: MemoryPlan, measured: MeasuredRates) -> MemoryPlan:
 
 
 def show(found: Forecast, stream: TextIO | None = None) -> None:
-    """Tables for a person; plain text where nobody watches."""
+    """Print tables; plain text where the output is not a terminal."""
     out = stream or sys.stdout
     if isinstance(out, io.TextIOWrapper) and "utf" not in out.encoding.lower():
         out.reconfigure(errors="replace")
@@ -201,7 +201,7 @@ def memory_table(memory: MemoryPlan) -> Table:
 
 
 def probe_table(found: Forecast) -> Table:
-    """What the probe ran, as it was predicted and as it went."""
+    """Predicted and measured seconds of the probe."""
     measured = found.measured
     assert measured is not None
     table = Table("probe", box=SIMPLE)
@@ -224,16 +224,16 @@ def probe_table(found: Forecast) -> Table:
 
 
 def time_table(found: Forecast) -> Table:
-    """Seconds of attempts as long as the examples, where there are some, and as long as they may be."""
-    paces = [one for one in (found.likely, found.step_time) if one is not None]
+    """Seconds with attempts as long as the examples, if there are some, and with the longest attempts."""
+    columns = [one for one in (found.likely, found.step_time) if one is not None]
     table = Table("time", box=SIMPLE)
-    for name in ("likely", "at most")[-len(paces) :]:
+    for name in ("likely", "at most")[-len(columns) :]:
         table.add_column(name, justify="right")
 
     def row(name: str, seconds: Callable[[StepTime], float]) -> None:
-        table.add_row(name, *(span(seconds(one)) for one in paces))
+        table.add_row(name, *(span(seconds(one)) for one in columns))
 
-    most = paces[-1]
+    most = columns[-1]
     row("prompts, per step", lambda one: one.prefill)
     row("decoding, per step", lambda one: one.decode)
     row("learning, per step", lambda one: one.learn)
@@ -252,7 +252,7 @@ def time_table(found: Forecast) -> Table:
 
 
 def about_time(found: Forecast) -> list[str]:
-    """Which lengths the table is about, and what it leaves out."""
+    """Which lengths the table assumes, and what it does not include."""
     most = "at most: every attempt fills its budget"
     lines = [f"{most}; environments and tools come on top"]
     if found.examples is not None:

@@ -1,7 +1,7 @@
-"""How long attempts will probably be: as long as the examples that a warm-up learns from.
+"""Likely lengths of attempts: those of the examples that a warm-up learns from.
 
-The quickstart's budget is 96 tokens; its teacher poses 9, says 19 and is answered 8 where it calls the
-calculator. Lengths of a run decide its time, and before it has begun these are the only ones there are.
+The quickstart's budget is 96 tokens; its demonstrations have 9 of a prompt, 19 of the teacher and 8 of the
+calculator's answer. The lengths decide the time of a run, and before a run no others are known.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from graft.train.model import load_tokenizer, make_chat, recipe_shape, source_of
 from graft.train.sft_dataset import demonstrations, row_builder
 from graft.types import Author, Episode
 
-LOOKED_AT = 64
+NUM_EXAMPLES = 64
 """Examples whose lengths are counted."""
 
 
 def lengths_of(config: Config) -> ExampleLengths | None:
-    """Of the recipe's own examples; None without a warm-up: nothing says how long attempts will be."""
+    """Lengths of the recipe's examples; None without a warm-up."""
     if not config.sft.is_on:
         return None
     drawn, rows = _examples(config)
@@ -38,20 +38,20 @@ def _examples(config: Config) -> tuple[list[Episode], int | None]:
     tokenizer = load_tokenizer(config, source)
     actions = actions_of(config, tokenizer, recipe_shape(config).vocab_size)
     chat = make_chat(config, tokenizer)
-    # a whole run would load the model; examples need no more than this of it
+    # examples need these components only, without the model
     components = cast(
         "Any", SimpleNamespace(config=config, tokenizer=tokenizer, chat=chat, actions=actions)
     )
     if config.sft.data:
         chats, build = row_builder(components, config.sft.data)
-        apart = max(len(chats) // LOOKED_AT, 1)
-        places = range(0, len(chats), apart)[:LOOKED_AT]
+        apart = max(len(chats) // NUM_EXAMPLES, 1)
+        places = range(0, len(chats), apart)[:NUM_EXAMPLES]
         limit = config.rollout.max_context
         return [shortened(build(place, chats[place]), limit) for place in places], len(chats)
     env = env_factory(config, config.task.args, tokenizer)
     components.setup = SimpleNamespace(make_env=env)
     examples = demonstrations(components)
-    steps = range(1, 1 + math.ceil(LOOKED_AT / config.sft.batch))
+    steps = range(1, 1 + math.ceil(NUM_EXAMPLES / config.sft.batch))
     return [one for step in steps for one in examples(step)], None
 
 

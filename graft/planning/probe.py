@@ -1,8 +1,8 @@
-"""A few seconds of the real thing: one micro-batch forward and backward, and some decoding.
+"""The probe: one micro-batch forward and backward and some decoding, timed for a few seconds.
 
-The model has the recipe's shape and random weights, rows are random tokens as long as attempts are
-likely to be; the rest is what a run uses: Forest, Decoder, loss, Optimizer and the engine. On a CPU the
-work is cut down to what takes a few seconds, and its rates are scaled up.
+The model has the recipe's shape and random weights, and rows are random tokens of likely lengths; everything
+else is what a run uses: Forest, Decoder, loss, Optimizer and engine. On a CPU the work is reduced to a few
+seconds, and the rates are scaled up.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ from graft.train.optimizer import Optimizer, schedule
 from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
 
 CPU_FLOPS = 2e10
-"""Of each part of the probe on a CPU: a second or two."""
+"""FLOPs of each part of the probe on a CPU: a second or two."""
 GPU_BATCH = 512
 DECODE_STEPS = {"cpu": 8, "cuda": 32}
 ROUNDS = 3
-"""Of which the quickest counts: the first compiles kernels, makes the optimizer's state and captures
-graphs, and others may be slowed down by what else the machine does."""
+"""The quickest round counts: the first compiles kernels, creates the optimizer's state and captures graphs,
+and others may be slowed down by other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Rates for the step_time, and the memory of training beside its prediction."""
+    """Measured rates, and the memory of training beside its prediction."""
 
     rates: Rates
     tokens: int
-    """Of the micro-batch."""
+    """Tokens of the micro-batch."""
     learn: float
     """Seconds of its forward and backward pass."""
     optimizer: float
@@ -80,7 +80,7 @@ class MeasuredRates:
     decode_step: float
     """Seconds."""
     peak: int | None
-    """Bytes at the worst moment of training; None where the system does not tell."""
+    """Peak bytes of training; None where the system does not report them."""
     predicted_peak: int
 
 
@@ -92,16 +92,16 @@ def probe(
     memory: MemoryPlan,
     lengths: SequenceLengths | None = None,
 ) -> MeasuredRates:
-    """Of attempts of these lengths; without them of attempts that fill their budget."""
-    asked = workload_of(config)
+    """Measure attempts of these lengths, or attempts that fill their budget."""
+    work = workload_of(config)
     if lengths is not None:
-        asked = replace(asked, prompt=lengths.prompt, sampled=lengths.sampled + lengths.observed)
+        work = replace(work, prompt=lengths.prompt, sampled=lengths.sampled + lengths.observed)
     policy = random_policy(shape, dtype, device_memory.device, config.run.seed)
     policy.recompute = memory.recompute
-    work = training_work(config, shape, device_memory, memory.tokens_per_micro, asked)
-    learn, optimizer, peak = time_training(config, policy, work, device_memory.device)
-    predicted = training_peak(config, shape, dtype, work, device_memory, memory.recompute)
-    batch = decode_work(config, shape, device_memory, memory.kv_tokens, asked)
+    trained = training_work(config, shape, device_memory, memory.tokens_per_micro, work)
+    learn, optimizer, peak = time_training(config, policy, trained, device_memory.device)
+    predicted = training_peak(config, shape, dtype, trained, device_memory, memory.recompute)
+    batch = decode_work(config, shape, device_memory, memory.kv_tokens, work)
     prefill, step = time_decoding(config, policy, batch, device_memory)
     prompts = forward_flops(shape, batch.groups * batch.prompt, batch.prompt / 2)
     private = batch.sampled + DECODE_STEPS[device_memory.device.type] / 2
@@ -109,10 +109,10 @@ def probe(
     rates = Rates(
         decode=moved / step,
         prefill=prompts / prefill,
-        train=train_flops(shape, work, memory.recompute) / learn,
+        train=train_flops(shape, trained, memory.recompute) / learn,
         optimizer=optimizer_bytes(shape, dtype) / optimizer,
     )
-    return MeasuredRates(rates, work.unique, learn, optimizer, batch.rows, step, peak, predicted)
+    return MeasuredRates(rates, trained.unique, learn, optimizer, batch.rows, step, peak, predicted)
 
 
 def training_peak(
@@ -123,11 +123,11 @@ def training_peak(
     device_memory: DeviceMemory,
     recompute: bool,
 ) -> int:
-    """Bytes at the worst moment of learning `work` at once; no engine, no runtime."""
+    """Predicted peak bytes of learning `work` at once, without engine and runtime."""
     params, lora = num_parameters(shape), config.lora
     state = params * dtype.itemsize
     if lora.rank:
-        state += 12 * num_trained(shape, lora.rank, lora.targets)  # themselves, two moments
+        state += 12 * num_trained(shape, lora.rank, lora.targets)  # adapters and two moments
         state += adapter_gradient_bytes(shape, dtype, lora.rank, lora.targets)
         if device_memory.device.type == "cpu":
             sizes = target_sizes(shape, lora.targets)
@@ -143,7 +143,7 @@ def training_peak(
 def training_work(
     config: Config, shape: ModelShape, device_memory: DeviceMemory, tokens: int, work: Workload
 ) -> Workload:
-    """Whole groups of these lengths that make about one micro-batch."""
+    """Whole groups of these lengths, about one micro-batch in total."""
     tokens = largest_micro(config, tokens)
     if device_memory.device.type == "cpu":
         tokens = min(tokens, max(int(CPU_FLOPS / (6 * num_parameters(shape))), 64))
@@ -159,7 +159,7 @@ def training_work(
 def decode_work(
     config: Config, shape: ModelShape, device_memory: DeviceMemory, kv_tokens: int, work: Workload
 ) -> Workload:
-    """Sequences in the middle of their answers: `sampled` is what each has written so far."""
+    """Sequences in the middle of their answers: `sampled` tokens are already written."""
     steps = DECODE_STEPS[device_memory.device.type]
     prompt, written = work.prompt, max(min(work.sampled // 2, 256), 1)
     rows = min(work.rows, GPU_BATCH)
@@ -168,8 +168,8 @@ def decode_work(
         tokens = CPU_FLOPS / (2 * num_parameters(shape))
         rows = min(rows, max(int(tokens / (written + prompt / work.samples + steps)), 1))
     page = page_size(config, device_memory)
-    room_for = int(kv_tokens / (written + steps + 2 * page + (prompt + page) / work.samples))
-    rows = max(min(rows, room_for), 1)
+    fitting = int(kv_tokens / (written + steps + 2 * page + (prompt + page) / work.samples))
+    rows = max(min(rows, fitting), 1)
     samples = min(work.samples, rows)
     return Workload(max(rows // samples, 1), samples, prompt, written)
 
@@ -178,7 +178,7 @@ def decode_work(
 def random_policy(
     shape: ModelShape, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Decoder:
-    """Random weights made where they are used; nothing is read from disk."""
+    """Random weights, created on the device."""
     with torch.device("meta"):
         policy = Decoder(shape).to(dtype)
     policy.to_empty(device=device)
@@ -221,7 +221,7 @@ def random_rows(work: Workload, vocab_size: int) -> list[Trajectory]:
 def time_training(
     config: Config, policy: Decoder, work: Workload, device: torch.device
 ) -> tuple[float, float, int | None]:
-    """Seconds of one micro-batch and of one optimizer step, and the peak of their memory."""
+    """Seconds of one micro-batch and of one optimizer step, and their peak memory."""
     _, _, loss, _ = build(resolve_preset(config.algo.name))
     rows = random_rows(work, policy.shape.vocab_size)
     batch = to_batch(rows)
@@ -271,7 +271,7 @@ def _learn(
 def time_decoding(
     config: Config, policy: Decoder, work: Workload, device_memory: DeviceMemory
 ) -> tuple[float, float]:
-    """Seconds of all prompts, and of one step in the middle of the answers."""
+    """Seconds of all prompts, and of one decoding step."""
     device, page = device_memory.device, page_size(config, device_memory)
     steps = DECODE_STEPS[device.type]
     per_row = work.sampled + steps + 3 * page
@@ -285,7 +285,7 @@ def time_decoding(
     for number in range(ROUNDS):
         took = asyncio.run(_decode(engine, work, steps, device, number))
         prefill, decode = min(prefill, took[0]), min(decode, took[1])
-        engine.load(None, version=number + 1)  # forget what is cached
+        engine.load(None, version=number + 1)  # clear the cache
     engine.close()
     return prefill, decode / steps
 
@@ -299,7 +299,7 @@ async def _decode(
         return [rng.randrange(engine.vocab_size) for _ in range(count)]
 
     def forced(count: int) -> Sampling:
-        return Sampling(max_tokens=count)  # nothing stops it sooner
+        return Sampling(max_tokens=count)  # no stop tokens
 
     roots = [engine.open(tokens(work.prompt)) for _ in range(work.groups)]
     started = _now(device)
@@ -330,11 +330,11 @@ def timed(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def watch_memory(device: torch.device, held: int) -> Callable[[], int | None]:
-    """Start watching; the function that comes back tells the peak, `held` of it held before."""
+    """Start measuring; the returned function gives the peak, including the `held` bytes from before."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return lambda: torch.cuda.max_memory_allocated(device)
-    try:  # the kernel's own high-water mark of this process, set back to now
+    try:  # reset the kernel's high-water mark of this process
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         before = _resident("VmRSS")
     except OSError:
@@ -346,4 +346,4 @@ def _resident(field: str) -> int:
     with suppress(StopIteration):
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
-    raise OSError(f"the kernel does not tell {field}")
+    raise OSError(f"the kernel does not report {field}")

@@ -35,7 +35,7 @@ from graft.train.model import MODEL_FILE, load_reference, pin_model, refuse_what
 from graft.train.monitor.check import FAIL, PASS
 from graft.train.monitor.display import Display
 from graft.train.monitor.labels import PHASE_WORDS
-from graft.train.monitor.run_check import first_look
+from graft.train.monitor.run_check import check_attempts
 from graft.train.monitor.settings_check import (
     graded_check,
     positions_check,
@@ -401,7 +401,7 @@ class Session:
                 RolloutRequest(tasks, "a first look", held_out=True)
             ).result()
         chat, temperature = self.components.chat, self.config.rollout.temperature
-        found = first_look(
+        found = check_attempts(
             learner,
             episodes,
             chat,

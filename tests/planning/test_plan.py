@@ -203,7 +203,7 @@ def test_micro_batches_are_as_large_as_fits_and_blocks_are_kept_while_they_fit()
     assert choose_micro(recipe(), TOY, FP32, cpu) == MicroBatchSize(2048, False)
 
 
-def test_what_the_recipe_says_is_done():
+def test_explicit_sizes_of_the_recipe_are_used():
     asked = recipe(train={"tokens_per_micro": 32768, "recompute": True})
     assert choose_micro(asked, SMALL, BF16, H200) == MicroBatchSize(32768, True)
     assert kv_tokens_for(recipe(engine={"kv_tokens": 4096}), SMALL, BF16, H200) == 4096
@@ -259,7 +259,7 @@ def test_on_a_cpu_pool_and_pages_are_the_engines_own():
         ({}, 1, "smaller model"),
     ],
 )
-def test_a_recipe_that_cannot_fit_is_told_the_key_to_change(changes, available, advice):
+def test_a_recipe_that_cannot_fit_gets_the_key_to_change(changes, available, advice):
     device_memory = replace(H200, available=available * 10**9)
     with pytest.raises(ConfigError, match="this recipe needs") as error:
         check_fits(recipe(**changes), SMALL, BF16, device_memory)
@@ -267,7 +267,7 @@ def test_a_recipe_that_cannot_fit_is_told_the_key_to_change(changes, available, 
     assert gigabytes(device_memory.usable) in str(error.value)
 
 
-def test_what_fits_is_not_refused():
+def test_a_recipe_that_fits_is_accepted():
     check_fits(recipe(), SMALL, BF16, H200)
     refuse_what_cannot_fit(load_config("quickstart"))
 
@@ -364,7 +364,7 @@ def test_lengths_are_those_of_the_examples():
     assert found.attempt == (10, 22, 11) and found.example == (10, 10, 3)
 
 
-def test_without_a_warm_up_nothing_says_how_long_attempts_will_be():
+def test_without_a_warm_up_lengths_are_unknown():
     overrides = ["sft.steps=0", "sft.stop_at=0", "sft.demo_args={}", "model.device=cpu"]
     found = forecast(load_config("quickstart", overrides), probing=False, device_memory=KNOWN)
     assert found.examples is None and found.likely is None and found.notes == []
@@ -427,21 +427,21 @@ def test_a_warm_up_that_may_stop_early_gives_both_ends():
     assert whole is not None and whole.shortest_run == whole.run < found.run
 
 
-def test_examples_that_cannot_be_had_are_no_obstacle():
+def test_a_forecast_works_without_examples():
     config = load_config("quickstart", ["model.device=cpu", "sft.demo_args={no_such: 1}"])
     found = forecast(config, probing=False, device_memory=KNOWN)
     assert found.likely is None and found.step_time is not None
     assert "lengths of attempts are not known: ValueError" in found.notes[0]
 
 
-def test_the_room_is_what_this_machine_has():
+def test_the_memory_is_what_this_machine_has():
     assert 10**8 < available_ram() < 10**14
     assert device_memory_of(torch.device("cpu")).usable < available_ram() * 1.2
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "gspo", "dapo"])
 def test_the_probe_measures_every_rate(name: str):
-    tiny = "model.shape={width: 16, layers: 1, heads: 2, kv_heads: 1, head_dim: 8, ff: 16, max_positions: 128}"
+    tiny = "model.shape={width: 16, layers: 1, heads: 2, kv_heads: 1, ff: 16, max_positions: 128}"
     config = load_config(
         "quickstart", [f"algo.name={name}", "rollout.tasks=2", "model.device=cpu", tiny]
     )
@@ -478,22 +478,22 @@ def test_what_the_probe_found_is_added():
     assert corrected(memory, replace(seen, peak=10**9)) == memory
 
 
-def test_a_forecast_in_a_room_too_small_advises():
+def test_a_forecast_for_too_little_memory_has_advice():
     small = DeviceMemory(torch.device("cpu"), 10**8, name="a small CPU")
     found = forecast(load_config("quickstart", ["model.device=cpu"]), device_memory=small)
     assert not found.memory.fits and found.measured is None and "smaller model" in found.advice
 
 
-def test_a_table_says_which_lengths_it_is_about(capsys: pytest.CaptureFixture[str]):
+def test_a_table_names_the_lengths_it_assumes(capsys: pytest.CaptureFixture[str]):
     show(
         forecast(
             load_config("quickstart", ["model.device=cpu"]), probing=False, device_memory=KNOWN
         )
     )
-    said = capsys.readouterr().out
-    assert "likely" in said and "at most" in said and "with the shortest warm-up" in said
-    assert "like the examples that call tools, 10 + 22 tokens and 11 of results" in said
-    assert "sft.stop_at may end the warm-up from step 25 on" in said
+    printed = capsys.readouterr().out
+    assert "likely" in printed and "at most" in printed and "with the shortest warm-up" in printed
+    assert "like the examples that call tools, 10 + 22 tokens and 11 of results" in printed
+    assert "sft.stop_at may end the warm-up from step 25 on" in printed
 
 
 def test_plan_prints_tables_and_json(tmp_path):

@@ -1,4 +1,4 @@
-"""Alarms: each begins at a step that can be worked out on paper, is said once, and healthy runs have none."""
+"""Alarms: each begins at a step that can be computed by hand, and healthy runs have none."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
 FAILURES = "tools/failure_frequency"
 
 
-def said(
+def alarms_in(
     steps: int,
     changes: Callable[[int], dict[str, object]],
     alarms: Alarms | None = None,
     first: int = 1,
 ) -> list[Alarm]:
-    """What is said in so many steps, whose numbers are HEALTHY but for the changes."""
+    """The alarms of `steps` steps whose metrics are HEALTHY except for the changes."""
     alarms = alarms or Alarms()
     found: list[Alarm] = []
     for step in range(first, steps + 1):
@@ -109,22 +109,22 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_alarm_begins_at_the_step_worked_out_and_is_said_once(name):
+def test_an_alarm_begins_once_at_the_computed_step(name):
     changes, step, metric, level = CASES[name]
     alarms = Alarms(staleness=1 if name == "starved_learner" else 0)
-    assert begun(said(40, changes, alarms)) == [(step, metric, level)]
+    assert begun(alarms_in(40, changes, alarms)) == [(step, metric, level)]
     assert name == "gradient_spike" or alarms.active == {name: step}
 
 
-def test_every_condition_has_a_case():
+def test_every_rule_has_a_case():
     assert list(CASES) == list(RULES)
 
 
-def test_healthy_numbers_say_nothing():
-    assert said(100, lambda step: {}) == []
+def test_healthy_metrics_raise_no_alarm():
+    assert alarms_in(100, lambda step: {}) == []
 
 
-def test_a_condition_is_said_again_only_after_it_went_away():
+def test_an_alarm_begins_again_only_after_it_ended():
     """The table of the module: means .66 .72 .70 .60 .50 .38 .26 .30 .44 .58 .72 from step 5 on."""
     flat = [0.5, 0.6, 0.7, 0.7, 0.8, 0.8, 0.5, 0.2, 0.2, 0.2, 0.2, 0.7, 0.9, 0.9, 0.9]
     alarms = Alarms()
@@ -139,7 +139,7 @@ def test_a_condition_is_said_again_only_after_it_went_away():
 
 
 def test_the_text_has_the_numbers_the_reason_and_the_keys():
-    text = said(5, after(0, 0.71)("frac_reward_zero_std"))[0].text
+    text = alarms_in(5, after(0, 0.71)("frac_reward_zero_std"))[0].text
     assert text.startswith(
         "71% of the groups of the last 5 steps have no spread in reward (mean reward 0.4), so they "
         "have no gradient. Reward in between: "
@@ -151,22 +151,22 @@ def test_flat_groups_that_fail_are_given_other_advice_than_those_in_between():
     def failing(step: int) -> dict[str, object]:
         return {"frac_reward_zero_std": 0.95, "reward": 0.01}
 
-    (alarm,) = said(9, failing)
+    (alarm,) = alarms_in(9, failing)
     assert alarm.level == "alarm"
     assert "the tasks are too hard" in alarm.text and "sft.steps" in alarm.text
 
 
 def test_flat_groups_of_a_solved_task_are_fine_unless_rewards_have_another_scale():
-    assert said(20, lambda step: {"frac_reward_zero_std": 1.0, "reward": 0.97}) == []
-    found = said(20, lambda step: {"frac_reward_zero_std": 1.0, "reward": 3.0})
+    assert alarms_in(20, lambda step: {"frac_reward_zero_std": 1.0, "reward": 0.97}) == []
+    found = alarms_in(20, lambda step: {"frac_reward_zero_std": 1.0, "reward": 3.0})
     assert begun(found) == [(5, "frac_reward_zero_std", "alarm")]
 
 
 def test_flat_groups_are_fine_where_forced_calls_teach_them():
     twins = "training/rewrites/gain"
-    assert said(20, lambda step: {"frac_reward_zero_std": 1.0, twins: 0.4}) == []
+    assert alarms_in(20, lambda step: {"frac_reward_zero_std": 1.0, twins: 0.4}) == []
     # one twin in a while is not enough, and steps without twins have gained 0
-    rare = said(
+    rare = alarms_in(
         20, lambda step: {"frac_reward_zero_std": 1.0, **({twins: 0.1} if step == 3 else {})}
     )
     assert begun(rare) == [(5, "frac_reward_zero_std", "alarm")]
@@ -179,17 +179,17 @@ def test_entropy_may_fall_where_the_reward_rose_for_it():
             "reward": 0.2 if step <= 5 else 0.6,
         }
 
-    assert said(40, learned(0.05)) == []  # 5%, and the reward is 0.4 up: as much as the spread
+    assert alarms_in(40, learned(0.05)) == []  # 5%, and the reward is 0.4 up: as much as the spread
     # 0.8% is too little even so; the mean of five falls below 2% with the fifth
-    assert begun(said(40, learned(0.008))) == [(10, "entropy", "alarm")]
+    assert begun(alarms_in(40, learned(0.008))) == [(10, "entropy", "alarm")]
 
 
-def test_entropy_that_is_next_to_nothing_from_the_start_is_told():
-    assert begun(said(9, after(0, 0.005)("entropy"))) == [(5, "entropy", "alarm")]
+def test_entropy_near_0_from_the_start_raises_an_alarm():
+    assert begun(alarms_in(9, after(0, 0.005)("entropy"))) == [(5, "entropy", "alarm")]
 
 
 @pytest.mark.parametrize(
-    ("dtype", "gap", "updates", "stale", "is_told"),
+    ("dtype", "gap", "updates", "stale", "is_alarm"),
     [
         ("float32", 5e-4, 1, 0, False),
         ("float32", 2e-3, 1, 0, True),
@@ -202,14 +202,14 @@ def test_entropy_that_is_next_to_nothing_from_the_start_is_told():
     ],
 )
 def test_the_gap_is_held_against_what_the_dtype_and_the_updates_explain(
-    dtype, gap, updates, stale, is_told
+    dtype, gap, updates, stale, is_alarm
 ):
-    found = said(
+    found = alarms_in(
         3,
         lambda step: {GAP: gap, "optimizer_steps": updates, "staleness/max": stale},
         Alarms(dtype, staleness=1),
     )
-    assert bool(found) is is_told
+    assert bool(found) is is_alarm
 
 
 def test_a_fresh_step_among_old_ones_does_not_make_their_gap_one_of_rounding():
@@ -217,36 +217,38 @@ def test_a_fresh_step_among_old_ones_does_not_make_their_gap_one_of_rounding():
         is_fresh = step % 5 == 0  # behind an evaluation nothing is old
         return {GAP: 0.0 if is_fresh else 0.04, "staleness/max": 0 if is_fresh else 2}
 
-    assert said(40, ahead, Alarms(staleness=2)) == []
+    assert alarms_in(40, ahead, Alarms(staleness=2)) == []
 
 
-def test_a_gap_that_grows_is_told_first_and_again_when_it_passes_the_limit():
+def test_a_gap_that_grows_raises_a_warning_and_an_alarm_when_it_passes_the_limit():
     def growing(step: int) -> dict[str, object]:
         return {GAP: 1e-6 * 2.0**step}
 
     # means of five are 0.2 x 62 x 2^(step - 5) x 1e-6: 9.9e-5 at 8, 2.0e-4 at 9; 1.6e-3 at 12
-    assert begun(said(15, growing)) == [(9, GAP, "warn"), (12, GAP, "alarm")]
+    assert begun(alarms_in(15, growing)) == [(9, GAP, "warn"), (12, GAP, "alarm")]
 
 
 def test_longer_attempts_that_earn_more_are_what_is_wanted():
     def longer(step: int) -> dict[str, object]:
         return {LENGTH: 10.0 if step <= 5 else 40.0, "reward": 0.2 if step <= 5 else 0.5}
 
-    assert said(40, longer) == []
+    assert alarms_in(40, longer) == []
 
 
-def test_a_constant_share_of_cut_attempts_is_told_when_it_is_more_than_half():
-    assert begun(said(9, after(0, 0.6)(CUT))) == [(5, CUT, "warn")]
-    assert said(40, after(0, 0.4)(CUT)) == []
+def test_a_constant_share_of_cut_attempts_raises_an_alarm_above_a_half():
+    assert begun(alarms_in(9, after(0, 0.6)(CUT))) == [(5, CUT, "warn")]
+    assert alarms_in(40, after(0, 0.4)(CUT)) == []
 
 
-def test_failures_of_tools_that_are_hardly_used_say_nothing():
-    assert said(40, after(0, 1.0, **{"tools/rate": 0.02})(FAILURES)) == []
+def test_failures_of_rarely_used_tools_raise_no_alarm():
+    assert alarms_in(40, after(0, 1.0, **{"tools/rate": 0.02})(FAILURES)) == []
 
 
-def test_a_bound_of_staleness_that_is_kept_says_nothing_and_an_engine_that_stands_still_is_named():
-    assert said(20, lambda step: {"staleness/max": min(step - 1, 4)}, Alarms(staleness=4)) == []
-    (alarm,) = said(
+def test_staleness_within_its_bound_raises_no_alarm_and_an_engine_without_updates_is_named():
+    assert (
+        alarms_in(20, lambda step: {"staleness/max": min(step - 1, 4)}, Alarms(staleness=4)) == []
+    )
+    (alarm,) = alarms_in(
         20,
         lambda step: {"staleness/max": step - 1, "staleness/mean": step - 1.0},
         Alarms(staleness=4),
@@ -261,27 +263,27 @@ def test_a_reward_that_is_noisy_has_not_fallen():
         return {"reward": 0.7 if step % 2 else 0.1, "reward_std": 0.1}
 
     # means of five swing between 0.46 and 0.34, more than half the spread; but steps differ by 0.6
-    assert said(60, noisy) == []
+    assert alarms_in(60, noisy) == []
 
 
-def test_a_spike_is_told_again_after_five_quiet_steps_and_never_below_the_clip_norm():
+def test_a_spike_raises_an_alarm_again_after_five_quiet_steps_and_never_below_the_clip_norm():
     def spikes(*at: int):
         return lambda step: {"grad_norm": 6.0 if step in at else 0.5}
 
-    assert [a.step for a in said(30, spikes(10, 12))] == [10]
-    assert [a.step for a in said(30, spikes(10, 16))] == [10, 16]
+    assert [a.step for a in alarms_in(30, spikes(10, 12))] == [10]
+    assert [a.step for a in alarms_in(30, spikes(10, 16))] == [10, 16]
     small = {step: 0.9 if step == 20 else 0.05 for step in range(1, 31)}
-    assert said(30, lambda step: {"grad_norm": small[step]}) == []
+    assert alarms_in(30, lambda step: {"grad_norm": small[step]}) == []
     tight = Alarms(max_grad_norm=0.5)
-    assert [a.step for a in said(30, lambda step: {"grad_norm": small[step]}, tight)] == [20]
+    assert [a.step for a in alarms_in(30, lambda step: {"grad_norm": small[step]}, tight)] == [20]
 
 
 def test_steps_without_any_gradient_do_not_make_the_next_one_a_spike():
-    assert said(60, lambda step: {"grad_norm": 2.0 if step % 10 == 0 else 0.0}) == []
+    assert alarms_in(60, lambda step: {"grad_norm": 2.0 if step % 10 == 0 else 0.0}) == []
 
 
 @pytest.mark.parametrize(("share", "step", "level"), [(0.25, 1, "alarm"), (0.1, 5, "warn")])
-def test_attempts_that_fail_are_told_of_with_the_commonest_reason(share, step, level):
+def test_failed_attempts_raise_an_alarm_with_the_commonest_reason(share, step, level):
     alarms = Alarms()
     found = []
     for number in range(1, 9):
@@ -295,37 +297,37 @@ def test_attempts_that_fail_are_told_of_with_the_commonest_reason(share, step, l
     assert "episodes/step_*.jsonl" in alarm.text
 
 
-def test_a_few_that_fail_are_no_news():
-    assert said(40, after(0, 0.04)("rollout/failed")) == []
+def test_a_few_failed_attempts_raise_no_alarm():
+    assert alarms_in(40, after(0, 0.04)("rollout/failed")) == []
 
 
-def test_flat_groups_are_no_sickness_where_attempts_are_not_compared():
+def test_flat_groups_raise_no_alarm_where_attempts_are_not_compared():
     """reinforce with one attempt a task: every group is flat, and the batch teaches all the same."""
     flat = after(0, 1.0)("frac_reward_zero_std")
-    assert len(said(20, flat)) == 1
-    assert said(40, flat, Alarms(is_grouped=False)) == []
+    assert len(alarms_in(20, flat)) == 1
+    assert alarms_in(40, flat, Alarms(is_grouped=False)) == []
     both = lambda step: {"frac_reward_zero_std": 1.0, "grad_norm": 0.0}  # noqa: E731
-    assert [a.metric for a in said(40, both, Alarms(is_grouped=False))] == ["grad_norm"]
-    assert [a.metric for a in said(40, both)] == ["frac_reward_zero_std"]
+    assert [a.metric for a in alarms_in(40, both, Alarms(is_grouped=False))] == ["grad_norm"]
+    assert [a.metric for a in alarms_in(40, both)] == ["frac_reward_zero_std"]
 
 
 def test_a_sample_size_that_is_nearly_nothing_is_an_alarm():
-    (alarm,) = said(9, after(0, 0.2)(ESS))
+    (alarm,) = alarms_in(9, after(0, 0.2)(ESS))
     assert (alarm.step, alarm.level) == (5, "alarm")
     assert "0.20" in alarm.text and "rollout.staleness" in alarm.text
 
 
 def test_a_learner_that_takes_turns_is_not_starved_and_its_own_clock_is_believed():
     slow = {"time/rollout": 9.0}
-    assert said(20, lambda step: slow) == []
-    assert len(said(20, lambda step: slow, Alarms(staleness=1))) == 1
+    assert alarms_in(20, lambda step: slow) == []
+    assert len(alarms_in(20, lambda step: slow, Alarms(staleness=1))) == 1
 
 
 BAD = [math.nan, math.inf, -math.inf, None, "much", 10**400, 1e308, [], {}, True]
 
 
 @pytest.mark.parametrize("name", WATCHED)
-def test_what_is_no_number_is_left_out_and_breaks_nothing(name):
+def test_values_that_are_not_numbers_are_skipped(name):
     alarms = Alarms(staleness=1)
     for step in range(1, 40):
         values: dict[str, object] = {**HEALTHY, name: BAD[step % len(BAD)]}
@@ -350,11 +352,11 @@ def test_a_gap_in_the_numbers_does_not_start_the_count_anew():
     def holes(step: int) -> dict[str, object]:
         return {"frac_reward_zero_std": math.nan if step in (3, 4) else 0.9}
 
-    assert [alarm.step for alarm in said(20, holes)] == [7]
+    assert [alarm.step for alarm in alarms_in(20, holes)] == [7]
 
 
-def test_a_resumed_run_says_what_the_uninterrupted_one_says():
-    def sick(step: int) -> dict[str, object]:
+def test_a_resumed_run_raises_the_alarms_of_the_uninterrupted_one():
+    def unhealthy(step: int) -> dict[str, object]:
         return {
             "entropy": 1.0 / step,
             "reward": 0.5 + 0.3 * math.sin(step / 4),
@@ -363,24 +365,24 @@ def test_a_resumed_run_says_what_the_uninterrupted_one_says():
             LENGTH: 10.0 + step,
         }
 
-    whole = said(60, sick)
+    whole = alarms_in(60, unhealthy)
     assert len({alarm.metric for alarm in whole}) >= 4
     for cut in range(60):
         before = Alarms()
-        told = said(cut, sick, before)
+        found = alarms_in(cut, unhealthy, before)
         state = json.loads(json.dumps(before.to_json(), allow_nan=False))
-        told += said(60, sick, Alarms(state=state), first=cut + 1)
-        assert told == whole
+        found += alarms_in(60, unhealthy, Alarms(state=state), first=cut + 1)
+        assert found == whole
 
 
 def test_the_state_stays_small_and_an_empty_or_older_one_begins_anew():
     alarms = Alarms()
-    said(50, lambda step: {}, alarms)
+    alarms_in(50, lambda step: {}, alarms)
     sizes = [
         len(value) for part in ("start", "recent") for value in alarms.to_json()[part].values()
     ]
     assert max(sizes) == 20
-    said(500, lambda step: {}, alarms, first=51)
+    alarms_in(500, lambda step: {}, alarms, first=51)
     after_500 = alarms.to_json()
     assert [len(v) for part in ("start", "recent") for v in after_500[part].values()] == sizes
     assert Alarms(state={}).to_json() == Alarms().to_json()
@@ -388,14 +390,14 @@ def test_the_state_stays_small_and_an_empty_or_older_one_begins_anew():
     assert known.active == {"flat_groups": 7}
 
 
-def test_a_state_that_is_handed_out_does_not_change_behind_ones_back():
+def test_a_returned_state_does_not_change_later():
     alarms = Alarms()
-    said(5, lambda step: {}, alarms)
+    alarms_in(5, lambda step: {}, alarms)
     state = alarms.to_json()
     kept = json.dumps(state)
     again = Alarms(state=state)
-    said(20, lambda step: {}, alarms, first=6)
-    said(20, lambda step: {}, again, first=6)
+    alarms_in(20, lambda step: {}, alarms, first=6)
+    alarms_in(20, lambda step: {}, again, first=6)
     assert json.dumps(state) == kept
 
 
@@ -403,7 +405,7 @@ def test_texts_name_keys_that_exist():
     sections = {key.split(".")[0] for key in keys()}
     pattern = re.compile(rf"\b(?:{'|'.join(sections)})\.[a-z_]+")
     for name, (changes, *_) in CASES.items():
-        (alarm,) = said(40, changes, Alarms(staleness=1 if name == "starved_learner" else 0))
+        (alarm,) = alarms_in(40, changes, Alarms(staleness=1 if name == "starved_learner" else 0))
         named = pattern.findall(alarm.text)
         assert named or name in ("tool_failures",), name
         assert set(named) <= set(keys()), name

@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 
 
 class Clock:
-    """A clock that moves only when told."""
+    """A clock that tests move."""
 
     def __init__(self):
         self.now = 0.0

@@ -163,7 +163,7 @@ def decoder() -> Decoder:
     return Decoder(SHAPE).initialise(3)
 
 
-def test_critic_and_policy_are_told_apart_and_both_count():
+def test_critic_and_policy_have_separate_fingerprints():
     policy = decoder()
     learner = learner_of(policy, Critic(policy))
     before = weights_prints(learner)

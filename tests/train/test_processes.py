@@ -195,9 +195,9 @@ def test_errors_of_graft_are_described_by_their_text_and_others_with_a_traceback
     assert describe(lost.value) == "rank 1 did not arrive"
     with pytest.raises(ZeroDivisionError) as bug:
         _ = 1 // 0
-    told = describe(bug.value).splitlines()
-    assert told[0] == "ZeroDivisionError: integer division or modulo by zero"
-    assert told[1] == "Traceback (most recent call last):"
+    printed = describe(bug.value).splitlines()
+    assert printed[0] == "ZeroDivisionError: integer division or modulo by zero"
+    assert printed[1] == "Traceback (most recent call last):"
     assert str(ProcessFailure(2, "failed", "no room", 0.0)) == "rank 2 failed: no room"
 
 
@@ -338,7 +338,7 @@ def raise_on_two(processes: ProcessGroup, folder: Path) -> None:
         raise ProcessesLost("the disk of this machine is full")
     if processes.rank == 1:
         processes.doing("sampling")
-        time.sleep(60)  # busy, in no collective: it has to be told
+        time.sleep(60)  # busy, in no collective: the heartbeat has to interrupt it
     dist.all_reduce(torch.ones(1))  # of torch's own, without a name
 
 
@@ -410,9 +410,9 @@ def test_at_the_deadline_the_missing_rank_and_what_it_did_are_named(tmp_path):
         screen = group.screen
         failed = next(line for line in group.lines() if " failed: " in line)
         assert "failed: waited 5 s for the rewards of step 12, and rank 1 did not arrive" in failed
-        told = screen[screen.index(failed) :].splitlines()
-        assert told[1].startswith("       rank 1 is sampling, step 12, since 0:0")
-        assert told[2].startswith(
+        printed = screen[screen.index(failed) :].splitlines()
+        assert printed[1].startswith("       rank 1 is sampling, step 12, since 0:0")
+        assert printed[2].startswith(
             "       ranks 0, 2 are waiting for the rewards of step 12 since 0:0"
         )
         stops = [line for line in group.lines() if " stops, because " in line]
@@ -520,8 +520,8 @@ def test_a_stopped_rank_0_stops_the_store_too_and_the_others_still_end_at_the_de
         failed = next(line for line in group.lines() if " failed: " in line)
         assert "rank 1 of 2" in failed
         assert "waited 6 s for the rewards of step 7, and rank 0 did not arrive" in failed
-        told = group.screen[group.screen.index(failed) :]
-        assert f"rank 0 is stopped by a signal (pid {pid} on " in told
+        printed = group.screen[group.screen.index(failed) :]
+        assert f"rank 0 is stopped by a signal (pid {pid} on " in printed
 
 
 def interrupted(processes: ProcessGroup, folder: Path) -> None:

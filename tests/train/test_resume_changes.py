@@ -43,10 +43,10 @@ def changes(folder: Path) -> list[dict]:
 
 def test_learning_rate_and_steps_change_on_resume_and_replays_know_it(tmp_path):
     assert "->" not in train(tmp_path, "train.steps=3")
-    told = train(tmp_path, "train.steps=5", "train.lr=2e-4", "train.schedule=linear")
+    printed = train(tmp_path, "train.steps=5", "train.lr=2e-4", "train.schedule=linear")
     assert rates(tmp_path) == pytest.approx([1e-3, 1e-3, 1e-3, 2e-4 * 2 / 5, 2e-4 * 1 / 5])
-    assert "train.lr: 0.001 -> 0.0002 from rl step 4 on" in told
-    assert "train.steps: 3 -> 5 from rl step 4 on" in told
+    assert "train.lr: 0.001 -> 0.0002 from rl step 4 on" in printed
+    assert "train.steps: 3 -> 5 from rl step 4 on" in printed
     changed = {
         "train.steps": [3, 5],
         "train.lr": [1e-3, 2e-4],
@@ -62,22 +62,22 @@ def test_learning_rate_and_steps_change_on_resume_and_replays_know_it(tmp_path):
 def test_the_same_command_again_changes_nothing_and_says_nothing(tmp_path):
     train(tmp_path, "train.steps=2", "run.save_every=1")
     (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before its end
-    told = train(tmp_path, "train.steps=2", "run.save_every=1")
-    assert "resuming" in told and "->" not in told
+    printed = train(tmp_path, "train.steps=2", "run.save_every=1")
+    assert "resuming" in printed and "->" not in printed
     assert not (tmp_path / "run" / "changes.jsonl").exists()
 
 
 def test_a_finished_run_keeps_a_changed_rate_for_later_and_says_so(tmp_path):
     train(tmp_path, "train.steps=1")
-    told = train(tmp_path, "train.steps=1", "train.lr=2e-4")
-    assert "train.lr: 0.001 -> 0.0002 from rl step 2 on" in told and "is done" in told
+    printed = train(tmp_path, "train.steps=1", "train.lr=2e-4")
+    assert "train.lr: 0.001 -> 0.0002 from rl step 2 on" in printed and "is done" in printed
     assert changes(tmp_path)[0]["changed"] == {"train.lr": [1e-3, 2e-4]}
 
 
 def test_cadences_change_on_resume(tmp_path):
     train(tmp_path, "train.steps=1")
-    told = train(tmp_path, "train.steps=2", "run.save_every=1", "run.log_episodes=0")
-    assert "run.log_episodes: 1 -> 0 from rl step 2 on" in told
+    printed = train(tmp_path, "train.steps=2", "run.save_every=1", "run.log_episodes=0")
+    assert "run.log_episodes: 1 -> 0 from rl step 2 on" in printed
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_what_makes_it_another_run_is_refused_with_the_way_out(tmp_path, overrid
 def test_a_warm_up_goes_on_with_more_steps_and_another_rate(tmp_path):
     warm_up = ("train.steps=0", "sft.batch=2", "sft.warmup=0")
     train(tmp_path, *warm_up, "sft.steps=2", "sft.lr=1e-3")
-    told = train(tmp_path, *warm_up, "sft.steps=4", "sft.lr=2e-3")
-    assert "sft.steps: 2 -> 4 from sft step 3 on" in told
+    printed = train(tmp_path, *warm_up, "sft.steps=4", "sft.lr=2e-3")
+    assert "sft.steps: 2 -> 4 from sft step 3 on" in printed
     assert len(rates(tmp_path, "sft")) == 4
     assert rates(tmp_path, "sft")[2] == pytest.approx(2e-3 * (0.1 + 0.9 * 0.5))
 

@@ -62,26 +62,30 @@ def test_a_credit_of_the_recipe_counts_and_not_the_presets():
         (
             ["algo.name=reinforce", "rollout.samples=1", "rollout.dynamic_rounds=4"],
             FAIL,
-            "a group of one always does; raise rollout.samples, or set rollout.dynamic_rounds=1",
+            "in a group of one they always do; raise rollout.samples, or set rollout.dynamic_rounds=1",
         ),
         (
             ["algo.name=rebn", "rollout.samples=1", "rollout.tasks=1", "rollout.max_turns=1"],
             FAIL,
-            "there is one: every advantage is 0",
+            "there is only one: every advantage is 0",
         ),
         (
             ["algo.name=rebn", "rollout.samples=1", "rollout.tasks=1"],
             WARN,
-            "they are those of one attempt",
+            "all belong to one attempt",
         ),
         (["train.warmup=90"], WARN, "rises to 0.000156, and train.lr=0.0002 is never reached"),
-        (["train.lr=1e-12"], WARN, "moves a weight by about 7e-11 in the whole run"),
-        (["rollout.temperature=0.01"], WARN, "nearly the same, and equal ones teach nothing"),
+        (["train.lr=1e-12"], WARN, "changes a weight by about 7e-11 in the whole run"),
+        (
+            ["rollout.temperature=0.01"],
+            WARN,
+            "nearly the same, and equal attempts have no gradient",
+        ),
     ],
 )
 def test_what_else_cannot_learn(overrides, verdict, text):
-    ((found, told),) = verdicts(*overrides)
-    assert found == verdict and text in told
+    ((found, message),) = verdicts(*overrides)
+    assert found == verdict and text in message
 
 
 def test_a_recipe_without_rl_has_nothing_to_check():
@@ -113,12 +117,12 @@ TINY = [
 ]  # fmt: skip
 
 
-def test_a_run_says_its_doubts_and_writes_them_down_once(tmp_path):
-    said = io.StringIO()
-    train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, quiet=False, stream=said)
-    told = " ".join(said.getvalue().split())
-    assert "warning at step 0: train.warmup=5 is not over within train.steps=2" in told
-    assert "rollout.max_context=64 is more than the 40 positions of the model" in told
+def test_a_run_prints_warnings_at_every_start_and_records_them_once(tmp_path):
+    screen = io.StringIO()
+    train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, quiet=False, stream=screen)
+    printed = " ".join(screen.getvalue().split())
+    assert "warning at step 0: train.warmup=5 does not end within train.steps=2" in printed
+    assert "rollout.max_context=64 is more than the 40 positions of the model" in printed
 
     def alarms() -> list[dict]:
         lines = (tmp_path / "run" / "alarms.jsonl").read_text().splitlines()
@@ -128,7 +132,7 @@ def test_a_run_says_its_doubts_and_writes_them_down_once(tmp_path):
     again = io.StringIO()
     more = [*TINY, "train.steps=3"]
     train_recipe("quickstart", f"run.dir={tmp_path}", *more, quiet=False, stream=again)
-    assert "is not over within" in again.getvalue() and len(alarms()) == 2
+    assert "does not end within" in again.getvalue() and len(alarms()) == 2
 
 
 def test_a_run_that_cannot_learn_is_refused_before_anything_is_loaded(tmp_path):
@@ -175,22 +179,22 @@ def alarms_of(folder: Path) -> dict[str, dict]:
     return {line["metric"]: line for line in map(json.loads, lines)}
 
 
-def test_a_run_whose_attempts_fail_says_why_and_where_to_look(tmp_path):
+def test_a_run_with_failed_attempts_names_the_reason_and_where_to_look(tmp_path):
     env = [f"task.env={__name__}:Shaky", "task.eval_args={}", "model.alphabet=0123456789+-*="]
     env += ["rollout.tasks=6", "rollout.max_context=40", "sft.demo_args={}"]
     train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, "train.warmup=0", *env)
     alarm = alarms_of(tmp_path)["rollout/failed"]
     assert alarm["level"] == "alarm" and alarm["step"] == 1
-    assert "33% of the attempts of this step broke, mostly: env" in alarm["text"]
+    assert "33% of the attempts of this step failed, mostly: env" in alarm["text"]
     assert "KeyError: 'price'" in alarm["text"] and "graft view" in alarm["text"]
 
 
-def test_a_branch_that_grows_too_few_attempts_is_told_of(tmp_path):
+def test_a_branch_that_makes_too_few_attempts_raises_an_alarm(tmp_path):
     branch = [f"rollout.branch={__name__}:lazy", "rollout.samples=4", "rollout.max_context=40"]
     train_recipe("quickstart", f"run.dir={tmp_path}", *TINY, "train.warmup=0", *branch)
     alarm = alarms_of(tmp_path)["rollout/missing"]
     assert (alarm["level"], alarm["step"]) == ("warn", 1)
-    assert "25% fewer attempts than rollout.samples asks for" in alarm["text"]
+    assert "25% fewer attempts than rollout.samples" in alarm["text"]
 
 
 def test_a_task_that_could_not_be_posed_is_not_the_branchs_doing():

@@ -543,9 +543,9 @@ def test_kill_9_of_one_rank_ends_the_others_with_its_name(single, tmp_path, vict
         end(process)
     assert process.returncode == 1
     assert time.monotonic() - begin < 30
-    told = [line for line in screen.splitlines() if line.startswith("graft: ")]
+    lines = [line for line in screen.splitlines() if line.startswith("graft: ")]
     assert (
-        f"rank {victim} of 2 on {socket.gethostname()} is gone: its process was killed" in told[0]
+        f"rank {victim} of 2 on {socket.gethostname()} is gone: its process was killed" in lines[0]
     )
     assert not list((tmp_path / "run" / "checkpoints").glob("rl-*/*.partial"))
     assert_goes_on(tmp_path, single)
@@ -571,18 +571,18 @@ def test_ctrl_c_saves_at_the_end_of_a_step(single, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("limit", [60_000, 110_000], ids=["the model", "everybody's part"])
+@pytest.mark.parametrize("limit", [60_000, 110_000], ids=["the model", "the state of all ranks"])
 def test_a_disk_that_takes_no_more_ends_all_with_the_cause_first(runs, tmp_path, limit: int):
     """The model's file has about 90 kB, each of two parts of the optimizer's state 130."""
     folder = cut_after(runs["fsdp"], tmp_path / "cut", "rl-000015")
     (folder / "run" / "metrics.jsonl").write_text("")
     code, screen = torchrun(2, folder, limit=limit)
     assert code == 1
-    told = [line for line in screen.splitlines() if line.startswith("graft: ")]
-    assert " of 2 on " in told[0] and "failed: cannot write to" in told[0], screen
-    assert "last good checkpoint is intact" in told[0]
+    lines = [line for line in screen.splitlines() if line.startswith("graft: ")]
+    assert " of 2 on " in lines[0] and "failed: cannot write to" in lines[0], screen
+    assert "last good checkpoint is intact" in lines[0]
     # the other one may have found out by itself
-    assert re.search("stops, because rank|failed too: cannot write to", told[1]), screen
+    assert re.search("stops, because rank|failed too: cannot write to", lines[1]), screen
     names = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
     assert names[-1] == "sft-000008" and "rl-000020" not in names
     assert not [name for name in names if name.startswith(".") and limit < 100_000]

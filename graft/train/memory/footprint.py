@@ -1,4 +1,4 @@
-"""Bytes of each thing a run holds, from the model's shape alone.
+"""Bytes of weights, optimizer state, activations, logits and KV cache, from the model's shape.
 
 N parameters, b bytes of a weight, T tokens of a micro-batch, L layers, D width, F of the MLP,
 q and kv sizes of all query heads and of all key/value heads, V rows of the head
@@ -25,12 +25,12 @@ FUSED_CHUNK_BYTES, FUSED_KEPT_SHARE = 650_000_000, 0.08
 
 
 def sums_in_place(dtype: torch.dtype, fused: bool) -> bool:
-    """Whether products add weight gradients up in fp32 themselves: sums that are never given back."""
+    """Whether products add weight gradients in fp32 in place: sums that stay allocated."""
     return fused and dtype.itemsize < 4
 
 
 def gradient_bytes(params: int, dtype: torch.dtype, fused: bool) -> int:
-    """Gradients in the weights' own size and, of a bf16 model, their fp32 sums; or sums alone."""
+    """Gradients in the weights' dtype and, of a bf16 model, their fp32 sums; or sums alone."""
     if sums_in_place(dtype, fused):
         return 4 * params
     return params * (dtype.itemsize + (4 if dtype.itemsize < 4 else 0))
@@ -44,7 +44,7 @@ def optimizer_state_bytes(params: int, dtype: torch.dtype) -> int:
 def adapter_gradient_bytes(
     shape: ModelShape, dtype: torch.dtype, rank: int, targets: Sequence[str]
 ) -> int:
-    """Sums of the adapters' gradients, and those of one whole weight on its way into them."""
+    """Sums of the adapters' gradients, and the gradient of one whole weight."""
     fused = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
     whole = {
         "qkv": (shape.q_size + 2 * shape.kv_size) * shape.width,
@@ -53,12 +53,10 @@ def adapter_gradient_bytes(
         "down_proj": shape.ff * shape.width,
         "lm_head": shape.head_rows * shape.width,
     }
-    asked = {next((w for w, parts in fused.items() if name in parts), name) for name in targets}
+    trained = {next((w for w, parts in fused.items() if name in parts), name) for name in targets}
     if shape.extra:
-        asked.add(
-            "lm_head"
-        )  # rows beyond the vocabulary are trained, and a weight has one gradient
-    largest = max(whole[name] for name in asked)
+        trained.add("lm_head")  # rows beyond the vocabulary are trained
+    largest = max(whole[name] for name in trained)
     rows = max(out * into for out, into in target_sizes(shape, targets))
     # the rows of one target are widened to fp32
     wide = rows * 4 if dtype.itemsize < 4 else 0
@@ -66,7 +64,7 @@ def adapter_gradient_bytes(
 
 
 def num_parameters(shape: ModelShape) -> int:
-    """Every weight, norms and biases too."""
+    """All weights, norms and biases included."""
     width, ff, q, kv = shape.width, shape.ff, shape.q_size, shape.kv_size
     block = width * (2 * q + 2 * kv + 3 * ff) + 2 * width
     block += 2 * shape.head_dim * shape.qk_norm
@@ -89,12 +87,12 @@ def activation_bytes(
     fused: bool,
     recompute: bool = False,
 ) -> int:
-    """What `tokens` tokens keep for the backward pass, and the working space of one block there.
+    """Bytes that `tokens` tokens keep for the backward pass, and the working memory of one block.
 
-    A block keeps, per token: its two inputs (2D), q|k|v, gate|up (2F), and what attention keeps:
-    the fused one q, k, v and its output. The plain one also keeps norms (2D) and the gated product
-    (F), gathers each run's keys and values (a prompt again for each of its samples), adds a mask of
-    them, and copies its output.
+    A block keeps, per token: its two inputs (2D), q|k|v, gate|up (2F), and the
+    tensors of attention: with kernels q, k, v and its output. Plain PyTorch also keeps norms (2D) and the
+    gated product (F), gathers the keys and values of each run (a prompt once per sample), adds their mask,
+    and copies its output.
     """
     size, q, kv = dtype.itemsize, shape.q_size, shape.kv_size
     stream = 2 * shape.width * 4 // size if fused else 2 * shape.width  # kernels keep it in fp32
@@ -115,7 +113,7 @@ def activation_bytes(
     per_block = block * size + small
     ends = (3 * shape.width + shape.head_dim) * size  # the last norm, the head's rows, angles
     if recompute:
-        stream = 2 * shape.width if fused else shape.width  # and what is still to be added to it
+        stream = 2 * shape.width if fused else shape.width  # and its pending addition
         per_token = shape.layers * stream * size + per_block
     else:
         per_token = shape.layers * per_block
@@ -125,11 +123,9 @@ def activation_bytes(
 def head_bytes(
     shape: ModelShape, dtype: torch.dtype, tokens: int, device_memory: DeviceMemory
 ) -> int:
-    """Logits of `tokens` trained tokens on their way back, and the fp32 gradient of the head."""
+    """Logits of `tokens` trained tokens in the backward pass, and the fp32 gradient of the head."""
     size, weight = dtype.itemsize, shape.head_rows * shape.width
-    if (
-        device_memory.fused
-    ):  # gradients are written over the logits, all of them kept where there is device_memory
+    if device_memory.fused:  # gradients overwrite the logits, which are kept where memory allows
         logits = tokens * shape.head_rows * size
         if tokens > _kept_logits(shape, dtype, device_memory):
             logits = min(logits, FUSED_CHUNK_BYTES)
@@ -137,14 +133,14 @@ def head_bytes(
     budget = CHUNK_ELEMENTS * (1 if device_memory.device.type == "cpu" else 64)
     elements = min(tokens, max(budget // shape.head_rows, 1)) * shape.head_rows
     half = size if size < 4 else 0
-    # log-probs, probabilities and two products of them; the weight's gradient and what it grows by
+    # log-probs, probabilities and two products of them; the weight's gradient and its increment
     return elements * (16 + half) + weight * (8 + half)
 
 
 def most_head_bytes(
     shape: ModelShape, dtype: torch.dtype, tokens: int, device_memory: DeviceMemory
 ) -> int:
-    """The same at its worst: how many of a micro-batch's tokens are trained is not known before."""
+    """The worst case: how many tokens of a micro-batch are trained is unknown."""
     kept = min(tokens, _kept_logits(shape, dtype, device_memory)) if device_memory.fused else tokens
     return max(
         head_bytes(shape, dtype, tokens, device_memory),
@@ -153,7 +149,7 @@ def most_head_bytes(
 
 
 def _kept_logits(shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory) -> int:
-    """Tokens whose logits the kernel keeps until the backward pass; of more it keeps none."""
+    """Tokens whose logits the kernel keeps until the backward pass; with more it keeps none."""
     share = FUSED_KEPT_SHARE * (device_memory.total or device_memory.available)
     return int(share / (shape.head_rows * dtype.itemsize))
 

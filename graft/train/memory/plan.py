@@ -1,26 +1,25 @@
-"""What a recipe needs of a device's memory, and the sizes a recipe leaves open.
+"""The memory that a recipe needs on a device, and the sizes that a recipe leaves open.
 
     N parameters, b bytes of a weight, T tokens of a micro-batch
 
-Everything is counted from the model's shape and the recipe, before anything is allocated:
+Everything is computed from the model's shape and the recipe, before anything is allocated:
 
     always    weights N b, fp32 masters 4N (of a bf16 model), AdamW's moments 8N, the KV pool
-    learning  gradients N b (and 4N of their fp32 sum), what T tokens keep for the backward pass,
-              their logits or a chunk of them
+    learning  gradients N b (and 4N of their fp32 sum), activations of T tokens, their logits or a chunk
     sampling  the logits of one step
 
-Where kernels run, a bf16 model has no gradients of its own size: products add straight to the fp32
-sums, 4N that are always there.
+Where kernels run, a bf16 model has no bf16 gradients: products add to the fp32 sums, 4N that are always
+allocated.
 
 Where processes split the model (`DeviceMemory.ways`), each holds its part of masters, moments and
-gradients, and for a moment two whole layers and the ends; the native engine samples from a copy of
-its own, as it does where sampling runs ahead of learning.
+gradients, and temporarily two whole layers, embedding and head; the native engine samples from a separate
+copy, as it does where sampling runs ahead of learning.
 
-With adapters (`lora.rank`) masters, moments and sums are those of A and B alone, and no gradient
-outlives the product that made it. A GPU leaves the base to the host; a CPU holds it beside the weights.
+With adapters (`lora.rank`) masters, moments and sums are those of A and B alone, and weight gradients are
+freed at once. A GPU run keeps the base weights in host memory; a CPU run keeps them beside the weights.
 
-Learning and sampling take turns, so what counts is `always` and the larger of the two. Sizes the
-recipe leaves open are chosen here: the trainer comes first, the KV pool takes what is left.
+Learning and sampling take turns, so the total is `always` plus the larger of the two. Sizes that the recipe
+leaves open are chosen here: first those of the trainer, then the KV pool from the rest.
 """
 
 from __future__ import annotations
@@ -62,18 +61,18 @@ RUNTIME = {"cuda": 1 << 30, "cpu": 1 << 28}
 """The CUDA context, cuBLAS's workspace and compiled kernels; on a CPU, threads and libraries."""
 
 CPU_MICRO = 2048
-"""On a CPU a micro-batch should stay in the caches; a GPU wants large matrices."""
+"""On a CPU a micro-batch should fit into the caches; a GPU needs large matrices."""
 GPU_MICROS = (32768, 16384, 8192, 4096, 2048)
 
 COMFORT = 0.2
-"""Share of the memory that the KV pool gets before a smaller micro-batch is thought of."""
+"""Share of the memory that the KV pool must get with a large micro-batch."""
 
 
 When = Literal["always", "learning", "sampling"]
 
 
 class MemoryItem(NamedTuple):
-    """One thing in memory, and the key of the recipe that changes it."""
+    """One entry, and the key of the recipe that changes it."""
 
     name: str
     bytes: int
@@ -83,7 +82,7 @@ class MemoryItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The whole account, for one choice of sizes."""
+    """All entries for one choice of sizes."""
 
     items: list[MemoryItem]
     available: int
@@ -105,7 +104,7 @@ class MemoryPlan:
 
 
 class MicroBatchSize(NamedTuple):
-    """How the learner cuts a batch, and whether it computes blocks twice."""
+    """Tokens of a micro-batch, and whether activations are recomputed."""
 
     tokens: int
     recompute: bool
@@ -113,7 +112,7 @@ class MicroBatchSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """What is counted again and again while sizes are chosen: a recipe on a device."""
+    """A recipe on a device, whose memory is computed for several choices of sizes."""
 
     config: Config
     shape: ModelShape
@@ -145,7 +144,7 @@ class RunSizes:
             )
             items.append(MemoryItem("reference", held, "always", "algo.kl_coef"))
         if preset.needs_critic and config.train.steps:
-            copies = 2  # one backward pass over both graphs
+            copies = 2  # one backward pass through both graphs
             body = params - (0 if shape.tied else shape.head_rows * shape.width)
             state = body * dtype.itemsize + optimizer_state_bytes(body, dtype)
             grads = gradient_bytes(body, dtype, device_memory.fused)
@@ -157,7 +156,7 @@ class RunSizes:
         head = most_head_bytes(shape, dtype, tokens, device_memory)
         trains_head = bool(shape.extra) or "lm_head" in config.lora.targets
         if config.lora.rank and trains_head and sums_in_place(dtype, device_memory.fused):
-            # a head without a sum of its own gets its gradient in fp32, then as the weights are
+            # a head without an fp32 sum gets its gradient in fp32, then in the weights' dtype
             head += shape.head_rows * shape.width * (4 + dtype.itemsize)
         key = "train.tokens_per_micro"
         items += [
@@ -178,7 +177,7 @@ class RunSizes:
         yield from self._trained(params, when)
 
     def _split(self, params: int) -> Iterator[MemoryItem]:
-        """One process's part, and what is brought together while a layer is computed."""
+        """One process's part, and the layers gathered while they are computed."""
         shape, itemsize = self.shape, self.dtype.itemsize
         held = 0 if self.config.parallel.offload else 1
         ends = shape.head_rows * shape.width * (1 if shape.tied else 2)
@@ -192,22 +191,20 @@ class RunSizes:
         yield MemoryItem(
             "gradients, a part", 4 * params // self.device_memory.ways, "learning", "parallel"
         )
-        yield MemoryItem(
-            "layers brought together", (2 * layer + ends) * itemsize, "learning", "model"
-        )
+        yield MemoryItem("gathered layers", (2 * layer + ends) * itemsize, "learning", "model")
 
     @property
     def _copied_by(self) -> str:
         return "parallel.shard" if self.device_memory.ways > 1 else "rollout.staleness"
 
     def _copied(self, params: int) -> int:
-        """Bytes of the weights that an engine of ours has beside the learner's."""
+        """Bytes of the native engine's own copy of the weights."""
         is_apart = self.device_memory.ways > 1 or self.config.rollout.staleness > 0
         is_ours = self.config.engine.name == "native" and not self.config.cluster.address
         return params * self.dtype.itemsize if is_apart and is_ours else 0
 
     def _trained(self, params: int, when: When) -> Iterator[MemoryItem]:
-        """What the optimizer holds, and the gradients it is given."""
+        """Optimizer state and gradients."""
         shape, dtype, lora = self.shape, self.dtype, self.config.lora
         if not lora.rank:
             masters = 4 * params if dtype.itemsize < 4 else 0
@@ -233,18 +230,18 @@ class RunSizes:
         sizes = (CPU_MICRO,) if cpu else GPU_MICROS
         if train.tokens_per_micro:
             sizes = (train.tokens_per_micro,)
-        asked, page = self.config.engine.kv_tokens, page_size(self.config, self.device_memory)
-        least = asked or smallest_pool(self.config, page)
+        kv_tokens, page = self.config.engine.kv_tokens, page_size(self.config, self.device_memory)
+        least = kv_tokens or smallest_pool(self.config, page)
         recompute = train.recompute
-        if recompute is None:  # blocks are computed twice only where the longest row asks for it
+        if recompute is None:  # recompute only where the longest row needs it
             recompute = not self.fits(least, MicroBatchSize(sizes[-1], False))
         comfort = int(self.device_memory.available * COMFORT) // kv_bytes(self.shape, self.dtype)
-        ample = asked or max(min(wanted_pool(self.config, page), comfort), least)
+        ample = kv_tokens or max(min(wanted_pool(self.config, page), comfort), least)
         choices = [MicroBatchSize(tokens, recompute) for tokens in sizes]
         for micro in choices:
             if self.fits(ample, micro):
                 return micro
-        # the pool needs every byte: the smallest, or one that holds no more than the longest row
+        # the pool needs all memory: the smallest, or one that holds no more than the longest row
         floor = largest_micro(self.config, sizes[-1])
         return next(m for m in choices if largest_micro(self.config, m.tokens) == floor)
 
@@ -255,9 +252,7 @@ class RunSizes:
             page_size(self.config, self.device_memory),
             kv_bytes(self.shape, self.dtype),
         )
-        if (
-            self.device_memory.device.type == "cpu"
-        ):  # a page that nobody writes to is never made there
+        if self.device_memory.device.type == "cpu":  # pages are allocated when first written
             most = min(CPU_TOKENS, CPU_BYTES // per_token)
         else:
             share = int(self.device_memory.available * GPU_SHARE) // per_token
@@ -269,7 +264,7 @@ class RunSizes:
 def plan_memory(
     config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
 ) -> MemoryPlan:
-    """The account with the sizes that a run would choose."""
+    """The memory with the sizes that a run would choose."""
     sizes = RunSizes(config, shape, dtype, device_memory)
     micro = sizes.choose_micro()
     return sizes.account(sizes.choose_pool(micro), micro)
@@ -278,7 +273,7 @@ def plan_memory(
 def choose_micro(
     config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
 ) -> MicroBatchSize:
-    """Tokens per micro-batch and whether to recompute, where the recipe does not say.
+    """Tokens per micro-batch and whether to recompute, where the recipe does not set them.
 
     On a GPU the largest size that leaves the KV pool a fifth of the memory, else the smallest;
     recomputation only if the longest row does not fit without it.
@@ -289,7 +284,7 @@ def choose_micro(
 def kv_tokens_for(
     config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
 ) -> int:
-    """Tokens of the KV pool: the recipe's, or what the trainer leaves; never less than one context.
+    """Tokens of the KV pool: the recipe's, or the rest of the memory; at least one context.
 
     On a GPU at most what a step can use and 0.4 of the memory, on a CPU 65,536 tokens or 2 GiB.
     """
@@ -300,7 +295,7 @@ def kv_tokens_for(
 def check_fits(
     config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
 ) -> None:
-    """Refuse a recipe that cannot fit, with the numbers and the key to change."""
+    """Raise if a recipe does not fit, with the numbers and the key to change."""
     memory = plan_memory(config, shape, dtype, device_memory)
     if memory.fits:
         return
@@ -310,14 +305,14 @@ def check_fits(
     raise ConfigError(
         f"this recipe needs {gigabytes(memory.total)} and {name} has {gigabytes(memory.usable)} to use "
         f"(mostly {named}). "
-        f"{remedy(config, shape, dtype, device_memory)}. `graft plan` shows the whole account"
+        f"{remedy(config, shape, dtype, device_memory)}. `graft plan` shows all entries"
     )
 
 
 def remedy(
     config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
 ) -> str:
-    """The first single change that makes it fit, else the changes that do so together."""
+    """The first single change with which it fits, else a combination of changes."""
 
     def does_fit(changed: Config) -> bool:
         return plan_memory(changed, shape, dtype, device_memory).fits
@@ -333,11 +328,11 @@ def remedy(
         named |= dict.fromkeys(keys, name)
         if does_fit(_changed(config, together)):
             return "Change " + ", ".join(named.values())
-    return "No key of the recipe makes it fit: take a smaller model, or a larger device"
+    return "No key of the recipe makes it fit: use a smaller model or a larger device"
 
 
 def _remedies(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
-    """Changes in the order of what they cost: nothing, time, and then what can be learned."""
+    """Changes in the order of their cost: none, time, then training quality."""
     train, rollout = config.train, config.rollout
     if config.engine.kv_tokens:
         yield f"engine.kv_tokens={config.engine.kv_tokens} to 0", {"engine.kv_tokens": 0}
@@ -370,10 +365,10 @@ def _changed(config: Config, keys: dict[str, object]) -> Config:
 
 
 def has_reference(config: Config) -> bool:
-    """Whether a KL term, in the loss or in the rewards, holds the policy to where RL began."""
+    """Whether a KL term, in the loss or in the rewards, needs a reference model."""
     shaping = resolve_preset(config.algo.name).shaping
-    is_priced = any(part[0] == "kl_in_reward" for part in shaping)
-    return bool(config.train.steps and (_kl_coef(config) or is_priced))
+    is_in_reward = any(part[0] == "kl_in_reward" for part in shaping)
+    return bool(config.train.steps and (_kl_coef(config) or is_in_reward))
 
 
 def _kl_coef(config: Config) -> float:

@@ -1,4 +1,4 @@
-"""What a recipe asks of a device per step: how many sequences, how long, at their longest."""
+"""The work of a recipe's step: how many sequences, and their lengths."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from graft.train.memory.device_memory import DeviceMemory
 MAX_RUNNING = 1024
 """Sequences that the engine decodes together."""
 SFT_CHECK_EVERY = 25
-"""Steps between looks at held-out tasks, where a warm-up may stop early."""
+"""Steps between checks on held-out tasks, where a warm-up may stop early."""
 SFT_CHECK_TASKS = 128
 
 
 class SequenceLengths(NamedTuple):
-    """Tokens of one attempt on average."""
+    """Mean tokens of one attempt."""
 
     prompt: int
     sampled: int
     observed: int
-    """What the environment answers in between."""
+    """Tokens of the environment's answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleLengths:
-    """What a warm-up learns from, and what attempts look like that follow it."""
+    """Lengths of a warm-up's examples, and of attempts of a policy that imitates them."""
 
     example: SequenceLengths
     attempt: SequenceLengths
-    """Of those examples in which the environment answers (calls of a tool), if there are any."""
+    """Mean of the examples with an answer of the environment (a tool call), if there are any."""
     rows: int | None
-    """In the warm-up's file; None: a teacher has as many as are asked for."""
+    """Rows of the warm-up's file; None: a teacher, which has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A step's attempts at their longest: each fills `rollout.max_context`.
 
-    What is not sampled counts as the prompt, which the samples of a task share. Recipes of many turns
-    can sample their whole context; a quarter is then taken to be the prompt.
+    Tokens that are not sampled count as the prompt, which the samples of a task share. Recipes of many turns
+    can sample their whole context; a quarter then counts as the prompt.
     """
 
     groups: int
@@ -49,7 +49,7 @@ class Workload:
     prompt: int
     sampled: int
     observed: int = 0
-    """Tokens that the environment answers in each attempt, where they are known."""
+    """Tokens of the environment's answers in each attempt, where known."""
 
     @property
     def rows(self) -> int:
@@ -61,12 +61,12 @@ class Workload:
 
     @property
     def written(self) -> int:
-        """Of one attempt, after its prompt."""
+        """Tokens of one attempt after its prompt."""
         return self.sampled + self.observed
 
     @property
     def unique(self) -> int:
-        """Tokens the learner computes: every shared one once."""
+        """Tokens that the learner computes: a shared token once."""
         return self.groups * (self.prompt + self.samples * self.written)
 
 
@@ -78,24 +78,24 @@ def workload_of(config: Config) -> Workload:
 
 
 def running(config: Config) -> int:
-    """Sequences that are sampled at a time: of a training step, or of an evaluation."""
+    """Sequences that run at a time: of a training step or an evaluation."""
     rollout = config.rollout
     train = min(rollout.tasks, rollout.concurrency) * rollout.samples
     return min(max(train, min(config.run.eval_tasks, rollout.concurrency), 1), MAX_RUNNING)
 
 
 def page_size(config: Config, device_memory: DeviceMemory) -> int:
-    """Tokens per KV page: the recipe's, or the engine's own choice."""
+    """Tokens per KV page: the recipe's, or the engine's default."""
     return config.engine.page_size or (64 if device_memory.fused else 16)
 
 
 def smallest_pool(config: Config, page: int) -> int:
-    """One longest context in whole pages: with less the engine cannot finish an attempt."""
+    """One longest context in whole pages: with less no attempt could finish."""
     return _in_pages(config.rollout.max_context, page) + page
 
 
 def wanted_pool(config: Config, page: int) -> int:
-    """Every context of a step at its longest, prompts shared; more would never be used."""
+    """All contexts of a step at their longest, with shared prompts: more is never used."""
     work, rollout = workload_of(config), config.rollout
     groups = min(rollout.tasks, rollout.concurrency)
     prompt, row = _in_pages(work.prompt, page), _in_pages(work.sampled, page)
@@ -109,7 +109,7 @@ def _in_pages(tokens: int, page: int) -> int:
 
 
 def largest_micro(config: Config, tokens_per_micro: int) -> int:
-    """Tokens of the largest micro-batch: a single row may be longer, a whole step be shorter."""
+    """Tokens of the largest micro-batch: a single row may be longer, a whole step shorter."""
     rows = config.rollout.tasks * config.rollout.samples if config.train.steps else 0
     rows = max(rows, config.sft.batch if config.sft.is_on else 0)
     context = config.rollout.max_context

@@ -1,6 +1,6 @@
-"""What a person sees while a run goes on: a live panel in a terminal, plain lines elsewhere.
+"""The display of a run: a live panel in a terminal, plain lines elsewhere.
 
-It receives plain dicts and episodes and knows nothing of the loop that sends them.
+It receives plain dicts and episodes and does not depend on the training loop.
 
     with Display(60) as display:
         display.phase("warm-up", 400)
@@ -10,8 +10,8 @@ It receives plain dicts and episodes and knows nothing of the loop that sends th
         display.update(12, {"reward": 0.5, "tools/rate": 0.93})
         display.alarm("entropy fell to 0.02 of its start ...")
 
-writes, where nobody watches, `rl 12/60  reward 0.500  tools 93%  left 0:48`, and in a terminal keeps
-a table of what matters under the progress bar:
+writes, where the output is not a terminal, `rl 12/60  reward 0.500  tools 93%  left 0:48`, and in a
+terminal shows a table under the progress bar:
 
               now   last 10     first
     reward  0.500     0.431     0.008   ▁▂▄▅▇
@@ -52,7 +52,7 @@ from graft.types import Author, Episode
 ALARM_STYLES = {"warning": "yellow", "alarm": "bold red"}
 
 MOST_POINTS = 512
-"""Values kept of one metric for its row of bars; more are averaged."""
+"""Values of one metric that are kept for its sparkline; more are averaged."""
 
 STYLES = {Author.TASK: "dim", Author.POLICY: "green", Author.ENV: "cyan"}
 
@@ -60,7 +60,7 @@ STYLES = {Author.TASK: "dim", Author.POLICY: "green", Author.ENV: "cyan"}
 class Trend:
     """One metric over a phase, in bounded memory: each kept value is the mean of `per` steps.
 
-    at most 4 values: 1 2 3 4, then a 5 -> (1+2)/2 (3+4)/2 and, per = 2, the 5 waits for its partner
+    at most 4 values: 1 2 3 4, then a 5 -> (1+2)/2 (3+4)/2 and, with per = 2, the 5 waits for the next value
     """
 
     def __init__(self, first: float, most: int = MOST_POINTS) -> None:
@@ -91,13 +91,13 @@ class Trend:
 
     @property
     def values(self) -> list[float]:
-        waiting = self._waiting  # the panel is drawn by a thread of its own
+        waiting = self._waiting  # another thread draws the panel
         return [*self._kept, _mean(waiting)] if waiting else self._kept
 
 
 class Display:
-    """Progress, tables and transcripts of one run. `quiet` prints nothing at all; `json` leaves
-    stdout to the caller's JSON and writes plain lines to stderr."""
+    """Progress, tables and transcripts of one run. `quiet` prints nothing; `json` keeps stdout for the
+    caller's JSON and writes plain lines to stderr."""
 
     def __init__(
         self,
@@ -129,14 +129,14 @@ class Display:
         self._first: int | None = None  # a resumed phase does not begin at step 1
 
     def phase(self, name: str, steps: int) -> None:
-        """Close the current phase with a line of its own and start the next, of `steps` steps."""
+        """Close the current phase with a summary line and start the next, of `steps` steps."""
         self._finish()
         self._begin(name, steps)
         if not self.is_live:
             self._print(f"{name}: {steps} steps")
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Step `step` (the first is 1) is done, and these are its numbers."""
+        """Show the metrics of step `step` (the first is 1)."""
         if self._first is None:
             self._first = step
         self._step, self._metrics = step, dict(metrics)
@@ -150,20 +150,20 @@ class Display:
             self._print(f"{self._name} {step}/{self._total}  {in_words(metrics)}{left}")
 
     def seconds_left(self) -> float:
-        """Of this phase, at the pace it has had so far."""
+        """Remaining seconds of this phase at its mean step time so far."""
         if self._first is None:
             return math.nan
-        pace = (self._clock() - self._started) / (self._step - self._first + 1)
-        return pace * max(0, self._total - self._step)
+        per_step = (self._clock() - self._started) / (self._step - self._first + 1)
+        return per_step * max(0, self._total - self._step)
 
     def note(self, text: str) -> None:
-        """One remark, above the live panel if there is one."""
+        """Print one line, above the live panel if there is one."""
         self._print(visible(text))
 
     def alarm(self, text: str, level: str = "alarm", step: int | None = None) -> None:
-        """A number looks sick (`level` "warn": a little), at the present step if none is given.
+        """Print an alarm or warning (`level` "warn"), at the current step if none is given.
 
-        Said once, and counted under the live table.
+        The live table shows how many there were.
         """
         word = "warning" if level == "warn" else "alarm"
         at = self._step if step is None else step
@@ -172,7 +172,7 @@ class Display:
         self.console.print(Text(f"{word} at {self._last_alarm}", style=ALARM_STYLES[word]))
 
     def table(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """Held-out scores before and after, and what changed; nothing where nothing was scored."""
+        """Print held-out scores before and after, and the change; nothing without scores."""
         if not before and not after:
             return
         grid = Table(box=SIMPLE)
@@ -188,9 +188,9 @@ class Display:
     def transcript(
         self, episode: Episode, leaf: int, is_graded: bool = True, is_whole: bool = False
     ) -> None:
-        """One attempt as it was read and written, each author's words in a row and a colour.
+        """Print one attempt, each author's text in a row and a colour.
 
-        Long spans are cut unless `is_whole`; without `is_graded` there is no reward to show.
+        Long spans are shortened unless `is_whole`; without `is_graded` no reward is shown.
 
         task    2+3=
         policy  [2+3]
@@ -201,15 +201,15 @@ class Display:
         end = episode.leaves[leaf]
         rows = Table.grid(padding=(0, 2))
         for number, tip in enumerate(end.tips):
-            if number:  # the history was rewritten here: a new prompt, and on from there
+            if number:  # the history was rewritten here: a new prompt
                 rows.add_row("", Text(f"context {number + 1}", style="dim"))
             spans = [episode.spans[index] for index in episode.walk(tip)]
             for author, run in groupby(spans, key=lambda span: span.author):
-                said = "".join(span.text for span in run)
-                if not said and author is Author.TASK:
-                    said = "\n".join(str(m.get("content", "")) for m in episode.task.prompt)
-                said = visible(said.rstrip("\n"))
-                words = Text(said if is_whole else clip(said), style=STYLES[author])
+                text = "".join(span.text for span in run)
+                if not text and author is Author.TASK:
+                    text = "\n".join(str(m.get("content", "")) for m in episode.task.prompt)
+                text = visible(text.rstrip("\n"))
+                words = Text(text if is_whole else clip(text), style=STYLES[author])
                 rows.add_row(Text(author, style=f"bold {STYLES[author]}"), words)
         reward = f"{end.reward:.2f}" if is_graded else "-"
         verdict = Text(f"{reward} ({end.status})", style="bold")
@@ -217,7 +217,7 @@ class Display:
         self.console.print(rows)
 
     def closing(self, run_folder: str | Path, next_commands: Sequence[str]) -> None:
-        """Where the run lies, and what one may do with it."""
+        """Print the run's folder and commands to continue with."""
         self._finish()
         text = Text("run folder: ").append(str(run_folder), style="bold")
         for command in next_commands:
@@ -242,7 +242,7 @@ class Display:
         self._finish()
 
     def _finish(self) -> None:
-        """The line that stays of a phase when its panel goes; plain output has its own already."""
+        """Print the summary line of a phase; plain output has a line per step already."""
         if self.is_live and self._step:
             took = clock_face(self._clock() - self._started)
             reward = self._trends.get("reward")
@@ -252,7 +252,7 @@ class Display:
             self._step = 0
 
     def _panel(self) -> Group:
-        """How far, how well, and what is wrong; one line for how well where the window is low."""
+        """Progress, metrics and alarms; the metrics in one line where the window is low."""
         head = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=max(1, self._total), completed=self._step, width=28)
         left = f"{clock_face(self.seconds_left())} left" if self._step else "starting"
@@ -276,7 +276,7 @@ class Display:
         for name, word, form, _ in WATCHED:
             if (trend := self._trends.get(name)) is None:
                 continue
-            # a metric of some steps only (accuracy) keeps its last value in view
+            # a metric of some steps only (accuracy) keeps its last value
             values = (trend.last, trend.lately, trend.first)
             bars = Text(sparkline(trend.values, 24), style="green")
             grid.add_row(Text(f"  {word}"), *(Text(form(value)) for value in values), bars)
@@ -287,4 +287,4 @@ class Display:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)  # not fsum, which raises where inf and -inf meet
+    return sum(values) / len(values)  # not fsum, which raises for inf and -inf together

@@ -1,4 +1,4 @@
-"""Numbers and text made fit for a person to read: pure functions from values to strings."""
+"""Numbers and text for display: pure functions from values to strings."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import pairwise
 
 BARS = "▁▂▃▄▅▆▇█"
 CLIP = 1200
-"""Characters of one span that a transcript shows; the rest is counted."""
+"""Characters of one span that a transcript shows."""
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as a row of bars between their least and greatest; more than `width` are averaged.
+    """Values as a row of bars between minimum and maximum; more than `width` are averaged.
 
     >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8)
     '▁▂▃▄▅▆▇█'
     >>> sparkline([0, 0, 7, 7], 2)
     '▁█'
 
-    Values that do not differ draw a middle line; one that is not finite leaves a gap.
+    Equal values draw a middle line; a value that is not finite leaves a gap.
     """
     if width < 1:
         raise ValueError(f"width={width}: a sparkline needs at least one column")
@@ -30,7 +30,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not finite:
         return " " * count
     low, high = min(finite), max(finite)
-    reach = high / 2 - low / 2  # halves: high - low may overflow where neither of them does
+    reach = high / 2 - low / 2  # halves, because high - low may overflow
 
     def bar(value: float) -> str:
         share = (value / 2 - low / 2) / reach if reach else 0.4
@@ -53,7 +53,7 @@ def score(value: float | None, form: str = ".3f") -> str:
 
 
 def visible(text: str) -> str:
-    """Text that cannot move the cursor: control characters other than newline and tab are spelled.
+    """Text without terminal control: control characters other than newline and tab are escaped.
 
     >>> visible("a\\x1b[2Jb")
     'a\\\\x1b[2Jb'
@@ -62,7 +62,7 @@ def visible(text: str) -> str:
 
 
 def clip(text: str, limit: int = CLIP) -> str:
-    """Long text keeps its beginning and its end: what was asked and what came out."""
+    """Shorten long text to its beginning and end."""
     if len(text) <= limit:
         return text
     half = limit // 2

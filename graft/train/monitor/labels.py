@@ -59,6 +59,6 @@ def watched(metrics: Mapping[str, float], is_brief: bool = False) -> list[Watche
 
 
 def in_words(metrics: Mapping[str, float], is_brief: bool = False) -> str:
-    """ "reward 0.500  tools 93%": what matters of a step in one line; unknown names are left out."""
+    """ "reward 0.500  tools 93%": the shown metrics of a step in one line."""
     rows = watched(metrics, is_brief)
     return "  ".join(f"{row.word} {row.form(metrics[row.metric])}" for row in rows)

@@ -1,12 +1,12 @@
-"""Settings that cannot learn, or not what they seem to: known before anything is loaded.
+"""Checks of a recipe's settings before anything is loaded: settings that cannot learn, or hardly.
 
-    rollout.samples=1 with grpo           one attempt has none to be compared with      fail
+    rollout.samples=1 with grpo           one attempt has no others to compare with     fail
     rollout.samples=1, dynamic_rounds=4   a group of one never has any spread           fail
     rebn, one attempt of one turn         whitening one number gives 0                  fail
     train.warmup=50, train.steps=20       the learning rate never reaches its peak      warn
-    rollout.max_context=8192              the model was made for 2048 positions         warn
+    rollout.max_context=8192              the model has 2048 positions                  warn
 
-A run stops at the first that fails, and says each of the others once; `graft doctor RECIPE` shows all.
+A run stops at the first that fails and prints each warning once; `graft doctor RECIPE` shows all.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from graft.train.algorithm import preset_of
 from graft.train.monitor.check import FAIL, WARN, Check
 
 GROUP_RELATIVE = (grpo, dr_grpo, rloo, cpo)
-"""Credits that compare the attempts at a task with each other."""
-COLD = 0.1
-"""A temperature below which attempts at a task are nearly all the same."""
-STANDS_STILL = 1e-8
-"""AdamW moves a weight by about the learning rate in an update: less than this in a whole run is
-below the rounding of weights of usual size (0.02)."""
+"""Credits that compare the attempts at a task."""
+MIN_TEMPERATURE = 0.1
+"""Below it, attempts at a task are nearly all the same."""
+MIN_CHANGE = 1e-8
+"""AdamW changes a weight by about the learning rate per update: less than this in a whole run is below
+the rounding of weights of usual size (0.02)."""
 
 
 def compares_attempts(preset: Preset) -> str:
@@ -40,18 +40,18 @@ def _credits(preset: Preset) -> list[tuple[str, Any]]:
 
 
 def settings_checks(config: Config) -> list[Check]:
-    """What is wrong with how a recipe's settings go together; empty where nothing is."""
+    """Problems of a recipe's combination of settings; empty if there are none."""
     if not config.train.steps:
         return []
     preset = preset_of(config)
     found = [_one_attempt(config, preset), _one_number(config, preset), *_learning_rate(config)]
-    if config.rollout.temperature < COLD:
+    if config.rollout.temperature < MIN_TEMPERATURE:
         seen = (
             f"rollout.temperature={config.rollout.temperature:g}: attempts at a task will be nearly"
         )
-        remedy = "take rollout.temperature=1; held-out tasks are attempted greedily too"
+        remedy = "use rollout.temperature=1; held-out tasks are also attempted greedily"
         found.append(
-            Check("settings", WARN, f"{seen} the same, and equal ones teach nothing", remedy)
+            Check("settings", WARN, f"{seen} the same, and equal attempts have no gradient", remedy)
         )
     return [check for check in found if check is not None]
 
@@ -65,16 +65,16 @@ def _one_attempt(config: Config, preset: Preset) -> Check | None:
             "settings",
             FAIL,
             f"rollout.samples=1 with algo.name={config.algo.name}: its credit {name!r} compares the "
-            "attempts at a task with each other, and there is one",
-            "raise rollout.samples (8 is usual), or take algo.name=reinforce, rebn or ppo, which "
+            "attempts at a task, and there is only one",
+            "raise rollout.samples (8 is usual), or use algo.name=reinforce, rebn or ppo, which "
             "compare with the other tasks of the batch or with a critic",
         )
     if rounds > 1 or (preset.dynamic_sampling and rounds != 1):
         return Check(
             "settings",
             FAIL,
-            "rollout.samples=1 with dynamic sampling: groups whose attempts all earn the same are "
-            "replaced, and a group of one always does",
+            "rollout.samples=1 with dynamic sampling: groups in which all attempts earn the same are "
+            "replaced, and in a group of one they always do",
             "raise rollout.samples, or set rollout.dynamic_rounds=1",
         )
     return None
@@ -86,12 +86,12 @@ def _one_number(config: Config, preset: Preset) -> Check | None:
         return None
     seen = (
         f"rollout.tasks=1 and rollout.samples=1 with algo.name={config.algo.name}: 'rebn' compares "
-        "the turns of a batch with each other, and"
+        "the turns of a batch, and"
     )
     remedy = "raise rollout.tasks (16 is usual)"
     if rollout.max_turns == 1:
-        return Check("settings", FAIL, f"{seen} there is one: every advantage is 0", remedy)
-    return Check("settings", WARN, f"{seen} they are those of one attempt", remedy)
+        return Check("settings", FAIL, f"{seen} there is only one: every advantage is 0", remedy)
+    return Check("settings", WARN, f"{seen} all belong to one attempt", remedy)
 
 
 def _learning_rate(config: Config) -> list[Check]:
@@ -100,19 +100,19 @@ def _learning_rate(config: Config) -> list[Check]:
     if train.warmup >= train.steps > 1:
         reached = train.lr * train.steps / max(train.warmup, 1)
         seen = (
-            f"train.warmup={train.warmup} is not over within train.steps={train.steps}: the learning "
+            f"train.warmup={train.warmup} does not end within train.steps={train.steps}: the learning "
             f"rate rises to {reached:.3g}, and train.lr={train.lr:g} is"
         )
         reaches = (
-            "reached in the last step alone" if train.warmup == train.steps else "never reached"
+            "reached in the last step only" if train.warmup == train.steps else "never reached"
         )
         remedy = "lower train.warmup, or raise train.steps"
         found.append(Check("settings", WARN, f"{seen} {reaches}", remedy))
     moved = train.lr * train.steps * train.epochs * train.minibatches
-    if moved < STANDS_STILL:
+    if moved < MIN_CHANGE:
         seen = (
-            f"train.lr={train.lr:g} moves a weight by about {moved:.1g} in the whole run: nothing will "
-            "change"
+            f"train.lr={train.lr:g} changes a weight by about {moved:.1g} in the whole run, which is "
+            "below rounding"
         )
         found.append(
             Check("settings", WARN, seen, "1e-6 is usual for a model of a billion weights")
@@ -121,31 +121,30 @@ def _learning_rate(config: Config) -> list[Check]:
 
 
 def positions_check(config: Config, shape: Any) -> Check | None:
-    """Whether an attempt may grow beyond the positions that the model was made for: every engine ends
-    a turn there, whatever the recipe allows."""
-    asked, most = config.rollout.max_context, shape.max_positions
-    if asked <= most:
+    """Whether attempts may exceed the model's positions, where every engine ends a turn."""
+    context, most = config.rollout.max_context, shape.max_positions
+    if context <= most:
         return None
     scaling = dict(getattr(shape, "rope_scaling", None) or {})
     window = scaling.get("original_max_position_embeddings")
     reach = int(float(scaling.get("factor") or 1.0) * window) if window else most
     seen = (
-        f"rollout.max_context={asked} is more than the {most} positions of the model "
+        f"rollout.max_context={context} is more than the {most} positions of the model "
         "(max_position_embeddings): attempts end there"
     )
     if config.sft.is_on:
-        seen += ", and longer examples would be learned at positions it has never seen"
+        seen += ", and longer examples would be learned at positions that it was not trained on"
     remedy = f"set rollout.max_context={most}"
     if reach > most:
         remedy += (
             f". Its rope scaling reaches {reach}: max_position_embeddings={reach} in its config.json "
-            "makes use of it"
+            "enables it"
         )
     return Check("positions", WARN, seen, remedy)
 
 
 def graded_check(config: Config, env: Any) -> Check | None:
-    """Whether somebody says what the attempts at a file of prompts are worth."""
+    """Whether the attempts at a file of prompts get a reward."""
     share = getattr(getattr(env, "unwrapped", env), "ungraded", 0.0)
     if not share or config.task.reward or not config.train.steps:
         return None
@@ -157,7 +156,7 @@ def graded_check(config: Config, env: Any) -> Check | None:
 
 
 def refuse(checks: list[Check]) -> list[str]:
-    """The remarks among these as notes; the first fault is an error."""
+    """Warnings as notes; the first failed check is an error."""
     for check in checks:
         if check.verdict == FAIL:
             raise ConfigError(f"{check.seen}; {check.remedy}")

@@ -1,4 +1,4 @@
-"""Checks of a built run: each passes on a healthy one, and finds the one thing that is made sick."""
+"""Checks of a built run: each passes on a healthy one, and finds the one thing that is made faulty."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from graft.train.monitor.check import Check
 from graft.train.monitor.run_check import (
     agreement,
     answers,
+    check_attempts,
     ends,
     eos,
     few,
-    first_look,
     mask,
     micro,
     recomputed,
@@ -79,7 +79,7 @@ def verdicts(checks: list[Check]) -> dict[str, str]:
 def test_a_healthy_run_passes_in_little_time(healthy):
     components, learner, episodes = healthy
     started = time.perf_counter()
-    found = verdicts(first_look(learner, episodes, components.chat, 1.0, ("]",)))
+    found = verdicts(check_attempts(learner, episodes, components.chat, 1.0, ("]",)))
     assert time.perf_counter() - started < 2.0
     assert list(found) == ["ends", "mask", "eos", "log-probs", "rewards"]
     assert {name: found[name] for name in ("ends", "mask", "eos", "log-probs")} == {
@@ -87,25 +87,25 @@ def test_a_healthy_run_passes_in_little_time(healthy):
     }  # fmt: skip
 
 
-def test_nothing_is_said_of_attempts_that_said_nothing(healthy):
+def test_attempts_without_a_token_of_the_policy_are_not_checked(healthy):
     components, learner, _ = healthy
-    assert first_look(learner, [Episode(Task("t", "calculator"))], components.chat, 1.0) == []
+    assert check_attempts(learner, [Episode(Task("t", "calculator"))], components.chat, 1.0) == []
 
 
-def test_a_check_that_breaks_is_told_of_and_the_others_are_made(healthy, monkeypatch):
+def test_a_check_that_raises_becomes_a_warning_and_the_others_run(healthy, monkeypatch):
     components, learner, episodes = healthy
 
     def broken(*_):
         raise KeyError("no such thing")
 
     monkeypatch.setattr("graft.train.monitor.run_check.agreement", broken)
-    found = {check.name: check for check in first_look(learner, episodes, components.chat, 1.0)}
+    found = {check.name: check for check in check_attempts(learner, episodes, components.chat, 1.0)}
     assert found["log-probs"].verdict == "warn"
     assert "KeyError: 'no such thing'" in found["log-probs"].seen
     assert found["rewards"].name == "rewards"
 
 
-def test_right_answers_that_no_turn_can_hold_are_told_of(healthy):
+def test_correct_answers_that_do_not_fit_into_a_turn_are_a_warning(healthy):
     """Characters are tokens here: "1234" and the token that ends a turn need five."""
     components, learner, _ = healthy
 
@@ -120,7 +120,7 @@ def test_right_answers_that_no_turn_can_hold_are_told_of(healthy):
     assert answers(posed(None), components.chat, 4).verdict == "pass"
     tasks = TaskStream("calculator", 3)
     episodes = collect([next(tasks) for _ in range(4)], components.setup, independent(2))
-    found = verdicts(first_look(learner, episodes, components.chat, 1.0, ("]",), max_tokens=1))
+    found = verdicts(check_attempts(learner, episodes, components.chat, 1.0, ("]",), max_tokens=1))
     assert found["answers"] == "warn"
 
 
@@ -131,34 +131,34 @@ def test_an_engine_with_other_weights_is_found_out(healthy):
     with torch.no_grad():
         for weight in components.policy.parameters():
             weight.add_(0.05 * torch.randn_like(weight))  # a step that the engine has not heard of
-    sick = agreement(learner, rows, 1.0)
-    assert sick.verdict == "fail"
-    assert "other weights" in sick.remedy
+    faulty = agreement(learner, rows, 1.0)
+    assert faulty.verdict == "fail"
+    assert "other weights" in faulty.remedy
 
 
 def test_a_learner_of_another_temperature_is_found_out_by_name():
     _, learner, episodes = built(temperature=0.5)
     rows = trajectories_of(episodes)
     assert agreement(learner, rows, 0.5).verdict == "pass"
-    sick = agreement(replace(learner, temperature=1.0), rows, 0.5)
-    assert sick.verdict == "fail"
-    assert "At temperature 0.5 they would agree" in sick.seen
-    assert "both must take rollout.temperature" in sick.remedy
+    faulty = agreement(replace(learner, temperature=1.0), rows, 0.5)
+    assert faulty.verdict == "fail"
+    assert "At temperature 0.5 they would agree" in faulty.seen
+    assert "both must take rollout.temperature" in faulty.remedy
 
 
-def test_an_engine_that_tells_log_probs_before_the_temperature_is_found_out_by_name():
+def test_an_engine_that_reports_log_probs_before_the_temperature_is_named():
     _, learner, episodes = built(temperature=0.5)
-    sick = copied(episodes)
-    raw = recomputed(learner, trajectories_of(sick), 1.0)
-    for row, numbers in zip(trajectories_of(sick), raw.tolist(), strict=True):
+    faulty = copied(episodes)
+    raw = recomputed(learner, trajectories_of(faulty), 1.0)
+    for row, numbers in zip(trajectories_of(faulty), raw.tolist(), strict=True):
         start = 0
         for span in row.spans[1:]:
             if span.logprobs:
                 span.logprobs = numbers[start : start + len(span)]
             start += len(span)
-    found = agreement(learner, trajectories_of(sick), 0.5)
+    found = agreement(learner, trajectories_of(faulty), 0.5)
     assert found.verdict == "fail"
-    assert "the engine samples at 0.5 and tells log-probs of 1" in found.remedy
+    assert "the engine samples at 0.5 and reports log-probs of 1" in found.remedy
 
 
 def test_few_rows_fit_one_micro_batch_and_one_is_always_taken(healthy):
@@ -170,61 +170,61 @@ def test_few_rows_fit_one_micro_batch_and_one_is_always_taken(healthy):
 
 
 def test_rows_without_a_trained_token_fail(healthy):
-    sick = copied(healthy[2])
-    assert mask(trajectories_of(sick)).verdict == "pass"
-    for episode in sick:
+    faulty = copied(healthy[2])
+    assert mask(trajectories_of(faulty)).verdict == "pass"
+    for episode in faulty:
         for span in episode.spans:
             span.mask = [False] * len(span.mask)
-    found = mask(trajectories_of(sick))
+    found = mask(trajectories_of(faulty))
     assert found.verdict == "fail"
     assert found.seen.startswith("0 of ")
 
 
 def test_an_end_of_turn_that_is_not_trained_fails(healthy):
     components, _, episodes = healthy
-    sick = copied(episodes)
-    assert eos(trajectories_of(sick), components.chat).verdict == "pass"
+    faulty = copied(episodes)
+    assert eos(trajectories_of(faulty), components.chat).verdict == "pass"
     closed = 0
-    for episode in sick:
+    for episode in faulty:
         for span in episode.spans:
             if span.mask and span.tokens[-1] == components.tokenizer.eos_id:
                 span.mask[-1] = False
                 closed += 1
     assert closed
-    found = eos(trajectories_of(sick), components.chat)
+    found = eos(trajectories_of(faulty), components.chat)
     assert found.verdict == "fail"
     assert found.seen.startswith(f"{closed} of {closed} turns end with a token that is not trained")
 
 
-def test_attempts_that_are_all_cut_are_worth_a_word(healthy):
+def test_attempts_that_all_reach_their_limit_are_a_warning(healthy):
     components, _, episodes = healthy
-    sick = copied(episodes)
+    faulty = copied(episodes)
     eos_id = components.tokenizer.eos_id
-    for episode in sick:
+    for episode in faulty:
         for span in episode.spans:
             span.tokens = [5 if token == eos_id else token for token in span.tokens]
             span.info["finish"] = "length"
-    found = eos(trajectories_of(sick), components.chat)
+    found = eos(trajectories_of(faulty), components.chat)
     assert found.verdict == "warn"
-    assert "none of 8 attempts came to an end by itself" in found.seen
+    assert "none of 8 attempts ended with an end token" in found.seen
 
 
-def test_rewards_that_are_all_the_same_are_worth_a_word():
+def test_equal_rewards_are_a_warning():
     def episodes(rewards):
         return [Episode(Task("t", "e"), [], [Leaf((0,), reward)]) for reward in rewards]
 
     found = spread(episodes([1.0] * 8))
-    assert (found.verdict, found.seen) == ("warn", "every one of 8 attempts earned 1")
+    assert (found.verdict, found.seen) == ("warn", "all 8 attempts earned 1")
     assert spread(episodes([1.0] * 7 + [0.0])).verdict == "pass"
     assert spread(episodes([1.0] * 7)).verdict == "pass"  # too few to tell
 
 
-def test_the_end_of_a_turn_must_be_something_to_stop_at():
+def test_sampling_must_stop_at_the_end_of_a_turn():
     plain = Chat(FastTokenizer.characters("0123456789+="))
     assert ends(plain, 15).verdict == "pass"
     assert "token 1" in ends(plain, 15).seen
     beyond = ends(plain, 1)
-    assert beyond.verdict == "fail" and "the model knows 1 tokens" in beyond.seen
+    assert beyond.verdict == "fail" and "the model has 1 tokens" in beyond.seen
     endless = "{% for m in messages %}{{ m.content }}{% endfor %}"
     chat = Chat(FastTokenizer.bytes(), endless)
     assert ends(chat, 258).verdict == "fail"
@@ -251,11 +251,11 @@ def test_losses_do_not_depend_on_micro_batches(healthy, algo):
 def test_a_loss_that_averages_over_its_rows_is_found_out(healthy):
     _, learner, episodes = healthy
 
-    def sick(logp_NT, entropy_NT, batch):
+    def faulty(logp_NT, entropy_NT, batch):
         loss_NT = -batch.advantages * torch.where(batch.mask, logp_NT, 0.0) / batch.mask.sum()
         return loss_NT, {}
 
-    found = micro(learner, trajectories_of(episodes), sick)
+    found = micro(learner, trajectories_of(episodes), faulty)
     assert found.verdict == "fail"
     assert "must not average over the rows" in found.remedy
 
@@ -267,7 +267,7 @@ def test_one_row_proves_nothing_about_micro_batches(healthy):
 
 
 @pytest.mark.parametrize("eval_tasks", [12, 0])
-def test_a_sick_run_stops_before_its_first_step(tmp_path, monkeypatch, eval_tasks):
+def test_a_faulty_run_stops_before_its_first_step(tmp_path, monkeypatch, eval_tasks):
     config = recipe(tmp_path, run={"eval_tasks": eval_tasks}, rollout={"temperature": 0.5})
     make = run.make_learner
     monkeypatch.setattr(run, "make_learner", lambda *given: replace(make(*given), temperature=1.0))
@@ -279,13 +279,13 @@ def test_a_sick_run_stops_before_its_first_step(tmp_path, monkeypatch, eval_task
     assert not [line for line in lines if '"rl"' in line]
 
 
-def test_a_healthy_run_goes_through_and_hears_only_what_is_worth_a_word(tmp_path):
-    told = io.StringIO()
-    run.train_recipe(recipe(tmp_path), quiet=False, stream=told)
-    assert "reinforce 2/2" in told.getvalue()
-    assert "log-probs" not in told.getvalue() and "fail  " not in told.getvalue()
+def test_a_healthy_run_prints_only_warnings(tmp_path):
+    screen = io.StringIO()
+    run.train_recipe(recipe(tmp_path), quiet=False, stream=screen)
+    assert "reinforce 2/2" in screen.getvalue()
+    assert "log-probs" not in screen.getvalue() and "fail  " not in screen.getvalue()
     # random weights get no sum right
-    assert "warn  rewards         every one of 12 attempts earned 0" in told.getvalue()
+    assert "warn  rewards         all 12 attempts earned 0" in screen.getvalue()
 
 
 @pytest.mark.parametrize("wrapper", ["concat_chat", "concat_chat_on_reset"])
