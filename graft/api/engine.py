@@ -74,9 +74,12 @@ class PolicyEngine:
 
     def renew(self, version: int) -> None:
         """The policy's weights have changed in place. Samples in progress pause and continue with them."""
-        if not self._is_closed:
-            self.sampler.pause()
-            self.sampler.load(None, version)
+        self.sampler.pause()
+        self.sampler.load(None, version)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._is_closed and self._owner is None
 
     def check_open(self) -> None:
         if self._is_closed:
@@ -112,6 +115,7 @@ class PolicyEngine:
         """Give back the memory. Closing twice is fine."""
         if not self._is_closed:
             self._is_closed = True
+            self.policy.engines.discard(self)
             self._finalizer()
 
     def __enter__(self) -> PolicyEngine:
@@ -123,6 +127,24 @@ class PolicyEngine:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"version {self.version}"
         return f"Engine({self.policy!r}, {state}, seed={self.seed})"
+
+
+@contextmanager
+def engine_for(given: Policy | PolicyEngine, seed: int) -> Iterator[PolicyEngine]:
+    """An engine to sample with: the one given, an idle one of the policy with this seed, or a new one.
+
+    A second key-value cache beside an idle one could fill the memory of a GPU.
+    """
+    if isinstance(given, PolicyEngine):
+        given.check_open()
+        yield given
+        return
+    idle = (engine for engine in given.engines if engine.is_idle and engine.seed == seed)
+    if (found := next(idle, None)) is not None:
+        yield found
+        return
+    with PolicyEngine(given, seed=seed) as made:
+        yield made
 
 
 def engine_of(given: Any, function: str) -> PolicyEngine:

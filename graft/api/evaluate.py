@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graft.api.collect import RewardLike
-from graft.api.engine import PolicyEngine
+from graft.api.engine import PolicyEngine, engine_for
 from graft.api.environments import EnvLike, env_maker
 from graft.api.policy import Policy, load
 from graft.api.progress import ProgressLine
@@ -142,11 +141,11 @@ def evaluate(
     )
     posed = pose(asked, owner.chat)
     total = sum(len(one.list) for one in posed) * samples
-    mine = isinstance(policy, PolicyEngine)
-    engine = nullcontext(policy) if mine else PolicyEngine(owner, seed=seed)
-    with engine as sampler, ProgressLine("evaluate", total, "attempts", progress) as line:
-        sampler.check_open()
-        return _measured(asked, posed, sampler, line)
+    with (
+        engine_for(policy, seed) as engine,
+        ProgressLine("evaluate", total, "attempts", progress) as line,
+    ):
+        return _measured(asked, posed, engine, line)
 
 
 def _config(policy: Policy, limits: Mapping[str, Any]) -> Config:

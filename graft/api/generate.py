@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from os import PathLike
 
-from graft.api.engine import PolicyEngine
+from graft.api.engine import PolicyEngine, engine_for
 from graft.api.environments import Prompt
 from graft.api.policy import Policy, load
 from graft.types import Sampling
@@ -98,11 +97,7 @@ async def agenerate(
         policy = load(policy)
     if not isinstance(policy, Policy | PolicyEngine):
         raise UserCodeError(f"generate() takes a Policy, an Engine or a path, not {seen(policy)}")
-    mine = isinstance(policy, PolicyEngine)
-    with (
-        nullcontext(policy) if mine else PolicyEngine(policy) as engine,
-        engine.sampling() as sampler,
-    ):
+    with engine_for(policy, 0) as engine, engine.sampling() as sampler:
         generator = Generator(sampler, engine.policy.tokenizer, engine.policy.chat)
         drawn = await generator.complete(given, sampling, n=samples, seed=seed, raw=raw)
     return [

@@ -294,6 +294,18 @@ def test_completions_have_tokens_logprobs_and_text(engine):
     assert greedy == graft.generate(engine.policy, "a?", temperature=0, max_tokens=5)
 
 
+def test_an_idle_engine_of_the_policy_is_used_again(policy):
+    alone = graft.evaluate(policy, on=Letters, k=2, tasks=5, max_tokens=2)
+    assert len(policy.engines) == 0
+    with graft.Engine(policy) as engine:
+        steps = engine.stats["steps"]
+        beside = graft.evaluate(policy, on=Letters, k=2, tasks=5, max_tokens=2)
+        assert engine.stats["steps"] > steps and list(policy.engines) == [engine]
+        assert beside["Letters"] == alone["Letters"]
+        asked = graft.generate(policy, "a?", max_tokens=4)
+        assert asked == graft.generate(engine, "a?", max_tokens=4)
+
+
 def test_scores_have_intervals_and_a_table(engine):
     scores = graft.evaluate(engine, on=Letters, k=(1, 2), tasks=20, max_tokens=2)
     assert list(scores) == ["Letters"] and set(scores["Letters"]) == {
