@@ -6,9 +6,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 checkout=$PWD
 python=${1:-python3}
 
-version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' graft/__init__.py)
-if ! grep -q "^## $version\b" CHANGELOG.md; then
-	echo "release: CHANGELOG.md has no section '## $version'; write one, or change __version__ in graft/__init__.py" >&2
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' graft/version.py)
+if [ -z "$version" ] || ! grep -q "^## $version\b" CHANGELOG.md; then
+	echo "release: CHANGELOG.md has no section '## ${version:-VERSION}'; write one, or change __version__ in graft/version.py" >&2
 	exit 1
 fi
 
@@ -47,7 +47,7 @@ import sys
 import graft
 
 assert not graft.__file__.startswith(sys.argv[1] + "/"), f"imported from the checkout: {graft.__file__}"
-env = graft.make("game:GuessTheNumber-v0")
-print("release:", env.reset(seed=0)[0][:60], "...")
+policy = graft.load("runs/quickstart")
+print("release:", graft.generate(policy, "2+3=", max_tokens=4))
 ' "$checkout"
 echo "release: $version works outside the checkout; publish dist/"

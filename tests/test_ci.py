@@ -61,3 +61,11 @@ def test_workflows_call_targets_that_exist_on_every_supported_python(path: Path)
     matrices = [job["strategy"]["matrix"] for job in jobs.values() if "strategy" in job]
     assert [matrix["python"] for matrix in matrices] == [versions]
     assert all(any("arm" in system for system in matrix["os"]) for matrix in matrices)
+
+
+def test_a_release_reads_the_version_where_the_wheel_does():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    path = project["tool"]["hatch"]["version"]["path"]
+    assert re.search(r'^__version__ = "[\d.]+"$', (ROOT / path).read_text(encoding="utf-8"), re.M)
+    for file in ("scripts/release.sh", ".github/workflows/release.yml"):
+        assert path in (ROOT / file).read_text(encoding="utf-8"), file
