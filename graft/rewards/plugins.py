@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from graft.protocols import Reward
 from graft.types import Task, Trajectory
@@ -44,19 +44,14 @@ def adapt(function: Callable[..., Any]) -> Reward:
     if any(map(inspect.iscoroutinefunction, (function, function.__call__))):
         raise ValueError(f"reward {name_of(function)} is async; give a plain function")
     signature = inspect.signature(function)
-    if "solution_str" in signature.parameters:
-        collect = verl_arguments
-    elif "completions" in signature.parameters:
-        collect = trl_arguments
-    elif takes_data(signature):
-        collect = arpo_arguments
-    else:
-        try:
-            signature.bind(None, None)
-        except TypeError:
-            raise _unknown_form(function) from None
-        return function
-    return Plugin(function, signature, collect, bool(getattr(function, "blocking", False)))
+    if (form := form_of(signature)) is not None:
+        is_blocking = bool(getattr(function, "blocking", False))
+        return Plugin(function, signature, form.collect, is_blocking)
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise _unknown_form(function) from None
+    return function
 
 
 def _unknown_form(function: Callable[..., Any]) -> ValueError:
@@ -80,14 +75,30 @@ def check_form(function: Callable[..., Any]) -> None:
 
 def filled_parameters(function: Callable[..., Any]) -> list[str]:
     """Names of the parameters that every call fills; a recipe may set the others."""
-    parameters = inspect.signature(function).parameters
-    if "solution_str" in parameters:
-        return ["data_source", "solution_str", "ground_truth", "extra_info"]
-    if "completions" in parameters:  # columns depend on the data and have no defaults
-        return [name for name, one in parameters.items() if one.default is one.empty]
-    if takes_data(inspect.signature(function)):
-        return ["data"]
-    return list(parameters)[:2]
+    signature = inspect.signature(function)
+    form = form_of(signature)
+    return form.filled if form else list(signature.parameters)[:2]
+
+
+class RewardForm(NamedTuple):
+    """The signature of another framework."""
+
+    collect: Callable[[Task, Trajectory], dict[str, Any]]
+    """All arguments that the framework passes; a function gets those it has parameters for."""
+    filled: list[str]
+    """The parameters that every call fills."""
+
+
+def form_of(signature: inspect.Signature) -> RewardForm | None:
+    """The form that the names of the parameters identify; None for graft's own."""
+    names = signature.parameters
+    required = [name for name, one in names.items() if one.default is one.empty]
+    if "solution_str" in names:
+        filled = ["data_source", "solution_str", "ground_truth", "extra_info"]
+        return RewardForm(verl_arguments, filled)
+    if "completions" in names:  # columns depend on the data and have no defaults
+        return RewardForm(trl_arguments, required)
+    return RewardForm(arpo_arguments, required) if required == ["data"] else None
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,6 @@ class Plugin:
     function: Callable[..., Any]
     signature: inspect.Signature
     collect: Callable[[Task, Trajectory], dict[str, Any]]
-    """All arguments that the other framework passes; the function gets those it has parameters for."""
     blocking: bool = False
     """False unless the function sets it: graders that use signals need the main thread."""
 
@@ -138,12 +148,6 @@ def trl_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
         "completions": trajectory.text,
     }
     return {name: [value] for name, value in row.items()}
-
-
-def takes_data(signature: inspect.Signature) -> bool:
-    """Whether `data` is the only required parameter."""
-    needed = [name for name, one in signature.parameters.items() if one.default is one.empty]
-    return needed == ["data"]
 
 
 def arpo_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:

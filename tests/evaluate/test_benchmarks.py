@@ -28,7 +28,7 @@ from graft.evaluate.run import evaluate_checkpoints
 from graft.evaluate.task_sets import read_sets
 from graft.models.io.save import save_model
 from graft.rewards import REWARDS
-from graft.rewards.judge.judge import Judge
+from graft.rewards.judge import Judge
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
 from tests.engine.engine_kit import tiny_decoder

@@ -356,7 +356,7 @@ def test_a_cache_that_breaks_does_not_cost_the_verdict(tmp_path, caplog):
 CHILD = """
 import sys
 sys.path.insert(0, ".")
-from graft.rewards.judge.judge import Judge
+from graft.rewards.judge import Judge
 judge = Judge(sys.argv[1], cache=sys.argv[2])
 for n in range(int(sys.argv[3])):
     assert judge.is_correct("Who?", ["Barack Obama"], f"president {n}")

@@ -13,7 +13,7 @@ from graft.registry import UnknownName
 from graft.rewards import REWARDS, make_reward
 from graft.rewards.answers import exact_match, f1
 from graft.rewards.deep_research import deep_research
-from graft.rewards.judge.judge import Judge
+from graft.rewards.judge import Judge
 from graft.rewards.plugins import adapt
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
