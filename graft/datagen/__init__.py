@@ -1,0 +1,1 @@
+"""Make training data: demonstrations of environments, and good attempts of a model."""

@@ -1,4 +1,4 @@
-"""Every attempt that was sampled for a file of rows, in a second file that only grows:
+"""Every attempt that was sampled for a file of rows, in an append-only file beside it:
 
     {"of": {"weights": "0f3a91c2", "task": {...}, "samples": 4, ...}}
     {"task": 3, "messages": [...], "attempts": [{"sample": 0, "reward": 1.0, ..., "contexts": [...]}]}
@@ -6,8 +6,8 @@
 
 A line is written when all attempts at its task have ended; tasks end in any order. After kill -9 the
 last line may be torn: it is dropped, and its task is sampled again, as is a task with attempts that
-failed through no fault of the policy. Each attempt has random draws of its own, so they come out as
-they would have. Rejected attempts are here too: another condition costs no sampling.
+failed through no fault of the policy. Each attempt has its own random draws, so a repeated one comes out
+the same. Rejected attempts are kept too: another condition costs no sampling.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from graft.files import FileInUse, JsonlLog
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Status
 
-KEPT = "the attempts before are kept: go on with --resume"
+KEPT = "earlier attempts are kept: continue with --resume"
 
 
 class AttemptLog:
@@ -31,9 +31,9 @@ class AttemptLog:
     def __init__(self, path: Path, of: Mapping[str, Any]) -> None:
         self.path = path
         self.places: dict[int, int] = {}
-        """Where the newest line of a task starts."""
+        """The offset of the newest line of a task."""
         self.failed: set[int] = set()
-        """Tasks with attempts to make again."""
+        """Tasks with failed attempts, which are repeated."""
         with room_for(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -50,7 +50,7 @@ class AttemptLog:
         return task in self.places and task not in self.failed
 
     def append(self, task: int, values: Mapping[str, Any]) -> None:
-        """With the operating system when this returns: a killed process loses nothing."""
+        """Handed to the operating system when this returns: a killed process loses nothing."""
         with room_for(self.path, KEPT):
             start = self._log.append({"task": task, **values})
         self._place(task, start, values["attempts"])
@@ -62,7 +62,7 @@ class AttemptLog:
                 yield task, json.loads(self._log.line_at(self.places[task]))
 
     def close(self) -> None:
-        """A log of nothing is no use to anybody, and would have to be resumed."""
+        """Remove a log without attempts, which would otherwise have to be resumed."""
         if not self.places:
             self.path.unlink(missing_ok=True)
         with room_for(self.path, KEPT):
@@ -86,8 +86,8 @@ class AttemptLog:
                     self._place(int(values["task"]), start, values["attempts"])
             except (ValueError, KeyError, TypeError):
                 raise RunStopped(
-                    f"{self.path} is damaged at byte {start:,}; remove it to sample anew, or cut it "
-                    "off there to keep what stands before"
+                    f"{self.path} is damaged at byte {start:,}; remove it to sample again, or cut it "
+                    "off there to keep the part before it"
                 ) from None
         if known is None:
             with room_for(self.path, KEPT):

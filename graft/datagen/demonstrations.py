@@ -1,4 +1,4 @@
-"""Tasks and their teachers as rows of a file: what `graft data make` does.
+"""Tasks and demonstrations of an environment as rows of a file: `graft data make`.
 
     graft data make countdown --n 2 --seed 0 --out rows.jsonl               a row of the form "chats"
 
@@ -6,14 +6,14 @@
      "spans": [{"author": "policy", "text": "<answer>12 + 7 * 3</answer>"}],
      "data_source": "countdown", "extra_info": {"index": 0, "seed": 0, "split": "train"}}
 
-    the same with --form tasks: what to do and the right answer, in verl's columns
+    the same with --form tasks: prompt and right answer, in verl's columns
 
     {"data_source": "countdown", "prompt": [...], "ability": "countdown",
      "reward_model": {"style": "rule", "ground_truth": {"numbers": [3, 7, 12], "target": 33}},
      "extra_info": {"index": 0, "seed": 0, "split": "train"}}
 
-Rows are made one by one and depend on the seed alone. They are the tasks, and the demonstrations, that
-a run with this `run.seed` would see; those of the test split with seed 0 are what it is scored on.
+Rows are made one by one and depend on the seed alone. They are the tasks and demonstrations that a run with
+this `run.seed` would see; the test split with seed 0 has its held-out tasks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FORMS = ("chats", "tasks")
 OF_TEACHER = "demo_args."
 """Begins the arguments of a teacher, as sft.demo_args does in a recipe."""
 PATIENCE = 2_000
-"""Draws in a row that bring nothing new until there is nothing new to be had."""
+"""Consecutive repeated tasks after which the environment counts as exhausted."""
 SECONDS_BETWEEN_NEWS = 10.0
 
 Row = dict[str, Any]
@@ -53,21 +53,21 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class MadeRows:
-    """What came of it."""
+    """The result of making rows."""
 
     out: str
     rows: int = 0
     duplicates: int = 0
-    """Tasks that came up again, and were left out."""
+    """Repeated tasks, left out."""
     unsolved: int = 0
-    """Tasks that the teacher could not do, and were left out."""
+    """Tasks without a demonstration, left out."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def sentence(self) -> str:
-        left_out = ((self.duplicates, "that came up again"), (self.unsolved, "not solved"))
+        left_out = ((self.duplicates, "repeated"), (self.unsolved, "not solved"))
         rest = [f"{number:,} {why} left out" for number, why in left_out if number]
         return ", ".join([f"{self.rows:,} rows in {self.out}", *rest])
 
@@ -88,7 +88,7 @@ def make_rows(
     """Write `rows` rows of tasks of `env`, which is built for this split.
 
     teacher     arguments of the environment's demonstrate()
-    duplicates  write a task that comes up twice, twice
+    duplicates  keep repeated tasks
     """
     if form not in FORMS:
         raise ConfigError(f"--form {form!r} is none of {', '.join(FORMS)}")
@@ -126,7 +126,7 @@ def make_rows(
 def share_out(
     env_id: str, given: Sequence[str], split: str, say: Callable[[str], None]
 ) -> tuple[list[str], dict[str, Any]]:
-    """What was typed as key=value: arguments of the environment, its split among them; the teacher's.
+    """Typed key=value: arguments of the environment with its split, and of its teacher.
 
     ["digits=[2,2]", "demo_args.tool_rate=1"] -> ["digits=[2,2]", "split=train"], {"tool_rate": 1}
     """
@@ -149,14 +149,14 @@ def share_out(
         return [*of_env, f"split={split}"], teacher
     if split == "test":
         say(
-            f"{env_id} has no splits: its test rows have seeds that no training row has, but a task "
+            f"{env_id} has no splits: test rows have seeds that no training row has, but a task "
             "that is drawn from few may come up in both"
         )
     return of_env, teacher
 
 
 class TaskPoser:
-    """Draws tasks and writes them down."""
+    """Draws tasks and makes their rows."""
 
     def __init__(
         self, env_id: str, env: Any, split: str, seed: int, form: str, teacher: dict[str, Any]
@@ -168,7 +168,7 @@ class TaskPoser:
             self._check_teacher()
 
     def rows(self) -> Iterator[tuple[Row | None, bytes]]:
-        """Rows without end, each with what tells its task from others; None: it could not be done."""
+        """Endless rows, each with the identity of its task; None if there is no demonstration."""
         start = self.seed * TRAIN_SEEDS + (HELD_OUT_SEEDS if self.split == "test" else 0)
         is_first = True
         for number in count(start):
@@ -184,7 +184,7 @@ class TaskPoser:
             shown: list[Any] = [messages, answer]
             if (
                 answer is None and row is not None
-            ):  # the prompt may be all alike, as of a hidden board
+            ):  # prompts may be identical, as with a hidden board
                 shown.append(row.get("spans"))
             text = json.dumps(shown, ensure_ascii=False).encode("utf-8", "replace")
             yield row, blake2b(text, digest_size=8).digest()
@@ -197,7 +197,7 @@ class TaskPoser:
             inner = inner.env
         if answer is None or getattr(inner, "max_turns", 1) != 1:
             raise ConfigError(
-                f"{self.env_id} is no question with an answer to compare a text with, so its tasks "
+                f"{self.env_id} has no answer to compare a text with, so its tasks "
                 "cannot be rows of a file: name the environment in the recipe (task.env), or write its "
                 "teacher's games with --form chats"
             )
@@ -213,7 +213,7 @@ class TaskPoser:
     def _chat_row(
         self, messages: list[Any], info: Mapping[str, Any], seed: int, is_first: bool
     ) -> Row | None:
-        # the key of a run's own warm-up: the same seed, the same demonstrations
+        # the key of a run's warm-up: the same seed gives the same demonstrations
         key = draw_key(self.seed, f"{self.env_id}:{self.split}:{seed}", 0)
         try:
             trace = self.env.demonstrate(random.Random(key), **self.teacher)
@@ -221,7 +221,7 @@ class TaskPoser:
             if not is_first:
                 return None
             raise ConfigError(
-                f"{self.env_id} has nobody to imitate ({error}); --form tasks writes its tasks "
+                f"{self.env_id} has no demonstration ({error}); --form tasks writes its tasks "
                 "without a solution, and `graft data sample` a model's attempts at them"
             ) from error
         row: Row = {
@@ -265,10 +265,10 @@ def plain(value: Any) -> Any:
 def _why_no_more(env_id: str, made: MadeRows, wanted: int) -> str:
     if made.unsolved > made.duplicates:
         return (
-            f"the teacher of {env_id} could not do {made.unsolved} tasks and {made.rows} it could; "
-            f"{wanted} rows cannot be had. Make the tasks easier, or --n {max(made.rows, 1)}"
+            f"the teacher of {env_id} solved {made.rows} tasks and failed at {made.unsolved}; "
+            f"{wanted} rows are out of reach. Make the tasks easier, or --n {max(made.rows, 1)}"
         )
     return (
-        f"{env_id} posed {made.rows} different tasks, and then {PATIENCE:,} in a row that were known "
-        f"already. Ask for --n {made.rows}, for other arguments, or for --duplicates"
+        f"{env_id} posed {made.rows} different tasks, and then {PATIENCE:,} repeated ones in a row. "
+        f" Ask for --n {made.rows}, for other arguments, or for --duplicates"
     )

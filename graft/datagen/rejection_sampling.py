@@ -1,15 +1,15 @@
-"""Attempts of a model that went well, as examples to learn from: what `graft data sample` does.
+"""Good attempts of a model as rows for supervised training: `graft data sample`.
 
     graft data sample runs/quickstart calculator --n 100 --samples 4 --keep "reward>0" --out good.jsonl
 
-    100 tasks, 4 attempts each     good.attempts.jsonl, as they end: nobody waits for anybody
-    those with a reward            good.jsonl, in the order of the tasks, the same text once
+    100 tasks, 4 attempts each     good.attempts.jsonl, each as it ends
+    those that pass --keep         good.jsonl, in the order of the tasks, without duplicates
 
-With --resume the first file is read before anything is sampled: what is there is not sampled again. So
-a killed command goes on, --n may grow, and --keep may change.
+With --resume the first file is read before anything is sampled, and stored attempts are not sampled again.
+So a killed command continues, --n may grow, and --keep may change.
 
-With --endpoint a server samples. One that takes messages has a tokenizer that nobody here knows, so its
-rows are messages too, the answers among them: there is no context to cut into spans.
+With --endpoint a server samples. Behind a chat API the tokenizer is unknown, so rows are messages without
+spans.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from graft.train.run_dir.folder import RunStopped
 from graft.types import Author, Episode, Finish, Message, Status, Task, Trajectory
 
 ENOUGH_FAILURES = 64
-"""Attempts after which it is clear that a tool or environment is broken."""
+"""Attempts after which a tool or environment counts as broken if none ended."""
 SECONDS_BETWEEN_NEWS = 10.0
 
 Row = dict[str, Any]
@@ -69,7 +69,7 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class RejectionSampling:
-    """What came of it."""
+    """The result of sampling rows."""
 
     out: str
     attempts_file: str
@@ -79,9 +79,9 @@ class RejectionSampling:
     rejected: int = 0
     duplicates: int = 0
     failed: int = 0
-    """Attempts that broke, through no fault of the policy; never kept."""
+    """Attempts that failed through no fault of the policy; never kept."""
     unwritable: int = 0
-    """Attempts that no text stands for."""
+    """Attempts that cannot be written as text."""
     reward: float = 0.0
     """Mean over the attempts that did not fail."""
     errors: Counter[str] = field(default_factory=Counter[str])
@@ -144,19 +144,19 @@ def sample_rows(
         )
     else:
         whose = {"served": server.model, "api": server.api}  # all that is known of its weights
-    journal = path.with_name(f"{path.stem}.attempts.jsonl")
-    for file in (journal, path):
+    attempts_path = path.with_name(f"{path.stem}.attempts.jsonl")
+    for file in (attempts_path, path):
         if file.exists() and not resume:
             raise ConfigError(
-                f"{file} is there already; --resume goes on with it, another --out leaves it alone"
+                f"{file} exists; --resume continues it, another --out leaves it alone"
             )
     chat = chat_with(config, server, weights)
     tools = pose_one(config, chat, seed, server)
-    log = AttemptLog(journal, {**whose, **settings_of(config, samples, temperature, seed)})
+    log = AttemptLog(attempts_path, {**whose, **settings_of(config, samples, temperature, seed)})
     try:
         todo = [number for number in range(tasks) if not log.is_done(number)]
         if len(todo) < tasks:
-            say(f"{tasks - len(todo):,} of {tasks:,} tasks are in {journal} already")
+            say(f"{tasks - len(todo):,} of {tasks:,} tasks are in {attempts_path} already")
         if todo:
             if server is None:
                 setup = build_run(config, weights=weights).setup
@@ -167,17 +167,19 @@ def sample_rows(
                 work = SampleWork(config, setup, log, tools, tasks, say, server)
                 work.sample(todo, samples, temperature, seed)
             except KeyboardInterrupt:
-                say(f"interrupted; what was finished is in {journal}, --resume does the rest")
+                say(
+                    f"interrupted; what was finished is in {attempts_path}, --resume completes the rest"
+                )
                 raise
             finally:
                 setup.engine.close()
-        return gather(log, condition, RejectionSampling(out, str(journal), tasks), keep)
+        return gather(log, condition, RejectionSampling(out, str(attempts_path), tasks), keep)
     finally:
         log.close()
 
 
 def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> Config:
-    """The recipe of the model's run, or the one that was named, with this environment in it ("": its own)."""
+    """The recipe of the model's run, or the named one, with this environment ("": its own)."""
     run = run_behind(Path(model)) if model else None
     if not recipe and run is not None and (run / "config.yaml").is_file():
         recipe = str(run / "config.yaml")
@@ -214,14 +216,14 @@ def _bare_config(model: str, env: str, overrides: Sequence[str]) -> Config:
 
 
 def _fits(env: str, key: str) -> bool:
-    """Whether an argument of another environment means something to this one, and is not fixed."""
+    """Whether this environment also takes an argument of another one, and does not fix it."""
     entry = find(env)
     build = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
     return key in inspect.signature(build).parameters and key not in entry.args
 
 
 def pose_one(config: Config, chat: Chat, seed: int, server: EndpointSpec | None = None) -> Any:
-    """Pose the first task, before a weight is read; the schemas of the tools its prompt shows."""
+    """Pose the first task before weights are read; the schemas of the tools in its prompt."""
     first = next(TaskStream(config.task.env, seed))
     env_of = env_factory(config, config.task.args, chat.tokenizer)
     try:
@@ -264,7 +266,7 @@ def settings_of(config: Config, samples: int, temperature: float, seed: int) -> 
 
 
 class SampleWork:
-    """Samples what is missing, and writes down each task as its attempts have ended."""
+    """Samples what is missing, and records each task when its attempts have ended."""
 
     def __init__(
         self,
@@ -285,7 +287,7 @@ class SampleWork:
     def sample(self, todo: Sequence[int], samples: int, temperature: float, seed: int) -> None:
         setup, env = self.setup, self.config.task.env
         sampling = replace(setup.sampling, temperature=temperature)
-        salt = seed * TRAIN_SEEDS  # of step 0, which no run has: draws of its own
+        salt = seed * TRAIN_SEEDS  # step 0, which no run has: separate draws
         asyncio.run(
             self._everyone(todo, replace(setup, sampling=sampling, salt=salt), samples, env, seed)
         )
@@ -302,12 +304,12 @@ class SampleWork:
         await concurrently(one, todo, self._at_a_time(samples))
 
     def _at_a_time(self, samples: int) -> int:
-        """Tasks under way. To a server every attempt is a request, and requests are what is counted."""
+        """Concurrent tasks. For a server every attempt is a request, so attempts are counted."""
         concurrency = self.config.rollout.concurrency
         return concurrency if self.server is None else max(1, concurrency // samples)
 
     def note(self, number: int, episode: Episode) -> None:
-        """Write down the attempts at a task."""
+        """Record the attempts at a task."""
         attempts = self._attempts(episode)
         shared: Row = {"messages": list(episode.task.prompt)}
         if self.tools:
@@ -332,7 +334,7 @@ class SampleWork:
             if self.lost_in_a_row >= DOWN_AFTER:
                 raise RunStopped(
                     f"{DOWN_AFTER} attempts in a row were lost, the last to: {error}. Once the server "
-                    "is back, the same command with --resume makes what is missing"
+                    "is back, the same command with --resume completes the rest"
                 )
 
     def _attempts(self, episode: Episode) -> list[Row]:
@@ -364,9 +366,9 @@ class SampleWork:
 
 
 def conversation_of(row: Trajectory, chat: Chat) -> list[Message]:
-    """Prompt and answers as messages. Where the model was cut off no message can say so."""
+    """Prompt and answers as messages. A truncated answer cannot be expressed as a message."""
     if any(span.info.get("finish") == Finish.LENGTH for span in row.spans):
-        raise NotRecordable("it was cut off, and as a message it would teach to end there")
+        raise NotRecordable("it was truncated, and as a message it would train an early end")
     messages = prompt_of_context(row)
     for span in spans_of_attempt(row, chat):
         role = "assistant" if span["author"] == "policy" else span.get("role", "user")
@@ -375,42 +377,42 @@ def conversation_of(row: Trajectory, chat: Chat) -> list[Message]:
 
 
 def gather(
-    log: AttemptLog, condition: Condition, harvest: RejectionSampling, keep: str
+    log: AttemptLog, condition: Condition, sampled: RejectionSampling, keep: str
 ) -> RejectionSampling:
-    """Write the attempts that pass; the same prompt with the same text once."""
+    """Write the attempts that pass, without duplicates."""
     seen: set[bytes] = set()
     statuses, rewards = Counter[str](), 0.0
-    with new_rows(Path(harvest.out)) as file:
-        for task, line in log.tasks(harvest.tasks):
+    with new_rows(Path(sampled.out)) as file:
+        for task, line in log.tasks(sampled.tasks):
             for attempt in line["attempts"]:
-                harvest.attempts += 1
+                sampled.attempts += 1
                 statuses[attempt["status"]] += 1
                 if not Status(attempt["status"]).is_trainable:
-                    harvest.failed += 1
-                    harvest.errors[attempt["error"]] += 1
+                    sampled.failed += 1
+                    sampled.errors[attempt["error"]] += 1
                     continue
                 rewards += attempt["reward"]
                 if not condition(attempt):
-                    harvest.rejected += 1
+                    sampled.rejected += 1
                 elif "unwritable" in attempt:
-                    harvest.unwritable += 1
+                    sampled.unwritable += 1
                 else:
                     fresh = [row for row in _rows(line, attempt) if _is_new(row, seen)]
-                    harvest.duplicates += not fresh
+                    sampled.duplicates += not fresh
                     for row in fresh:
                         row["extra_info"]["index"] = task
                         file.append(row)
-                    harvest.rows += len(fresh)
-        harvest.reward = rewards / max(harvest.attempts - harvest.failed, 1)
+                    sampled.rows += len(fresh)
+        sampled.reward = rewards / max(sampled.attempts - sampled.failed, 1)
         if is_down(statuses):
-            raise RunStopped(_why_dead(harvest.errors))
-        if not harvest.rows:
-            raise RunStopped(_why_nothing(harvest, keep))
-    return harvest
+            raise RunStopped(_why_dead(sampled.errors))
+        if not sampled.rows:
+            raise RunStopped(_why_nothing(sampled, keep))
+    return sampled
 
 
 def is_down(statuses: Counter[str]) -> bool:
-    """Whether many attempts failed and not one came to its end: a tool or environment is broken."""
+    """Whether many attempts failed and none ended: a tool or environment is broken."""
     failed = sum(number for name, number in statuses.items() if not Status(name).is_trainable)
     return statuses[Status.DONE] == 0 and failed > 0 and failed * 4 >= statuses.total()
 
@@ -449,19 +451,19 @@ def _source(task: Task) -> str:
 def _why_dead(errors: Counter[str]) -> str:
     [(commonest, _)] = errors.most_common(1)
     return (
-        f"no attempt came to its end, mostly: {commonest}. Repair the environment or tool and run the "
+        f"no attempt ended; most frequent reason: {commonest}. Repair the environment or tool and run the "
         "same command with --resume"
     )
 
 
-def _why_nothing(harvest: RejectionSampling, keep: str) -> str:
-    if harvest.unwritable:
+def _why_nothing(sampled: RejectionSampling, keep: str) -> str:
+    if sampled.unwritable:
         return (
-            f"{harvest.unwritable:,} of {harvest.attempts:,} attempts pass {keep!r}, and none can be "
-            f"written, so {harvest.out} is not; {harvest.attempts_file} says why (unwritable)"
+            f"{sampled.unwritable:,} of {sampled.attempts:,} attempts pass {keep!r}, and none can be "
+            f"written, so {sampled.out} is not; {sampled.attempts_file} says why (unwritable)"
         )
     return (
-        f"none of {harvest.attempts:,} attempts passes {keep!r} (mean reward {harvest.reward:.3f}), so "
-        f"{harvest.out} is not written. They are in {harvest.attempts_file}: with --resume another "
+        f"none of {sampled.attempts:,} attempts passes {keep!r} (mean reward {sampled.reward:.3f}), so "
+        f"{sampled.out} is not written. They are in {sampled.attempts_file}: with --resume another "
         "--keep reads them again, and a larger --n adds to them"
     )

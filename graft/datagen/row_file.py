@@ -1,7 +1,7 @@
-"""Rows to a file that appears under its name when it is whole: jsonl or parquet, by its ending.
+"""Write rows to a jsonl or parquet file that appears under its name when it is complete.
 
 .rows.jsonl.partial    grows, a few thousand rows in memory at most
-rows.jsonl             is there at once, in place of an older one, when the last row is written
+rows.jsonl             replaces an older file when the last row is written
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 @contextmanager
 def new_rows(path: Path) -> Iterator[JsonFile | ParquetFile]:
-    """A file to `append` rows to; it takes its name when the block ends well."""
+    """A file to `append` rows to; it takes its name when the block ends without an error."""
     check_place(path)
     kind = ParquetFile if path.suffix.lower() == ".parquet" else JsonFile
     with new_file(path) as aside:
@@ -44,7 +44,7 @@ def new_rows(path: Path) -> Iterator[JsonFile | ParquetFile]:
 
 
 def check_place(path: Path) -> None:
-    """Complain about a name that no rows can be written under."""
+    """Refuse a name that rows cannot be written to."""
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--out {path} ends in {path.suffix!r}; write .jsonl or .parquet")
     if path.is_dir():
@@ -53,14 +53,14 @@ def check_place(path: Path) -> None:
 
 @contextmanager
 def room_for(path: Path, kept: str = "") -> Iterator[None]:
-    """A write that fails says how much room is left, and that nothing is lost."""
+    """Explain a failed write: free space, and that nothing is lost."""
     try:
         yield
     except OSError as error:
-        before = "the older file of that name is as it was" if path.exists() else "no file is left"
+        before = "the older file of that name is unchanged" if path.exists() else "no file is left"
         raise RunStopped(
             f"cannot write {path} ({error}); {free_megabytes(path):,.0f} MB are free there, and "
-            f"{kept or before}. Make room and run the same command again, or give another --out"
+            f"{kept or before}. Free some space and run the same command again, or give another --out"
         ) from error
 
 
@@ -109,7 +109,7 @@ class ParquetFile:
 
     def abandon(self) -> None:
         if self._writer is not None:
-            with suppress(Exception):  # it wants to write its end, where there may be no room
+            with suppress(Exception):  # closing writes a footer, for which there may be no space
                 self._writer.close()
         self._sink.close()
 
@@ -135,13 +135,13 @@ class ParquetFile:
 
 
 def flat(row: Row) -> Row:
-    """A row for columns: what has a form of its own in every row is JSON text there."""
+    """A row for columns: values whose form differs between rows become JSON text."""
     texts = {key: json.dumps(row[key], ensure_ascii=False) for key in ("tools",) if key in row}
     return {**row, **texts}
 
 
 def columns_of(rows: list[Row]) -> Any:
-    """The schema of these rows. Chats have all their keys, also those that no row has yet."""
+    """The schema of these rows. Chats get all their keys, also those without a value so far."""
     import pyarrow as pa
 
     text = pa.string()
@@ -160,7 +160,7 @@ def columns_of(rows: list[Row]) -> Any:
 
 
 def check_keys(rows: list[Row], columns: list[str]) -> None:
-    """Arrow leaves out what it has no column for, without a word."""
+    """Arrow silently drops values without a column."""
     for row in rows:
         messages = [*(row.get("messages") or []), *(row.get("prompt") or [])]
         lost = {*row} - {*columns} | {key for one in messages for key in one} - {"role", "content"}

@@ -1,8 +1,8 @@
-"""Attempts of a trained policy at one task, to be read: what `graft rollout` does.
+"""Attempts of a trained policy at one task, for reading: `graft rollout`.
 
     attempt("runs/quickstart", seed=3).episode      task, policy, env, policy, ...: the same path as in a run
 
-The task is one that the run holds out, counted as its evaluation counts them, or a person's own text.
+The task is a held-out task of the run, numbered as in its evaluation, or a text of the user.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class SingleRollout:
     env: str
     temperature: float
     is_graded: bool
-    """False: the task is a person's own, and no reward is known."""
+    """False for the user's own task, which has no reward."""
     notes: list[str]
 
     @property
     def errors(self) -> list[str]:
-        """Of attempts that broke, each with its status."""
+        """Errors of failed attempts, each with its status."""
         return [self._error(leaf) for leaf in self.episode.leaves if not leaf.status.is_trainable]
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def attempt(
         def asked(task: Task) -> Env:
             return own_task(make_env(task), text)
 
-        asked(task).close()  # refuses what takes no text, before an engine works
+        asked(task).close()  # refuses an environment that takes no text before the engine samples
         task = replace(task, id=f"{config.task.env}:own:{text}")
         setup = replace(setup, make_env=asked, reward=None)
     sampling = replace(setup.sampling, temperature=temperature)
@@ -125,7 +125,7 @@ def _config(path: Path, env: str, recipe: str, overrides: Sequence[str]) -> Conf
     has_recipe = bool(recipe) or (run is not None and (run / "config.yaml").is_file())
     if not env and not has_recipe:
         raise ConfigError(
-            f"'{path}' has no config.yaml of a run, so nothing says which environment to act in; give "
+            f"'{path}' has no config.yaml of a run, so the environment is unknown; give "
             "--env ID, as `graft envs` lists them"
         )
     config = config_for(str(path), env, recipe, overrides)

@@ -1,10 +1,10 @@
-"""Attempts by number, each told of when it ends: what an evaluation samples.
+"""Numbered attempts at tasks, each reported when it ends: what an evaluation samples.
 
     todo   gsm:test:0 [0, 1, 2, 3]      none of its attempts is stored yet
            gsm:test:1 [2]               all but one are
 
-Attempts at one task share its prompt. Nobody waits for anybody else: where enough attempts have ended,
-at whatever tasks, the next task begins.
+Attempts at one task share its prompt. There is no barrier: when enough attempts have ended, at whatever
+tasks, the next task begins.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Todo = tuple[Task, Sequence[int]]
 
 
 class Attempts(EpisodeBuilder):
-    """An episode whose trajectories get their numbers, which seed their draws, from the caller."""
+    """An episode builder whose caller numbers the trajectories; the numbers seed their draws."""
 
     async def start(self, number: int) -> LiveTrajectory:
-        assert self._prompt is not None, "open() comes first"
+        assert self._prompt is not None, "call open() first"
         env = await self.fresh_env()
         trajectory = LiveTrajectory(self, number, self._prompt.fork(self.key(number)), env, tip=0)
         self.trajectories.append(trajectory)
@@ -64,16 +64,16 @@ class Attempts(EpisodeBuilder):
 
     def _told(self, trajectory: LiveTrajectory, seconds: float) -> StoredSample:
         leaf, spans, task = trajectory.leaf, self.episode.spans, self.episode.task
-        assert leaf is not None, "finish() comes first"
+        assert leaf is not None, "call finish() first"
         written = [
             spans[i]
             for tip in leaf.tips
             for i in self.episode.walk(tip)
             if spans[i].author is not Author.TASK
         ]
-        said = [span for span in written if span.author is Author.POLICY]
+        turns = [span for span in written if span.author is Author.POLICY]
         is_done = leaf.status is Status.DONE
-        # where a server counts tokens
+        # a server counts its own tokens
         counted: int | None = getattr(trajectory.context, "sampled", None)
         return StoredSample(
             task=task.id,
@@ -81,11 +81,11 @@ class Attempts(EpisodeBuilder):
             sample=trajectory.number,
             source=task.data_source,
             text="".join(span.text for span in written),
-            answer=last_answer(said[-1].text) if said and is_done else "",
+            answer=last_answer(turns[-1].text) if turns and is_done else "",
             reward=leaf.reward if leaf.status.is_trainable else 0.0,
             status=str(leaf.status),
             prompt_tokens=len(spans[0]),
-            tokens=sum(map(len, said)) if counted is None else counted,
+            tokens=sum(map(len, turns)) if counted is None else counted,
             tool_calls=int(leaf.metrics.get("tool_calls", 0)),
             seconds=round(seconds, 3),
             error=str(spans[leaf.tips[-1]].info.get("error", "")),
@@ -98,7 +98,7 @@ async def attempt(
     setup: RolloutSetup,
     on_sample: Callable[[StoredSample], None],
 ) -> None:
-    """The attempts at one task; `on_sample` hears of each when it ends."""
+    """The attempts at one task; `on_sample` is called with each when it ends."""
     builder = Attempts(task, setup)
     async with builder:
         try:
@@ -125,7 +125,7 @@ def make_attempts(
     *,
     at_a_time: int = 256,
 ) -> None:
-    """Make them all, `at_a_time` attempts or those at one task. What `on_sample` raises ends it."""
+    """Make all attempts, `at_a_time` at once. An exception of `on_sample` ends the evaluation."""
 
     async def everyone() -> None:
         free = asyncio.Semaphore(at_a_time)
@@ -133,14 +133,14 @@ def make_attempts(
         async def one(task: Task, numbers: Sequence[int], places: int) -> None:
             left = len(numbers)
 
-            def told(sample: StoredSample) -> None:
+            def on_end(sample: StoredSample) -> None:
                 nonlocal left
                 left -= 1
-                if left < places:  # a task with more attempts than there are places has them all
+                if left < places:  # a task with more attempts than the limit takes the whole limit
                     free.release()
                 on_sample(sample)
 
-            await attempt(task, numbers, setup, told)
+            await attempt(task, numbers, setup, on_end)
 
         async with together() as group:
             for task, numbers in todo:

@@ -27,11 +27,11 @@ class Candidate:
     name: str
     path: Path
     weights: str
-    """A short name for what the files hold, other than where they lie."""
+    """A short digest of the weights, independent of their path."""
 
 
 def run_behind(path: Path) -> Path | None:
-    """The run that a path is, or that it is a checkpoint of."""
+    """The run at a path, or the run that a checkpoint belongs to."""
     if not path.exists():
         raise ConfigError(
             f"no run or model at '{path}': there is no such folder or file, nor a run of that name in runs/"
@@ -44,7 +44,7 @@ def run_behind(path: Path) -> Path | None:
 
 
 def model_name(path: Path) -> str:
-    """What to call a model: its file, its folder, or its name on the hub where it is a copy of one."""
+    """The display name of a model: its file, its folder, or its name on the hub."""
     if (named := origin_of(path)) is not None:
         return named[0].rpartition("/")[2]
     return path.stem if path.is_file() else path.absolute().name
@@ -53,7 +53,7 @@ def model_name(path: Path) -> str:
 def candidates(
     path: Path, run: Path | None, every: bool, say: Callable[[str], None]
 ) -> list[Candidate]:
-    """The models to evaluate, oldest first, each found to be readable."""
+    """The models to evaluate, oldest first; each one is checked to be readable."""
     if run is None:
         check_readable(path)
         return [Candidate(model_name(path), path, fingerprint(path))]
@@ -76,14 +76,14 @@ def candidates(
                     f"checkpoint {checkpoint.path.name} cannot be read: {error}. Remove its folder, "
                     f"or evaluate the others one by one: graft eval {run}/checkpoints/NAME"
                 ) from error
-            say(f"{checkpoint.path.name} was deleted meanwhile; skipped")
+            say(f"{checkpoint.path.name} was deleted in the meantime; skipped")
     if not found:
-        raise ConfigError(f"the checkpoints of '{run}' were deleted meanwhile; try again")
+        raise ConfigError(f"the checkpoints of '{run}' were deleted in the meantime; try again")
     return found
 
 
 def is_gone(path: Path, patience: float = 1.0) -> bool:
-    """Whether a checkpoint that was listed has been deleted: file by file, so it may take a moment."""
+    """Whether a listed checkpoint has been deleted; deletion goes file by file and may take a moment."""
     waited_until = time.monotonic() + patience
     while path.exists():
         if time.monotonic() > waited_until:
@@ -93,12 +93,15 @@ def is_gone(path: Path, patience: float = 1.0) -> bool:
 
 
 def check_readable(path: Path) -> None:
-    """Complain about files that are missing, cut off or of an unknown kind; weights are not read."""
+    """Refuse files that are missing, truncated or of an unknown kind, without reading the weights."""
     if path.suffix == ".gguf":
         open_gguf(path)
         return
     config = read_config(path)
-    if config.get("model_type", "") in ("", *ARCHITECTURES):  # others only transformers knows
+    if config.get("model_type", "") in (
+        "",
+        *ARCHITECTURES,
+    ):  # other families are read by transformers
         shape_of(config, path / "config.json")
     files = set(path.glob("*.safetensors"))
     if (path / INDEX).exists():
@@ -107,7 +110,9 @@ def check_readable(path: Path) -> None:
         raise ModelFileError(f"'{path}' holds no model*.safetensors; save or download it again")
     for file in sorted(files):
         try:
-            with safe_open(file, framework="pt"):  # reads the header, and that the file is as long
+            with safe_open(
+                file, framework="pt"
+            ):  # reads the header and checks the length of the file
                 pass
         except (SafetensorError, OSError) as error:
             raise ModelFileError(
@@ -116,10 +121,10 @@ def check_readable(path: Path) -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """What tells these weights from others of the same name, wherever the folder is moved to.
+    """A digest that distinguishes these weights from others of the same name, wherever the folder is.
 
-    A checkpoint's state holds the run's clock, which no second run repeats. Of other models the
-    files' sizes and times have to do: they are too large to be read for this.
+    A checkpoint's state holds the run's clock, which no second run repeats. For other models the sizes
+    and times of the files are used, since reading the weights would take too long.
     """
     if (path / "state.json").is_file():
         seen = (path / "state.json").read_bytes()
@@ -131,7 +136,7 @@ def fingerprint(path: Path) -> str:
 
 
 def place(name: str) -> tuple[int, int, str]:
-    """Where a row stands: untrained models, then the warm-up, then RL, by step."""
+    """Sort key of a row: untrained models, then the warm-up, then RL, by step."""
     phase, _, step = name.partition("-")
     with suppress(ValueError):
         return PHASES.index(phase) + 1, int(step), name

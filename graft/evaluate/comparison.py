@@ -1,11 +1,11 @@
-"""This evaluation beside an earlier one, task by task: `graft eval ... --against OTHER`.
+"""This evaluation compared with an earlier one, task by task: `graft eval ... --against OTHER`.
 
 | set | measure | tasks | rl-000020 | base | difference | p |
 |---|---|---|---|---|---|---|
 | gsm | avg | 500 | 0.551 | 0.430 | +0.121 [+0.094, +0.149] | 0.0001 |
 
-Only tasks that both have are compared, each with itself: that it is hard is no news then. The interval
-is a bootstrap of the tasks' differences, p a test that swaps the two sides task by task.
+Only tasks of both evaluations are compared, each with itself, so the difficulty of a task cancels. The
+interval is a bootstrap of the tasks' differences, p a test that swaps the two sides task by task.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ COLUMNS = ("set", "measure", "tasks", "ours", "theirs", "difference", "p")
 
 @dataclass(frozen=True, slots=True)
 class EarlierEvaluation:
-    """An evaluation read back: rows and their cells, with what the comparison needs of them."""
+    """An evaluation read from its file: rows and their results."""
 
     path: Path
     rows: dict[str, dict[str, EvalResult]]
 
     def beside(self, checkpoint: str, label: str) -> EvalResult | None:
         """The checkpoint of the same name if it was evaluated on this set, else the last one."""
-        cells = {name: row[label] for name, row in self.rows.items() if label in row}
-        if not cells:
+        results = {name: row[label] for name, row in self.rows.items() if label in row}
+        if not results:
             return None
-        return cells.get(checkpoint) or list(cells.values())[-1]
+        return results.get(checkpoint) or list(results.values())[-1]
 
 
 def read_earlier(where: str) -> EarlierEvaluation:
@@ -69,10 +69,10 @@ def read_earlier(where: str) -> EarlierEvaluation:
 
 
 def _cells(row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, EvalResult]:
-    cells: dict[str, EvalResult] = {}
+    results: dict[str, EvalResult] = {}
     for label, scores in row["scores"].items():
         attempts = scores["attempts"]
-        cells[label] = EvalResult(
+        results[label] = EvalResult(
             checkpoint=str(row["checkpoint"]),
             set=label,
             settings=dict(table["sets"][label]),
@@ -85,12 +85,12 @@ def _cells(row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, EvalRe
             tokens=scores["tokens"],
             seconds=scores["seconds"],
         )
-    return cells
+    return results
 
 
 @dataclass(frozen=True, slots=True)
 class TaskComparison:
-    """One measure of one set, ours and theirs."""
+    """One measure of one set in both evaluations."""
 
     set: str
     measure: str
@@ -101,13 +101,13 @@ class TaskComparison:
     def to_json(self) -> dict[str, Any]:
         names = {name: getattr(self, name) for name in ("set", "measure", "ours", "theirs")}
         ours, theirs = self.difference.ours, self.difference.theirs
-        told = self.difference._asdict() | {"ours": ours, "theirs": theirs}
-        return names | {"scores": told}
+        text = self.difference._asdict() | {"ours": ours, "theirs": theirs}
+        return names | {"scores": text}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All of them, and what could not be compared."""
+    """All comparisons, and notes about what could not be compared."""
 
     path: Path
     rows: list[TaskComparison]
@@ -129,8 +129,8 @@ class Comparison:
                     f"{found.p:.4f}",
                 ]
             )
-        told = f"Against {self.path}, over the tasks that both have; 95% intervals, two-sided p."
-        return "\n\n".join([*([drawn(lines)] if self.rows else []), told, *self.notes]) + "\n"
+        text = f"Against {self.path}, over the tasks that both have; 95% intervals, two-sided p."
+        return "\n\n".join([*([drawn(lines)] if self.rows else []), text, *self.notes]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
         rows = [row.to_json() for row in self.rows]
@@ -138,11 +138,11 @@ class Comparison:
 
 
 def set_beside(table: ScoreTable, earlier: EarlierEvaluation) -> Comparison:
-    """Every cell of the table against the earlier one; measures that both sides have."""
+    """Every result of the table against the earlier one; measures that both have."""
     rows: list[TaskComparison] = []
     notes: list[str] = []
-    for name, cells in table.rows.items():
-        for label, ours in cells.items():
+    for name, results in table.rows.items():
+        for label, ours in results.items():
             theirs = earlier.beside(name, label)
             if theirs is None:
                 notes.append(f"{label}: the earlier evaluation has no such set.")
@@ -151,8 +151,8 @@ def set_beside(table: ScoreTable, earlier: EarlierEvaluation) -> Comparison:
             if not known & set(ours.tasks):
                 notes.append(f"{label}: no task is in both evaluations.")
                 continue
-            if told := _unlike(ours, theirs):
-                notes.append(f"{label}: {told}")
+            if text := _unlike(ours, theirs):
+                notes.append(f"{label}: {text}")
             rows += _measures(table, label, ours, theirs)
     return Comparison(earlier.path, rows, list(dict.fromkeys(notes)))
 
@@ -172,11 +172,11 @@ def _measures(
 
 
 def _unlike(ours: EvalResult, theirs: EvalResult) -> str:
-    """Settings that make a task of the same name another task, or another grade."""
+    """Settings that change a task or its grade while its name stays."""
     which: Sequence[str] = ("env", "args", "data", "reward", "wrappers", "has_tools")
     unlike = [
         f"{key} {theirs.settings.get(key)!r} then, {ours.settings.get(key)!r} now"
         for key in which
         if ours.settings.get(key) != theirs.settings.get(key)
     ]
-    return f"not posed alike: {'; '.join(unlike)}." if unlike else ""
+    return f"not the same settings: {'; '.join(unlike)}." if unlike else ""

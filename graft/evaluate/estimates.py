@@ -1,13 +1,13 @@
-"""What k attempts at a task are worth, and how sure a mean over tasks is.
+"""pass@k and maj@k of a task, and intervals of means over tasks.
 
 One task, n = 4 attempts, c = 1 of them right; their answers 7, 3, 7, 9 and rewards 0, 1, 0, 0:
 
     avg      0.25    the mean reward of an attempt
-    pass@2   0.5     1 - C(3, 2) / C(4, 2): the share of pairs with a right one among them
-    maj@4    0.0     7 is said most often, and 7 is wrong
+    pass@2   0.5     1 - C(3, 2) / C(4, 2): the share of pairs with at least one right attempt
+    maj@4    0.0     7 is the most frequent answer, and 7 is wrong
 
-Each is one number per task, and a score is the mean over tasks. Attempts at one task are alike, so
-it is the tasks that an interval draws anew (bootstrap), and the tasks that a comparison pairs.
+Each is one number per task, and a score is the mean over tasks. Attempts at one task are correlated, so
+intervals resample tasks (bootstrap) and comparisons pair tasks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
 
 
 def elect(votes: Sequence[int], rewards: Sequence[float]) -> float:
-    """The mean reward of those who gave the answer that most gave; of a tie the first that was seen.
+    """The mean reward of the attempts with the most frequent answer; of a tie the first one seen.
 
     >>> elect([0, 1, 0, 2], [0.0, 1.0, 0.0, 0.0]), elect([1, 0], [1.0, 0.0]), elect([-1], [0.0])
     (0.0, 1.0, 0.0)
@@ -93,7 +93,7 @@ def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return Estimate(mean, None)
-    if min(values) == max(values):  # every draw has this mean; spares the rounding of a sum
+    if min(values) == max(values):  # every resample has this mean; avoids the rounding of a sum
         return Estimate(mean, (mean, mean))
     known = np.asarray(values, dtype=np.float64)
     draw = np.random.default_rng(seed)
@@ -117,7 +117,7 @@ class Difference(NamedTuple):
     value: float
     interval: tuple[float, float] | None
     p: float
-    """How often chance alone, ours and theirs swapped task by task, differs as much."""
+    """The share of random swaps of the two sides, task by task, that differ as much."""
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> Difference:
@@ -139,7 +139,7 @@ def flip_p(gaps: Sequence[float], seed: int = 0) -> float:
     known = np.asarray([gap for gap in gaps if gap], dtype=np.float64)
     if not len(known):
         return 1.0
-    seen = abs(float(known.sum())) * (1 - 1e-12) - 1e-15  # sums in another order round elsewhere
+    seen = abs(float(known.sum())) * (1 - 1e-12) - 1e-15  # sums in another order round differently
     if len(known) <= EXACT:
         bits = np.arange(2 ** len(known))[:, None] >> np.arange(len(known)) & 1
         return float((abs((2 * bits - 1) @ known) >= seen).mean())
@@ -149,4 +149,4 @@ def flip_p(gaps: Sequence[float], seed: int = 0) -> float:
     for done in range(0, FLIPS, rows):
         bits = draw.integers(2, size=(min(rows, FLIPS - done), len(known)), dtype=np.int8)
         count += int((abs((2 * bits - 1) @ known) >= seen).sum())
-    return (1 + count) / (1 + FLIPS)  # what was seen is one of the flips
+    return (1 + count) / (1 + FLIPS)  # the observed difference is one of the flips

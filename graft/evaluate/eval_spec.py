@@ -1,4 +1,4 @@
-"""What is measured, apart from the model: sets, attempts, and every setting a score depends on."""
+"""Everything that a score depends on except the model: sets, attempts, settings."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from graft.evaluate.task_sets import TaskSet
 
 NOT_OF_A_SCORE: dict[str, Any] = {
     "run": True,  # its seed aside
-    "model": {"path", "shape", "alphabet", "device"},  # the cell knows its weights
-    "task": {"env", "args", "eval_args", "wrappers", "reward"},  # the set says them
+    "model": {"path", "shape", "alphabet", "device"},  # the result records its weights
+    "task": {"env", "args", "eval_args", "wrappers", "reward"},  # the set records them
     "rollout": {
         "tasks", "samples", "branch", "temperature", "dynamic_rounds", "concurrency", "deadline",
     },
     "engine": {"kv_tokens", "page_size"},
     "algo": True, "train": True, "sft": True, "lora": True,
 }  # fmt: skip
-"""Keys of a recipe that held-out scores do not depend on; any other, when changed, is another cell."""
+"""Keys of a recipe that held-out scores do not depend on; a change of any other key makes another result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class EndpointSpec:
 
 @dataclass(frozen=True, slots=True)
 class EvalSpec:
-    """What is measured, apart from the model."""
+    """Everything that a score depends on except the model."""
 
     config: Config
     sets: list[TaskSet]
     tasks: int | None
-    """Per set, where there are as many; None: all of a benchmark, else what the recipe says."""
+    """Tasks per set; None: all of a benchmark, else run.eval_tasks."""
     samples: int
     temperature: float
     top_p: float = 1.0
@@ -61,7 +61,7 @@ class EvalSpec:
             **self.config.model_dump(mode="json", exclude=NOT_OF_A_SCORE),
         }
         mine = Path(self.config.actions.file)
-        if mine.is_file():  # not a bundled one, so it may have been edited meanwhile
+        if mine.is_file():  # not a bundled file, so it may have been edited
             values["actions_digest"] = blake2b(mine.read_bytes(), digest_size=8).hexdigest()
         return json.loads(json.dumps(values, default=str))  # as it reads back: tuples are lists
 
@@ -74,7 +74,7 @@ class EvalSpec:
         attempts = "one attempt" if self.samples == 1 else f"{self.samples} attempts"
         how = f"at temperature {self.temperature:g}" if self.temperature else "greedy"
         how += f" and top-p {self.top_p:g}" if self.top_p < 1 else ""
-        right = "" if self.samples == 1 else f"; right from reward {self.solved:g} on"
+        right = "" if self.samples == 1 else f"; right means a reward of at least {self.solved:g}"
         tools = "" if all(one.has_tools for one in self.sets) else ", without tools"
         return (
             f"Held-out tasks, {attempts} each, {how}{tools}{right}. Mean over tasks [95% bootstrap "

@@ -1,9 +1,9 @@
-"""Where models are measured: one is mounted, and the sets are put before it, attempt by attempt.
+"""Measure models: load one, then sample every set, attempt by attempt.
 
-    bench.mount(model)           here: its weights replace those of the last one, in place
-    bench.measure(model, set)    what the sample file lacks is sampled; the cell of all of it
+    evaluator.mount(model)           its weights replace those of the previous model, in place
+    evaluator.measure(model, set)    sample what the sample file lacks; the result of all samples
 
-An attempt is in its file as soon as it ends. So a bench may be killed at any time; the next one makes
+An attempt is in its file as soon as it ends. An evaluation may be killed at any time; the next one makes
 what is missing.
 """
 
@@ -42,20 +42,20 @@ from graft.train.run_dir.folder import RunStopped, out_of_disk
 from graft.types import Status, Task
 
 DEFAULT_TASKS = 200
-"""Where the recipe itself never evaluates (run.eval_tasks=0)."""
+"""Used where the recipe itself never evaluates (run.eval_tasks=0)."""
 DOWN_AFTER = 16
-"""Attempts in a row that a server lost, each after all of its retries: it is down."""
+"""Consecutive attempts that a server lost, each after all retries, after which it counts as down."""
 WITHOUT_LIMIT = 1 << 40
-"""Of contexts in bytes, which only the server can count in tokens."""
+"""Limit of a context in bytes, where only the server can count tokens."""
 
 
 class ServerDown(Exception):
-    """The server answers nobody any more."""
+    """The server no longer answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class PosedSet:
-    """A set whose tasks are known."""
+class TaskList:
+    """A set with its list of tasks."""
 
     tasks: TaskSet
     list: list[Task]
@@ -63,40 +63,40 @@ class PosedSet:
     draws: dict[str, Any]
 
 
-def pose(asked: EvalSpec, chat: Chat) -> list[PosedSet]:
-    """The sets, each with its tasks; one that cannot be used says so before anything is run."""
-    return [_pose(asked, tasks, chat) for tasks in asked.sets]
+def pose(spec: EvalSpec, chat: Chat) -> list[TaskList]:
+    """The sets with their tasks; a set that cannot be used is refused before anything is sampled."""
+    return [_pose(spec, tasks, chat) for tasks in spec.sets]
 
 
-def _pose(asked: EvalSpec, tasks: TaskSet, chat: Chat) -> PosedSet:
+def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> TaskList:
     if tasks.reward:
-        make_reward(tasks.reward)  # a judge without an address says so now
+        make_reward(tasks.reward)  # a judge without an address is refused here
     [first] = held_out_tasks(tasks.env, 1)
-    turns = asked.config.rollout.max_turns
+    turns = spec.config.rollout.max_turns
     rows = pose_one(tasks, first, chat, turns)
-    if asked.endpoint is not None and asked.endpoint.api == "chat":
+    if spec.endpoint is not None and spec.endpoint.api == "chat":
         env = tasks.factory(chat.tokenizer)(first)
         env.close()
         refuse_broken_in(f"set {tasks.label!r}", env, turns, "--no-tools")
-    config = asked.config
-    wanted = asked.tasks or config.run.eval_tasks or DEFAULT_TASKS
-    if rows is not None and tasks.is_whole and not asked.tasks:
+    config = spec.config
+    wanted = spec.tasks or config.run.eval_tasks or DEFAULT_TASKS
+    if rows is not None and tasks.is_whole and not spec.tasks:
         wanted = rows
     if rows is None:
         listed = held_out_tasks(tasks.env, wanted)
-    else:  # a seed is a row, and no row is asked twice
+    else:  # a seed is a row, and no row is used twice
         seeds = range(min(wanted, rows))
-        name = tasks.label if tasks.is_whole else tasks.env  # a benchmark is known by its own
+        name = tasks.label if tasks.is_whole else tasks.env  # a benchmark keeps its own name
         listed = [Task(f"{name}:test:{seed}", tasks.env, seed=seed) for seed in seeds]
-    return PosedSet(tasks, listed, asked.settings(tasks, len(listed)), asked.draws(tasks))
+    return TaskList(tasks, listed, spec.settings(tasks, len(listed)), spec.draws(tasks))
 
 
-def chat_of(asked: EvalSpec, model: Candidate | None) -> Chat:
-    return chat_with(asked.config, asked.endpoint, None if model is None else model.path)
+def chat_of(spec: EvalSpec, model: Candidate | None) -> Chat:
+    return chat_with(spec.config, spec.endpoint, None if model is None else model.path)
 
 
 def chat_with(config: Config, endpoint: EndpointSpec | None, model: Path | None) -> Chat:
-    """How prompts are written; a server that takes messages needs nothing of the model's."""
+    """How prompts are written; a server that takes messages needs no tokenizer."""
     if endpoint is not None and endpoint.api == "chat":
         if config.model.template_args:
             raise ConfigError(
@@ -109,7 +109,7 @@ def chat_with(config: Config, endpoint: EndpointSpec | None, model: Path | None)
 
 
 def refuse_broken_in(what: str, env: Env, turns: int, otherwise: str) -> None:
-    """Complain about an environment that speaks inside the policy's answers, where --api chat cannot."""
+    """Refuse an environment that writes inside the policy's answers, which --api chat cannot express."""
     if env.observe_as == "raw" or (env.observe_as == "inline" and turns > 1):
         raise ConfigError(
             f"{what} goes on in the middle of an answer (its tools answer there), and --api chat "
@@ -121,7 +121,7 @@ def refuse_broken_in(what: str, env: Env, turns: int, otherwise: str) -> None:
 def setup_behind(
     endpoint: EndpointSpec, config: Config, chat: Chat, env: Callable[[Task], Env]
 ) -> RolloutSetup:
-    """Where a server's model makes its attempts; the server is asked once what it serves."""
+    """The rollout setup for a model behind a server; the server is asked once what it serves."""
     engine = OpenAIEngine(
         endpoint.url,
         endpoint.model,
@@ -134,13 +134,14 @@ def setup_behind(
     return replace(
         setup,
         max_context=WITHOUT_LIMIT if endpoint.api == "chat" else setup.max_context,
-        deadline=setup.deadline * 1.1 + 1,  # the engine's own comes first, and says more
+        deadline=setup.deadline * 1.1
+        + 1,  # the engine's own message comes first, and has more detail
     )
 
 
-def temperature_of(config: Config, asked: float | None, samples: int, once: str) -> float:
-    """The temperature of attempts: `asked`, or the recipe's. `once` says how to ask for a single attempt."""
-    temperature = config.rollout.temperature if asked is None else asked
+def temperature_of(config: Config, spec: float | None, samples: int, once: str) -> float:
+    """The temperature of attempts: `asked`, or the recipe's. `once` is the advice for a single attempt."""
+    temperature = config.rollout.temperature if spec is None else spec
     if not temperature and samples > 1:
         raise ConfigError(
             f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, "
@@ -150,23 +151,23 @@ def temperature_of(config: Config, asked: float | None, samples: int, once: str)
 
 
 def is_servers_fault(status: str, error: str) -> bool:
-    """Whether a server lost an attempt: it says nothing about the model."""
+    """Whether a server lost an attempt, which says nothing about the model."""
     is_timeout = status == Status.TIMEOUT and "for completion" in error
     return status == Status.ENGINE_ERROR or is_timeout
 
 
 class Evaluator:
-    """Holds one assembled model at a time; the next one's weights replace it in place."""
+    """Holds one loaded model at a time; the next one's weights replace it in place."""
 
-    def __init__(self, asked: EvalSpec) -> None:
-        self.asked = asked
+    def __init__(self, spec: EvalSpec) -> None:
+        self.spec = spec
         self.components: RunComponents | None = None
         self.mounted = 0
         self._rewards: dict[str, Any] = {}
 
     def mount(self, model: Candidate) -> bool:
-        """Make this the model that is measured; False if it is no longer there."""
-        config = self.asked.config
+        """Load this model; False if it no longer exists."""
+        config = self.spec.config
         try:
             if self.components is None:
                 self.components = build_run(config, weights=model.path)
@@ -192,83 +193,83 @@ class Evaluator:
 
     @property
     def setup(self) -> RolloutSetup:
-        """Where attempts take place, apart from the set."""
-        assert self.components is not None, "mount() comes first"
+        """The rollout setup, apart from the set."""
+        assert self.components is not None, "call mount() first"
         return self.components.held_out
 
     def at_a_time(self) -> int:
-        """Attempts under way; those at one task share its prompt, so tasks are what is counted."""
-        return self.asked.config.rollout.concurrency * self.asked.samples
+        """Concurrent attempts; those at one task share its prompt, so tasks are counted."""
+        return self.spec.config.rollout.concurrency * self.spec.samples
 
     def is_lost(self, sample: StoredSample) -> bool:
-        """Whether an attempt says nothing about the model and is to be made again."""
+        """Whether an attempt says nothing about the model and is made again."""
         return False
 
     def on_sample(self, sample: StoredSample) -> None:
         """An attempt has ended."""
 
     def measure(
-        self, model: Candidate, posed: PosedSet, folder: Path, say: Callable[[str], None]
+        self, model: Candidate, task_list: TaskList, folder: Path, say: Callable[[str], None]
     ) -> EvalResult:
-        """One cell. If nothing came to its end, a tool or environment is down: that is no score."""
-        asked, tasks = self.asked, posed.tasks
+        """The result of a model on a set; an error if no attempt ended, since that is no score."""
+        spec, tasks = self.spec, task_list.tasks
         where = f"{model.name} on {tasks.label}"
         started = time.perf_counter()
         of = {"checkpoint": model.name, "set": tasks.label, "weights": model.weights}
-        name = file_name(model.name, tasks.label, {**posed.draws, "weights": model.weights})
+        name = file_name(model.name, tasks.label, {**task_list.draws, "weights": model.weights})
         with out_of_disk(folder):
-            file = SampleFile(folder / name, {**of, "settings": posed.draws})
+            file = SampleFile(folder / name, {**of, "settings": task_list.draws})
         try:
             if file.unreadable:
                 say(f"{file.path} has {file.unreadable} unreadable line(s), which are left out")
-            todo = missing(posed.list, asked.samples, file)
+            todo = missing(task_list.list, spec.samples, file)
             made = sum(len(numbers) for _, numbers in todo)
-            if made < len(posed.list) * asked.samples:
-                kept = len(posed.list) * asked.samples - made
+            if made < len(task_list.list) * spec.samples:
+                kept = len(task_list.list) * spec.samples - made
                 say(f"{where}: {kept} attempts are stored already, {made} are missing")
             self._sample(todo, tasks, file, say)
         finally:
             with out_of_disk(folder):
                 file.close()
-        wanted = {task.id for task in posed.list}
+        wanted = {task.id for task in task_list.list}
         samples = {
             key: sample
             for key, sample in file.kept.items()
-            if key[0] in wanted and key[1] < asked.samples
+            if key[0] in wanted and key[1] < spec.samples
         }
         counted = {key: sample for key, sample in samples.items() if not self.is_lost(sample)}
         self._refuse_the_dead(where, list(counted.values()))
-        cell = EvalResult.of(
+        result = EvalResult.of(
             counted,
-            [task.id for task in posed.list],
-            asked.samples,
-            settings=posed.settings,
+            [task.id for task in task_list.list],
+            spec.samples,
+            settings=task_list.settings,
             seconds=round(time.perf_counter() - started, 2),
             **of,
         )
-        if cell.failed:
-            say(f"{where}: {cell.failed:.0%} failed, mostly: {commonest(counted.values())}")
-        if cell.overlong:
+        if result.failed:
+            say(f"{where}: {result.failed:.0%} failed, mostly: {commonest(counted.values())}")
+        if result.overlong:
             say(
-                f"{where}: {cell.overlong} prompts leave no room for an answer in "
-                f"rollout.max_context={asked.config.rollout.max_context} or the model's window; "
+                f"{where}: {result.overlong} prompts leave no space for an answer in "
+                f"rollout.max_context={spec.config.rollout.max_context} or the model's window; "
                 "they count as reward 0"
             )
-        if cell.missing:
-            say(f"{where}: {cell.missing} attempts are missing: {commonest(samples.values())}")
-        return cell
+        if result.missing:
+            say(f"{where}: {result.missing} attempts are missing: {commonest(samples.values())}")
+        return result
 
     def _sample(
         self, todo: list[Todo], tasks: TaskSet, file: SampleFile, say: Callable[[str], None]
     ) -> None:
-        asked, setup = self.asked, self.setup
+        spec, setup = self.spec, self.setup
         if tasks.reward and tasks.label not in self._rewards:
             self._rewards[tasks.label] = make_reward(tasks.reward)
         setup = replace(
             setup,
             make_env=tasks.factory(setup.chat.tokenizer),
             reward=self._rewards.get(tasks.label),
-            sampling=replace(setup.sampling, temperature=asked.temperature, top_p=asked.top_p),
+            sampling=replace(setup.sampling, temperature=spec.temperature, top_p=spec.top_p),
         )
         lost_in_a_row = 0
 
@@ -304,30 +305,30 @@ class Evaluator:
 
 
 class EndpointEvaluator(Evaluator):
-    """The model sits behind a server; only the tokenizer, if any, is here."""
+    """The model is behind a server; only the tokenizer, if any, is local."""
 
-    def __init__(self, asked: EvalSpec) -> None:
-        super().__init__(asked)
-        self._setting: RolloutSetup | None = None
+    def __init__(self, spec: EvalSpec) -> None:
+        super().__init__(spec)
+        self._setup: RolloutSetup | None = None
 
     def mount(self, model: Candidate) -> bool:
-        asked, endpoint = self.asked, self.asked.endpoint
+        spec, endpoint = self.spec, self.spec.endpoint
         assert endpoint is not None
-        chat = chat_of(asked, model)
-        self._setting = replace(setup_behind(endpoint, asked.config, chat, _no_env), reward=None)
+        chat = chat_of(spec, model)
+        self._setup = replace(setup_behind(endpoint, spec.config, chat, _no_env), reward=None)
         return True
 
     @property
     def setup(self) -> RolloutSetup:
-        assert self._setting is not None, "mount() comes first"
-        return self._setting
+        assert self._setup is not None, "call mount() first"
+        return self._setup
 
     def at_a_time(self) -> int:
-        """Every attempt is a connection of its own."""
-        return self.asked.config.rollout.concurrency
+        """Every attempt is one connection."""
+        return self.spec.config.rollout.concurrency
 
     def is_lost(self, sample: StoredSample) -> bool:
-        """The server's fault, not the model's: it is no attempt at all."""
+        """A fault of the server, not of the model: the attempt does not count."""
         return is_servers_fault(sample.status, sample.error)
 
 
@@ -336,7 +337,7 @@ def _no_env(task: Task) -> Any:
 
 
 def missing(tasks: list[Task], samples: int, file: SampleFile) -> list[Todo]:
-    """What is to be sampled: what nobody has stored, and what failed when it was tried."""
+    """The attempts to sample: those that are not stored, and those that failed."""
     todo: list[Todo] = []
     for task in tasks:
         stored = (file.kept.get((task.id, number)) for number in range(samples))
@@ -347,6 +348,6 @@ def missing(tasks: list[Task], samples: int, file: SampleFile) -> list[Todo]:
 
 
 def commonest(samples: Any) -> str:
-    """Why attempts failed, mostly."""
+    """The most frequent reason of failed attempts."""
     reasons = Counter(sample.error for sample in samples if sample.error)
     return reasons.most_common(1)[0][0] if reasons else "no reason was recorded"

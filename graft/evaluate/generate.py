@@ -39,7 +39,7 @@ def read_variables(given: Sequence[str]) -> dict[str, Any]:
 
 
 class Generator:
-    """Answers prompts with an engine; several at a time run as one batch."""
+    """Completes prompts with an engine; several prompts run as one batch."""
 
     def __init__(self, engine: Engine, tokenizer: FastTokenizer, chat: Chat | None) -> None:
         """`chat` None: the tokenizer has no chat template, and prompts are encoded as they stand."""
@@ -118,13 +118,13 @@ class Generator:
         return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
 
     def _described(self, prompt: list[int], completion: Any) -> dict[str, Any]:
-        said = completion.tokens
-        if said and said[-1] in self.ends:
-            said = said[:-1]
+        tokens = completion.tokens
+        if tokens and tokens[-1] in self.ends:
+            tokens = tokens[:-1]
         return {
             "prompt_tokens": prompt,
             "tokens": completion.tokens,
-            "text": self.tokenizer.decode(said),
+            "text": self.tokenizer.decode(tokens),
             "logprobs": completion.logprobs,
             "entropies": completion.entropies,
             "finish": str(completion.finish),
@@ -132,10 +132,10 @@ class Generator:
 
 
 def words_only(path: Path) -> str:
-    """What to know of a model whose calls are actions; "": it has none."""
+    """A note about a model with actions beyond the vocabulary; "" for others."""
     if not (path / ACTIONS).exists():
         return ""
     return (
-        f"this model has actions beyond the vocabulary ({ACTIONS}); here it writes words alone and "
-        "calls no tool. `graft eval` samples with them"
+        f"this model has actions beyond the vocabulary ({ACTIONS}); here it samples vocabulary tokens only "
+        "and calls no tool. `graft eval` samples with them"
     )

@@ -1,11 +1,11 @@
-"""The cells of an evaluation: one checkpoint on one set, kept in a file that only grows.
+"""Results of an evaluation: one checkpoint on one set, kept in an append-only file.
 
     {"checkpoint": "rl-000020", "set": "earl:sort-4", "settings": {...}, "rewards": [[1.0, 0.0], ...]}
 
-A cell is found again by its checkpoint (name and weights), its set, and everything else that its
-score depends on. So an evaluation that was killed goes on where it stopped, and one with other
-settings computes its own cells beside the old ones. A cell has the reward and the vote of every
-attempt; avg, pass@k and maj@k are worked out from them when they are shown.
+A result is identified by its checkpoint (name and weights), its set, and every setting that the score
+depends on. So a killed evaluation resumes where it stopped, and one with other settings computes its own
+results beside the old ones. A result holds the reward and the vote of every attempt; avg, pass@k and
+maj@k are computed from them when they are shown.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from graft.files import append_row
 from graft.rewards.answers import in_words, normalise, parse_number
 
 _FORMULA = re.compile(r"[0-9\\^=+*/<>]")
-"""What mathematics has and words have not; without its punctuation x-1 would be x+1."""
+"""Characters of mathematics: an answer with one keeps its punctuation, else x-1 would equal x+1."""
 ALMOST = 1e-9
 """A sum of rewards that should be 1 may have been rounded."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """How a checkpoint did on a set."""
+    """The result of one checkpoint on one set."""
 
     checkpoint: str
     set: str
     settings: dict[str, Any]
     weights: str
-    """Tells apart two models that had the same name."""
+    """Distinguishes two models of the same name."""
     tasks: list[str]
     sources: list[str]
     """The data_source of each task."""
     rewards: list[list[float]]
-    """Of every attempt, task by task; 0 of those that failed."""
+    """Of every attempt, task by task; 0 for failed ones."""
     votes: list[list[int]]
-    """Which of its task's answers an attempt gave, numbered as they came up; -1 without one."""
+    """The answer of an attempt as a number, in order of first appearance within its task; -1 without one."""
     tool_calls: float
     """Per attempt."""
     tool_rate: float
     """Share of the attempts with a call."""
     failed: float
-    """Share of the attempts that broke, through no fault of the policy; they count as reward 0."""
+    """Share of the attempts that failed through no fault of the policy; they count as reward 0."""
     overlong: int
-    """Tasks whose prompt left no room for an answer; they count as reward 0."""
+    """Tasks whose prompt left no space for an answer; they count as reward 0."""
     tokens: float
     """Sampled, per attempt."""
     seconds: float
     missing: int = 0
-    """Attempts that were never made; more than 0 only of a cell that is not finished."""
+    """Attempts that were not made; above 0 only in an unfinished result."""
 
     @classmethod
     def of(
@@ -67,7 +67,7 @@ class EvalResult:
         attempts: int,
         **which: Any,
     ) -> EvalResult:
-        """The cell of `attempts` samples of each of the `wanted` tasks; `which` has the other fields."""
+        """The result of `attempts` samples of each of the `wanted` tasks; `which` has the other fields."""
         tasks: list[str] = []
         groups: list[list[StoredSample]] = []
         for task in wanted:
@@ -98,9 +98,9 @@ class EvalResult:
         return math.fsum(values) / max(len(values), 1)
 
     def values(self, what: str, solved: float = 1.0) -> list[float]:
-        """One number per task: "avg", "pass@8", "maj@8"; of tasks with fewer attempts none.
+        """One number per task: "avg", "pass@8", "maj@8"; tasks with fewer attempts are left out.
 
-        solved  the reward from which on an attempt is right
+        solved  the least reward of a right attempt
         """
         return list(self.by_task(what, solved).values())
 
@@ -123,27 +123,27 @@ class EvalResult:
         return found
 
     def estimates(self, what: Sequence[str], solved: float = 1.0) -> dict[str, Estimate]:
-        """Those that can be worked out, with their intervals."""
+        """The measures that can be computed, with their intervals."""
         known = {name: self.values(name, solved) for name in what}
         return {name: estimate(values) for name, values in known.items() if values}
 
     def by_source(self) -> dict[str, EvalResult]:
-        """The cell of each data_source alone."""
-        cells: dict[str, EvalResult] = {}
+        """The result of each data_source alone."""
+        results: dict[str, EvalResult] = {}
         for source in dict.fromkeys(self.sources):
             mine = [i for i, one in enumerate(self.sources) if one == source]
             parts = {
                 name: [getattr(self, name)[i] for i in mine]
                 for name in ("tasks", "sources", "rewards", "votes")
             }
-            cells[source] = EvalResult(**{**self.to_json(), **parts})
-        return cells
+            results[source] = EvalResult(**{**self.to_json(), **parts})
+        return results
 
     def to_json(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def summary(self) -> dict[str, Any]:
-        """Its numbers without the single attempts."""
+        """The numbers without the single attempts."""
         names = ("tool_calls", "tool_rate", "failed", "overlong", "tokens", "missing", "seconds")
         return {name: getattr(self, name) for name in names}
 
@@ -162,7 +162,7 @@ def numbered(answers: Sequence[str]) -> list[int]:
 
 
 def meaning_of(answer: str) -> str:
-    """What two answers that say the same have in common: a number by value, words as SQuAD does."""
+    """The normal form of an answer: a number by its value, text as SQuAD normalises it."""
     answer = in_words(answer).strip("$ ")
     if not answer:
         return ""
@@ -174,38 +174,42 @@ def meaning_of(answer: str) -> str:
 
 
 class ResultsFile:
-    """A file with one finished cell per line. What is written there stays."""
+    """An append-only file with one finished result per line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.cells: list[EvalResult] = []
+        self.results: list[EvalResult] = []
         self.broken = 0
-        """Lines that are no cells: a process was killed while it wrote."""
+        """Lines that are no results: a process was killed while it wrote."""
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         for line in filter(None, text.split("\n")):
-            if (cell := read_cell(line)) is None:
+            if (result := read_cell(line)) is None:
                 self.broken += 1
             else:
-                self.cells.append(cell)
+                self.results.append(result)
 
     def find(
         self, set: str, settings: Mapping[str, Any], checkpoint: str, weights: str
     ) -> EvalResult | None:
-        """The cell of exactly this, if it was computed."""
-        for cell in self.under(set, settings):
-            if (cell.checkpoint, cell.weights) == (checkpoint, weights):
-                return cell
+        """The result with exactly this identity, if it was computed."""
+        for result in self.under(set, settings):
+            if (result.checkpoint, result.weights) == (checkpoint, weights):
+                return result
         return None
 
     def under(self, set: str, settings: Mapping[str, Any]) -> list[EvalResult]:
         """All checkpoints on this set under these settings, the latest computed first."""
-        return [cell for cell in self.cells[::-1] if (cell.set, cell.settings) == (set, settings)]
+        return [
+            result
+            for result in self.results[::-1]
+            if (result.set, result.settings) == (set, settings)
+        ]
 
-    def append(self, cell: EvalResult) -> None:
+    def append(self, result: EvalResult) -> None:
         """On the disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        append_row(self.path, asdict(cell))
-        self.cells.append(cell)
+        append_row(self.path, asdict(result))
+        self.results.append(result)
 
 
 def read_cell(line: str) -> EvalResult | None:

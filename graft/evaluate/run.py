@@ -2,10 +2,9 @@
 
     graft eval runs/sort --on earl:sort-4,earl:sort-4-5 --all-checkpoints --k 8
 
-fills the cells of a table, one after the other. Every attempt is in `runs/sort/evaluations` as soon
-as it ends; a second call makes those that are missing, such as the rest of an evaluation that was
-killed, or the checkpoints that a run has written meanwhile. `table.md` and `table.json` show all cells
-of these settings.
+computes a table of results, one after the other. Every attempt is in `runs/sort/evaluations` as soon as it
+ends; a second call makes those that are missing, such as the rest of a killed evaluation, or checkpoints
+that the run has written since. `table.md` and `table.json` show all results of these settings.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from graft.evaluate.eval_spec import EndpointSpec, EvalSpec, read_k
 from graft.evaluate.evaluator import (
     EndpointEvaluator,
     Evaluator,
-    PosedSet,
+    TaskList,
     chat_of,
     pose,
     temperature_of,
@@ -40,9 +39,9 @@ from graft.train.run_dir.names import named
 PLAIN: dict[str, Any] = {
     "rollout": {"max_tokens": 4096, "max_context": 16384, "max_turns": 16},
     "train": {"steps": 0},
-    "sft": {"steps": 1, "data": "none"},  # a recipe does something; an evaluation never does it
+    "sft": {"steps": 1, "data": "none"},  # a recipe must train; an evaluation never does
 }
-"""The settings of a model that comes without a recipe."""
+"""The settings of a model without a recipe."""
 
 
 def evaluate_checkpoints(
@@ -67,14 +66,14 @@ def evaluate_checkpoints(
     name: str = "table",
     say: Callable[[str], None] = print,
 ) -> tuple[ScoreTable, Path, Comparison | None]:
-    """Compute what is missing of the table; the table, the folder that holds it, the comparison.
+    """Compute what is missing of the table; returns the table, its folder and the comparison.
 
     source       a run folder, one checkpoint of it, or a model; may be "" with an `endpoint`
     on, args     the sets; see `graft.evaluate.task_sets`
     k            "1,8": pass@k and maj@k; `samples` attempts per task, or as many as the largest k
-    solved       the reward from which on an attempt is right
+    solved       the least reward of a right attempt
     temperature  None: the recipe's; 0 is greedy
-    top_p        below 1: only the likeliest tokens that together have this probability
+    top_p        below 1: nucleus sampling
     tools        False: the same tasks without any tool
     endpoint     a server with OpenAI's API that serves `model`; `api` is completions or chat
     against      an earlier evaluation: its JSON file or a folder with one
@@ -96,7 +95,7 @@ def evaluate_checkpoints(
             f"--no-tools, and actions.file={config.actions.file} makes calls; add actions.file="
         )
     found = _models(source, run, every_checkpoint, server, say)
-    asked = EvalSpec(
+    spec = EvalSpec(
         config=config if server is not None else by_itself(config, found[-1].path),
         sets=read_sets(on, args, recipe_tasks, has_tools=tools),
         tasks=tasks,
@@ -107,15 +106,19 @@ def evaluate_checkpoints(
         solved=solved,
         endpoint=server,
     )
-    posed = pose(asked, chat_of(asked, found[-1]))
+    task_lists = pose(spec, chat_of(spec, found[-1]))
     folder = (run or Path(config.run.dir) / config.run.name) / "evaluations"
-    ledger = ResultsFile(folder / f"{name}.jsonl")
-    if ledger.broken:
-        say(f"{ledger.path} has {ledger.broken} unreadable line(s), of a process that was killed")
+    results_file = ResultsFile(folder / f"{name}.jsonl")
+    if results_file.broken:
+        say(
+            f"{results_file.path} has {results_file.broken} unreadable line(s), of a process that was killed"
+        )
     try:
-        table = fill(asked, posed, found, ledger, say)
+        table = fill(spec, task_lists, found, results_file, say)
     except KeyboardInterrupt:
-        say(f"interrupted; every finished attempt is in {folder}, the same command does the rest")
+        say(
+            f"interrupted; every finished attempt is in {folder}, the same command completes the rest"
+        )
         raise
     compared = None if earlier is None else set_beside(table, earlier)
     _write(table, compared, folder, name)
@@ -148,7 +151,7 @@ def _settings(
     on: str,
     server: EndpointSpec | None,
 ) -> tuple[Config, TaskSection]:
-    """The recipe, or the plain settings of a model without one; and what its tasks say of others."""
+    """The recipe, or the defaults of a model without one; and its task settings for other sets."""
     if not recipe and run is not None and (run / "config.yaml").is_file():
         recipe = str(run / "config.yaml")
     if recipe:
@@ -156,7 +159,7 @@ def _settings(
         return config, config.task
     if not on or (run is not None and server is None):
         raise ConfigError(
-            f"'{run or source}' has no config.yaml of a run, so nothing says which environment "
+            f"'{run or source}' has no config.yaml of a run, which would name the environment "
             "and limits to evaluate with; give --recipe, or for a model --on"
         )
     from omegaconf import OmegaConf
@@ -188,82 +191,84 @@ def _models(
         raise ConfigError(
             "--all-checkpoints and --endpoint exclude each other: it serves one model"
         )
-    told = f"{server.model}/{server.api}".encode()
-    weights = blake2b(told, digest_size=8).hexdigest()  # all that is known of them from here
+    text = f"{server.model}/{server.api}".encode()
+    weights = blake2b(text, digest_size=8).hexdigest()  # nothing else is known of the weights
     path = candidates(Path(source), run, False, say)[-1].path if source else Path()
     return [Candidate(server.model or "endpoint", path, weights)]
 
 
 def fill(
-    asked: EvalSpec,
-    posed: Sequence[PosedSet],
+    spec: EvalSpec,
+    task_lists: Sequence[TaskList],
     found: Sequence[Candidate],
-    ledger: ResultsFile,
+    results_file: ResultsFile,
     say: Callable[[str], None],
 ) -> ScoreTable:
-    """Compute every cell that the ledger lacks, oldest checkpoint first: it is the next to go."""
-    bench = Evaluator(asked) if asked.endpoint is None else EndpointEvaluator(asked)
-    samples = ledger.path.with_suffix(".samples")
+    """Compute every missing result, the oldest checkpoint first: it is the next to be deleted."""
+    evaluator = Evaluator(spec) if spec.endpoint is None else EndpointEvaluator(spec)
+    samples = results_file.path.with_suffix(".samples")
     unfinished: list[EvalResult] = []
     problems: list[str] = []
     try:
         for model in found:
             lacking = [
                 one
-                for one in posed
-                if not ledger.find(one.tasks.label, one.settings, model.name, model.weights)
+                for one in task_lists
+                if not results_file.find(one.tasks.label, one.settings, model.name, model.weights)
             ]
-            if lacking and not bench.mount(model):
+            if lacking and not evaluator.mount(model):
                 say(f"{model.name} was deleted meanwhile; skipped")
                 continue
             for one in lacking:
-                cell = bench.measure(model, one, samples, say)
-                if cell.missing:
-                    unfinished.append(cell)
+                result = evaluator.measure(model, one, samples, say)
+                if result.missing:
+                    unfinished.append(result)
                     problems.append(
-                        f"{model.name} on {cell.set} lacks {cell.missing} attempts that "
+                        f"{model.name} on {result.set} lacks {result.missing} attempts that "
                         "the server did not answer; the same command makes them"
                     )
                     continue
-                with out_of_disk(ledger.path.parent):
-                    ledger.append(cell)
-                say(f"{model.name} on {cell.set}: {cell.reward:.3f} in {cell.seconds:.1f} s")
+                with out_of_disk(results_file.path.parent):
+                    results_file.append(result)
+                say(f"{model.name} on {result.set}: {result.reward:.3f} in {result.seconds:.1f} s")
     finally:
-        bench.close()
-    return to_table(asked, posed, found, ledger, unfinished, problems)
+        evaluator.close()
+    return to_table(spec, task_lists, found, results_file, unfinished, problems)
 
 
 def to_table(
-    asked: EvalSpec,
-    posed: Sequence[PosedSet],
+    spec: EvalSpec,
+    task_lists: Sequence[TaskList],
     found: Sequence[Candidate],
-    ledger: ResultsFile,
+    results_file: ResultsFile,
     unfinished: Sequence[EvalResult] = (),
     problems: Sequence[str] = (),
 ) -> ScoreTable:
-    """All cells of these settings, also of checkpoints that a run has deleted since."""
+    """All results of these settings, also of checkpoints that the run has deleted since."""
     now = {model.name: model.weights for model in found}
     rows: dict[str, dict[str, EvalResult]] = {}
-    for one in posed:
-        for cell in ledger.under(one.tasks.label, one.settings):
-            if now.get(cell.checkpoint, cell.weights) == cell.weights:  # not of an older namesake
-                rows.setdefault(cell.checkpoint, {}).setdefault(cell.set, cell)
-    for cell in unfinished:
-        rows.setdefault(cell.checkpoint, {})[cell.set] = cell
+    for one in task_lists:
+        for result in results_file.under(one.tasks.label, one.settings):
+            if (
+                now.get(result.checkpoint, result.weights) == result.weights
+            ):  # not of an older model of the same name
+                rows.setdefault(result.checkpoint, {}).setdefault(result.set, result)
+    for result in unfinished:
+        rows.setdefault(result.checkpoint, {})[result.set] = result
     cramped = [
-        f"{cell.checkpoint} on {cell.set}: {cell.overlong} prompts leave no room for an answer and "
+        f"{result.checkpoint} on {result.set}: {result.overlong} prompts leave no space for an answer and "
         "count as 0; raise rollout.max_context"
-        for cells in rows.values()
-        for cell in cells.values()
-        if cell.overlong
+        for results in rows.values()
+        for result in results.values()
+        if result.overlong
     ]
     return ScoreTable(
-        sets=[one.tasks.label for one in posed],
+        sets=[one.tasks.label for one in task_lists],
         rows={name: rows[name] for name in sorted(rows, key=place)},
-        caption=asked.caption,
-        samples=asked.samples,
-        k=asked.k,
-        solved=asked.solved,
+        caption=spec.caption,
+        samples=spec.samples,
+        k=spec.k,
+        solved=spec.solved,
         problems=[*problems, *cramped],
     )
 
@@ -274,5 +279,5 @@ def _write(table: ScoreTable, compared: Comparison | None, folder: Path, name: s
         text = table.markdown() + (f"\n{compared.markdown()}" if compared is not None else "")
         write_text(folder / f"{name}.md", text)
         more = {} if compared is None else {"comparison": compared.to_json()}
-        told = json.dumps({**table.to_json(), **more}, ensure_ascii=False)
-        write_text(folder / f"{name}.json", told)
+        text = json.dumps({**table.to_json(), **more}, ensure_ascii=False)
+        write_text(folder / f"{name}.json", text)

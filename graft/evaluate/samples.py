@@ -1,4 +1,4 @@
-"""Every attempt of a cell, in a file that only grows:
+"""Every attempt of one result, in an append-only file:
 
     {"of": {"checkpoint": "rl-000020", "set": "gsm", ...}}
     {"task": "gsm:test:0", "seed": 0, "sample": 0, "text": "...", "answer": "18", "reward": 1.0, ...}
@@ -6,8 +6,7 @@
 
 A line is written when its attempt ends. After kill -9 the last one may be torn: it is dropped, and
 its attempt is made again, as are those that failed. Attempts are numbered and each number has its own
-random draws, so those that were killed come out as they would have, and eight attempts go on from
-four.
+random draws, so repeated attempts come out as they would have, and eight attempts extend four.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class StoredSample:
     text: str
     """Everything after the prompt, tools' answers included."""
     answer: str
-    """The final answer in the policy's last words; "" of an attempt that did not come to its end."""
+    """The final answer in the policy's last turn; "" for an attempt that did not end."""
     reward: float
     """0 where the attempt failed."""
     status: str
@@ -58,12 +57,12 @@ class StoredSample:
 
     @property
     def is_overlong(self) -> bool:
-        """Its prompt left no room for an answer."""
+        """Its prompt left no space for an answer."""
         return self.status == Status.TRUNCATED and not self.tokens
 
 
 class SampleFile:
-    """The samples of one cell. `kept` has them without their texts, by task and number."""
+    """The samples of one result. `kept` has them without their texts, by task and number."""
 
     def __init__(self, path: Path, of: Mapping[str, Any]) -> None:
         self.path = path
@@ -86,7 +85,7 @@ class SampleFile:
             self._log.append({"of": dict(of)})
 
     def append(self, sample: StoredSample) -> None:
-        """With the operating system when this returns: a killed process loses nothing."""
+        """Handed to the operating system when this returns: a killed process loses nothing."""
         self._log.append(asdict(sample))
         self.kept[sample.task, sample.sample] = replace(sample, text="")
 
@@ -97,7 +96,7 @@ class SampleFile:
 
 
 def read_sample(line: bytes | str) -> StoredSample | None:
-    """A line of a sample file; None for its head, and for what cannot be read."""
+    """A line of a sample file; None for its head and for unreadable lines."""
     try:
         values = json.loads(line)
         sample = StoredSample(**{field.name: values[field.name] for field in fields(StoredSample)})
@@ -108,7 +107,7 @@ def read_sample(line: bytes | str) -> StoredSample | None:
 
 
 def file_name(checkpoint: str, label: str, depends_on: Mapping[str, Any]) -> str:
-    """Readable, and another one for other settings: "rl-000020.gsm.0f3a91c2d4e5b6a7.jsonl"."""
+    """A readable name that depends on the settings: "rl-000020.gsm.0f3a91c2d4e5b6a7.jsonl"."""
     known = json.dumps(depends_on, sort_keys=True, default=str)
     digest = blake2b(f"{checkpoint}/{label}/{known}".encode(), digest_size=8).hexdigest()
     readable = f"{checkpoint}.{label}"[:80]

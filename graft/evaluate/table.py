@@ -5,7 +5,7 @@
 | rl-000000 | gsm | 500 | 0.430 [0.401, 0.460] | 0.812 [0.776, 0.846] | 0.548 [0.504, 0.592] | 1.9 |
 | rl-000020 | gsm | 500 | 0.551 [0.521, 0.580] | 0.840 [0.806, 0.872] | 0.640 [0.598, 0.682] | 2.0 |
 
-Sets with several data sources are shown once more, source by source.
+Sets with several data sources are also shown source by source.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from graft.evaluate.estimates import Estimate
 from graft.evaluate.results import EvalResult
 
 HEAD, SOURCE, TASKS, CALLS = ("checkpoint", "set"), "data source", "tasks", "calls"
-"""Titles of the columns; `graft explain` knows each of them, and those of `ScoreTable.measures`."""
+"""Titles of the columns; `graft explain` describes each of them, and those of `ScoreTable.measures`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTable:
-    """Rows in the order they are shown: checkpoint -> set -> cell, where one was computed."""
+    """Rows in the order they are shown: checkpoint -> set -> result, where one was computed."""
 
     sets: list[str]
     rows: Mapping[str, Mapping[str, EvalResult]]
@@ -31,13 +31,13 @@ class ScoreTable:
     samples: int = 1
     k: Sequence[int] = (1,)
     solved: float = 1.0
-    """The reward from which on an attempt counts as right for pass@k."""
+    """The least reward of a right attempt, for pass@k."""
     problems: list[str] = field(default_factory=list[str])
     """Why it is not complete."""
 
     @property
     def measures(self) -> list[str]:
-        """What is worked out of each cell; one attempt says no more than its reward."""
+        """The measures of each result; a single attempt has only its reward."""
         if self.samples == 1:
             return ["avg@1"]
         several = [k for k in self.k if k > 1]
@@ -48,18 +48,18 @@ class ScoreTable:
         ]
 
     def markdown(self) -> str:
-        cells = [
-            (name, label, cells[label])
-            for name, cells in self.rows.items()
+        results = [
+            (name, label, results[label])
+            for name, results in self.rows.items()
             for label in self.sets
-            if label in cells
+            if label in results
         ]
-        parts = [self._drawn([*HEAD], [([n, s], cell) for n, s, cell in cells])]
+        parts = [self._drawn([*HEAD], [([n, s], result) for n, s, result in results])]
         by_source = [
             ([name, label, source or "-"], part)
-            for name, label, cell in cells
-            if len(set(cell.sources)) > 1
-            for source, part in cell.by_source().items()
+            for name, label, result in results
+            if len(set(result.sources)) > 1
+            for source, part in result.by_source().items()
         ]
         if by_source:
             parts.append(self._drawn([*HEAD, SOURCE], by_source, False))
@@ -73,48 +73,54 @@ class ScoreTable:
         """Calls, failures and what is missing are known of whole sets only."""
         lines = [[*head, TASKS, *self.measures, *([CALLS] if is_whole else [])]]
         lines.append(["---"] * len(lines[0]))
-        for names, cell in rows:
-            known = cell.estimates(self.measures, self.solved)
+        for names, result in rows:
+            known = result.estimates(self.measures, self.solved)
             shown = [show(known.get(measure)) for measure in self.measures]
-            calls = [f"{cell.tool_calls:.1f}{_remarks(cell)}"] if is_whole else []
-            lines.append([*names, str(len(cell.tasks)), *shown, *calls])
+            calls = [f"{result.tool_calls:.1f}{_remarks(result)}"] if is_whole else []
+            lines.append([*names, str(len(result.tasks)), *shown, *calls])
         return drawn(lines)
 
     def to_json(self, with_tasks: bool = True) -> dict[str, Any]:
-        """`with_tasks`: the rewards and votes behind it, from which another call can compare."""
+        """`with_tasks` adds the rewards and votes, which a later comparison reads."""
         rows = [
             {
                 "checkpoint": name,
-                "scores": {label: self._scores(cell, with_tasks) for label, cell in cells.items()},
+                "scores": {
+                    label: self._scores(result, with_tasks) for label, result in results.items()
+                },
             }
-            for name, cells in self.rows.items()
+            for name, results in self.rows.items()
         ]
         settings = {
-            label: next(cells[label].settings for cells in self.rows.values() if label in cells)
+            label: next(
+                results[label].settings for results in self.rows.values() if label in results
+            )
             for label in self.sets
-            if any(label in cells for cells in self.rows.values())
+            if any(label in results for results in self.rows.values())
         }
-        told = {"caption": self.caption, "solved": self.solved, "sets": settings, "rows": rows}
-        return {**told, "problems": self.problems}
+        found = {"caption": self.caption, "solved": self.solved, "sets": settings, "rows": rows}
+        return {**found, "problems": self.problems}
 
-    def _scores(self, cell: EvalResult, with_tasks: bool) -> dict[str, Any]:
+    def _scores(self, result: EvalResult, with_tasks: bool) -> dict[str, Any]:
         scores = {
-            "reward": cell.reward,
-            "tasks": len(cell.tasks),
+            "reward": result.reward,
+            "tasks": len(result.tasks),
             "samples": self.samples,
-            "measures": self._measured(cell),
-            "sources": {source: self._measured(part) for source, part in cell.by_source().items()},
-            **cell.summary(),
+            "measures": self._measured(result),
+            "sources": {
+                source: self._measured(part) for source, part in result.by_source().items()
+            },
+            **result.summary(),
         }
         if with_tasks:
-            each = zip(cell.tasks, cell.rewards, cell.votes, strict=True)
+            each = zip(result.tasks, result.rewards, result.votes, strict=True)
             scores["attempts"] = {
                 task: {"rewards": rewards, "votes": votes} for task, rewards, votes in each
             }
         return scores
 
-    def _measured(self, cell: EvalResult) -> dict[str, Any]:
-        known = cell.estimates(self.measures, self.solved)
+    def _measured(self, result: EvalResult) -> dict[str, Any]:
+        known = result.estimates(self.measures, self.solved)
         return {name: {"value": v, "interval": interval} for name, (v, interval) in known.items()}
 
 
@@ -133,13 +139,13 @@ def show(estimate: Estimate | None) -> str:
     return f"{estimate.value:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _remarks(cell: EvalResult) -> str:
-    """What a reader must know before believing the numbers beside it."""
-    said = []
-    if cell.failed:
-        said.append(f"{cell.failed:.0%} failed" if cell.failed >= 0.01 else "under 1% failed")
-    if cell.overlong:
-        said.append(f"{cell.overlong} prompts too long")
-    if cell.missing:
-        said.append(f"{cell.missing} attempts missing")
-    return f" ({', '.join(said)})" if said else ""
+def _remarks(result: EvalResult) -> str:
+    """What qualifies the numbers beside it: failures, long prompts, missing attempts."""
+    notes = []
+    if result.failed:
+        notes.append(f"{result.failed:.0%} failed" if result.failed >= 0.01 else "under 1% failed")
+    if result.overlong:
+        notes.append(f"{result.overlong} prompts too long")
+    if result.missing:
+        notes.append(f"{result.missing} attempts missing")
+    return f" ({', '.join(notes)})" if notes else ""

@@ -1,10 +1,10 @@
-"""Sets of held-out tasks by name: what `graft eval --on` is told.
+"""Sets of held-out tasks by name: the argument of `graft eval --on`.
 
     --on aime24,earl:sort-4,long=earl:sort-4-5 --args long.tools=[swap] --args aime24.data=rows.jsonl
 
-is three sets: a benchmark, which says itself how it is posed and graded, and two environments. These
-take the arguments of the recipe's own environment (its syntax, its limits), except what an id fixes by
-itself: `earl:calc-count` stays one task, whatever mix the recipe draws from.
+are three sets: a benchmark, which defines its prompts and grading, and two environments. These
+take the arguments of the recipe's own environment (its syntax, its limits), except those that an id
+fixes: `earl:calc-count` stays one task, whatever mix the recipe draws from.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TaskSet:
     reward: Any = ""
     """A reward from outside, as in task.reward; empty: the environment's own."""
     is_whole: bool = False
-    """A benchmark: all of its rows are asked unless somebody says how many."""
+    """True for a benchmark: all of its rows are used unless a number is given."""
     has_tools: bool = True
     """False: the same tasks without any tool."""
 
@@ -69,7 +69,7 @@ class TaskSet:
             "has_tools": self.has_tools,
         }
         data = self.args.get("data")
-        if isinstance(data, str) and (file := Path(data)).is_file():  # it may be edited meanwhile
+        if isinstance(data, str) and (file := Path(data)).is_file():  # the file may be edited later
             values["data"] = [file.stat().st_size, file.stat().st_mtime_ns]
         return values
 
@@ -95,8 +95,8 @@ def read_sets(
 ) -> list[TaskSet]:
     """`on` is ID or LABEL=ID, separated by commas; `given` is LABEL.key=value. Empty: the recipe's.
 
-    The recipe's own environment is posed as its run poses it. Any other one is asked for its test
-    split, if it has splits and the recipe's `eval_args` name none.
+    The recipe's own environment is posed as its run poses it. Any other one uses its test split,
+    if it has splits and the recipe's `eval_args` name none.
     """
     names = [name.strip() for name in on.split(",") if name.strip()]
     if on and not names:
@@ -140,7 +140,7 @@ def _set_of(label: str, env: str, given: dict[str, Any], recipe: TaskSection) ->
     try:
         found = _arguments(env, recipe)
         if "data" in given and "split" not in recipe.eval_args:
-            found.pop("split", None)  # whoever names a file means all of it
+            found.pop("split", None)  # a file that is named is used whole
         args = {**found, **given}
     except UnknownName as error:
         raise UnknownName(f"{error}. Benchmarks: {', '.join(sorted(BENCHMARKS))}") from None
@@ -158,7 +158,7 @@ def _arguments(env: str, recipe: TaskSection) -> dict[str, Any]:
 
 
 def _read_argument(text: str, labels: list[str]) -> tuple[str, str, Any]:
-    """LABEL.key=value; a label may hold dots and colons itself, so it is looked for."""
+    """LABEL.key=value; labels may contain dots and colons, so known labels are matched."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -176,9 +176,9 @@ def _read_argument(text: str, labels: list[str]) -> tuple[str, str, Any]:
 
 
 def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> int | None:
-    """Pose a task and write its prompt: a set that cannot be used says so before anything is run.
+    """Pose a task and render its prompt, so that an unusable set is refused before anything is sampled.
 
-    The number of tasks that there are; None where they are made up without end.
+    Returns the number of tasks; None where they are generated without end.
     """
     try:
         env = tasks.factory(chat.tokenizer)(task)
@@ -187,7 +187,7 @@ def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> int | No
             if rows == 0:
                 raise ValueError("it has no tasks")
             observation, info = env.reset(task.seed)
-            if env.observe_as == "raw":  # a wrapper has put it through the chat template
+            if env.observe_as == "raw":  # a wrapper has already applied the chat template
                 chat.tokenizer.encode(str(observation))
             else:
                 chat.prompt(as_messages(observation), info.get("tools"))
@@ -205,6 +205,6 @@ def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> int | No
 
 
 def size_of(env: Any) -> int | None:
-    """How many rows a dataset has: seeds beyond them would pose them again."""
+    """The number of rows of a dataset; larger seeds would repeat them."""
     inner = getattr(env, "unwrapped", env)
     return len(inner.numbers) if isinstance(inner, DatasetEnv) else None

@@ -197,7 +197,7 @@ def test_tasks_that_the_teacher_cannot_do_are_left_out_and_counted(tmp_path):
     made = make_rows("unsure", Unsure(operators="*-", operands=(2, 2)), str(out), rows=30, seed=0)
     assert made.unsolved > 0 and made.rows == len(trajectories_of(out)) == 30
     assert not any("*" in row["messages"][0]["content"] for row in trajectories_of(out))
-    with pytest.raises(ValueError, match="nobody to imitate"):
+    with pytest.raises(ValueError, match="has no demonstration"):
         make_rows("unsure", Unsure(operators="*"), str(out), rows=3, seed=0)
 
 
@@ -257,7 +257,7 @@ def test_a_killed_command_leaves_no_file_under_the_name(tmp_path):
         (
             ["game:Minesweeper-v0", "--form", "tasks", "--out", "r.jsonl"],
             2,
-            "no question with an answer",
+            "has no answer to compare",
         ),
         (
             ["game:TowerofHanoi-v0", "--wrappers", "concat", "--out", "r.jsonl"],

@@ -177,7 +177,7 @@ def test_a_full_disk_keeps_what_was_finished(whole, run, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, hard))
     try:
-        with pytest.raises(RunStopped, match="attempts before are kept: go on with --resume"):
+        with pytest.raises(RunStopped, match="earlier attempts are kept: continue with --resume"):
             sample_rows(str(run), "calculator", str(out), **asked)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -219,7 +219,7 @@ def test_attempts_that_failed_are_made_again_once_the_tool_is_back(
 ):
     out = str(tmp_path / "good.jsonl")
     always = {"keep": "reward >= 0", "say": len}
-    with pytest.raises(RunStopped, match=r"no attempt came to its end, mostly: .*server is down"):
+    with pytest.raises(RunStopped, match=r"no attempt ended; most frequent reason: .*server is down"):
         sample_rows(str(run), "shaky", out, tasks=4, samples=2, **always)
     assert not Path(out).exists()
     monkeypatch.setattr(Shaky, "broken", False)
@@ -239,7 +239,7 @@ def test_nothing_kept_is_said_and_costs_nothing_to_change(run, tmp_path):
     with pytest.raises(RunStopped, match="none of 8 attempts passes 'reward > 5'"):
         sample_rows(str(run), "calculator", str(out), keep="reward > 5", **asked)
     assert not out.exists()
-    with pytest.raises(ConfigError, match="--resume goes on with it"):
+    with pytest.raises(ConfigError, match="--resume continues it"):
         sample_rows(str(run), "calculator", str(out), keep="reward >= 0", **asked)
     again = sample_rows(str(run), "calculator", str(out), keep="reward >= 0", resume=True, **asked)
     assert again.rows + again.duplicates == 8
@@ -516,7 +516,7 @@ def test_an_answer_that_a_server_cut_off_is_no_message(served, tmp_path):
     with pytest.raises(RunStopped, match=r"8 of 8 attempts pass .* none can be written"):
         from_server(served, tmp_path / "good.jsonl", keep="reward >= 0")
     [attempt, *_] = lines(tmp_path / "good.attempts.jsonl")[1]["attempts"]
-    assert "cut off" in attempt["unwritable"] and attempt["status"] == "truncated"
+    assert "truncated" in attempt["unwritable"] and attempt["status"] == "truncated"
 
 
 def test_a_server_that_went_down_is_noticed_and_asked_again_later(served, tmp_path):

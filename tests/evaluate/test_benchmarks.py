@@ -650,7 +650,7 @@ def test_columns_of_ones_own_are_named_by_args(tmp_path):
         (
             "aime24",
             [{"Problem": "x", "answer": "1"}],
-            r"no column 'problem or question' \(found: Problem, answer\); say which .*question_key=",
+            r"no column 'problem or question' \(found: Problem, answer\); choose one: question_key=",
         ),
         ("aime24", [{"problem": "x", "gold": "1"}], "no column 'answer'.*answer_key="),
         (
@@ -724,5 +724,5 @@ def test_samples_that_are_not_there_are_an_error(files, tmp_path):
     with pytest.raises(DataError, match="no file of samples"):
         agreement_of(tmp_path / "none.jsonl", tasks, Judge())
     (tmp_path / "empty.jsonl").write_text('{"of": {}}\n')
-    with pytest.raises(DataError, match="no attempt that came to its end"):
+    with pytest.raises(DataError, match="no attempt that ended"):
         agreement_of(tmp_path / "empty.jsonl", tasks, Judge())

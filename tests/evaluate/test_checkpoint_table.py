@@ -91,8 +91,8 @@ def table_of(run: Path, **asked) -> ScoreTable:
     return table
 
 
-def cells_of(run: Path) -> list[EvalResult]:
-    return ResultsFile(run / "evaluations" / "table.jsonl").cells
+def results_of(run: Path) -> list[EvalResult]:
+    return ResultsFile(run / "evaluations" / "table.jsonl").results
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_greedy_attempts_are_the_same_in_every_process(run):
     assert [row["checkpoint"] for row in told["rows"]] == NAMES
     assert set(told["rows"][0]["scores"]["calculator"]) >= {"reward", "measures", "tool_calls"}
     assert told["sets"]["calculator"]["args"] == {"split": "test"}
-    first = {cell.checkpoint: cell.rewards for cell in cells_of(run)}
+    first = {cell.checkpoint: cell.rewards for cell in results_of(run)}
     shutil.rmtree(run / "evaluations")
     table = table_of(run, tasks=4, temperature=0.0)  # another seed: greedy does not draw
     assert {name: row["calculator"].rewards for name, row in table.rows.items()} == first
@@ -345,7 +345,7 @@ def test_an_environment_that_is_down_gives_no_cell(run):
             table_of(run, on="calculator,down", tasks=2)
     finally:
         del ENVS["down"]
-    assert {cell.set for cell in cells_of(run)} == {"calculator"}
+    assert {cell.set for cell in results_of(run)} == {"calculator"}
 
 
 def test_a_set_takes_the_recipes_arguments_but_what_its_id_fixes():

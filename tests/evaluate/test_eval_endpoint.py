@@ -206,5 +206,5 @@ def test_prompts_that_the_server_finds_too_long_are_counted(served, rows, tmp_pa
     cell = table.rows["tiny"]["mine"]
     assert cell.overlong == 1 and cell.values("avg") == [1, 1, 1, 1, 0, 0]
     assert table.problems == [
-        "tiny on mine: 1 prompts leave no room for an answer and count as 0; raise rollout.max_context"
+        "tiny on mine: 1 prompts leave no space for an answer and count as 0; raise rollout.max_context"
     ]

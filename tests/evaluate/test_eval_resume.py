@@ -146,7 +146,7 @@ def test_prompts_longer_than_the_context_are_counted_and_earn_nothing(trained):
     )
     [row] = table.rows.values()
     assert row["calculator"].overlong == 3 and row["calculator"].reward == 0.0
-    assert "3 prompts leave no room for an answer" in said[0]
+    assert "3 prompts leave no space for an answer" in said[0]
     assert "(3 prompts too long)" in table.markdown()
     assert {one["status"] for one in stored(trained, "long")} == {"truncated"}
     narrow = [

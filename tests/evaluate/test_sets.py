@@ -9,7 +9,7 @@ import pytest
 from graft.config import ConfigError, TaskSection, load_config
 from graft.envs.tool_env import ToolEnv
 from graft.evaluate.eval_spec import EvalSpec, read_k
-from graft.evaluate.evaluator import PosedSet, chat_of, pose
+from graft.evaluate.evaluator import TaskList, chat_of, pose
 from graft.evaluate.task_sets import TaskSet, listed, read_sets
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
@@ -51,7 +51,7 @@ def asked(sets: list[TaskSet], tasks: int | None) -> EvalSpec:
     return EvalSpec(config, sets, tasks, samples=1, temperature=0.0)
 
 
-def pose_all(spec: EvalSpec) -> list[PosedSet]:
+def pose_all(spec: EvalSpec) -> list[TaskList]:
     return pose(spec, chat_of(spec, None))
 
 

@@ -27,28 +27,28 @@ class Benchmark:
     """The dataset of the hub that its rows are in."""
     split: str
     question_key: str
-    """The column; names apart by | are tried in this order."""
+    """The column; names separated by | are tried in order."""
     answer_key: str
     reward: str | dict[str, Any]
-    """Who grades, as in task.reward; empty: the environment itself."""
+    """The reward, as in task.reward; empty: the environment's own."""
     published: str
     """How the published numbers were measured."""
     rows: int | None = None
-    """So many were published; None: not known."""
+    """The published number of rows; None if not known."""
     hub_rows: int | None = None
-    """So many are in the dataset of the hub, where that is another number."""
+    """The number of rows of the hub's dataset, if it differs."""
     part: str = ""
-    """The file or folder in the dataset that is meant, where it has several."""
+    """The file or folder within the dataset, where it has several."""
     env: str = QUESTIONS
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What else the environment is told."""
+    """Further arguments of the environment."""
     wrappers: Sequence[str | dict[str, Any]] = ()
     unconfirmed: str = ""
-    """What nobody has looked up in the dataset itself."""
+    """What was not checked against the dataset itself."""
 
     @property
     def scorer(self) -> str:
-        """The name of who grades."""
+        """The name of the reward."""
         return self.reward if isinstance(self.reward, str) else next(iter(self.reward))
 
     @property
@@ -68,10 +68,10 @@ class Benchmark:
         return tuple(found)
 
     def task_set(self, data: str | None = None) -> TaskSet:
-        """What `graft eval` asks; `data` is a file, a folder or a dataset in place of the hub's."""
+        """The task set; `data` is a file, a folder or a dataset in place of the hub's."""
         where = self._part_of(data)
         rows = {} if where is None else {"data": where}
-        if self.env == QUESTIONS:  # others know their rows themselves
+        if self.env == QUESTIONS:  # other environments have their own rows
             rows |= {
                 "hub": self.hub,
                 "hub_split": self.split,
@@ -83,7 +83,7 @@ class Benchmark:
         )
 
     def _part_of(self, data: str | None) -> str | None:
-        """The file or folder that is meant in a copy of the whole dataset; else `data` as it is."""
+        """The file or folder of the benchmark within a copy of the whole dataset; else `data` as it is."""
         if not self.part:
             return data
         root = locate(self.hub) if data is None else Path(data).expanduser()

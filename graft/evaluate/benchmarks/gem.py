@@ -1,7 +1,7 @@
-"""The sets that GEM evaluates on: its `eval:` environments, with its tools and no pay for calls.
+"""The sets that GEM evaluates on: its `eval:` environments, with its tools and without a reward for calls.
 
 gem-math500     eval:MATH500 and python_tool_no_int_reward
-eval:MATH500    the environment alone, inside whatever wrappers a recipe has
+eval:MATH500    the environment alone, inside the wrappers of a recipe
 """
 
 from __future__ import annotations

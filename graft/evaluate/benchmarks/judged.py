@@ -1,12 +1,11 @@
-"""Stored attempts before a judge: how far it agrees with the comparison of texts.
+"""Stored attempts graded by a judge: how far it agrees with the comparison of texts.
 
     report = agreement_of("runs/qwen/evaluations/table.samples/last.gaia.0f3a91.jsonl",
                           BENCHMARKS["gaia"].task_set("gaia.jsonl"), Judge(cache="verdicts.db"))
     print(report.markdown())
 
-A sample has the answer and the seed of its task; the question and what is right are posed again from
-the set. With the cache of the evaluation itself only those answers are asked about that it did not ask
-about, since they were the very text.
+A sample has the answer and the seed of its task; the question and the right answer come from the set. With
+the judge's cache of the evaluation, only answers that were not judged then (exact matches) are sent.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ from graft.types import Status, Task
 
 
 def agreement_of(path: str | Path, tasks: TaskSet, judge: Judge) -> Agreement:
-    """The agreement on all attempts in a file of samples that came to their end."""
+    """The agreement on all attempts of a sample file that ended."""
     file = Path(path)
     if not file.is_file():
         raise DataError(f"no file of samples {str(path)!r}; `graft eval` writes them")
     with file.open("rb") as lines:
         found = judge.agreement_on(items_of(filter(None, map(read_sample, lines)), tasks))
     if not found.count and not found.not_asked and not found.failures:
-        raise DataError(f"{file} has no attempt that came to its end")
+        raise DataError(f"{file} has no attempt that ended")
     return found
 
 
 def items_of(samples: Iterable[StoredSample], tasks: TaskSet) -> Iterator[JudgedItem]:
-    """What is to be judged of them; an attempt without an end has no answer."""
-    bare = replace(tasks, has_tools=False)  # they have been used already
-    posed: Any = bare.factory(None)(Task("", tasks.env))  # more than the protocol: it has task()
+    """The items to judge; an attempt that did not end has no answer."""
+    bare = replace(tasks, has_tools=False)  # the tools are not needed: the attempts exist
+    env: Any = bare.factory(None)(Task("", tasks.env))  # more than the protocol: it has task()
     try:
         for sample in samples:
             if sample.status != Status.DONE:
                 continue
-            posed.reset(sample.seed)
-            task: Task = posed.task()
+            env.reset(sample.seed)
+            task: Task = env.task()
             yield JudgedItem(
                 question_of(task),
                 accepted_answers(task.answer),
@@ -54,4 +53,4 @@ def items_of(samples: Iterable[StoredSample], tasks: TaskSet) -> Iterator[Judged
                 f"{sample.task}#{sample.sample}",
             )
     finally:
-        posed.close()
+        env.close()

@@ -1,12 +1,12 @@
-r"""The system prompt of ARPO's benchmarks: its tags, and whichever tools there are, in our own words.
+r"""The system prompt of ARPO's benchmarks: its tags, and the available tools.
 
     system   Work the task out step by step. ... <answer>It is \boxed{42}.</answer>
              You can call tools. ...
              - <python>...</python>: Run Python code ... At most 5 times.
     user     What is 6 * 7?
 
-It is written when an episode begins, by looking at the tools around the question: without tools
-(`graft eval --no-tools`) nothing is said about them.
+It is rendered when an episode begins, from the tools around the question; without tools
+(`graft eval --no-tools`) it does not mention them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SystemPrompt(Wrapper):
 
 
 def system_prompt(env: Any) -> str:
-    """What the policy of this env is told."""
+    """The system prompt of this environment."""
     lines: list[str] = []
     while isinstance(env, Wrapper):
         if isinstance(env, ToolEnv):

@@ -1,11 +1,11 @@
-"""Rows of a benchmark as questions, in whatever columns they were published.
+"""Rows of a benchmark as questions, from the columns of their publication.
 
 {"Question": "Which ...?", "Final answer": "egalitarian", "Level": 2, "file_name": ""}
 
 question_key="Question|question"       the first of these columns that is there
 answer_key="Final answer|answer"
-source_key="Level"                     scores are also shown level by level
-empty_key="file_name"                  rows that come with a file are not asked
+source_key="Level"                     scores are also shown per level
+empty_key="file_name"                  rows with a file are left out
 cipher_key="canary"                    question and answer are enciphered with this column's text
 """
 
@@ -28,9 +28,9 @@ from graft.types import Message, Turn
 
 
 class BenchmarkQuestions(DatasetEnv):
-    """One question, one answer, in the order of the file. All rows are looked at when it is built.
+    """One question, one answer, in the order of the file. All rows are checked when it is built.
 
-    Of its own it pays 1.0 for the text of the answer; benchmarks bring a reward from outside.
+    Its own reward is 1.0 for the text of the answer; benchmarks set another one.
     """
 
     checks_rows = True
@@ -74,7 +74,7 @@ class BenchmarkQuestions(DatasetEnv):
         self.numbers = [number for number in self.numbers if number in kept]
         if not self.numbers:
             raise DataError(
-                f"{self.table.source}: every row has something in {empty_key!r}, so none can be asked "
+                f"{self.table.source}: every row has something in {empty_key!r}, so none can be used "
                 "as text"
             )
 
@@ -109,7 +109,7 @@ class Keys(NamedTuple):
     cipher: str
 
     def read(self, row: Mapping[str, Any], where: str) -> tuple[str, Any]:
-        """The question and what is right: a text, or a list of which any is."""
+        """The question and the right answer: a text, or a list of accepted texts."""
         question, answer = row.get(self.question), row.get(self.answer)
         if self.cipher and isinstance(secret := row.get(self.cipher), str) and secret:
             question = deciphered(question, secret, where, self.question)
@@ -127,7 +127,7 @@ class Keys(NamedTuple):
 
 
 def source_of(row: Mapping[str, Any], places: str) -> str:
-    """What a row belongs to: "info.level" is `level` inside the column `info`; "a|b": a, else b.
+    """The group of a row: "info.level" is `level` inside the column `info`; "a|b": a, else b.
 
     >>> source_of({"info": {"level": "hard"}}, "Level|info.level")
     'hard'
@@ -148,13 +148,13 @@ def present(table: RowTable, names: str, which: str) -> str:
             return name
     raise DataError(
         f"{table.source} has no column {names.replace('|', ' or ')!r} (found: "
-        f"{', '.join(table.columns)}); say which one to use: {which}="
+        f"{', '.join(table.columns)}); choose one: {which}="
     )
 
 
 @lru_cache(maxsize=32)
 def askable(table: RowTable, keys: Keys, empty_key: str) -> array[int]:
-    """The rows that are text alone; a row that cannot be read is an error that says where it is."""
+    """The rows without a file; an unreadable row is an error that names its place."""
     found = array("Q")
     for number, row in enumerate(table.scan()):
         where = f"{table.source}, row {number + 1}"
@@ -174,7 +174,7 @@ def askable(table: RowTable, keys: Keys, empty_key: str) -> array[int]:
 
 
 def deciphered(text: Any, secret: str, where: str, key: str) -> str:
-    """base64 of the bytes, each xor the next byte of the secret: how xbench is published.
+    """base64 of the bytes, each xor the next byte of the secret: the encoding of xbench.
 
     >>> deciphered("Jx0VRQ==", "puzzle", "row 1", "prompt")
     'Who?'
@@ -182,7 +182,7 @@ def deciphered(text: Any, secret: str, where: str, key: str) -> str:
     try:
         data = base64.b64decode(str(text), validate=True)
         return bytes(a ^ b for a, b in zip(data, cycle(secret.encode()), strict=False)).decode()
-    except ValueError as error:  # no base64, or no text behind it
+    except ValueError as error:  # not base64, or not text after decoding
         raise DataError(
             f"{where}: {key!r} is not enciphered as its row says ({error}); of a deciphered file leave "
             "the column with the secret out"
