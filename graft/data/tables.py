@@ -72,10 +72,6 @@ class RowTable(Sequence[dict[str, Any]]):
         readable = (row for row in islice(self.scan(), 20) if isinstance(row, Mapping))
         return list(next(readable, {}))
 
-    def column(self, name: str) -> Iterator[Any]:
-        """All values of one column in order; None where a row lacks it."""
-        return (row.get(name) for row in self)
-
 
 def read_table(path: str | Path, split: str | None = None, *, check: bool = True) -> RowTable:
     """All rows of a file, or of the files of one split in a folder.

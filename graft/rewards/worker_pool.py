@@ -119,11 +119,6 @@ class WorkerPool:
             self._template.returncode = 0  # not a child of this process: nothing to wait for
         self._begin()
 
-    def pids(self) -> list[int]:
-        """The process ids of the idle workers."""
-        with self._lock:
-            return [worker.pid for worker in self._idle]
-
     def _take(self) -> _Worker:
         with self._lock:
             if self._idle:

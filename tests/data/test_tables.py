@@ -48,7 +48,6 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, ending: str):
     table = read_table(write(tmp_path / f"rows{ending}", ROWS))
     assert list(table) == ROWS
     assert table.columns == ["problem", "answer"]
-    assert list(table.column("answer")) == ["0", "2", "4", "6", "8"]
     with pytest.raises(IndexError, match="row 5 of 5"):
         table[5]
 

@@ -309,15 +309,15 @@ def test_a_call_that_kills_its_worker_is_tried_twice_and_then_given_up():
 
 def test_workers_and_template_may_be_killed_between_calls():
     assert grade("x+x", "2x", timeout=20.0)
-    for pid in WORKERS.pids():
-        os.kill(pid, signal.SIGKILL)
+    for worker in WORKERS._idle:
+        os.kill(worker.pid, signal.SIGKILL)
     assert grade("x+x", "2x", timeout=20.0)
     template = WORKERS._template
     assert template is not None
     template.kill()
     template.wait()
-    for pid in WORKERS.pids():
-        os.kill(pid, signal.SIGKILL)
+    for worker in WORKERS._idle:
+        os.kill(worker.pid, signal.SIGKILL)
     assert grade("x+x", "2x", timeout=20.0)
 
 
@@ -354,7 +354,7 @@ def test_many_threads_share_the_pool():
     for thread in threads:
         thread.join()
     assert verdicts == {number: number % 2 == 1 for number in range(2, 14)}
-    assert len(WORKERS.pids()) <= WORKERS.size
+    assert len(WORKERS._idle) <= WORKERS.size
 
 
 ORPHANS = """
@@ -363,7 +363,7 @@ from graft.rewards.worker_pool import WorkerPool
 pool = WorkerPool("gc:freeze", size=2)
 first = pool.call("os:getpid", timeout=20)
 threading.Thread(target=lambda: pool.call("time:sleep", 60, timeout=2.0), daemon=True).start()
-while pool.pids():
+while pool._idle:
     time.sleep(0.01)  # until that thread has the first worker
 second = pool.call("os:getpid", timeout=20)
 print(json.dumps([pool._template.pid, first, second]), flush=True)

@@ -80,7 +80,6 @@ def read_formula(text: str) -> Formula:
 class _Token(NamedTuple):
     kind: str
     text: str
-    follows_blank: bool
 
 
 class _Parser:
@@ -99,7 +98,7 @@ class _Parser:
             if kind == "letters":
                 self._add_letters(found[0], blank)
             elif kind != "blank":
-                self.tokens.append(_Token(kind, found[kind], blank))
+                self.tokens.append(_Token(kind, found[kind]))
             blank = kind == "blank"
         self.has_decimals = any(t.kind == "number" and "." in t.text for t in self.tokens)
 
@@ -110,7 +109,7 @@ class _Parser:
             raise Unreadable(f"{run!r} may be a unit")
         self.letters |= set(run)
         for letter in run:
-            self.tokens.append(_Token("letter", letter, blank))
+            self.tokens.append(_Token("letter", letter))
 
     def value(self, variables: Mapping[str, Fraction]) -> Value:
         self.variables = variables
@@ -121,10 +120,7 @@ class _Parser:
         return result
 
     def _peek(self) -> tuple[str, str]:
-        if self.at < len(self.tokens):
-            token = self.tokens[self.at]
-            return token.kind, token.text
-        return "", ""
+        return self.tokens[self.at] if self.at < len(self.tokens) else ("", "")
 
     def _take(self, symbol: str) -> bool:
         if self._peek() == ("symbol", symbol):
