@@ -80,7 +80,7 @@ def plan(
         }
         given = [name for name, value in options.items() if value is not None]
         if given:
-            raise ConfigError(f"{given[0]} is about many GPUs: add --gpus NUMBER")
+            raise ConfigError(f"{given[0]} needs --gpus: it describes a step on many GPUs")
         if not recipe:
             raise ConfigError("give a recipe, or --gpus and --shape to plan for many GPUs")
         _this_device(load_config(recipe, overrides or []), not no_probe, as_json)

@@ -94,7 +94,7 @@ def _seconds(found: StepTime | None) -> dict[str, float] | None:
 def forecast(
     config: Config, *, probing: bool = True, device_memory: DeviceMemory | None = None
 ) -> Forecast:
-    """Compute the memory, choose sizes, and run the probe if they fit; `room` stands in for the device's own."""
+    """Compute the memory, choose sizes, and run the probe if they fit."""
     device = choose_device(config.model.device)
     dtype, note = choose_dtype(config.model.dtype, device)
     shape = recipe_shape(config)
@@ -105,7 +105,7 @@ def forecast(
     if memory.fits and (probing or known):
         try:
             examples = lengths_of(config)
-        except Exception as error:  # of data or an environment: the forecast goes on without
+        except Exception as error:  # of data or an environment: the forecast works without them
             notes.append(f"lengths of attempts are not known: {type(error).__name__}: {error}")
     measured = None
     if probing and memory.fits:

@@ -427,7 +427,7 @@ def test_a_model_that_does_not_fit_gets_advice():
         (("--gpus", "0", "--shape", "8B"), "--gpus 0: needs 1 to"),
         (("--gpus", "8", "--shape", "9X"), "--shape 9X: neither a known size"),
         (("--gpus", "8"), "--gpus needs a model"),
-        (("--shape", "8B"), "add --gpus NUMBER"),
+        (("--shape", "8B"), "needs --gpus"),
         ((), "give a recipe"),
         (("--gpus", "8", "--shape", "8B", "--gpu", "v100"), "--gpu v100: its rates"),
         (("--gpus", "8", "--shape", "8B", "--tasks", "0"), "--tasks 0: needs 1"),

@@ -110,10 +110,6 @@ class ProcessGroup:
         return self.rank % self._tp
 
     @property
-    def tp_size(self) -> int:
-        return self._tp
-
-    @property
     def failure(self) -> ProcessFailure | None:
         """Why another rank has ended, once it is known: collective operations are then impossible."""
         return None if self._failures is None else self._failures.known
