@@ -150,5 +150,11 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
 
 CHECKED = {"loss": _loss, "credit": _credit, "shaping": _shaping, "reduction": _reduction}
 
-ARGUMENTS = {"loss": 3, "credit": 2, "shaping": 1, "reduction": 1, "branch": 1}
-"""How many each takes: (logp, entropy, batch), (advantages, batch), (batch), (batch), (builder)."""
+ARGUMENTS = {
+    "loss": ("logp", "entropy", "batch"),
+    "credit": ("advantages", "batch"),
+    "shaping": ("batch",),
+    "reduction": ("batch",),
+    "branch": ("builder",),
+}
+"""What a function of each kind is called with."""

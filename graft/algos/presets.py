@@ -188,10 +188,15 @@ def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -
     try:
         signature.bind(**keywords)
     except TypeError as error:
-        if name not in table and _takes(signature, [None] * ARGUMENTS[what], keywords):
+        if name not in table and _takes(signature, [None] * len(ARGUMENTS[what]), keywords):
             return _finished(partial(factory, **keywords) if keywords else factory, what)
         given = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
         bare = (str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        if not isinstance(name, str):
+            raise UserCodeError(
+                f"{Giver(factory, what)} takes ({', '.join(bare)}); it must take "
+                f"({', '.join(ARGUMENTS[what])})"
+            ) from error
         usage = f"{name}({', '.join(bare)})"
         raise ValueError(
             f"{what} {name!r} cannot be made with ({given}): {error}; it is {usage}"

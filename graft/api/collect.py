@@ -186,7 +186,7 @@ def _drawn(
     if isinstance(tasks, int):
         listed = [next(stream) for _ in range(tasks)]
     else:
-        listed = [as_task(given, number) for number, given in enumerate(tasks)]
+        listed = [as_task(given, number, env) for number, given in enumerate(tasks)]
     last = stream.cursor
     try:
         yield listed, step

@@ -49,17 +49,27 @@ def env_maker(env: EnvLike | None, tokenizer: Any) -> tuple[str, MakeEnv]:
     build: Callable[[], Any] = partial(make, env, tokenizer=tokenizer)
     if isinstance(env, EnvSource) and env.made_by is not None:
         build = env.spawn
+    elif isinstance(env, BaseEnv) and not env.forkable:
+        raise UserCodeError(
+            f"this {type(env).__name__} cannot be copied (forkable = False), and attempts act on copies; "
+            "give the class, or a function that builds one"
+        )
     first = build()  # what is no environment is refused here, before anything is sampled
     name = first.unwrapped.env_id
     first.close()
     return name, lambda task: build()
 
 
-def as_task(given: Any, number: int) -> Task:
+def as_task(given: Any, number: int, env: str) -> Task:
     """A Task, or a prompt as one."""
     if isinstance(given, Task):
         return given
     if isinstance(given, str):
+        if env != TaskEnv.env_id:
+            raise UserCodeError(
+                f"tasks[{number}] is a prompt, and the environment {env} poses its own; leave env out, or "
+                "give a number of tasks"
+            )
         prompt: tuple[Message, ...] = ({"role": "user", "content": given},)
         return Task(f"{TaskEnv.env_id}:{number}:{given}", TaskEnv.env_id, prompt)
     raise UserCodeError(

@@ -117,10 +117,16 @@ def evaluate(
     seed         of the draws
     progress     None: a line in a terminal or a notebook; True or False: always, never
     """
-    from graft.evaluate.eval_spec import EvalSpec, read_k
+    from graft.evaluate.eval_spec import EvalSpec
     from graft.evaluate.evaluator import pose, temperature_of
 
-    ks, samples = read_k(",".join(map(str, [k] if isinstance(k, int) else k)), samples)
+    ks = sorted({k} if isinstance(k, int) else set(k))
+    samples = ks[-1] if samples is None and ks else samples
+    for name, value in {"k": ks[0] if ks else k, "samples": samples, "tasks": tasks}.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise UserCodeError(f"{name} is {seen(value)}; give a whole number from 1")
+    if not samples or ks[-1] > samples:
+        raise UserCodeError(f"k={ks[-1]} needs as many attempts per task, and samples={samples}")
     if isinstance(policy, str | PathLike):
         policy = load(policy)
     if not isinstance(policy, Policy | PolicyEngine):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from typing import Any
 
 from graft.api.engine import PolicyEngine, engine_for
 from graft.api.environments import Prompt
@@ -65,6 +66,19 @@ def generate(
     return run(lambda: agenerate(**arguments))
 
 
+def _listed(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise UserCodeError(f"prompts is {seen(prompts)}; give a text, or a list of texts")
+    for number, one in enumerate(prompts):
+        if isinstance(one, Mapping):
+            raise UserCodeError("prompts is one list of messages; write prompts=[messages]")
+        if not isinstance(one, str | Sequence):
+            raise UserCodeError(f"prompts[{number}] is {seen(one)}; give a text or messages")
+    return list(prompts)
+
+
 async def agenerate(
     policy: Policy | PolicyEngine | str | PathLike[str],
     prompts: str | Sequence[Prompt],
@@ -83,9 +97,7 @@ async def agenerate(
 
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise UserCodeError(f"samples is {seen(samples)}; give a whole number from 1")
-    given = [prompts] if isinstance(prompts, str) else list(prompts)
-    if given and all(isinstance(one, dict) for one in given):
-        raise UserCodeError("prompts is one list of messages; write prompts=[messages]")
+    given = _listed(prompts)
     sampling = Sampling(
         temperature=temperature,
         top_p=top_p,

@@ -272,7 +272,14 @@ def _listed(credit: PartLike | Sequence[PartLike] | None) -> list[Any]:
 
 
 def _plain(part: Any) -> Any:
-    return dict(part) if isinstance(part, Mapping) else part
+    if isinstance(part, Mapping):
+        return dict(part)
+    if part is None or isinstance(part, str) or callable(part):
+        return part
+    raise UserCodeError(
+        f"a credit, loss or reduction is {seen(part)}; give a name, {{name: {{keyword: value}}}} or "
+        "a function"
+    )
 
 
 def _checked(episodes: Any) -> list[Episode]:

@@ -56,6 +56,7 @@ def test_objects_in_the_wrong_place(policy, engine):
         ({"tasks": 0}, "tasks=0: input should be greater than or equal to 1"),
         ({"tasks": []}, "tasks is empty"),
         ({"tasks": "a?"}, "tasks is the text 'a\\?'; give a number, or a list"),
+        ({"tasks": ["a?"]}, r"tasks\[0\] is a prompt, and the environment Letters poses its own"),
         ({"tasks": [3]}, r"tasks\[0\] is the int 3; it must be a graft.Task or a prompt"),
         ({"samples": 0}, "samples=0: input should be greater"),
         ({"max_tokens": -1}, "max_tokens=-1"),
@@ -115,6 +116,15 @@ def test_arguments_of_a_learner(policy):
         graft.Learner(policy, lr=-1)
     with pytest.raises(UnknownName, match="unknown credit"):
         graft.Learner(policy, credit="mine")
+    with pytest.raises(UserCodeError, match="is the int 3; give a name"):
+        graft.Learner(policy, credit=3)  # type: ignore[arg-type]
+    with pytest.raises(
+        UserCodeError, match=r"loss .*short .*takes \(logp\); .* \(logp, entropy, batch\)"
+    ):
+
+        def short(logp): ...
+
+        graft.Learner(policy, loss=short)
     with pytest.raises(UserCodeError, match="reference is not used: there is no KL term"):
         graft.Learner(policy, reference=policy)
     learner = graft.Learner(policy)
@@ -204,6 +214,38 @@ def test_what_to_evaluate_on(policy):
         graft.evaluate(policy, on="math5000")
     with pytest.raises(UserCodeError, match="takes a Policy, an Engine or a path, not None"):
         graft.evaluate(None, on=Letters)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k is the int 0; give a whole number from 1"),
+        ({"k": (1, 8), "samples": 2}, "k=8 needs as many attempts per task, and samples=2"),
+        ({"tasks": 0}, "tasks is the int 0"),
+        ({"k": 4, "temperature": 0}, "4 greedy attempts"),
+    ],
+)
+def test_arguments_of_evaluate(policy, options, message):
+    with pytest.raises(ValueError, match=message):
+        graft.evaluate(policy, on=Letters, **options)
+
+
+def test_prompts_of_generate(policy):
+    with pytest.raises(UserCodeError, match="prompts is None; give a text"):
+        graft.generate(policy, None)  # type: ignore[arg-type]
+    with pytest.raises(UserCodeError, match=r"prompts\[1\] is the int 3"):
+        graft.generate(policy, ["a?", 3])  # type: ignore[list-item]
+    with pytest.raises(UserCodeError, match=r"write prompts=\[messages\]"):
+        graft.generate(policy, [{"role": "user", "content": "a?"}])  # type: ignore[list-item]
+
+
+def test_an_instance_that_cannot_be_copied(engine):
+    class Unique(Letters):
+        forkable = False
+
+    with pytest.raises(UserCodeError, match=r"cannot be copied .* give the class"):
+        graft.collect(engine, Unique(), tasks=1)
+    assert graft.collect(engine, Unique, tasks=1, samples=2, max_tokens=2)
 
 
 def test_overrides_of_a_run():
