@@ -27,7 +27,7 @@ from graft.registry import nearest
 
 
 class ConfigError(ValueError):
-    """A recipe that cannot work; the text names the key and the way out."""
+    """A recipe that cannot work; the message names the key and the remedy."""
 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -344,8 +344,8 @@ class Config(Section):
     def _can_work(self) -> Config:
         if self.model.path and self.model.shape:
             raise ValueError(
-                "model.path and model.shape exclude each other: load one, or start one. To load where the "
-                "recipe starts one, add 'model.shape={}'"
+                "model.path and model.shape exclude each other: load a model, or start from scratch. To "
+                "load one where the recipe starts from scratch, add 'model.shape={}'"
             )
         if not self.model.path and not self.model.shape:
             raise ValueError("no model: give model.path, or model.shape to start from scratch")
@@ -357,7 +357,7 @@ class Config(Section):
         if not self.train.steps and not self.sft.is_on:
             raise ValueError("nothing to do: train.steps and sft.steps are both 0")
         if self.run.eval_every and not self.run.eval_tasks:
-            raise ValueError("run.eval_every wants run.eval_tasks to be more than 0")
+            raise ValueError("run.eval_every needs run.eval_tasks to be more than 0")
         if self.train.steps and not self.task.env:
             raise ValueError("no environment: RL needs task.env (train.steps=0 runs SFT alone)")
         _check_sft(self.sft, self.task.env)
@@ -386,24 +386,22 @@ def _check_sft(sft: SftSection, env: str) -> None:
         raise ValueError("nothing to imitate: give sft.data, or task.env for demonstrations")
     if sft.epochs and not sft.data:
         raise ValueError(
-            "sft.epochs counts passes over sft.data, and there is none; an environment's "
+            "sft.epochs counts passes over sft.data, which is empty; an environment's "
             "demonstrations never end: give sft.steps"
         )
     if sft.eval_data and sft.eval_share:
         raise ValueError("sft.eval_data and sft.eval_share exclude each other: choose one")
     if sft.eval_share and not sft.data:
-        raise ValueError("sft.eval_share is a share of sft.data, and there is none")
+        raise ValueError("sft.eval_share is a share of sft.data, which is empty")
     if sft.mask_results is not None and not all(sft.mask_results):
         raise ValueError(
             f"sft.mask_results={list(sft.mask_results)}: give the text that opens a result and the "
             "text that closes it"
         )
-    looks = {"stop_at": sft.stop_at, "eval_every": sft.eval_every}
-    for name, value in looks.items():
+    for name, value in {"stop_at": sft.stop_at, "eval_every": sft.eval_every}.items():
         if sft.is_on and value and not (env or sft.has_held_out):
             raise ValueError(
-                f"sft.{name}={value:g} looks at what is held out, and nothing is: give "
-                "sft.eval_share, sft.eval_data or task.env"
+                f"sft.{name}={value:g} needs held-out data: set sft.eval_share, sft.eval_data or task.env"
             )
 
 
@@ -433,7 +431,7 @@ def find_recipe(name: str) -> Path:
 
 
 def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """Read, override, check. Every complaint names the key; a typo gets the nearest valid one.
+    """Read, override, check. Every error names the key; for a typo also the nearest valid key.
 
     A dict of sections is a recipe too, called "run" unless it has a run.name.
     """
@@ -461,7 +459,7 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
         raise ConfigError(f"{path} is not a recipe: it holds {type(base).__name__}, not sections")
     for place, override in enumerate(overrides):
         if not isinstance(override, str):
-            raise ConfigError(f"override {override!r} is no text; write 'train.lr=1e-4'")
+            raise ConfigError(f"override {override!r} is not a text; write 'train.lr=1e-4'")
         if "=" not in override or override.startswith("-"):
             hint = as_override(override, overrides[place + 1 : place + 2], keys())
             raise ConfigError(f"override {override!r} is not of the form key=value: {hint}")
@@ -470,7 +468,7 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
             key = override.partition("=")[0]
             value = OmegaConf.select(OmegaConf.from_dotlist([override]), key)
             _check_colons(override, value)
-            value = "" if override == f"{key}=" else value  # `null` is how to say nothing
+            value = "" if override == f"{key}=" else value  # None is written as null
             OmegaConf.update(base, key, value, merge=False, force_add=True)
         values: Any = OmegaConf.to_container(base, resolve=True)
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
@@ -482,14 +480,14 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
 
 
 def _check_colons(override: str, value: Any) -> None:
-    """Refuse {data:rows.jsonl}, which to YAML is one key without a value."""
+    """Refuse {data:rows.jsonl}, which YAML reads as one key without a value."""
     if ": " in override or not isinstance(value, Mapping):
         return
     for name, one in value.items():
         if one is None and ":" in str(name):
             first, _, rest = str(name).partition(":")
             raise ValueError(
-                f"{override}: YAML wants a blank after the colon, as in "
+                f"{override}: YAML needs a blank after the colon, as in "
                 f"'{override.partition('=')[0]}={{{first}: {rest}}}'"
             )
 
@@ -506,7 +504,7 @@ def check(values: Any, where: str = "config") -> Config:
 
 
 MOST_EXPLAINED = 12
-"""Unknown keys of one section that are translated; a whole recipe of verl's has hundreds."""
+"""Unknown keys of one section that are explained; a whole recipe of verl has hundreds."""
 
 
 def explain_problem(problem: Any) -> str:

@@ -1,15 +1,14 @@
-"""What this process waits for and since when, so that nothing hangs in silence.
+"""What this process waits for and since when, so that no wait is silent.
 
     with waiting("the gradients of step 12", deadline=600):
         ...
 
-While the block lasts anybody may ask `current()`. A `Watchdog` does, and whoever sits before the
-terminal reads
+While the block runs, `current()` lists the wait. A `Watchdog` prints it:
 
     rank 1 waits for the gradients of step 12 since 0:30, in graft/train/learner.py:120
 
-and again after 1, 2, 4 minutes. The deadline is kept by whoever waits; here it is only told of. Threads
-and tasks of asyncio each have waits of their own. Where one lies within another the inner one is told.
+and again after 1, 2, 4 minutes. The waiting code enforces the deadline; this module only reports it.
+Threads and tasks of asyncio each have their own waits. Of nested waits the inner one is reported.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
-LATE = 1.0
-"""Seconds that whoever keeps a deadline may take to do so before it is told of."""
-MAX_TOLD = 5
-"""Waits that one message lists; of a thousand rollouts that hang the first few say enough."""
+GRACE = 1.0
+"""Seconds after a deadline before it is reported: the waiting code enforces it first."""
+MAX_REPORTED = 5
+"""Waits in one message; of a thousand rollouts that hang the first few are enough."""
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One wait. `what` is a phrase that fits behind "rank 1 waits for"."""
+    """One wait. `what` continues the phrase "rank 1 waits for"."""
 
     what: str
     since: float
-    """By time.monotonic."""
+    """time.monotonic() at its start."""
     deadline: float | None
-    """Seconds that it may last; None: nobody said."""
+    """Seconds that it may last; None: no limit is known."""
     thread: int
     """The thread's ident."""
     outer: Wait | None
     code: CodeType
-    """The function that waits, and the line at which it began to."""
+    """The function that waits, and the line where the wait began."""
     line: int
 
     @property
@@ -55,21 +54,21 @@ class Wait:
 
     @property
     def is_late(self) -> bool:
-        return self.deadline is not None and self.age > self.deadline + LATE
+        return self.deadline is not None and self.age > self.deadline + GRACE
 
 
 _live: dict[int, Wait] = {}
 _innermost: ContextVar[Wait | None] = ContextVar("_innermost", default=None)
-_between = {__file__}
+_skipped_files = {__file__}
 
 
-def pass_over(file: str) -> None:
-    """Functions of this file wait in the name of their callers: those are shown instead."""
-    _between.add(file)
+def skip_frames_in(file: str) -> None:
+    """Report the callers of this file's functions instead of the functions."""
+    _skipped_files.add(file)
 
 
 class waiting:
-    """`with waiting("an answer of the judge", deadline=60): ...` costs about a microsecond."""
+    """`with waiting("an answer of the judge", deadline=60): ...` takes about a microsecond."""
 
     __slots__ = ("_deadline", "_wait", "_what")
 
@@ -103,10 +102,9 @@ def current() -> list[Wait]:
 
 
 def overdue(after: float | None = None) -> list[Wait]:
-    """Those that last longer than `after` seconds, or without it than their own deadlines.
+    """Waits longer than `after` seconds, or without it longer than their own deadlines.
 
-    An outer wait that is overdue is not hidden by short ones within it, as when somebody asks again
-    and again.
+    An outer wait that is overdue is reported even if it consists of many short ones, as in polling.
     """
     live = tuple(_live.values())
     return _inner([wait for wait in live if (wait.is_late if after is None else wait.age > after)])
@@ -130,9 +128,9 @@ def clock(seconds: float) -> str:
 
 
 def where(wait: Wait) -> str:
-    """File and line of the deepest function, ours or the user's, that a wait has got to.
+    """File and line of the deepest function, graft's or the user's, that a wait has reached.
 
-    A task of asyncio that waits is on no stack: then the line at which it began to.
+    A waiting task of asyncio is on no stack: then the line where the wait began.
     """
     file, line = wait.code.co_filename, wait.line
     deepest: tuple[str, int] | None = None
@@ -148,7 +146,7 @@ def where(wait: Wait) -> str:
 
 
 def _outside(frame: FrameType) -> FrameType:
-    """The first caller that waits for itself."""
+    """The first caller outside of libraries and skipped files."""
     start, seen = frame, frame
     while seen.f_back is not None and not _is_ours(seen.f_code.co_filename):
         seen = seen.f_back
@@ -156,7 +154,7 @@ def _outside(frame: FrameType) -> FrameType:
 
 
 def _is_ours(file: str) -> bool:
-    return file not in _between and _is_no_library(file)
+    return file not in _skipped_files and _is_no_library(file)
 
 
 @cache
@@ -177,13 +175,13 @@ _LIBRARIES = tuple(
 )
 
 
-def is_users(file: str) -> bool:
-    """Whether a file is the user's own: neither a library's nor graft's."""
+def is_user_file(file: str) -> bool:
+    """Whether a file is the user's: neither a library's nor graft's."""
     return not file.startswith((_PACKAGE, "<")) and _is_no_library(file)
 
 
 def short_file(file: str) -> str:
-    """As messages name a file: from the working folder, or with the folder that it lies in."""
+    """A file's name for messages: relative to the working folder, or with the folder it is in."""
     path = Path(file)
     for base in (Path(_PACKAGE).parent, Path.cwd()):
         if path.is_relative_to(base):
@@ -192,12 +190,12 @@ def short_file(file: str) -> str:
 
 
 class Watchdog:
-    """Tells of waits that last: after `after` seconds, then each time twice as long after.
+    """Reports long waits: after `after` seconds, then at doubling intervals.
 
     after=30, every=30: at 0:30, 1:00, 2:00, 4:00, ... and once when a deadline passes.
 
-    `peers` tells what the other processes report, such as {"rank 1": "is sampling, since 0:42"};
-    `told_elsewhere` whether one of them speaks of this wait already.
+    `peers` returns what the other processes do, such as {"rank 1": "is sampling, since 0:42"};
+    `is_reported_elsewhere` is True for a wait that another process reports already.
     """
 
     def __init__(
@@ -208,15 +206,16 @@ class Watchdog:
         every: float = 30.0,
         name: str = "",
         peers: Callable[[], Mapping[str, str]] | None = None,
-        told_elsewhere: Callable[[Wait], bool] | None = None,
+        is_reported_elsewhere: Callable[[Wait], bool] | None = None,
     ) -> None:
         self.say = say
         self.after = after
         self.every = every
         self.name = name
         self.peers = peers
-        self.told_elsewhere = told_elsewhere
-        self._told: dict[Wait, tuple[float, bool]] = {}
+        self.is_reported_elsewhere = is_reported_elsewhere
+        self._reported: dict[Wait, tuple[float, bool]] = {}
+        """The age at which a wait is reported next, and whether its deadline was reported."""
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -236,34 +235,34 @@ class Watchdog:
         self.stop()
 
     def _watch(self) -> None:
-        # often enough that it speaks at most a tenth too late
+        # often enough that a report is at most a tenth too late
         while not self._is_done.wait(min(1.0, self.after / 10)):
             self.look()
 
     def look(self) -> None:
-        """Say what is due now."""
+        """Report what is due now."""
         waits = overdue(self.after) + [wait for wait in overdue() if wait.age <= self.after]
-        self._told = {wait: self._told[wait] for wait in waits if wait in self._told}
+        self._reported = {w: self._reported[w] for w in waits if w in self._reported}
         due = [wait for wait in waits if self._is_due(wait)]
-        due = [wait for wait in due if not self._is_told_elsewhere(wait)]
+        due = [wait for wait in due if not self._is_reported_elsewhere(wait)]
         if not due:
             return
         for wait in due:
-            self._told[wait] = self._next(wait.age), wait.is_late
-        lines = [self._line(wait) for wait in due[:MAX_TOLD]]
-        if len(due) > MAX_TOLD:
-            lines.append(f"and {len(due) - MAX_TOLD} waits more")
-        with suppress(OSError, ValueError):  # nobody reads any more: no reason to fail
+            self._reported[wait] = self._next(wait.age), wait.is_late
+        lines = [self._line(wait) for wait in due[:MAX_REPORTED]]
+        if len(due) > MAX_REPORTED:
+            lines.append(f"and {len(due) - MAX_REPORTED} more waits")
+        with suppress(OSError, ValueError):  # a closed output must not end the run
             self.say("\n".join(lines + self._others()))
 
     def _is_due(self, wait: Wait) -> bool:
-        next_age, knows_late = self._told.get(wait, (self.after, False))
+        next_age, knows_late = self._reported.get(wait, (self.after, False))
         return wait.age > next_age or (wait.is_late and not knows_late)
 
-    def _is_told_elsewhere(self, wait: Wait) -> bool:
+    def _is_reported_elsewhere(self, wait: Wait) -> bool:
         try:
-            return self.told_elsewhere is not None and self.told_elsewhere(wait)
-        except Exception:  # nobody knows: twice is better than never
+            return self.is_reported_elsewhere is not None and self.is_reported_elsewhere(wait)
+        except Exception:  # unknown: a double report is better than none
             return False
 
     def _next(self, age: float) -> float:
@@ -283,5 +282,5 @@ class Watchdog:
             return []
         try:
             return [f"{name} {does}" for name, does in self.peers().items()]
-        except Exception as error:  # whatever it is, what we know ourselves must be said
+        except Exception as error:  # the wait of this process must be reported in any case
             return [f"the other processes cannot be asked: {error}"]

@@ -1,8 +1,8 @@
-"""Settings under the names that TRL, verl, OpenRLHF and transformers have for them.
+"""Settings under their names in TRL, verl, OpenRLHF and transformers.
 
-A recipe with one of these is refused, and the error says which key of ours is meant. A dotted name stands
-for every key that ends with it, the longest first: "optim.lr" is `actor_rollout_ref.actor.optim.lr`.
-The first word of an entry is the key of ours, the rest what differs; "-" has no key of its own.
+A recipe with one of these is refused, and the error names graft's key. A dotted name stands for every
+key that ends with it, the longest first: "optim.lr" is `actor_rollout_ref.actor.optim.lr`. The first
+word of an entry is graft's key, the rest explains the difference; "-": graft has no such key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from graft.registry import nearest
 _PER_TURN = "it counts the sampled tokens of one turn; rollout.max_context bounds the whole attempt"
 _WHOLE = "it counts a whole attempt: the prompt, every turn and every observation"
 _EPOCHS = "in steps: passes x rows of the data / rollout.tasks"
-_MEMORY = "in tokens, and it decides about memory alone: results do not depend on it; 0 chooses"
+_MEMORY = "in tokens; it affects memory only, not results; 0: automatic"
 _CLIP = "written as algo.loss={clip: {low: 0.2, high: 0.28}}"
 _DATA = "written as task.env=prompts task.args.data=FILE"
 _SAMPLED = (
@@ -24,11 +24,11 @@ _SAMPLED = (
     "rollout.temperature changes both"
 )
 _TORCHRUN = "start the command under `torchrun --nproc-per-node N`, or give cluster.address"
-_LORA = "adapters are trained where lora.rank is more than 0"
+_LORA = "adapters are trained if lora.rank is more than 0"
 _LOGGED = "every step is logged"
 _VLLM_SERVER = "together with engine.name=vllm"
 
-OTHER_NAMES: dict[str, str] = {
+PEER_KEYS: dict[str, str] = {
     # the model
     "model_name_or_path": "model.path",
     "name_or_path": "model.path",
@@ -224,8 +224,8 @@ OTHER_NAMES: dict[str, str] = {
     "val_before_train": "run.eval_tasks 0 never evaluates",
     "save_total_limit": "run.keep_last",
     "max_actor_ckpt_to_keep": "run.keep_last",
-    "resume_from_checkpoint": "run.resume a run goes on from the newest checkpoint of its folder",
-    "resume_mode": "run.resume a run goes on from the newest checkpoint of its folder",
+    "resume_from_checkpoint": "run.resume a run resumes from the newest checkpoint of its folder",
+    "resume_mode": "run.resume a run resumes from the newest checkpoint of its folder",
     "logging_steps": f"- {_LOGGED}; run.log_episodes says how often episodes are written",
     "logging_strategy": f"- {_LOGGED}; run.log_episodes says how often episodes are written",
     "log_completions": "run.log_episodes",
@@ -242,18 +242,18 @@ OTHER_NAMES: dict[str, str] = {
     "num_gpus": f"- {_TORCHRUN}",
     "nnodes": f"- {_TORCHRUN}",
 }
-"""Their key -> the key of ours, and what differs."""
+"""Their key -> graft's key, and what differs."""
 
 FIRST_KEYS = {
     "run": "run.name", "model": "model.path", "task": "task.env", "actions": "actions.file",
     "rollout": "rollout.samples", "engine": "engine.name", "algo": "algo.name", "train": "train.steps",
     "sft": "sft.steps", "lora": "lora.rank", "parallel": "parallel.tp", "cluster": "cluster.address",
 }  # fmt: skip
-"""Section -> what a value that is given to the whole of it is probably meant for."""
+"""Section -> the key that a value given to the whole section is probably meant for."""
 
 
 def meant(key: str, known: Mapping[str, Any]) -> str:
-    """What to say of an unknown key: the key of ours that it probably stands for.
+    """The hint about an unknown key: graft's key that it probably stands for.
 
     >>> meant("train.learning_rate", {"train.lr": ""})
     "did you mean 'train.lr'?"
@@ -269,12 +269,12 @@ def meant(key: str, known: Mapping[str, Any]) -> str:
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    """The entry, or the key of ours, that is spelled most like `name`; "" where none is."""
+    """The entry, or graft's key, that is spelled most like `name`; "" if none is."""
     last = name.split(".")[-1]
     ends: dict[str, str] = {}
-    for ours in known:  # of keys that end alike the first: lr is train.lr, not sft.lr
+    for ours in known:  # the first of keys with the same end: lr is train.lr, not sft.lr
         ends.setdefault(ours.split(".")[-1], ours)
-    pools = [(name, {ours: ours for ours in known}), (last, OTHER_NAMES | ends)]
+    pools = [(name, {ours: ours for ours in known}), (last, PEER_KEYS | ends)]
     best = [(near, typed, pool) for typed, pool in pools if (near := nearest(typed, pool))]
     if not best:
         return ""
@@ -294,7 +294,7 @@ def translated(name: str) -> str:
     """The entry of the longest end of a dotted name; "" where there is none."""
     parts = name.split(".")
     ends = (".".join(parts[start:]) for start in range(len(parts)))
-    return next((OTHER_NAMES[end] for end in ends if end in OTHER_NAMES), "")
+    return next((PEER_KEYS[end] for end in ends if end in PEER_KEYS), "")
 
 
 def _same_section(name: str, entry: str, known: Mapping[str, Any]) -> str:
@@ -316,7 +316,7 @@ def leaves_of(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def as_override(option: str, following: Iterable[str], known: Mapping[str, Any]) -> str:
-    """What to say of `--key value`, `--key=value` or a bare `key`, which are no overrides.
+    """The hint about `--key value`, `--key=value` or a bare `key`, which are not overrides.
 
     >>> as_override("--lr", ["1e-4"], {"train.lr": ""})
     "settings are written key=value, without dashes: train.lr=1e-4"
@@ -333,4 +333,4 @@ def as_override(option: str, following: Iterable[str], known: Mapping[str, Any])
     ours, _, remark = (entry or next(iter(ends), "")).partition(" ")
     if ours and not remark:
         return f"{text}: {ours}={value or 'VALUE'}"
-    return f"{text}, and {key!r} is no key of ours; {meant(key, known)}"
+    return f"{text}, and {key!r} is not a key of graft; {meant(key, known)}"

@@ -1,4 +1,4 @@
-"""What the parts of graft ask of each other. Anything with these methods will do."""
+"""The interfaces between graft's parts. Any object with these members fits."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, Protocol, runtime_checkable
 from graft.types import Completion, Episode, Message, Sampling, Task, Trajectory, Turn
 
 Observation = str | list[Message]
-"""What `reset` shows the policy: a text (one user message) or the messages themselves."""
+"""The first observation of `reset`: a text (one user message) or a list of messages."""
 
 Reward = Callable[[Task, Trajectory], float]
 
 
 @runtime_checkable
 class Env(Protocol):
-    """Gymnasium's manners on text. An env owns its random generator and shares nothing.
+    """Gymnasium's interface on text. An env owns its random generator and shares no state.
 
-    `stop` are strings that end the policy's turn (they belong to the action). `observe_as` says how
+    `stop` are strings that end the policy's turn (they are part of the action). `observe_as` is how
     an observation enters the context: "inline" (appended to the policy's own turn, as tool tags do),
-    as a chat message with the role "user" or "tool", or in place of it: "prompt" is the whole next
-    prompt, for wrappers that rewrite the history, "raw" the same already put through the chat
-    template, and "messages" (of a turn alone) the same as `info["messages"]`, with `info["tools"]`.
+    as a chat message with the role "user" or "tool", or instead of the context: "prompt" is the whole
+    next prompt, for wrappers that rewrite the history; "raw" the same after the chat template;
+    "messages" (in a turn's info only) the messages `info["messages"]` with the tools `info["tools"]`.
     """
 
     blocking: bool
@@ -37,7 +37,7 @@ class Env(Protocol):
 
 @runtime_checkable
 class Tool(Protocol):
-    """A callable the policy can reach by name. Bad arguments are answered with text, not raised."""
+    """A callable that the policy calls by name. It answers bad arguments with text and does not raise."""
 
     name: str
 
@@ -48,7 +48,7 @@ class Grammar(Protocol):
     """A small automaton over modes; `start` is the mode of a fresh context.
 
     A decision writes tokens: itself, or the description of an action beyond the vocabulary. After
-    one that exits, sampling ends with `Finish.EXIT`: somebody outside has to answer.
+    a decision that exits, sampling ends with `Finish.EXIT` and the environment answers.
     """
 
     @property
@@ -59,10 +59,10 @@ class Grammar(Protocol):
 
 
 class Context(Protocol):
-    """A sequence of tokens an engine keeps ready to continue. Close it when done.
+    """A sequence of tokens that an engine can continue. Close it when done.
 
-    `mode` is the grammar's, None before the first sample. A fork `at` n has the first n tokens; who
-    forks in the past says which mode that was.
+    `mode` is the grammar's, None before the first sample. A fork `at` n has the first n tokens; the
+    caller then sets the mode that held there.
     """
 
     tokens: list[int]
@@ -75,15 +75,15 @@ class Context(Protocol):
 
 
 class Engine(Protocol):
-    """Samples from one model. `version` counts the weights it was given.
+    """Samples from one model. `version` is the version of its weights.
 
     `load` takes weights by Hugging Face name, read once and in order (None: changed in place).
-    `pause` ends every sample that is running with `Finish.PAUSE` and what it has said so far.
+    `pause` ends every running sample with `Finish.PAUSE` and the tokens so far.
 
-    `score` gives, for each text, log-probs [i][j][k]: of action k of continuations[j] right after
-    text[: at[i]], in the distribution of `mode` at `temperature`; `at` has a list of places for each
-    text. Only the last action of a continuation may lie beyond the vocabulary, for it is never fed
-    to the model.
+    `score` returns, for each text, log-probs [i][j][k]: of action k of continuations[j] directly
+    after text[: at[i]], in the distribution of `mode` at `temperature`; `at` has a list of positions
+    for each text. Only the last action of a continuation may be beyond the vocabulary, because it is
+    not an input of the model.
     """
 
     version: int
@@ -105,7 +105,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A branch that learns from step to step. `state` is plain JSON and goes into checkpoints."""
+    """A branch with state from step to step. `state` is plain JSON and is saved in checkpoints."""
 
     @property
     def state(self) -> dict[str, Any]: ...

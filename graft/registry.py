@@ -1,4 +1,4 @@
-"""Names in recipes become objects: a table lookup, or the user's own "module:attr"."""
+"""From names in recipes to objects: a table lookup, or the user's own "module:attr"."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from graft.user_code import UserCodeError, raised, user_frame
 
 
 class UnknownName(ValueError):
-    """A name that no table holds; the text lists the ones that exist."""
+    """A name that is not in its table; the message lists the known ones."""
 
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
-    """The known name somebody who typed `name` probably meant."""
+    """The known name that is spelled most like `name`."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 
@@ -67,7 +67,7 @@ def load(path: str, what: str = "object") -> Any:
 
 
 def _shadowed(module: Any, here: str) -> str:
-    """What to say where a library has the name of a file of the user's."""
+    """The explanation where a library has the name of a file of the user."""
     own = Path(here, *module.__name__.split(".")).with_suffix(".py")
     found = getattr(module, "__file__", None)
     if not own.exists() or (found and Path(found).resolve() == own.resolve()):
@@ -77,7 +77,7 @@ def _shadowed(module: Any, here: str) -> str:
 
 def resolve(name: str | Callable[..., Any], table: Mapping[str, Any], what: str) -> Any:
     """The object behind `name`: from `table` (imported now if it is written "module:attr"),
-    or the user's own "module:attr". From Python the object itself may stand for its name.
+    or the user's own "module:attr". From Python an object may be given instead of a name.
 
     >>> resolve("grop", {"grpo": 1, "rloo": 2}, "credit")
     Traceback (most recent call last):

@@ -1,8 +1,8 @@
-"""Many small tensors to a device in one copy that nobody waits for.
+"""Many small tensors to a device in one asynchronous copy.
 
-A copy from ordinary memory makes the host wait until the device has it, and the device wait for the
-host's next order. So the tensors are laid side by side in one pinned buffer, sent in one go, and cut
-apart again on the other side, where each is a view of the whole.
+A copy from pageable memory makes the host wait for the device, and then the device for the host's
+next launch. So the tensors are placed side by side in one pinned buffer, copied at once, and each is
+a view of the copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALIGNMENT = 256
 
 
 def transfer(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The same tensors on the device. On a GPU the copy may still be under way; its stream knows."""
+    """The same tensors on the device. On a GPU the copy may still run; its stream orders later work."""
     if all(tensor.device == device for tensor in tensors.values()):
         return dict(tensors)
     return _side_by_side(tensors, device, pinned=device.type == "cuda")
@@ -31,7 +31,7 @@ def _side_by_side(
     for name, tensor in tensors.items():
         places[name] = slice(end, end + tensor.numel() * tensor.element_size())
         end = -(-places[name].stop // ALIGNMENT) * ALIGNMENT
-    # torch keeps pinned memory for reuse, and lets nobody have it before the copy is done
+    # torch reuses pinned memory, but not before the copy is done
     buffer = torch.empty(end, dtype=torch.uint8, pin_memory=pinned)
     for name, tensor in tensors.items():
         _cut(buffer, places[name], tensor).copy_(tensor)

@@ -1,7 +1,7 @@
-"""The nouns of graft: a Task is tried, an Episode is what happened, a tree of Spans.
+"""The data types of graft: a Task is attempted, an Episode records it as a tree of Spans.
 
-Everything here is plain Python with an exact JSON round trip: a rollout log can be read without
-torch, and a run can be replayed from it.
+All are plain Python with an exact JSON round trip: a rollout log can be read without torch, and a
+run can be replayed from it.
 
     Task "2+3=" with two samples, one of which calls a tool, becomes
 
@@ -24,7 +24,7 @@ Message = dict[str, Any]
 """A chat message in OpenAI's form: role, content, and where they apply tool_calls, tool_call_id, name."""
 
 NO_ACTION = -1
-"""The action of a token nobody chose: the tail of a multi-token description, an observation."""
+"""The action of a token that was not chosen: the rest of a multi-token description, an observation."""
 
 
 class Author(StrEnum):
@@ -40,19 +40,19 @@ class Status(StrEnum):
     DONE = "done"
     """The environment ended the episode."""
     TRUNCATED = "truncated"
-    """A budget of ours ran out (tokens, turns, context); a critic may bootstrap from here."""
+    """A limit of the rollout was reached (tokens, turns, context); a critic may bootstrap from here."""
     TOOL_ERROR = "tool_error"
-    """A tool broke in a way that is not the policy's doing; the leaf is not trained."""
+    """A tool failed for a reason other than the policy's call; the leaf is not trained."""
     ENV_ERROR = "env_error"
     """The environment raised; the leaf is not trained."""
     ENGINE_ERROR = "engine_error"
-    """The engine could not sample (a context too long for its pages, a dead server)."""
+    """The engine could not sample (a context larger than its KV pool, a server that is down)."""
     TIMEOUT = "timeout"
     """A named wait passed its deadline."""
     REPLACED = "replaced"
     """Its counterfactual twin is trained in its place; it still counts as what the policy did."""
     ABORTED = "aborted"
-    """Thrown away on purpose: the budget was met or the run is stopping."""
+    """Discarded: the budget was met or the run is stopping."""
 
     @property
     def is_trainable(self) -> bool:
@@ -65,11 +65,11 @@ class Finish(StrEnum):
     LENGTH = "length"
     """`max_tokens` or the model's window."""
     EXIT = "exit"
-    """A grammar left its environment and wants an answer from outside."""
+    """The grammar ended a call; the environment has to answer it."""
     ABORT = "abort"
     """The context was closed while it was sampling."""
     PAUSE = "pause"
-    """New weights are coming: the engine gave back what it had. Ask again, and it goes on."""
+    """New weights arrive: the engine returned the tokens so far; the next `sample` continues them."""
 
 
 class _Turn(NamedTuple):
@@ -81,7 +81,7 @@ class _Turn(NamedTuple):
 
 
 class Turn(_Turn):
-    """What an environment answers: unpacks as Gymnasium's five values, reads by name.
+    """The result of an environment's step: unpacks as Gymnasium's five values, or is read by name.
 
     >>> observation, reward, terminated, truncated, info = Turn("higher")
     >>> Turn("Correct.", reward=1.0, terminated=True).reward
@@ -98,8 +98,8 @@ class Turn(_Turn):
         truncated: bool = False,
         info: dict[str, Any] | None = None,
     ) -> Turn:
-        # a fresh dict each time: wrappers write into info, and must not write into each other's
-        # tuple's own constructor: this is on the path of every step of every environment
+        # a new dict each time: wrappers write into info, and must not write into each other's.
+        # tuple.__new__ directly, because every step of every environment comes here
         values = (observation, reward, terminated, truncated, {} if info is None else info)
         return tuple.__new__(cls, values)  # pyright: ignore[reportUnknownMemberType]
 
@@ -108,13 +108,13 @@ class Turn(_Turn):
         return self.terminated or self.truncated
 
 
-class Called(str):
-    """The text of a turn that ended with a call made by actions: whom it calls, and with what.
+class CallText(str):
+    """The text of a turn that ended with a call made by actions, with its tool and arguments.
 
-    An environment that takes its calls from actions looks at `tool` and `arguments`; the text is
-    what stands in the context, and nobody has to parse it.
+    An environment that takes its calls from actions reads `tool` and `arguments`; the text is
+    what the context contains, and is not parsed.
 
-    >>> call = Called(" compare A and B", "compare", ("A", "B"))
+    >>> call = CallText(" compare A and B", "compare", ("A", "B"))
     >>> call.tool, call.arguments, call == " compare A and B"
     ('compare', ('A', 'B'), True)
     """
@@ -122,12 +122,12 @@ class Called(str):
     tool: str
     arguments: tuple[str, ...]
 
-    def __new__(cls, text: str, tool: str, arguments: Sequence[str]) -> Called:
+    def __new__(cls, text: str, tool: str, arguments: Sequence[str]) -> CallText:
         self = super().__new__(cls, text)
         self.tool, self.arguments = tool, tuple(arguments)
         return self
 
-    def __getnewargs__(self) -> tuple[Any, ...]:  # copies and pickles keep what the text is not
+    def __getnewargs__(self) -> tuple[Any, ...]:  # copies and pickles keep both
         return str(self), self.tool, self.arguments
 
 
@@ -143,8 +143,8 @@ class Sampling:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
-    begun: int = 0
-    """Tokens at the context's end that this sample goes on with: a stop string may begin in them."""
+    num_begun: int = 0
+    """Tokens at the context's end that this sample continues: a stop string may start in them."""
 
     def __post_init__(self) -> None:
         bad = None
@@ -171,10 +171,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine returns for one `sample`: parallel lists, one entry per token written.
+    """The result of one `sample` of an engine: parallel lists, one entry per token written.
 
-    `tokens` is what the model reads next; `actions` is what was chosen (the same number in a plain
-    language model, `NO_ACTION` where a token merely continues the description of an action).
+    `tokens` are the model's next inputs; `actions` are what was chosen (the same numbers in a plain
+    language model, `NO_ACTION` where a token continues the description of an action).
     """
 
     tokens: list[int]
@@ -188,7 +188,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to do. `seed` names the instance: an env reset with it poses exactly this task."""
+    """What to attempt. An env that is reset with `seed` poses exactly this task."""
 
     id: str
     env: str
@@ -213,8 +213,8 @@ class Task:
 class Span:
     """A run of tokens by one author; only the tokens it adds. The lists are parallel, or empty.
 
-    Task and env spans leave the per-token lists empty: nothing was chosen there. A policy span has
-    all of them, and `mask` says which of its tokens are decisions that may be trained.
+    Task and env spans leave the per-token lists empty, since nothing was chosen there. A policy span
+    has all of them, and `mask` marks the tokens that are decisions and may be trained.
     """
 
     parent: int | None
@@ -243,7 +243,7 @@ class Span:
         return len(self.tokens)
 
     def to_json(self) -> dict[str, Any]:
-        # asdict copies a list number by number: it gets none of those that are long
+        # asdict copies a list element by element, so the long ones are kept from it
         lists = {name: list(getattr(self, name)) for name in self.PER_TOKEN}
         return asdict(replace(self, **{name: [] for name in lists})) | lists
 
@@ -264,8 +264,8 @@ class Span:
             info={"finish": str(completion.finish), **info},
         )
 
-    def go_on(self, completion: Completion, text: str) -> None:
-        """Add what was sampled next, in the same turn and with the same weights; `text` is of all."""
+    def extend(self, completion: Completion, text: str) -> None:
+        """Add tokens sampled later in the same turn with the same weights; `text` is the whole span's."""
         more = Span.sampled(-1, completion)
         for name in self.PER_TOKEN:
             setattr(self, name, getattr(self, name) + getattr(more, name))
@@ -277,21 +277,21 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 def _numbers(values: Sequence[float]) -> str:
-    """JSON of numbers that read back equal, in a fifth of json's time: a rollout log is mostly these."""
+    """JSON of numbers that read back equal, five times as fast as json: a rollout log is mostly these."""
     from pydantic_core import PydanticSerializationError, to_json
 
     try:
         text = to_json(values, inf_nan_mode="constants").decode()
     except PydanticSerializationError:
-        return _encode(values)  # knows what to say about them
-    if "N" in text or "I" in text:  # NaN, Infinity: the same
+        return _encode(values)  # raises the error that names them
+    if "N" in text or "I" in text:  # NaN, Infinity
         return _encode(values)
     return text.replace(",", ", ")
 
 
 @dataclass(slots=True)
 class Leaf:
-    """One finished attempt: the last span of each of its contexts, in order, and how it went."""
+    """One finished attempt: the last span of each of its contexts, in order, and the outcome."""
 
     tips: tuple[int, ...]
     reward: float = 0.0
@@ -299,7 +299,7 @@ class Leaf:
     twin: int | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     info: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the environment said beside its last answer, as plain JSON of bounded size."""
+    """The environment's last info, as plain JSON of bounded size."""
 
 
 @dataclass(slots=True)
@@ -422,7 +422,7 @@ class Trajectory:
 
     @property
     def info(self) -> dict[str, Any]:
-        """The environment's last info: of its last turn, or of its reset where no turn was answered."""
+        """The environment's last info: of its last step, or of its reset if there was no step."""
         return self.leaf.info
 
     @property
@@ -436,6 +436,6 @@ class Trajectory:
 
     @property
     def answer_text(self) -> str:
-        """The policy's last words."""
-        said = [span.text for span in self.spans if span.author is Author.POLICY]
-        return said[-1] if said else ""
+        """The text of the policy's last span."""
+        texts = [span.text for span in self.spans if span.author is Author.POLICY]
+        return texts[-1] if texts else ""

@@ -30,7 +30,7 @@ from graft.models.shape import ModelShape
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.memory.device_memory import DeviceMemory
-from graft.types import Author, Called, Episode, Leaf, Span, Task, Turn
+from graft.types import Author, CallText, Episode, Leaf, Span, Task, Turn
 from tests.engine.fake_sglang import serving_sglang
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -288,10 +288,10 @@ def test_gold_answers_that_are_not_all_taken_for_right_are_worth_a_word():
 
 
 def test_what_a_teacher_says_in_a_row_is_one_turn_and_may_end_in_a_call():
-    call = Called("compare A", "compare", ("A",))
+    call = CallText("compare A", "compare", ("A",))
     trace = [(Author.POLICY, "So "), (Author.POLICY, call), (Author.ENV, "A"), (Author.POLICY, "A")]
     first, second = turns(trace)
-    assert isinstance(first, Called) and first == "So compare A" and first.tool == "compare"
+    assert isinstance(first, CallText) and first == "So compare A" and first.tool == "compare"
     assert second == "A"
 
 

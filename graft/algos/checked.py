@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from graft.algos.batch import Batch
-from graft.user_code import Giver, NotFinite, UserCodeError, naming, refusal
+from graft.user_code import NotFinite, UserCodeError, UserObject, naming, refusal
 
 
 def check_loss(result: Any, logp_NT: Tensor, loss: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """What a loss returns: one number per token, with gradient, and metrics."""
-    who, want = Giver(loss, "loss"), list(logp_NT.shape)
+    who, want = UserObject(loss, "loss"), list(logp_NT.shape)
     wanted = f"(loss, metrics): a tensor of shape {want}, one number per token, and a dict"
     values: Any = result
     if not isinstance(result, tuple) or len(values) != 2:
@@ -41,7 +41,7 @@ def check_loss(result: Any, logp_NT: Tensor, loss: Any) -> tuple[Tensor, dict[st
     return loss_NT, {name: _metric(name, value, logp_NT, who) for name, value in listed.items()}
 
 
-def _metric(name: Any, value: Any, logp_NT: Tensor, who: Giver) -> Tensor:
+def _metric(name: Any, value: Any, logp_NT: Tensor, who: UserObject) -> Tensor:
     wanted = f"a number, or a tensor of shape {list(logp_NT.shape)}"
     if not isinstance(name, str):
         raise UserCodeError(f"{who} has a metric called {name!r}; names must be texts")
@@ -52,7 +52,7 @@ def _metric(name: Any, value: Any, logp_NT: Tensor, who: Giver) -> Tensor:
     return value.detach()
 
 
-def _check_grid(value: Any, shape: torch.Size, who: Giver, note: str) -> None:
+def _check_grid(value: Any, shape: torch.Size, who: UserObject, note: str) -> None:
     wanted = f"a tensor of shape {list(shape)} with one number per token, {note}"
     if not isinstance(value, Tensor) or value.shape != shape:
         raise refusal(who, value, wanted)
@@ -77,8 +77,8 @@ def _untouched(batch: Batch, function: Any, what: str) -> Generator[None]:
     yield
     if changed := [name for name, value in tensors.items() if value._version != before[name]]:
         raise UserCodeError(
-            f"{Giver(function, what)} changed batch.{changed[0]} in place; it must leave the batch as it is: "
-            f"write x = batch.{changed[0]} * 2, not batch.{changed[0]} *= 2"
+            f"{UserObject(function, what)} changed batch.{changed[0]} in place; it must leave the "
+            f"batch as it is: write x = batch.{changed[0]} * 2, not batch.{changed[0]} *= 2"
         )
 
 
@@ -90,7 +90,7 @@ def _loss(function: Callable[..., Any]) -> Callable[..., Any]:
             found = function(logp_NT, entropy_NT, batch)
         if (logp_NT._version, entropy_NT._version) != before:
             raise UserCodeError(
-                f"{Giver(function, 'loss')} changed its log-probs or entropies in place; it must leave "
+                f"{UserObject(function, 'loss')} changed its log-probs or entropies in place; it must leave "
                 "them as they are: write x = logp * 2, not logp *= 2"
             )
         return check_loss(found, logp_NT, function)  # not whether it is finite: the host would wait
@@ -101,7 +101,7 @@ def _loss(function: Callable[..., Any]) -> Callable[..., Any]:
 def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
-        who = Giver(function, "credit")
+        who = UserObject(function, "credit")
         with naming(function, "credit"), _untouched(batch, function, "credit"):
             found = function(adv_NT, batch)
         _check_grid(found, batch.mask.shape, who, "as in reward[:, None] * batch.mask")
@@ -123,7 +123,9 @@ def _shaping(function: Callable[..., Any]) -> Callable[..., Any]:
         with naming(function, "shaping"), _untouched(batch, function, "shaping"):
             found = function(batch)
         if not isinstance(found, Batch):
-            raise refusal(Giver(function, "shaping"), found, "a Batch: batch.replace(reward=...)")
+            raise refusal(
+                UserObject(function, "shaping"), found, "a Batch: batch.replace(reward=...)"
+            )
         return found
 
     return shape
@@ -132,7 +134,7 @@ def _shaping(function: Callable[..., Any]) -> Callable[..., Any]:
 def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def weigh(batch: Batch) -> Tensor:
-        who = Giver(function, "reduction")
+        who = UserObject(function, "reduction")
         with naming(function, "reduction"), _untouched(batch, function, "reduction"):
             found = function(batch)
         _check_grid(found, batch.mask.shape, who, "the weight of its loss")

@@ -18,7 +18,7 @@ from graft.algos.losses import LOSSES, Loss, with_entropy, with_importance, with
 from graft.algos.reductions import REDUCTIONS, Reduction
 from graft.algos.shaping import SHAPINGS, Shaping, shape_in_turn
 from graft.registry import resolve
-from graft.user_code import Giver, UserCodeError, refusal, seen
+from graft.user_code import UserCodeError, UserObject, refusal, seen
 
 Part = str | tuple[str, Mapping[str, Any]]
 """A name, or a name with keywords for the factory behind it."""
@@ -203,7 +203,7 @@ def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -
         ) from error
     made = factory(**keywords)
     if not callable(made):
-        raise refusal(Giver(factory, what), made, f"the {what}, a function")
+        raise refusal(UserObject(factory, what), made, f"the {what}, a function")
     return _finished(made, what)
 
 

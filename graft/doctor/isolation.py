@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from graft.deadlines import is_users
+from graft.deadlines import is_user_file
 from graft.doctor.tools import arguments_for
 from graft.envs.base import Wrapper, inner_envs
 from graft.envs.tool_env import ToolEnv, is_rebound
@@ -199,7 +199,7 @@ def common_state(env: Env) -> dict[str, str]:
     for layer in (env, *inner_envs(env)):
         for kind in type(layer).__mro__:
             module = sys.modules.get(kind.__module__)
-            if module is None or not is_users(getattr(module, "__file__", None) or "<"):
+            if module is None or not is_user_file(getattr(module, "__file__", None) or "<"):
                 continue
             holders = {kind.__qualname__: vars(kind), module.__name__: vars(module)}
             for holder, values in holders.items():
@@ -214,4 +214,4 @@ def _is_state(value: Any) -> bool:
     if isinstance(value, list | dict | set | int | float | str):
         return True
     module = sys.modules.get(type(value).__module__)
-    return is_users(getattr(module, "__file__", None) or "<")
+    return is_user_file(getattr(module, "__file__", None) or "<")

@@ -24,7 +24,7 @@ from graft.rollout.demonstration import decided
 from graft.rollout.last_info import info_of_reset, last_info
 from graft.text.chat import Chat
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
-from graft.types import Author, Called, Episode, Leaf, Span, Task
+from graft.types import Author, CallText, Episode, Leaf, Span, Task
 from graft.user_code import NotFinite
 
 ANSWER_FORMS = (
@@ -145,8 +145,8 @@ def turns(trace: Sequence[tuple[Author, str]]) -> list[str]:
         if author is not Author.POLICY:
             continue
         last, whole = texts[-1], "".join(texts)
-        is_call = isinstance(last, Called)
-        found.append(Called(whole, last.tool, last.arguments) if is_call else whole)
+        is_call = isinstance(last, CallText)
+        found.append(CallText(whole, last.tool, last.arguments) if is_call else whole)
     return found
 
 

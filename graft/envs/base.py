@@ -23,8 +23,8 @@ from graft.protocols import Env, Observation
 from graft.tools.rebind import Memo, counterparts
 from graft.types import Author, Message, Task, Turn
 from graft.user_code import (
-    Giver,
     UserCodeError,
+    UserObject,
     as_observation,
     as_turn,
     check_action,
@@ -148,7 +148,7 @@ class BaseEnv(EnvSource):
         self.rng.seed(seed)
         self.turns = self.num_random_actions = 0
         self.is_over = False
-        prompt: Any = as_observation(self.pose(), Giver(self, "env", "pose"))
+        prompt: Any = as_observation(self.pose(), UserObject(self, "env", "pose"))
         self.prompt = prompt
         info = self.margins()
         info["seed"], info["answer"] = seed, self.answer
@@ -158,7 +158,7 @@ class BaseEnv(EnvSource):
         if self.is_over:
             raise RuntimeError(f"env {self.env_id!r}: no episode is running; call reset() first")
         check_action(action)
-        turn = as_turn(self.respond(action), Giver(self, "env", "respond"))
+        turn = as_turn(self.respond(action), UserObject(self, "env", "respond"))
         self.turns += 1
         if not (turn.terminated or turn.truncated) and self.turns == self.max_turns:
             turn = turn._replace(truncated=True)

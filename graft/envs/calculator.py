@@ -5,7 +5,7 @@
 [12+170] 182;            one operation per call: the policy has to know which comes first
 182                      the answer; end of text
 
-With syntax="actions" a call is made of actions beyond the vocabulary, a `Called`; the answer is 170,
+With syntax="actions" a call is made of actions beyond the vocabulary, a `CallText`; the answer is 170,
 and the actions write the brackets and the semicolon.
 """
 
@@ -22,7 +22,7 @@ from graft.registry import resolve
 from graft.rewards.answers import same_number
 from graft.tools.calculator import MAX_DIGITS, Calculator, evaluate, format_number, keys_of, work
 from graft.tools.formats import COMPACT, COMPACT_BARE, CallStyle
-from graft.types import Author, Called, Turn
+from graft.types import Author, CallText, Turn
 
 SYNTAXES = {"compact": ("tags", COMPACT), "actions": ("actions", COMPACT_BARE)}
 """Call syntax -> its format in `graft.tools.formats`, and the style of the results."""
@@ -158,6 +158,6 @@ class CalculatorTask(ToolEnv):
         return self.env.guess(rng)
 
 
-def write_call(content: str) -> Called:
-    """ "34*5" -> a `Called` with the text "[34*5]": a call in either syntax."""
-    return Called(f"{COMPACT.open}{content}{COMPACT.close}", Calculator.name, keys_of(content))
+def write_call(content: str) -> CallText:
+    """ "34*5" -> a `CallText` with the text "[34*5]": a call in either syntax."""
+    return CallText(f"{COMPACT.open}{content}{COMPACT.close}", Calculator.name, keys_of(content))

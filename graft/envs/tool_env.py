@@ -34,7 +34,7 @@ from graft.tools.function import FunctionTool
 from graft.tools.rebind import Memo, check_tools, rebound
 from graft.tools.schema import schema
 from graft.types import Task, Turn
-from graft.user_code import Giver, UserCodeError, as_reset, as_turn, check_action, named
+from graft.user_code import UserCodeError, UserObject, as_reset, as_turn, check_action, named
 
 MAX_RESULT = 10_000
 WHOLE_RESULT = 1_000_000
@@ -179,7 +179,7 @@ class ToolEnv(Wrapper):
             check_tools(self._own(), [self, *inner_envs(self)])
             self.is_checked = True
         self.previous = self._counters()
-        reset: Any = as_reset(self.env.reset(seed, **options), Giver(self.env, "env", "reset"))
+        reset: Any = as_reset(self.env.reset(seed, **options), UserObject(self.env, "env", "reset"))
         observation, info = reset
         for tool in self._stateful():
             tool.reset()
@@ -244,7 +244,7 @@ class ToolEnv(Wrapper):
         return [tool for tool in self.tools.values() if has_state(tool)]
 
     def _inner_step(self, action: str) -> Turn:
-        turn = as_turn(self.env.step(action), Giver(self.env, "env", "step"))
+        turn = as_turn(self.env.step(action), UserObject(self.env, "env", "step"))
         info = {**turn.info, "tool_uses": self._uses()}
         if self.env.observe_as != self.observe_as and not turn.is_over:
             info.setdefault("observe_as", self.env.observe_as)

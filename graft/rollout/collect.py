@@ -12,7 +12,7 @@ from graft.rollout.event_loop import run
 from graft.rollout.failure import RolloutFailure, concurrently
 from graft.rollout.setup import RolloutSetup
 from graft.types import Episode, Status, Task
-from graft.user_code import Giver, UserCodeError, naming, refusal, source_of
+from graft.user_code import UserCodeError, UserObject, naming, refusal, source_of
 
 
 async def build_episode(task: Task, setup: RolloutSetup, branch: Branch, index: int = 0) -> Episode:
@@ -36,7 +36,7 @@ async def build_episode(task: Task, setup: RolloutSetup, branch: Branch, index: 
 async def _run_branch(builder: EpisodeBuilder, branch: Branch) -> None:
     running = branch(builder)
     if not isawaitable(running):
-        raise refusal(Giver(branch, "branch"), running, "an awaitable: write `async def`")
+        raise refusal(UserObject(branch, "branch"), running, "an awaitable: write `async def`")
     is_ours = getattr(source_of(branch), "__module__", "").startswith("graft.")
     with nullcontext() if is_ours else naming(branch, "branch", RolloutFailure):
         await running
@@ -48,14 +48,14 @@ def check_complete(builder: EpisodeBuilder, branch: Branch) -> None:
     live = [trajectory for trajectory in made if trajectory.is_live]
     if live:
         raise UserCodeError(
-            f"{Giver(branch, 'branch')} returned while {len(live)} of its {len(made)} attempts were "
+            f"{UserObject(branch, 'branch')} returned while {len(live)} of its {len(made)} attempts were "
             "not over; `await trajectory.finish()` for each, or asyncio.gather them"
         )
     count = sum(trajectory.twin_of is None for trajectory in made)
     required = builder.setup.samples
     if required is not None and count != required and not getattr(branch, "any_number", False):
         raise UserCodeError(
-            f"{Giver(branch, 'branch')} made {count} attempts, and rollout.samples={required}; take "
+            f"{UserObject(branch, 'branch')} made {count} attempts, and rollout.samples={required}; take "
             "`samples` as a parameter of the function that makes the branch, and start that many. "
             "branch.any_number = True allows another number"
         )

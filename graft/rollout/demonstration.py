@@ -18,8 +18,8 @@ from graft.protocols import Env
 from graft.text.chat import TEMPLATE, Chat, Tools
 from graft.text.transcript import Transcript
 from graft.tools.options import check_options
-from graft.types import NO_ACTION, Author, Called, Episode, Leaf, Message, Span, Task
-from graft.user_code import Giver, UserCodeError, as_reset, as_trace
+from graft.types import NO_ACTION, Author, CallText, Episode, Leaf, Message, Span, Task
+from graft.user_code import UserCodeError, UserObject, as_reset, as_trace
 
 INLINE = "inline"
 
@@ -29,7 +29,7 @@ class DemonstratedTurn(NamedTuple):
 
     author: Author
     text: str
-    """A `Called` is a call, to be spelled with the run's actions."""
+    """A `CallText` is a call, to be spelled with the run's actions."""
     role: str = INLINE
     """Of what the environment says: inside the policy's own turn, or a message of this role."""
     ends: bool = True
@@ -72,10 +72,10 @@ def demonstration(
     `actions` one that ends in a call; every other turn ends with the template's end token, which is
     trained like any word. Policy entries in a row are one turn:
 
-        policy "I compare."   policy Called("compare", A, B)   env "A < B"        policy "Done."
+        policy "I compare."   policy CallText("compare", A, B)   env "A < B"        policy "Done."
         I compare.            compare A and B                  : A < B            Done.<eos>
     """
-    reset: Any = as_reset(env.reset(task.seed), Giver(env, "env", "reset"))
+    reset: Any = as_reset(env.reset(task.seed), UserObject(env, "env", "reset"))
     observation, info = reset
     messages = (
         [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
@@ -85,7 +85,7 @@ def demonstration(
             f"{task.env} has a wrapper that rewrites the history, so its teacher's turns are no "
             "single conversation; warm up without such a wrapper, or from recorded chats (sft.data)"
         )
-    who = Giver(env, "env", "demonstrate")
+    who = UserObject(env, "env", "demonstrate")
     teach: Any = getattr(env, "demonstrate", None)
     if teach is None:
         raise UserCodeError(
@@ -135,7 +135,7 @@ def attempt(
     is_closed = False
     for number, said in enumerate(entries):
         text, last = said.text, next(reversed(episode.spans[tip].tokens), last)
-        if said.author is Author.POLICY and actions is not None and isinstance(text, Called):
+        if said.author is Author.POLICY and actions is not None and isinstance(text, CallText):
             call, tool, is_closed = actions.spell(text.tool, text.arguments), text.tool, False
             tip = episode.append(decided(tip, call, decode(call.tokens, last)))
         elif said.author is Author.POLICY and said.call is not None:
@@ -189,7 +189,7 @@ def spoken(tokens: list[int], actions: Actions | None = None) -> Decisions:
             raise ValueError(
                 f"a teacher's words contain a call, or part of one: token {token}, number {i} of "
                 f"{tokens}, in mode {mode} of the grammar. Let `demonstrate` give the call as "
-                "a Called of its own, or train without actions"
+                "a CallText of its own, or train without actions"
             )
         mode = grammar.step(mode, token)
     return Decisions(tokens, tokens, grammar.walk(tokens), mode)

@@ -10,7 +10,7 @@ from graft.rollout.failure import boundary
 from graft.rollout.setup import RolloutSetup
 from graft.rollout.threads import in_thread
 from graft.types import Task, Turn
-from graft.user_code import Giver, as_reset, as_turn, check_fork, naming
+from graft.user_code import UserObject, as_reset, as_turn, check_fork, naming
 
 
 async def call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
@@ -34,7 +34,7 @@ async def fork_env(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[
         copy = setup.make_env(task)
     try:
         async with boundary(f"env {task.env} replay", setup.deadline):
-            as_reset(await call(copy, copy.reset, task.seed), Giver(copy, "env", "reset"))
+            as_reset(await call(copy, copy.reset, task.seed), UserObject(copy, "env", "reset"))
     except BaseException:
         copy.close()
         raise
@@ -49,7 +49,7 @@ async def replay(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[st
         async with boundary(f"env {task.env} replay", setup.deadline):
             for action in actions:
                 turn = await call(env, env.step, action)
-                turns.append(as_turn(turn, Giver(env, "env", "step")))
+                turns.append(as_turn(turn, UserObject(env, "env", "step")))
                 if turns[-1].is_over:
                     raise ValueError(
                         f"turn {len(turns)} ended the episode, which it did not before"

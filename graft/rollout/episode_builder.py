@@ -15,7 +15,7 @@ from graft.rollout.last_info import info_of_reset
 from graft.rollout.live_trajectory import EpisodeDraft, LiveTrajectory
 from graft.rollout.setup import RolloutSetup
 from graft.types import Author, Leaf, Span, Task
-from graft.user_code import Giver, UserCodeError, as_info, as_reset, check_json
+from graft.user_code import UserCodeError, UserObject, as_info, as_reset, check_json
 
 
 class EnvUnavailable(BaseEnv):
@@ -52,7 +52,7 @@ class EpisodeBuilder(EpisodeDraft):
         setup, task = self.setup, self.episode.task
         async with boundary(f"env {task.env} reset", setup.deadline):
             self._env = setup.make_env(task)
-            who = Giver(self._env, "env", "reset")
+            who = UserObject(self._env, "env", "reset")
             observation, info = as_reset(await call(self._env, self._env.reset, task.seed), who)
             for key in ("answer", "meta", "data_source"):
                 check_json(info.get(key), who, f"info[{key!r}]")

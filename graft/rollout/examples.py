@@ -25,7 +25,7 @@ from graft.rollout.demonstration import INLINE, DemonstratedTurn, attempt, decid
 from graft.text.chat import Chat, Piece, Tools
 from graft.text.marks import between, inside
 from graft.text.transcript import contexts
-from graft.types import Author, Called, Episode, Leaf, Message, Span, Task
+from graft.types import Author, CallText, Episode, Leaf, Message, Span, Task
 
 ROLES = (INLINE, "user", "tool")
 
@@ -66,7 +66,7 @@ def read_entries(spans: Any, speller: ActionSpeller | None = None) -> list[Demon
     entries: list[DemonstratedTurn] = []
     for number, span in enumerate(spans):
         read = _entry(span, spans[number + 1 : number + 2], number + 1, speller is not None)
-        if speller is None or read.author is not Author.POLICY or isinstance(read.text, Called):
+        if speller is None or read.author is not Author.POLICY or isinstance(read.text, CallText):
             entries.append(read)
         else:
             entries += _spelled(read, spans[number + 1 : number + 2], speller)
@@ -105,7 +105,7 @@ def _goes_on(following: Any) -> bool:
     return following.get("author") == Author.POLICY or (following.get("role") or INLINE) == INLINE
 
 
-def _called(call: Any, text: Any, where: str) -> Called:
+def _called(call: Any, text: Any, where: str) -> CallText:
     tool = call.get("tool") if isinstance(call, Mapping) else None
     arguments = call.get("arguments") if isinstance(call, Mapping) else None
     is_list = isinstance(arguments, Sequence) and not isinstance(arguments, str)
@@ -114,7 +114,7 @@ def _called(call: Any, text: Any, where: str) -> Called:
             f"{where}: `call` holds {call!r:.80}; a call is {{tool, arguments: [text, ...]}}"
         )
     said = cast(Sequence[Any], arguments)
-    return Called(text if isinstance(text, str) else "", tool, [str(one) for one in said])
+    return CallText(text if isinstance(text, str) else "", tool, [str(one) for one in said])
 
 
 def _spelled(

@@ -2,7 +2,7 @@
 
 With actions, sampling also stops where a call is complete, and the environment need not look for it:
 
-    policy  "So compare A and B"    env.step(Called(text, "compare", ("A", "B")))
+    policy  "So compare A and B"    env.step(CallText(text, "compare", ("A", "B")))
     env     ": A < B\n"             "A < B" in the answer template of the actions, inline
 
 A branch may sample the first tokens of a turn with `begin`, decide, and `fork`: the fork has the same
@@ -27,7 +27,7 @@ from graft.text.chat import TEMPLATE
 from graft.text.transcript import Transcript
 from graft.types import (
     Author,
-    Called,
+    CallText,
     Completion,
     Episode,
     Finish,
@@ -40,7 +40,7 @@ from graft.types import (
     Trajectory,
     Turn,
 )
-from graft.user_code import Giver, as_number, as_turn
+from graft.user_code import UserObject, as_number, as_turn
 
 
 class TurnStage(StrEnum):
@@ -249,7 +249,7 @@ class LiveTrajectory:
         spans = self.partial.spans
         text = self._text_of(self.partial.tokens + completion.tokens)
         if spans and spans[-1].version == completion.version:
-            return spans[-1].go_on(completion, text)
+            return spans[-1].extend(completion, text)
         if spans:
             spans[-1].text = ""
         spans.append(Span.sampled(self.tip, completion, text))
@@ -291,20 +291,20 @@ class LiveTrajectory:
             return text
         chosen = [action for span in spans for action in span.actions]
         tool, arguments = actions.read(chosen, [mode for span in spans for mode in span.modes])
-        return Called(text, tool, arguments)
+        return CallText(text, tool, arguments)
 
     def _text_of(self, tokens: list[int]) -> str:
         """The text of the context's last tokens, without the end of the turn."""
         written = self.context.tokens
         last = written[-len(tokens) - 1] if len(written) > len(tokens) else None
-        return self.draft.setup.chat.words(tokens, last)
+        return self.draft.setup.chat.turn_text(tokens, last)
 
     async def _act(self, action: str) -> Turn:
         """The environment's answer."""
         env, setup = self.env, self.draft.setup
         self.partial.stage = TurnStage.ACTING
         async with boundary(f"env {self.draft.episode.task.env} step", setup.deadline):
-            turn = as_turn(await call(env, env.step, action), Giver(env, "env", "step"))
+            turn = as_turn(await call(env, env.step, action), UserObject(env, "env", "step"))
             self.partial.stage = TurnStage.OVER
         return turn
 
@@ -328,7 +328,7 @@ class LiveTrajectory:
             self.metrics["tool_failures"] += failures
         for name, value in info.items():
             if name.startswith("tools/"):  # one tool's calls, failures, seconds in this episode
-                who = Giver(self.env, "env", "step")
+                who = UserObject(self.env, "env", "step")
                 self.metrics[name] = as_number(value, who, verb=f"gave as info[{name!r}]")
 
     def _observe(self, turn: Turn, action: str, is_closed: bool) -> None:
@@ -350,7 +350,7 @@ class LiveTrajectory:
             prompt, tools = turn.info["messages"], turn.info.get("tools")
             return self._new_context(*draft.prompt_tokens(prompt, tools), observation)
         if role == "inline":
-            if actions is not None and isinstance(action, Called):
+            if actions is not None and isinstance(action, CallText):
                 observation = actions.render(action.tool, observation)
             tokens = chat.tokenizer.encode_plain(observation, last)
         else:
@@ -377,7 +377,7 @@ class LiveTrajectory:
         self.transcripts = []
         if transcript is not None:
             self.transcripts = [transcript]
-            root.info["messages"] = transcript.spoken(draft.setup.chat)
+            root.info["messages"] = transcript.plain_messages(draft.setup.chat)
         self.tip = draft.episode.append(root)
         self.context.close()
         key = draft.key(self.number, f"/{len(self.past)}")  # draws of its own
@@ -443,5 +443,5 @@ def _limited(
         min_tokens=min(max(base.min_tokens - begun, 0), limit),
         stop=(*base.stop, *stop),
         stop_tokens=(*base.stop_tokens, *ends),
-        begun=begun,
+        num_begun=begun,
     )

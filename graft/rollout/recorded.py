@@ -23,7 +23,7 @@ from typing import Any
 from graft.actions.actions import Actions
 from graft.rollout.demonstration import INLINE
 from graft.text.chat import Chat
-from graft.types import Author, Called, Finish, Leaf, Message, Span, Trajectory
+from graft.types import Author, CallText, Finish, Leaf, Message, Span, Trajectory
 
 Row = dict[str, Any]
 HALF = "\ufffd"
@@ -45,7 +45,7 @@ def spans_of_trace(
             continue
         goes_on = any(other is Author.POLICY for other, _ in trace[number + 1 : number + 2])
         is_call = observe_as == INLINE and text.endswith(stop)
-        is_made = isinstance(text, Called)
+        is_made = isinstance(text, CallText)
         call = {"tool": text.tool, "arguments": [*text.arguments]} if is_made else None
         spans.append(_policy_span(text, ends=not (is_call or is_made or goes_on), call=call))
     return _without_the_obvious(spans)

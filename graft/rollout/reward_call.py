@@ -8,7 +8,7 @@ from graft.protocols import Reward
 from graft.rewards.weighted import WeightedSum
 from graft.rollout.threads import in_thread
 from graft.types import Task, Trajectory
-from graft.user_code import Giver, UserCodeError, as_number, raised, user_frame
+from graft.user_code import UserCodeError, UserObject, as_number, raised, user_frame
 
 
 async def compute_reward(reward: Reward, task: Task, trajectory: Trajectory) -> float:
@@ -19,7 +19,7 @@ async def compute_reward(reward: Reward, task: Task, trajectory: Trajectory) -> 
             *(compute_reward(one.reward, task, trajectory) for one in reward.components)
         )
         return reward.total(values, trajectory.leaf)
-    who, is_blocking = Giver(reward, "reward"), getattr(reward, "blocking", False)
+    who, is_blocking = UserObject(reward, "reward"), getattr(reward, "blocking", False)
     try:
         value = (
             await in_thread(reward, task, trajectory) if is_blocking else reward(task, trajectory)

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Any, TypeVar
 
-from graft.deadlines import is_users, short_file
+from graft.deadlines import is_user_file, short_file
 from graft.rollout import env_calls, reward_call
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ class StallMonitor:
         while frame is not None and frame.f_code not in CALLERS:
             file = frame.f_code.co_filename
             at = f"{short_file(file)}:{frame.f_lineno} in {frame.f_code.co_name}"
-            place = place or (at if is_users(file) else "")
+            place = place or (at if is_user_file(file) else "")
             ours = ours or at
             frame = frame.f_back
         if frame is None:

@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates, conversations as tokens, and parsers of a model's text: see `chat.py`."""

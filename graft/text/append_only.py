@@ -1,7 +1,7 @@
-"""Whether a chat template only ever appends, found out with conversations that templates rewrite.
+"""Check that a chat template only appends, with conversations that templates tend to rewrite.
 
-A template that drops old thoughts, moves the tools to the last question or hides old results writes
-the beginning of a conversation otherwise once it has grown; what was sampled stays as it was.
+A template that drops old thoughts, moves the tools to the last question or hides old results changes
+the beginning of a conversation when it grows; sampled tokens cannot change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOW_TO_APPEND = (
 
 
 class TemplateRewrites(ValueError):
-    """A template that changes earlier turns when later ones arrive; the text shows where."""
+    """The template changes earlier turns when later ones arrive; the message shows where."""
 
 
 def check_growth(render: Callable[..., str], closing: str, end_text: str) -> None:
@@ -50,14 +50,16 @@ def _check_one(
             continue
         opened = prompts[turn]
         kept = render(messages[: turn + 1], tools)
-        if kept.endswith(closing):  # a newline after the end may come and go
+        if kept.endswith(closing):  # a newline after the end may be left out later
             kept = kept[: len(kept) - len(closing)] + end_text
         sampled = "" if message.get("tool_calls") else message["content"]
         for n, later in prompts.items():
             if n <= turn:
                 continue
             rest = later[len(opened) :]
-            blank = rest[: len(rest) - len(rest.lstrip())]  # some put one before the words
+            blank = rest[
+                : len(rest) - len(rest.lstrip())
+            ]  # some templates put blanks before the text
             for expected in (kept, opened + blank + sampled):
                 if not later.startswith(expected):
                     raise _rewrites(messages, expected, later, n)
@@ -84,7 +86,7 @@ def first_difference(one: str, other: str) -> int:
 
 
 def _probes() -> Iterator[tuple[list[Message], list[dict[str, Any]] | None]]:
-    """Conversations that templates like to rewrite; `mark` is the text that ends each turn."""
+    """Conversations that templates tend to rewrite; `mark` is the text that ends each turn."""
 
     def say(role: str, text: str, **more: Any) -> Message:
         return {"role": role, "content": text, "mark": text, **more}

@@ -1,20 +1,20 @@
-"""Conversations as tokens that only grow: a prompt, then what the policy wrote, then a bridge.
+"""Conversations as tokens that only grow: a prompt, the policy's turn, the text between, and so on.
 
-What was sampled is never rendered or encoded again. The text between two policy turns is found by
-rendering a probe conversation with a sentinel in the assistant's place and cutting after it:
+Sampled tokens are never rendered or encoded again. The text between two policy turns is found by
+rendering a probe conversation with a sentinel as the assistant's text and cutting after it:
 
     [user probe, assistant SENTINEL, user "and 4?"] in chatml, a line per part:
 
         <|im_start|>user⏎probe<|im_end|>⏎<|im_start|>assistant⏎SENTINEL
         <|im_end|>⏎                                                        closes the turn
-        <|im_start|>user⏎and 4?<|im_end|>⏎<|im_start|>assistant⏎           says it, opens the next
+        <|im_start|>user⏎and 4?<|im_end|>⏎<|im_start|>assistant⏎           the message; opens the next turn
 
-Some templates rewrite earlier turns when later ones arrive, such as Qwen3's, which drops what was
-thought before the last question. `history` says what then happens:
+Some templates rewrite earlier turns when later ones arrive: Qwen3's drops thoughts from before the
+last question. `history` selects what happens then:
 
-    append      what was sampled stays as it is; only what is new is rendered, as above
-    template    every turn is sampled behind what the template writes of the whole conversation; where
-                that is not what the context holds, a new context begins (`graft.text.transcript`)
+    append      sampled tokens stay; only new messages are rendered, as above
+    template    every turn follows the template's rendering of the whole conversation; where that
+                differs from the context, a new context begins (`graft.text.transcript`)
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Tools = Sequence[Any] | str
 
 APPEND, TEMPLATE = "append", "template"
 HISTORIES = {
-    APPEND: "model.history=append: what was sampled stays in view as it is, also what the template "
-    "would drop, and only what is new is rendered; an attempt is one context",
-    TEMPLATE: "model.history=template: each turn is sampled behind what the template writes of the "
-    "whole conversation; where it rewrites, a new context begins, which is a row of its own",
+    APPEND: "model.history=append: sampled tokens stay in the context, also those that the template "
+    "would drop, and only new messages are rendered; an attempt is one context",
+    TEMPLATE: "model.history=template: each turn follows the template's rendering of the whole "
+    "conversation; where it rewrites earlier turns, a new context begins, which is a row of its own",
 }
-"""What each does with a template that rewrites."""
+"""What each value does with a template that rewrites."""
 SENTINEL = "graft.sentinel.7c1e"
 _SHOWN = "graft.shown"
 _ASK: Message = {"role": "user", "content": "graft.question"}
@@ -63,10 +63,10 @@ class Piece(NamedTuple):
 class Chat:
     """Renders with one template; `options` are extra template variables such as enable_thinking.
 
-    `end_ids` are the tokens that end an assistant turn: stop there, and at eos. `end_text` is what
-    the turn ends with; where no token stands for it, `end_ids` is empty and it is a stop string.
+    `end_ids` are the tokens that end an assistant turn: sampling stops there, and at eos. `end_text`
+    is the text of that end; if it is not one token, `end_ids` is empty and it is a stop string.
 
-    >>> chat = Chat(Tokenizer.characters("0123456789+="))
+    >>> chat = Chat(FastTokenizer.characters("0123456789+="))
     >>> chat.prompt([{"role": "user", "content": "2+3="}])
     [5, 13, 6, 14]
     >>> chat.extend([{"role": "user", "content": "4+4="}], closed=False)  # the eos, then the text
@@ -98,9 +98,9 @@ class Chat:
                 f"(one of {known}) or model.chat_template=PATH of a .jinja file"
             )
         check_variables(self.template, options)
-        self._shown: set[str] = set()  # roles whose messages the template was seen to write
-        self._opened = ""  # what stands before an assistant's turn, without tools
-        self._names = {  # stand for control tokens that are only text
+        self._shown: set[str] = set()  # roles whose messages the template writes
+        self._opened = ""  # the text before an assistant's turn, without tools
+        self._names = {  # placeholders for control tokens that are only text
             f"{SENTINEL}.{number}.": token for number, token in enumerate(tokenizer.control_tokens)
         }
         self._name = re.compile("|".join(map(re.escape, self._names)) or r"(?!)")
@@ -108,7 +108,7 @@ class Chat:
         self.end_text, ids = _turn_end(self._closing, tokenizer)
         self.ends: dict[int, str] = dict.fromkeys(ids, self.end_text)
         """The tokens that end a turn, each with the text that it completes."""
-        self._past_end = ""  # what ends a turn that others follow, where that differs
+        self._past_end = ""  # the end of a turn that is not the last, where that differs
         if self.end_text:
             self._find_other_ends()
         else:
@@ -121,11 +121,11 @@ class Chat:
         return render(self.template, messages, tools=tools, **how, **variables)
 
     def prompt(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
-        """Tokens from which the policy goes on: a new turn, or the assistant message at the end."""
+        """Tokens that the policy continues: before a new turn, or the final assistant message."""
         return self.tokenizer.encode(self.prompt_text(messages, tools))
 
     def prefilled(self, prompt: list[int], prefill: str) -> list[int]:
-        """A prompt and the words that the answer begins with."""
+        """A prompt and the text that the answer begins with."""
         return prompt + self.tokenizer.encode_after(prefill, prompt[-1] if prompt else None)
 
     def prompt_text(self, messages: Sequence[Message], tools: Tools | None) -> str:
@@ -141,7 +141,7 @@ class Chat:
         text = self.render(messages, tools, **how)
         if tools and text == self.render(messages, **how):
             raise TemplateError(
-                "the chat template does not show tools, so the policy would never hear of them; "
+                "the chat template does not show tools, so the policy would not know them; "
                 "use model.chat_template=chatml, or describe the tools in the system message"
             )
         return text
@@ -156,16 +156,18 @@ class Chat:
     ) -> list[int]:
         """Tokens to append after a policy turn: its closing, `messages`, the next turn's opening.
 
-        `closed` says that the policy already wrote the end of its turn (see `is_closed`), `last` is
-        the last token of the context, `tool` who answers in messages of that role. What the messages
-        say is text: "<|im_end|>" in a search result ends nobody's turn.
+        closed  the policy already wrote the end of its turn (see `is_closed`)
+        last    the last token of the context
+        tool    the name of the tool in messages of the role "tool"
+
+        Contents are plain text: "<|im_end|>" in a search result does not end a turn.
         """
         if not messages:
             raise ValueError("nothing to extend with: pass the new user or tool messages")
         if any(message["role"] == "assistant" for message in messages):
             raise ValueError(
-                "extend() takes what others say; an assistant message here would be the policy's "
-                "own turn, whose sampled tokens are appended as they are"
+                "extend() takes messages of other roles; an assistant message here would be the "
+                "policy's own turn, whose sampled tokens are appended as they are"
             )
         after = self._written_after([self.hide(one) for one in messages], opened=True, tool=tool)
         if not closed:
@@ -176,7 +178,7 @@ class Chat:
         return self.encode(self._behind_end(after, end), last)
 
     def is_closed(self, tokens: Sequence[int]) -> bool:
-        """Whether a policy turn with these tokens ended itself as the template would end it."""
+        """Whether these tokens of a policy turn end as the template ends a turn."""
         if self.end_ids:
             return bool(tokens) and tokens[-1] in self.end_ids
         if not self.end_text:
@@ -184,8 +186,8 @@ class Chat:
         longest = len(self.end_text.encode())  # a token may be a single byte
         return self.tokenizer.decode(tokens[-longest:]).endswith(self.end_text)
 
-    def words(self, tokens: Sequence[int], last: int | None = None) -> str:
-        """The text of a turn behind token `last`, without its end, the template's or plain eos."""
+    def turn_text(self, tokens: Sequence[int], last: int | None = None) -> str:
+        """The text of a turn after token `last`, without its end, the template's or plain eos."""
         end = self.end_text if self.is_closed(tokens) else ""
         if end and self.ends:
             end = self.ends[tokens[-1]]
@@ -199,13 +201,13 @@ class Chat:
         """A finished conversation in pieces, each with whether the assistant wrote it (is trained).
 
         [user "2+3=", assistant "5"], plain: [("2+3=", False), ("5<eos>", True)]; the end of a turn
-        is trained, what the template puts after it (chatml: a newline) is not.
+        is trained, the text that the template puts after it (chatml: a newline) is not.
         """
         pieces = self.pieces(messages, tools)
         return [(piece.tokens, piece.is_trained) for piece in pieces if piece.tokens]
 
     def pieces(self, messages: Sequence[Message], tools: Tools | None = None) -> list[Piece]:
-        """The same with the text of each piece; a conversation that grows by appending only."""
+        """The same with the text of each piece, for a conversation that grows by appending only."""
         turns = turns_of(messages)
         if not turns:
             text = self.render(messages, tools)
@@ -215,13 +217,13 @@ class Chat:
             message, others = messages[start], messages[start + 1 : stop]
             after = self._written_after(others, opened=stop is not None, tool=_tool_of(message))
             said, end = self._turn_text(message, tools)
-            if not self._closing:  # what others say first ends the turn
+            if not self._closing:  # the start of the next message ends the turn
                 end = next((end for end in self.ends.values() if after.startswith(end)), end)
             texts += [said + end, self._behind_end(after, end)]
         return self.encode_pieces(texts)
 
     def encode_pieces(self, texts: Sequence[str]) -> list[Piece]:
-        """Texts of which every second is the assistant's, in the tokens that a rollout would have."""
+        """Pieces with the tokens of a rollout; every second text is the assistant's."""
         pieces = [Piece(texts[0], self.tokenizer.encode(texts[0]), is_trained=False)]
         last = pieces[0].tokens[-1] if pieces[0].tokens else None
         for number, text in enumerate(texts[1:], 1):
@@ -235,7 +237,7 @@ class Chat:
         check_growth(self.render, self._closing, self.end_text if self._closing else "")
 
     def history_note(self) -> str:
-        """What becomes of a conversation that the template rewrites; "" where it only appends."""
+        """How a conversation that the template rewrites is handled; "" if it only appends."""
         try:
             self.check_append_only()
         except TemplateRewrites as error:
@@ -244,7 +246,7 @@ class Chat:
         return ""
 
     def hide(self, message: Message) -> Message:
-        """The message with names in place of control tokens; `encode` writes these as letters."""
+        """The message with placeholders for control tokens; `encode` writes these as plain text."""
         texts = ("content", "reasoning_content", "thinking")
         hidden = {
             key: self._hidden(message[key]) for key in texts if isinstance(message.get(key), str)
@@ -252,14 +254,14 @@ class Chat:
         return {**message, **hidden}
 
     def visible(self, text: str) -> str:
-        """The text with control tokens in place of the names that `hide` gave them."""
+        """The text with control tokens in place of the placeholders of `hide`."""
         return self._name.sub(lambda found: self._names[found[0]], text)
 
     def rest_of(self, text: str, shown: str) -> str | None:
-        """What of a text comes behind what is shown of it; None where it does not begin so."""
+        """The rest of `text` after `shown`; None if it does not start with it."""
         if not self.visible(text).startswith(shown):
             return None
-        at = seen = 0  # characters of the text, and of what of it is visible
+        at = seen = 0  # characters of the text, and of its visible form
         for found in self._name.finditer(text):
             if seen + found.start() - at >= len(shown):
                 break
@@ -268,7 +270,7 @@ class Chat:
         return text[at + len(shown) - seen :] if seen <= len(shown) else None
 
     def encode(self, text: str, last: int | None = None, *, is_start: bool = False) -> list[int]:
-        """The tokens of a text behind token `last`; what was hidden in it comes back as letters."""
+        """The tokens of a text after token `last`; placeholders become plain text again."""
         first, *others = [*self._name.split(text)]
         names = self._name.findall(text)
         ids = self.tokenizer.encode(first) if is_start else self.tokenizer.encode_after(first, last)
@@ -278,10 +280,10 @@ class Chat:
         return ids
 
     def check_tokens(self, pieces: Sequence[Piece]) -> None:
-        """Raise ValueError unless the pieces have the tokens of their text, as the template gives it.
+        """Raise ValueError unless the pieces have the tokens of the whole text.
 
         They may differ where the tokenizer would join characters across the border of two pieces:
-        there a turn was begun, and what stood before it had its tokens already.
+        there a turn began, and the text before it already had its tokens.
         """
         encode, texts = self.tokenizer.encode, [piece.text for piece in pieces]
         built = [token for piece in pieces for token in piece.tokens]
@@ -295,13 +297,13 @@ class Chat:
         at = next((i for i, (a, b) in enumerate(zip(built, whole, strict=False)) if a != b), 0)
         near = slice(max(0, at - 3), at + 4)
         raise ValueError(
-            f"the tokenizer writes this conversation otherwise turn by turn: tokens {built[near]} "
-            f"instead of {whole[near]} at token {at}. It puts something before or between texts that "
+            f"the tokenizer encodes this conversation differently turn by turn: tokens {built[near]} "
+            f"instead of {whole[near]} at token {at}. It adds something before or between texts that "
             "graft does not know; use another tokenizer.json of the model"
         )
 
     def turn_end(self, whole: str) -> tuple[str, str]:
-        """A text that ends with an assistant's turn, less what closes it, and the turn's end."""
+        """A text that ends with an assistant's turn, without its closing, and the turn's end."""
         if whole.endswith(self._closing):
             return whole[: len(whole) - len(self._closing)], self.end_text
         for end in self.ends.values():
@@ -310,7 +312,7 @@ class Chat:
         raise self._unlike_a_policy("", whole)
 
     def assistant_text(self, message: Message, opened: str, whole: str) -> tuple[str, str]:
-        """What the policy would have written behind `opened`, where the template writes `whole`."""
+        """The policy's text after `opened` if the template renders `whole`, and the turn's end."""
         turn = _squeeze(whole[len(opened) :])
         if not (whole.startswith(opened) and all(said in turn for said in _said(message))):
             raise self._unlike_a_policy(opened, whole)
@@ -320,7 +322,7 @@ class Chat:
     def _written_after(
         self, messages: Sequence[Message], *, opened: bool, tool: str = "tool"
     ) -> str:
-        """What the template writes after an assistant's words when `messages` follow."""
+        """The template's text after an assistant's content when `messages` follow."""
         for role in {message["role"] for message in messages} - self._shown:
             self._require(role, tool)
         probe = [_ASK, {"role": "assistant", "content": SENTINEL}, *messages]
@@ -339,7 +341,7 @@ class Chat:
         return after
 
     def _written_after_call(self, messages: Sequence[Message], opened: bool, tool: str) -> str:
-        """The same for templates that show results only of a call, which then ends the turn."""
+        """The same for templates that show a result only after a call, which then ends the turn."""
         answers = [{"tool_call_id": _CALL_ID, "name": tool, **message} for message in messages]
         closing = self.render([_ASK, _probe_call(tool)]).partition(SENTINEL)[2]
         text = self.render([_ASK, _probe_call(tool), *answers], add_generation_prompt=opened)
@@ -353,7 +355,7 @@ class Chat:
         return after[closing.rfind(end) :]
 
     def _require(self, role: str, tool: str) -> None:
-        """Some templates skip the roles they do not know: a tool result would vanish unseen."""
+        """Raise if the template skips a role, as some do: a tool result would be lost silently."""
         self._shown.add(role)
         probe: Message = {"role": role, "content": _SHOWN}
         if _SHOWN not in self._written_after([probe], opened=False, tool=tool):
@@ -364,7 +366,7 @@ class Chat:
             )
 
     def _find_other_ends(self) -> None:
-        """A turn that calls a tool may end otherwise (gpt-oss: <|call|>), and one in the past too."""
+        """A turn that calls a tool, or an earlier turn, may end differently (gpt-oss: <|call|>)."""
         try:
             called = self.render([_ASK, _probe_call("tool")]).partition(SENTINEL)[2]
         except TemplateError:  # a template without calls
@@ -382,7 +384,7 @@ class Chat:
             self._past_end = past
 
     def _find_ends_in_what_follows(self) -> None:
-        """GLM's turns end with the mark of whoever speaks next: <|user|>, <|observation|>."""
+        """GLM's turns end with the mark of the next role: <|user|>, <|observation|>."""
         for role in ("user", "tool"):
             try:
                 after = self._written_after([{"role": role, "content": _SHOWN}], opened=False)
@@ -394,7 +396,7 @@ class Chat:
                 self.end_text = self.end_text or text
 
     def _behind_end(self, after: str, end: str) -> str:
-        """What is still to be written after a turn that ended with `end`."""
+        """The rest of `after` behind a turn that ended with `end`."""
         for closing in filter(None, (end, self._past_end)):
             if after.startswith(closing):
                 return after[len(closing) :]
@@ -406,7 +408,7 @@ class Chat:
         return text
 
     def _turn_text(self, message: Message, tools: Tools | None) -> tuple[str, str]:
-        """An assistant message as the policy would have written it, and its end."""
+        """An assistant message as the policy would write it, and its end."""
         whole = self.render([_ASK, message], tools)
         opened = self._opened
         if tools or not opened or not whole.startswith(opened):  # such as a date that has changed
@@ -417,13 +419,13 @@ class Chat:
 
     def _unlike_a_policy(self, opened: str, whole: str) -> TemplateRewrites:
         return TemplateRewrites(
-            f"the chat template does not write an assistant message as a policy would have to "
-            f"write it: opened {opened[-40:]!r}, rendered {whole[-120:]!r}. {HOW_TO_APPEND}"
+            f"the chat template does not render an assistant message as a policy could write it: "
+            f"opened {opened[-40:]!r}, rendered {whole[-120:]!r}. {HOW_TO_APPEND}"
         )
 
 
 def turns_of(messages: Sequence[Message]) -> list[int]:
-    """Which messages are the assistant's; those of a conversation that cannot be are refused."""
+    """The indices of the assistant's messages; ValueError for an impossible conversation."""
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not messages or messages[0]["role"] == "assistant":
         raise ValueError("a conversation starts with a system or user message, this one does not")
@@ -431,13 +433,13 @@ def turns_of(messages: Sequence[Message]) -> list[int]:
         if second == first + 1:
             raise ValueError(
                 f"messages {first} and {second} are both from the assistant; join them into one, "
-                f"or put what came between them back"
+                f"or add the messages between them"
             )
     return turns
 
 
 def _turn_end(closing: str, tokenizer: FastTokenizer) -> tuple[str, frozenset[int]]:
-    """Where in the closing text a turn is over: after its first special token, or its last word.
+    """The end of a turn in its closing text: up to its first special token, or its last word.
 
     "<|im_end|>\\n" -> "<|im_end|>"; as one token its id too, as several no id.
     """
@@ -450,7 +452,7 @@ def _turn_end(closing: str, tokenizer: FastTokenizer) -> tuple[str, frozenset[in
 
 
 def _last_added(text: str, tokenizer: FastTokenizer) -> str:
-    """The added token that stands last in the text, the longest of those that end there."""
+    """The last added token in the text, the longest of those that end there."""
     found = [
         (text.rfind(token) + len(token), len(token), token) for token in tokenizer.added_tokens
     ]
@@ -468,18 +470,18 @@ def _calls(message: Message) -> list[Mapping[str, Any]]:
 
 
 def _tool_of(message: Message) -> str:
-    """Whom the message calls; where it calls nobody, any name."""
+    """The name of the tool that the message calls; without a call, any name."""
     return next((str(call["name"]) for call in _calls(message) if call.get("name")), "tool")
 
 
 def _said(message: Message) -> list[str]:
-    """What a rendered assistant message must still hold, without blanks."""
+    """The texts that a rendered assistant message must contain, without blanks."""
     parts = [message.get("content"), message.get("reasoning_content")]
     return [_squeeze(part) for part in [*parts, *(call.get("name") for call in _calls(message))]]
 
 
 def _squeeze(content: Any) -> str:
-    """The text without blanks; templates may format around what was said, not drop it."""
+    """The text without blanks: templates may format content, but not drop it."""
     if isinstance(content, list):
         content = "".join(part.get("text", "") for part in content)
     return "".join((content or "").split())

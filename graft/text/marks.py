@@ -1,13 +1,13 @@
-"""What stands between two marks in a text, and which tokens it is made of.
+"""The text between two marks, and the tokens that contain it.
 
-Recorded attempts often have a tool's result inside the assistant's own text. It is nobody's to learn:
+Recorded attempts often have a tool's result inside the assistant's own text, which is not trained:
 
     text     I look. <result>5</result> So 5.          between(text, "<result>", "</result>") is [(8, 26)]
     tokens   I| look|.| <|result|>|5|</|result|>| So| 5|.
     inside   .  .    . 1  1      1 1 1  1      1 .   .  .
 
-The text was encoded once, as a whole; tokens are only looked at. One that holds a single character
-of what is between, such as " <" above, is inside: of a result not a letter is learned.
+The text is encoded once, as a whole. A token with even one character between the marks, such as " <"
+above, is inside: no character of a result is trained.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def between(text: str, opening: str, closing: str) -> list[Interval]:
 def inside(offsets: Sequence[Interval], intervals: Sequence[Interval]) -> list[bool]:
     """Whether each token has a character in one of the intervals, both in ascending order.
 
-    A token reaches from the end of the one before it to its own end: some tokenizers leave blanks
-    out of their offsets, and the blanks of a result belong to it.
+    A token extends from the end of the token before it to its own end: some tokenizers leave blanks
+    out of their offsets, and the blanks of a result are part of it.
     """
     flags: list[bool] = []
     rest = list(reversed(intervals))

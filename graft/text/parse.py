@@ -1,7 +1,7 @@
-"""What a model's text says: tags, boxed answers, numbers, code blocks, tool calls.
+"""Parts of a model's text: tags, boxed answers, numbers, code blocks, tool calls.
 
-Pure functions on strings. No input makes them raise, and each reads the text a fixed number of
-times: a policy under training writes a megabyte of brackets sooner or later.
+Pure functions on strings. They never raise, and their time is linear in the length of the text: a
+policy under training may write a megabyte of brackets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class CodeBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What the policy asked for. `error` says why a call that was begun cannot be carried out."""
+    """A call in the policy's text. `error` is the reason why it cannot be carried out."""
 
     name: str
     content: str
@@ -83,7 +83,7 @@ def last_tag(text: str, name: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last \boxed{...} or \fbox{...} holds; None if there is none or it never closes.
+    r"""The content of the last \boxed{...} or \fbox{...}; None without one, or if it is not closed.
 
     "so \boxed{\frac{1}{2}}." -> "\frac{1}{2}"
     """
@@ -102,14 +102,8 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def first_number(text: str) -> str | None:
-    """The first number, fit for `float`: "about 1,234.5 m" -> "1234.5"."""
-    found = _NUMBER.search(text)
-    return _bare(found[0]) if found else None
-
-
 def last_number(text: str) -> str | None:
-    """The last number, fit for `float`: "5-3 = 2, so x = -2." -> "-2"."""
+    """The last number, in a form that `float` reads: "5-3 = 2, so x = -2." -> "-2"."""
     last = _last_match(_NUMBER, text)
     return _bare(last[0]) if last else None
 
@@ -124,14 +118,14 @@ def marked_number(text: str) -> str | None:
 
 
 def first_answer(text: str) -> str | None:
-    """What the first <answer>...</answer> holds: "<answer>1+2</answer> <answer>3</answer>" -> 1+2."""
+    """The content of the first <answer>...</answer>: "<answer>1+2</answer> <answer>3</answer>" -> 1+2."""
     start = text.find("<answer>")
     end = text.find("</answer>", start)
     return text[start + len("<answer>") : end] if 0 <= start < end else None
 
 
 def first_marked(text: str) -> str | None:
-    """The line after the first "####", blanks and line ends before it passed over."""
+    """The line after the first "####", without blanks and line ends before it."""
     _, mark, rest = text.partition("####")
     return rest.lstrip().partition("\n")[0] if mark else None
 
@@ -139,8 +133,8 @@ def first_marked(text: str) -> str | None:
 def code_blocks(text: str, language: str | None = None) -> list[CodeBlock]:
     """Closed fenced blocks in order, all or those of one language ("" for unmarked ones).
 
-    A fence may follow other words on its line, as models like to write; it closes with a line that
-    ends in the same fence. A block that never closes was cut off and is left out.
+    A fence may follow other words on its line, as models often write; it closes with a line that
+    ends in the same fence. A block that is not closed was cut off and is left out.
     """
     found: list[CodeBlock] = []
     opening: tuple[int, str, str] | None = None  # start, fence, info
@@ -172,14 +166,14 @@ def tool_calls(text: str, style: str, names: Collection[str] | None = None) -> l
     gem     one call at most: a tag or a fence, see `first_call`
     mcp     <tool_call><tool_name>f</tool_name><arguments>{"x": 1}</arguments></tool_call>
 
-    A call in JSON that cannot be read is kept whatever `names` says: its `error` is the answer.
+    A call in invalid JSON is kept, whatever `names` is: its `error` is the answer.
     """
     calls = resolve(style, STYLES, "tool-call style")(text, names)
     return [call for call in calls if names is None or call.error or call.name in names]
 
 
 def first_call(text: str, name: str) -> ToolCall | None:
-    """The first call to one tool, written as a tag or as a fence: of the two the one that ends first.
+    """The first call to one tool, written as a tag or as a fence: the one that ends first.
 
     "<python>```python\\nprint(1)```</python>" -> "print(1)": a fence inside the tag wins.
     """
@@ -199,7 +193,7 @@ def _until(text: str, name: str, close: str, start: int, body: int) -> ToolCall 
 
 
 def _gem_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
-    known = ("python", "search") if names is None else names  # GEM's own; each costs a search
+    known = ("python", "search") if names is None else names  # GEM's tools; each needs a search
     calls = [call for name in known if (call := first_call(text, name))]
     return [min(calls, key=lambda call: call.start)] if calls else []
 
@@ -257,7 +251,7 @@ def _mcp_call(tag: Tag) -> ToolCall:
 
 
 def read_arguments(text: str) -> tuple[dict[str, Any], str]:
-    """The arguments of a call, written as a JSON object, and "", or {} and why they are none.
+    """The arguments of a call, a JSON object, and ""; or {} and the reason why they are invalid.
 
     '{"x": 1}' -> {"x": 1}, "";  "" -> {}, "";  "[1]" -> {}, "the arguments must be ..."
     """
@@ -273,7 +267,7 @@ def read_arguments(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _read_json(text: str) -> Any:
-    """Strict JSON: no NaN, and no half characters that could not be written out again."""
+    """Strict JSON: no NaN, and no lone surrogates, which could not be written again."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not a JSON value")

@@ -1,7 +1,7 @@
 """Chat templates: messages to text, as transformers' `apply_chat_template` writes it.
 
-A template is Jinja text that travels with a tokenizer. Two are bundled and can be named: `plain`
-writes contents one after another, `chatml` marks every turn; both only ever append.
+A template is Jinja text that comes with a tokenizer. Two are bundled and have names: `plain` writes
+contents one after another, `chatml` marks every turn; both only append.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ _CONTINUES_HERE = "GRAFT_CONTINUES_HERE "  # the space at the end shows whether 
 
 
 class TemplateError(ValueError):
-    """A template that does not compile, or that refuses the messages it was given."""
+    """A template that does not compile, or that refuses the messages."""
 
 
 def find_template(which: str, named: Mapping[str, str] | None = None) -> str:
@@ -131,7 +131,7 @@ def render(
     continue_final_message: bool = False,
     **variables: Any,
 ) -> str:
-    """Write `messages` as text; `variables` are the special tokens and whatever the template reads.
+    """Write `messages` as text; `variables` are the special tokens and others that the template reads.
 
     >>> render(CHATML, [{"role": "user", "content": "hi"}], add_generation_prompt=True)
     '<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n'
@@ -140,7 +140,7 @@ def render(
     '2+3=5<eos>'
     """
     if add_generation_prompt and continue_final_message:
-        raise ValueError("a message is either continued or a new one opened: choose one of the two")
+        raise ValueError("add_generation_prompt and continue_final_message exclude each other")
     _refuse_pictures(messages)
     conversation = [_with_objects(message) for message in messages]
     schemas = None if tools is None else _tool_schemas(tools)
@@ -157,16 +157,16 @@ def render(
 
 
 def _refuse_pictures(messages: Sequence[Message]) -> None:
-    """A template would drop them, or write a mark for what the model never sees."""
+    """Raise for pictures: a template would drop them, or write a mark without the picture."""
     for number, message in enumerate(messages, 1):
         parts = message.get("content")
         for part in parts if isinstance(parts, list | tuple) else ():
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind not in (None, "text"):
                 raise TemplateError(
-                    f"message {number} ({message.get('role')}) holds a part of type {kind!r}, and the model "
-                    "reads text alone: it would answer without seeing it. Leave such tasks out, or let the "
-                    "environment describe in text what there is to see"
+                    f"message {number} ({message.get('role')}) has a part of type {kind!r}, and the model "
+                    "reads text only: it would answer without seeing it. Leave such tasks out, or let the "
+                    "environment describe the content in text"
                 )
 
 
@@ -188,12 +188,12 @@ def _cut_at_mark(text: str) -> str:
     at = text.rfind(_CONTINUES_HERE.strip())
     if at < 0:
         raise TemplateError("the chat template drops the final message, so it cannot be continued")
-    # a template that trims contents ate the mark's space, and would have eaten the text's as well
+    # a template that trims contents removed the mark's space, and would remove the text's too
     return text[:at] if text.startswith(_CONTINUES_HERE, at) else text[:at].rstrip()
 
 
 def _with_objects(message: Message) -> Message:
-    """Tool-call arguments as objects: on the wire they are JSON strings, in templates not."""
+    """The message with tool-call arguments as objects; in OpenAI's form they are JSON strings."""
     if not message.get("tool_calls"):
         return message
     message = copy.deepcopy(message)
@@ -223,7 +223,7 @@ def _tool_schemas(tools: Sequence[Any] | str) -> list[dict[str, Any]]:
 
 
 def _as_object(value: Any) -> Any:
-    """Parsed JSON; text that is no JSON object stays as it is, for the template to show."""
+    """Parsed JSON; text that is not a JSON object stays, for the template to show."""
     if not isinstance(value, str):
         return value
     try:
@@ -234,7 +234,7 @@ def _as_object(value: Any) -> Any:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks an assistant's words; here a mere block."""
+    """`{% generation %} ... {% endgeneration %}` marks an assistant's text; it has no effect here."""
 
     tags = {"generation"}
 
@@ -256,7 +256,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes <, > and & for HTML; models were trained on the plain characters
+    # Jinja's filter escapes <, > and & for HTML; models were trained on the plain characters
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -284,18 +284,18 @@ def _compile(template: str) -> jinja2.Template:
 
 
 def variables_of(template: str) -> set[str]:
-    """What a user may set of what the template reads, such as enable_thinking."""
+    """The variables of a template that a user may set, such as enable_thinking."""
     _compile(template)
     environment = _environment()
     tree = environment.parse(template)
     read = jinja2.meta.find_undeclared_variables(tree) - set(environment.globals)
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
-    asked = {  # {% if date is not defined %}{% set date = ... %}: the template's own only by default
+    tested = {  # {% if date is not defined %}{% set date = ... %}: the template's own only by default
         test.node.name
         for test in tree.find_all(nodes.Test)
         if test.name in ("defined", "undefined") and isinstance(test.node, nodes.Name)
     }
-    return read - (own - asked) - _GIVEN - _SPECIAL
+    return read - (own - tested) - _GIVEN - _SPECIAL
 
 
 def check_variables(template: str, given: Mapping[str, Any]) -> None:

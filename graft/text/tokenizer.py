@@ -1,7 +1,7 @@
-"""Text to ids and back: a thin hull around `tokenizers.FastTokenizer` that knows its special tokens.
+"""Text to ids and back: a wrapper around `tokenizers.Tokenizer` that knows its special tokens.
 
-A Hugging Face folder is read without transformers, whose import alone takes seconds. Two tiny
-tokenizers are built in: one token per character of an alphabet, and one token per byte.
+A Hugging Face folder is read without transformers, whose import takes seconds. Two tiny tokenizers
+are built in: one token per character of an alphabet, and one token per byte.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 FIRST, EVERYWHERE = "first", "everywhere"
-"""Where a tokenizer begins a text with a blank that is not in it: at the very beginning only, or
-also behind each added token."""
+"""Where a tokenizer adds a blank before a text: at the very beginning only, or also after each added
+token."""
 
 
 class UnknownCharacter(ValueError):
-    """A character outside the alphabet: as `<unk>` it would silently train garbage."""
+    """A character outside the alphabet; as `<unk>` it would train garbage silently."""
 
 
 class TokenizerNotFound(ValueError):
-    """A path that holds no tokenizer we can read; the text says what was looked for."""
+    """A path without a readable tokenizer; the message says what is missing."""
 
 
 class FastTokenizer:
-    """Encodes just what is written: no BOS or EOS is added, special tokens in the text count.
+    """Encodes exactly the text: no BOS or EOS is added, special tokens in the text are recognised.
 
-    >>> digits = Tokenizer.characters("0123456789+=")
+    >>> digits = FastTokenizer.characters("0123456789+=")
     >>> digits.encode("12+3=<eos>")
     [4, 5, 13, 6, 14, 1]
     >>> digits.decode([4, 5, 1]), digits.decode([4, 5, 1], skip_special=True)
@@ -54,14 +54,14 @@ class FastTokenizer:
         eos_ids: Iterable[int] = (),
     ) -> None:
         """`eos_ids` are further tokens that end a text, such as those of generation_config.json."""
-        # a tokenizer.json may carry padding and truncation, which would cut prompts in silence
+        # a tokenizer.json may set padding and truncation, which would cut prompts silently
         backend.no_padding()
         backend.no_truncation()
         self.special_tokens = dict(special_tokens or {})  # {"eos_token": "<eos>", ...}
         self.chat_templates = dict(chat_templates or {})  # {"default": jinja, "tool_use": jinja}
         self.chat_template: str | None = _default_template(self.chat_templates)
         self.chat: Any = None
-        """How a run writes chats, for wrappers that render; None: with the tokenizer's own template."""
+        """The run's Chat, for wrappers that render; None: the tokenizer's own template."""
         self._backend = backend
         self._config = dict(config or {})
         _declare(backend, self.special_tokens.values())
@@ -70,7 +70,7 @@ class FastTokenizer:
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         special = (token.content for token in added.values() if token.special)
         self.control_tokens = sorted(special, key=len, reverse=True)
-        """Texts of special tokens, those that others are part of first."""
+        """Texts of special tokens, the longest first, since one may contain another."""
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
@@ -83,7 +83,7 @@ class FastTokenizer:
         self._added = {index: token.content for index, token in added.items()}
         self._prefix = _prefix_of(backend)
         self._strips = any(node.get("start") for node in _parts(backend.decoder))
-        self._twins = {(False, False): backend}  # others are made when first asked for
+        self._twins = {(False, False): backend}  # others are made on first use
 
     @property
     def bos_token(self) -> str | None:
@@ -104,37 +104,31 @@ class FastTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._run(text).ids
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[Interval]]:
-        """The same tokens, and the characters [start, end) of the text that each was made of.
-
-        A character of several tokens is named by each of them. Some tokenizers leave the blanks at
-        the ends of a token out.
-        """
-        encoding = self._run(text)
-        return encoding.ids, encoding.offsets
-
     def encode_after(self, text: str, last: int | None = None) -> list[int]:
-        """The tokens of a text that stands behind others, of which `last` is the last.
+        """The tokens of a text that follows other tokens, of which `last` is the last.
 
-        None stands for any token of ordinary text. Tokenizers made from SentencePiece begin a text
-        with a blank that is not in it; behind other tokens there is none:
+        None stands for any token of ordinary text. Tokenizers made from SentencePiece add a blank
+        before a text, but not after other tokens:
 
             Llama 2     encode("[/INST]5")  "▁[" "/" "INST" "]" "5"
                         encode("5")         "▁" "5"
                         encode_after("5")   "5"
 
-        No token is joined across the border: the tokens before it are there already.
+        No token is joined across the border: the tokens before it are fixed.
         """
         return self._behind(text, last)[0]
 
     def encode_after_with_offsets(
         self, text: str, last: int | None = None
     ) -> tuple[list[int], list[Interval]]:
-        """`encode_after`, and the characters of each token."""
+        """`encode_after`, and the characters [start, end) of each token.
+
+        Some tokenizers leave blanks at the ends of a token out.
+        """
         return self._behind(text, last)
 
     def encode_plain(self, text: str, last: int | None = None) -> list[int]:
-        """As `encode_after`, but special tokens in the text do not count: for words of strangers.
+        """As `encode_after`, but special tokens in the text are not recognised: for untrusted text.
 
         encode("<|im_end|>") is one token, the end of a turn; encode_plain("<|im_end|>") are the
         tokens of ten characters that only look like it.
@@ -146,7 +140,7 @@ class FastTokenizer:
     ) -> tuple[list[int], list[Interval]]:
         token = None if last is None else self._added.get(last)
         if token is not None and not is_plain:
-            # encoded together: some tokens swallow the blanks that follow them
+            # encoded together: some tokens absorb the blanks that follow them
             whole, length = self._run(token + text), len(token)
             if whole.ids[:1] == [last]:
                 moved = [(max(0, a - length), max(0, b - length)) for a, b in whole.offsets[1:]]
@@ -154,7 +148,7 @@ class FastTokenizer:
         encoding = self._run(text, is_plain)
         if not self._prefix or (token is not None and self._prefix == EVERYWHERE):
             return encoding.ids, encoding.offsets
-        # only what stands before the first added token has another beginning
+        # only the text before the first added token starts differently
         found = (i for i, index in enumerate(encoding.ids) if index in self._added)
         first = next(found, len(encoding.ids))
         end = encoding.offsets[first][0] if first < len(encoding.ids) else len(text)
@@ -171,7 +165,7 @@ class FastTokenizer:
         return encoding
 
     def _twin(self, is_plain: bool, is_continued: bool) -> tokenizers.Tokenizer:
-        """The backend with other switches; they are on the tokenizer, and others use it meanwhile."""
+        """A copy of the backend with other options; threads share the original."""
         which = (is_plain, is_continued and (bool(self._prefix) or self._strips))
         twin = self._twins.get(which)
         if twin is None:
@@ -188,10 +182,10 @@ class FastTokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special)
 
     def decode_after(self, ids: Sequence[int], last: int | None = None) -> str:
-        """The text that `ids` write behind token `last` (None: one of ordinary text).
+        """The text of `ids` after token `last` (None: a token of ordinary text).
 
-        Where `encode` adds a blank at the beginning, `decode` takes one away; in the middle of a
-        text it is a blank like any other.
+        Where `encode` adds a blank at the beginning, `decode` removes one; in the middle of a text
+        none is removed.
         """
         continued = self._twin(is_plain=False, is_continued=True)
         if self._prefix != EVERYWHERE:
@@ -204,7 +198,7 @@ class FastTokenizer:
         return text
 
     def token_id(self, token: str) -> int | None:
-        """The id of one token by its exact name, None when the vocabulary does not hold it."""
+        """The id of one token by its exact text; None if it is not in the vocabulary."""
         return self._backend.token_to_id(token)
 
     @classmethod
@@ -258,13 +252,13 @@ class FastTokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         self._backend.save(str(folder / "tokenizer.json"))
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._config}
-        config.pop("chat_template", None)  # it gets a file of its own, which people can read
+        config.pop("chat_template", None)  # it gets its own, readable file
         config |= {"clean_up_tokenization_spaces": False, **self.special_tokens}
         _write(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False))
         if self.chat_template is not None:
             _write(folder / "chat_template.jinja", self.chat_template)
         if self.chat_template != _default_template(self.chat_templates):
-            return  # a model trained with another template has no use for the variants either
+            return  # the variants do not fit a model trained with another template
         for name, text in self.chat_templates.items():
             if text != self.chat_template:
                 _write(folder / "additional_chat_templates" / f"{name}.jinja", text)
@@ -284,7 +278,7 @@ class FastTokenizer:
 
 
 def _prefix_of(backend: tokenizers.Tokenizer) -> str:
-    """FIRST or EVERYWHERE; "" where nothing is put before a text."""
+    """FIRST or EVERYWHERE; "" if nothing is added before a text."""
     kinds = {
         _prefix_kind(node)
         for part in (backend.normalizer, backend.pre_tokenizer)
@@ -342,14 +336,14 @@ def _is_prepend(node: Any) -> bool:
 
 
 def _declare(backend: tokenizers.Tokenizer, names: Iterable[str]) -> None:
-    """Make sure that these tokens are recognised whole; those already special keep their flags."""
+    """Make the tokenizer recognise these tokens as a whole; special ones keep their flags."""
     known = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
     new = [name for name in dict.fromkeys(names) if name not in known]
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in new])
 
 
 def _declare_from_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    """Add what only `tokenizer_config.json` lists; older folders keep added tokens there."""
+    """Add the tokens that only `tokenizer_config.json` lists, as in older folders."""
     listed = config.get("added_tokens_decoder") or {}
     for index, entry in sorted(listed.items(), key=lambda item: int(item[0])):
         if backend.token_to_id(entry["content"]) is not None:
@@ -366,9 +360,9 @@ def _declare_from_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any
 
 
 def read_eos_ids(folder: Path) -> list[int]:
-    """Where transformers would stop a text of the model in this folder.
+    """The ids at which transformers stops sampling from the model in this folder.
 
-    generation_config.json {"eos_token_id": [151645, 151643]}; without one config.json says it.
+    generation_config.json {"eos_token_id": [151645, 151643]}; without it those of config.json.
     """
     for file in (folder / "generation_config.json", folder / "config.json"):
         given = _read_json(file).get("eos_token_id")

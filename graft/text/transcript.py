@@ -1,14 +1,14 @@
-"""Conversations to the letter of a template that rewrites what was said before.
+"""Conversations that follow a template exactly, even if it rewrites earlier turns.
 
-Qwen3's template shows a thought only until the next question. A policy that is to see what the template
-writes is sampled in several contexts, each of which only grows:
+Qwen3's template shows a thought only until the next question. A policy that follows the template is
+sampled in several contexts, each of which only grows:
 
     context 0   <|user|>2+3?<|assistant|>  <think>easy</think>5          sampled
     context 1   <|user|>2+3?<|assistant|>5<|user|>and 4?<|assistant|>  <think>so</think>9     sampled
 
-Before each turn the whole conversation is rendered, the policy's turns as messages. Where the text goes
-on from what the context shows, only the rest is encoded and the sampled tokens stay; where it does not,
-a new context begins with all of it.
+Before each turn the whole conversation is rendered, the policy's turns as messages. If the text starts
+with the text of the context, only the rest is encoded and the sampled tokens stay; if not, a new context
+begins with the whole text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHANNEL = re.compile(
 
 
 class Next(NamedTuple):
-    """How a context goes on after a turn: with `tokens` behind it, or alone in a new one."""
+    """What follows a turn: `tokens` appended to its context, or (`is_new`) in a new context."""
 
     transcript: Transcript
     tokens: list[int]
@@ -38,17 +38,16 @@ class Next(NamedTuple):
 
 
 class Transcript(NamedTuple):
-    """What one context shows, as messages and as text, up to where the policy's turn begins."""
+    """One context as messages and as text, up to the start of the policy's turn."""
 
     messages: tuple[Message, ...]
-    """Control tokens in what others and the policy have said are hidden."""
+    """With placeholders for control tokens in their contents."""
     shown: str
-    """The text of the context's first tokens,"""
+    """The text of the context's first `length` tokens."""
     length: int
-    """so many of them."""
     tools: Tools | None = None
     begun: str = ""
-    """What of the policy's own turn they end with: a prefill, or a message that it continues."""
+    """The start of the policy's turn among these tokens: a prefill, or a message that it continues."""
 
     @classmethod
     def of(
@@ -59,7 +58,7 @@ class Transcript(NamedTuple):
         tokens: Sequence[int],
         prefill: str = "",
     ) -> Transcript:
-        """Of a prompt with these tokens."""
+        """The transcript of a prompt with these tokens."""
         shown, begun = chat.prompt_text(messages, tools), ""
         if messages[-1]["role"] == "assistant":
             opened = chat.render(messages[:-1], tools, add_generation_prompt=True)
@@ -69,13 +68,13 @@ class Transcript(NamedTuple):
         return cls(tuple(messages), shown + prefill, len(tokens), tools, begun + prefill)
 
     def answered(self, chat: Chat, tokens: Sequence[int], answers: Sequence[Message]) -> Next:
-        """What follows `tokens`, all of the context, when the policy's turn gets these answers."""
+        """What follows `tokens`, the whole context, when the policy's turn gets these answers."""
         turn, last = tokens[self.length :], tokens[self.length - 1]
-        words = chat.words(turn, last)
+        words = chat.turn_text(turn, last)
         message = self._as_message(chat, words)
         calls = message.get("tool_calls") or []
-        heard = [chat.hide(_answer(answer, calls, i)) for i, answer in enumerate(answers)]
-        messages = (*self.messages, message, *heard)
+        hidden = [chat.hide(_answer(answer, calls, i)) for i, answer in enumerate(answers)]
+        messages = (*self.messages, message, *hidden)
         text = chat.render(messages, self.tools, add_generation_prompt=True)
         shown = self.shown + chat.tokenizer.decode_after(turn, last)
         rest = chat.rest_of(text, shown)
@@ -84,8 +83,8 @@ class Transcript(NamedTuple):
         following = Transcript(messages, chat.visible(text), length, self.tools)
         return Next(following, new, rest is None)
 
-    def spoken(self, chat: Chat) -> list[Message]:
-        """The messages as they were said, as plain data."""
+    def plain_messages(self, chat: Chat) -> list[Message]:
+        """The messages without placeholders, as plain data."""
         keys = ("content", "reasoning_content", "thinking")
         return [
             {k: chat.visible(v) if k in keys and isinstance(v, str) else v for k, v in one.items()}
@@ -93,9 +92,9 @@ class Transcript(NamedTuple):
         ]
 
     def _as_message(self, chat: Chat, words: str) -> Message:
-        """The policy's turn as the message that the template writes as the policy wrote it.
+        """The policy's turn as a message that the template renders as the policy wrote it.
 
-        Where it writes none of the readings so, the first that it accepts.
+        If it renders no reading that way, the first reading that it accepts.
         """
         accepted: Message | None = None
         for reading in readings(self.begun + words):
@@ -116,7 +115,7 @@ class Transcript(NamedTuple):
 
 
 def readings(text: str) -> Iterator[Message]:
-    """A turn as messages: thought, words and calls apart; thought and words; all of it as words."""
+    """A turn as messages: thought, content and calls; thought and content; all of it as content."""
     if "<|channel|>" in text:
         yield _read_channels(text)
     before, closed, rest = text.partition("</think>")
@@ -137,8 +136,8 @@ def readings(text: str) -> Iterator[Message]:
 def contexts(chat: Chat, messages: Sequence[Message], tools: Tools | None) -> list[list[Piece]]:
     """A finished conversation in the contexts that its turns would be sampled in, each in pieces.
 
-    One where the history is append. To the letter of the template every turn is in the context that
-    it would have been sampled in, so that all of them can be learned.
+    With history "append" it is one context. With "template" every turn is in the context that it
+    would have been sampled in, so that all turns can be trained.
     """
     turns = turns_of(messages)
     if chat.history == APPEND or not turns:
@@ -167,7 +166,7 @@ def _call(call: ToolCall, number: int) -> Message:
 
 
 def _answer(answer: Message, calls: Sequence[Message], number: int) -> Message:
-    """A tool's result with the name of its call, which some templates look for."""
+    """A tool's result with the id and name of its call, which some templates read."""
     if answer["role"] != "tool" or not calls:
         return answer
     call = calls[min(number, len(calls) - 1)]
@@ -175,7 +174,7 @@ def _answer(answer: Message, calls: Sequence[Message], number: int) -> Message:
 
 
 def _read_channels(text: str) -> Message:
-    """gpt-oss: thoughts in the channel analysis, words in final, calls to a function."""
+    """gpt-oss: thoughts in the channel analysis, content in final, calls to a function."""
     message: Message = {"role": "assistant", "content": ""}
     for part in _CHANNEL.finditer(text):
         head, said = f"{part['head']} {part['to'] or ''}", part["text"]

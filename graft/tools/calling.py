@@ -20,7 +20,7 @@ from typing import Any
 
 from graft.tools.errors import ERROR, ToolError
 from graft.tools.schema import content_of
-from graft.user_code import Giver, UserCodeError, refusal, user_frame
+from graft.user_code import UserCodeError, UserObject, refusal, user_frame
 
 MAX_WAIT = 600.0  # seconds for a free slot
 MAX_GIVEN_UP = 64
@@ -46,7 +46,7 @@ def call_tool(tool: Any, what: str | Mapping[str, Any]) -> str:
                 answer = _call(tool, what)
     if not isinstance(answer, str):
         raise refusal(
-            Giver(tool, "tool"), answer, "a text; a typed function may return anything JSON"
+            UserObject(tool, "tool"), answer, "a text; a typed function may return anything JSON"
         )
     return answer
 

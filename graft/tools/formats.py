@@ -8,7 +8,7 @@ r"""The formats of tool calls and of their results.
     hermes  <tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number; the
             schemas are in the prompt, the results are messages of the role "tool"
     mcp     <tool_call><tool_name>f</tool_name><arguments>{...}</arguments></tool_call>, the first
-    actions no text: the turn is a `Called`, made by actions beyond the vocabulary; the tool's result is
+    actions no text: the turn is a `CallText`, made by actions beyond the vocabulary; the tool's result is
             appended inline, and the actions add the text around it
 
 In the first four formats only the names of tools make a call. In the last three a call to an unknown
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from graft.text.parse import ToolCall, tool_calls
 from graft.tools.errors import is_error
 from graft.tools.schema import parameters_of, schema
-from graft.types import Called
+from graft.types import CallText
 
 SPENT = "No calls are left. Give the final answer."
 
@@ -77,7 +77,7 @@ def enclosed(name: str) -> CallStyle:
 
 
 def bare(name: str) -> CallStyle:
-    """Only the result. No strings mark the call: its type, `Called`, does."""
+    """Only the result. No strings mark the call: its type, `CallText`, does."""
     return CallStyle("", "", "{}", spent=SPENT)
 
 
@@ -127,8 +127,8 @@ def _last_call(action: str, styles: Styles) -> list[ToolCall]:
 
 
 def _action_call(action: str, styles: Styles) -> list[ToolCall]:
-    """Called(" calculate 12 + 6 =", "calculator", ("1", "2", "+", "6")) -> calculator, "12+6"."""
-    if not styles or not isinstance(action, Called):
+    """CallText(" calculate 12 + 6 =", "calculator", ("1", "2", "+", "6")) -> calculator, "12+6"."""
+    if not styles or not isinstance(action, CallText):
         return []
     return [ToolCall(action.tool, "".join(action.arguments), end=len(action))]
 

@@ -30,7 +30,7 @@ from graft.tools import event_loop
 from graft.tools.errors import ERROR, ToolError
 from graft.tools.options import check_options
 from graft.tools.schema import arguments_in, tidy
-from graft.user_code import Giver, UserCodeError, named, refusal, seen
+from graft.user_code import UserCodeError, UserObject, named, refusal, seen
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SECTION = re.compile(  # of a docstring; the text before the first section describes the function
@@ -120,11 +120,11 @@ class FunctionTool:
                 "for it, or annotate the function with -> None"
             )
         if inspect.isgenerator(value) or inspect.iscoroutine(value) or isinstance(value, type):
-            raise refusal(Giver(self, "tool"), value, JSONABLE)
+            raise refusal(UserObject(self, "tool"), value, JSONABLE)
         try:
             return as_text(value)
         except PydanticSerializationError:
-            raise refusal(Giver(self, "tool"), value, JSONABLE) from None
+            raise refusal(UserObject(self, "tool"), value, JSONABLE) from None
 
     def _run(self, arguments: dict[str, Any]) -> Any:
         if self.is_async:

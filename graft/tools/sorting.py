@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from graft.tools.errors import ERROR
-from graft.types import Called
+from graft.types import CallText
 
 SYMBOLS = "ABCDE"
 MAX_ECHO = 20  # characters of a symbol that an answer repeats
@@ -102,10 +102,10 @@ class SortingSyntax(NamedTuple):
     is_bare: bool = False
     """Whether the tools answer with only the result, because the actions write the rest."""
 
-    def write(self, tool: str, a: str, b: str, lead: str = "") -> Called:
-        """The call as a `Called`, which the syntax "actions" requires."""
+    def write(self, tool: str, a: str, b: str, lead: str = "") -> CallText:
+        """The call as a `CallText`, which the syntax "actions" requires."""
         second = f"is {b}" if self.is_bare and tool == "check" else b  # one action for both words
-        return Called(f"{lead}{self.call[tool].format(a, b)}", tool, (a, second))
+        return CallText(f"{lead}{self.call[tool].format(a, b)}", tool, (a, second))
 
     def render(self, tool: str, result: str) -> str:
         return result if self.is_bare else self.result.get(tool, "{}").replace("{}", result)
@@ -147,8 +147,8 @@ _IN_WORDS = re.compile(
 
 
 def find_made(text: str, tools: tuple[str, ...]) -> SortingCall | None:
-    """The call of a `Called`, also to a tool that is not among `tools`: it needs an answer."""
-    if not isinstance(text, Called):
+    """The call of a `CallText`, also to a tool that is not among `tools`: it needs an answer."""
+    if not isinstance(text, CallText):
         return None
     match text.arguments:
         case (a, b):

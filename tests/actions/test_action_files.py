@@ -90,7 +90,11 @@ def test_the_examples_below_are_fine_as_they_are(tmp_path):
         ("take: [items, items]", "tak: [items]", "syntax 'arguments': .*tak"),
         ("items]}", "items], between: 5}", "between=5: must be a text, in quotation marks"),
         ("items]}", "items], distinct: 'no'}", "distinct='no': must be true or false, without"),
-        ("{arguments: {take: [items, items]}}", "builtins:len", "it returned 2; return Rules"),
+        (
+            "{arguments: {take: [items, items]}}",
+            "builtins:len",
+            "it returned 2; return SyntaxRules",
+        ),
         ('answer: ": {}"', 'answer: "ß{}"', "tool 'swap', answer: 'ß' cannot be written"),
         ("{arguments: {take: [items, items]}}", "argument", "did you mean 'arguments'"),
         ("{arguments: {take: [items, items]}}", "[]", r"\[\] is neither a name nor"),

@@ -26,7 +26,7 @@ from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.rl import TaskStream, held_out_tasks
 from graft.train.run_dir.folder import RunStopped
-from graft.types import Author, Called
+from graft.types import Author, CallText
 from tests.command_line import start
 
 TASKS = [
@@ -78,7 +78,7 @@ def test_the_tokens_of_an_attempt_give_the_spans_of_its_trace(env_id):
 
 
 def test_an_end_is_written_only_where_it_is_not_obvious():
-    call = Called("[2+3]", "calculator", ("2", "+", "3"))
+    call = CallText("[2+3]", "calculator", ("2", "+", "3"))
     trace = [(Author.POLICY, call), (Author.ENV, "5;"), (Author.POLICY, "[5"), (Author.POLICY, "]")]
     assert spans_of_trace(trace, "inline", ("]",)) == [
         {

@@ -180,14 +180,14 @@ def test_stop_tokens_and_strings_cut_where_the_native_engine_cuts(stage):
     following = sample(engine, prompt, **greedy).tokens
     stop = "<" + TOKENIZER.decode(following[:2])
     if "\ufffd" not in stop:
-        completion = sample(engine, prompt, **greedy, stop=(stop,), begun=1)
+        completion = sample(engine, prompt, **greedy, stop=(stop,), num_begun=1)
         assert completion.tokens == following[:2] and completion.finish is Finish.STOP
 
 
 def test_a_stop_string_that_began_before_the_sample_is_found_here(stage):
     engine = stage().engine()
     reply = ServerReply([97, 98, 99], [-1.0] * 3, [[-0.5, -1.0]] * 3, "length")
-    sampling = Sampling(stop=("<a",), begun=1, max_tokens=3)
+    sampling = Sampling(stop=("<a",), num_begun=1, max_tokens=3)
     pending = engine._pending(engine.open([1, 60]), sampling)
     completion = engine._completion(reply, pending, None)
     assert (completion.tokens, completion.finish) == ([97], Finish.STOP)

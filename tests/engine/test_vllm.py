@@ -193,11 +193,13 @@ def test_a_stop_string_may_begin_before_the_sample_and_min_tokens_passes_it_over
     )
     key, tokens = first
     stop = "<" + chr(tokens[0])
-    completion = sample(engine, [60], key=key, max_tokens=3, stop=(stop,), begun=1)
+    completion = sample(engine, [60], key=key, max_tokens=3, stop=(stop,), num_begun=1)
     assert completion.tokens == tokens[:1] and completion.finish is Finish.STOP
     completion = sample(engine, [60], key=key, max_tokens=3, stop=(stop,))
     assert completion.tokens == tokens and completion.finish is Finish.LENGTH
-    completion = sample(engine, [60], key=key, max_tokens=3, min_tokens=2, stop=(stop,), begun=1)
+    completion = sample(
+        engine, [60], key=key, max_tokens=3, min_tokens=2, stop=(stop,), num_begun=1
+    )
     assert len(completion.tokens) == 3
 
 

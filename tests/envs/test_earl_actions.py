@@ -1,4 +1,4 @@
-"""Calls by actions: the calculator tasks and the toy calculator take a `Called` and nothing else."""
+"""Calls by actions: the calculator tasks and the toy calculator take a `CallText` and nothing else."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from graft.envs.earl.calc import TASKS
 from graft.envs.tool_env import ToolEnv
 from graft.text.tokenizer import FastTokenizer
 from graft.tools.calculator import Calculator, evaluate, keys_of
-from graft.types import Author, Called, Turn
+from graft.types import Author, CallText, Turn
 
 DRAWN = [name for name in TASKS if name != "calc-gsm8k"]
 DIGIT = "earl:arithmetic-digit"
 syntaxes = pytest.mark.parametrize("syntax", ["tags", "actions"])
 
 
-def call(expression: str) -> Called:
-    return Called(f" calculate {expression} =", "calculator", keys_of(expression))
+def call(expression: str) -> CallText:
+    return CallText(f" calculate {expression} =", "calculator", keys_of(expression))
 
 
-def calls_of(trace: Trace) -> list[Called]:
-    return [text for _, text in trace if isinstance(text, Called)]
+def calls_of(trace: Trace) -> list[CallText]:
+    return [text for _, text in trace if isinstance(text, CallText)]
 
 
 def follow(env: Any, trace: Trace) -> Turn:
@@ -49,9 +49,9 @@ def test_a_tool_answers_actions_with_the_bare_result():
     prompt, _ = env.reset(0)
     assert "Write its keyword" in str(prompt)
     assert (env.stop, env.observe_as) == ((), "inline")
-    turn = env.step(Called("I calculate (12 + 6) / 4 =", "calculator", (*"(12+6)/4",)))
+    turn = env.step(CallText("I calculate (12 + 6) / 4 =", "calculator", (*"(12+6)/4",)))
     assert turn == Turn("4.500", info={"tool": "calculator", "tool_ok": True, "tool_uses": 1})
-    other = env.step(Called("", "compare", ("A", "B")))
+    other = env.step(CallText("", "compare", ("A", "B")))
     assert other.observation == "Error: there is no tool 'compare'; known: calculator"
     assert env.step(call("1 + 1")).observation == "No calls are left. Give the final answer."
     assert env.step("calculate 1 + 1 =").terminated  # text is text, whatever it says
@@ -93,12 +93,12 @@ def test_bare_results_are_read_as_numbers_of_their_own():
     env.step(call(env.unwrapped.current.expression))
     assert env.fork().step("").reward == 1.0  # the result is the last number of the response
     assert env.fork().step("99 is not it.").reward == 0.0  # and not the head of a longer one
-    env.step(Called("no equals sign 1", "calculator", ("7",)))
+    env.step(CallText("no equals sign 1", "calculator", ("7",)))
     env.step(call(right if not right.startswith("-") else f"0 - {right[1:]}"))
     assert env.step("").reward == 1.0
     marked = make("earl:calc-arithmetic", syntax="actions")
     marked.reset(0)
-    marked.step(Called(f"#### {marked.unwrapped.answer} calculate 5 =", "calculator", ("5",)))
+    marked.step(CallText(f"#### {marked.unwrapped.answer} calculate 5 =", "calculator", ("5",)))
     assert marked.step("").reward == 1.0  # only what follows #### counts
 
 
@@ -191,9 +191,11 @@ def test_the_toy_calculator_answers_actions_without_its_semicolon():
     env.reset(0)
     assert env.stop == ()
     assert env.alphabet == make("calculator").alphabet == "*+-0123456789;=?[]"
-    said = [env.step(Called("[..]", "calculator", keys_of(e))) for e in ("12+34", "1+2+3", "", "7")]
+    said = [
+        env.step(CallText("[..]", "calculator", keys_of(e))) for e in ("12+34", "1+2+3", "", "7")
+    ]
     assert [turn.observation for turn in said] == ["46", "?", "?", "7"]
-    assert env.step(Called("[1+1]", "calculator", (*"1+1",))).observation == "?"  # four uses
+    assert env.step(CallText("[1+1]", "calculator", (*"1+1",))).observation == "?"  # four uses
     assert env.step("[1+1]").terminated
 
 
@@ -219,7 +221,7 @@ def test_state_and_fork_go_on_in_the_middle_of_an_episode(env_id: str):
         env = make(env_id, syntax="actions")
         env.reset(seed)
         trace = env.demonstrate(random.Random(0))
-        env.step(Called(" calculate 1 =", "calculator", ("1",)))
+        env.step(CallText(" calculate 1 =", "calculator", ("1",)))
         other = make(env_id, syntax="actions")
         other.set_state(json.loads(json.dumps(env.get_state(), allow_nan=False)))
         twin, sent = env.fork(), pickle.loads(pickle.dumps(env))
@@ -236,8 +238,8 @@ def test_random_actions_are_calls_or_answers(env_id: str):
         env = make(env_id, syntax="actions")
         env.reset(seed)
         action = env.sample_random_action()
-        kinds.add(isinstance(action, Called))
-        assert env.step(action).is_over != isinstance(action, Called)
+        kinds.add(isinstance(action, CallText))
+        assert env.step(action).is_over != isinstance(action, CallText)
     assert kinds == {True, False}
 
 
@@ -287,7 +289,7 @@ def test_no_arguments_make_a_calculator_raise(arguments: list[str]):
     ):
         env = make(env_id, syntax=syntax)
         env.reset(0)
-        turn = env.step(Called(written, "calculator", arguments))
+        turn = env.step(CallText(written, "calculator", arguments))
         assert 0 < len(turn.observation) < 200
         assert not turn.is_over
         assert turn.info["tool_uses"] == 1

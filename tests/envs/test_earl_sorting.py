@@ -37,7 +37,7 @@ from graft.tools.sorting import (
     find_in_tags,
     find_in_words,
 )
-from graft.types import Author, Called, Turn
+from graft.types import Author, CallText, Turn
 
 ALL = ("compare", "swap", "check")
 THREE = Hidden((2, 0, 1), ("A", "B", "C"))
@@ -184,9 +184,9 @@ def test_with_actions_only_what_actions_made_is_a_call():
     env = posed("sort", [1, 0], syntax="actions", tools=ALL)
     assert (env.stop, env.observe_as) == ((), "inline")
     turns = [
-        env.step(Called("Now compare A and B", "compare", ("A", "B"))),
-        env.step(Called("", "swap", ("A", "B"))),  # what the text looks like does not matter
-        env.step(Called(" check if A is odd", "check", ("A", "is odd"))),
+        env.step(CallText("Now compare A and B", "compare", ("A", "B"))),
+        env.step(CallText("", "swap", ("A", "B"))),  # what the text looks like does not matter
+        env.step(CallText(" check if A is odd", "check", ("A", "is odd"))),
     ]
     assert [turn.observation for turn in turns] == ["A > B", "B, A", "True"]
     for text in ("compare A and B", " swap A and B", "<swap> A, B </swap>"):
@@ -197,13 +197,15 @@ def test_with_actions_only_what_actions_made_is_a_call():
 
 def test_an_action_for_a_tool_that_the_task_does_not_offer_is_answered_and_counted():
     env = posed("order", [1, 0], syntax="actions", split="test")
-    turn = env.step(Called(" compare A and B", "compare", ("A", "B")))
+    turn = env.step(CallText(" compare A and B", "compare", ("A", "B")))
     assert turn.observation == "Error: there is no tool 'compare'; known: swap"
     assert (turn.info["tool_ok"], turn.info["compares"], turn.is_over) == (False, 1, False)
-    assert env.step(Called(" calculate 1 =", "calculator", ("1",))).info["tool_uses"] == 2
-    assert env.step(Called(" swap", "swap", ("A",))).observation.startswith("Error: swap takes two")
+    assert env.step(CallText(" calculate 1 =", "calculator", ("1",))).info["tool_uses"] == 2
+    assert env.step(CallText(" swap", "swap", ("A",))).observation.startswith(
+        "Error: swap takes two"
+    )
     tags = posed("order", [1, 0], split="test")
-    same = tags.step(Called("<compare> A, B </compare>", "compare", ("A", "B")))
+    same = tags.step(CallText("<compare> A, B </compare>", "compare", ("A", "B")))
     assert same.observation == f" <result> {turn.observation} </result>"
     assert same.info == turn.info
 
@@ -228,7 +230,7 @@ def test_a_teachers_call_says_what_it_calls():
         (Author.ENV, "B, A"),
         (Author.POLICY, "Done."),
     ]
-    calls = [text for _, text in trace if isinstance(text, Called)]
+    calls = [text for _, text in trace if isinstance(text, CallText)]
     assert [(call.tool, call.arguments) for call in calls] == [
         ("compare", ("A", "B")),
         ("swap", ("A", "B")),
@@ -432,7 +434,7 @@ def test_a_demonstration_earns_everything(name: str, split: str, syntax: str):
         env.reset(seed)
         trace = env.demonstrate(random.Random(seed))
         calls = [text for author, text in trace[:-1] if author is Author.POLICY]
-        assert all(isinstance(text, Called) for text in calls)
+        assert all(isinstance(text, CallText) for text in calls)
         if syntax != "actions":  # the text alone is enough
             assert all(text.endswith(env.stop) for text in calls)
             trace = [(author, str(text)) for author, text in trace]
@@ -685,7 +687,7 @@ def test_no_call_makes_it_raise(calls: list[tuple[str, list[str]]], name: str, s
     env = make(f"earl:{name}", syntax=syntax)
     env.reset(0)
     for count, (tool, arguments) in enumerate(calls, 1):
-        turn = env.step(Called("", tool, arguments))
+        turn = env.step(CallText("", tool, arguments))
         assert turn.info["tool_uses"] == count
         assert 0 < len(turn.observation) < 200
         assert turn.is_over == (count == 32)

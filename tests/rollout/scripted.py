@@ -9,7 +9,7 @@ from graft.envs.base import BaseEnv
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.types import NO_ACTION, Called, Completion, Finish, Sampling, Turn
+from graft.types import NO_ACTION, CallText, Completion, Finish, Sampling, Turn
 
 LETTERS = FastTokenizer.characters(" \n:,.<>=/?!ABCDEacdehimnoprstuwxSDN")
 SORTING = load_actions("sorting", LETTERS)
@@ -50,7 +50,7 @@ class Swapping(BaseEnv):
     def respond(self, action: str) -> Turn:
         self.heard.append(action)
         self.fault(self)
-        if not isinstance(action, Called):
+        if not isinstance(action, CallText):
             return Turn(reward=float(self.order == self.answer), terminated=True)
         if action.tool == "swap":
             self.order = ", ".join(reversed(self.order.split(", ")))

@@ -115,7 +115,7 @@ class Voice:
         said: list[int] = []
         finish = Finish.STOP
         try:
-            for token in whole[sampling.begun :]:
+            for token in whole[sampling.num_begun :]:
                 await asyncio.sleep(engine.pace())
                 if len(said) == engine.holds.get(version):
                     await self.hold(saying, version)

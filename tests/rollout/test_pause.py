@@ -236,7 +236,7 @@ def test_a_stop_string_across_the_seam_is_found(knows):
         engine.pause()
         engine.load(None, version=1)
         first = await sample
-        rest = Sampling(max_tokens=30 - at, stop=stop, begun=at if knows else 0)
+        rest = Sampling(max_tokens=30 - at, stop=stop, num_begun=at if knows else 0)
         return first, await context.sample(rest)
 
     first, second = asyncio.run(main())
@@ -309,7 +309,7 @@ def test_words_and_characters_across_a_seam_are_whole_where_somebody_reads_them(
     assert [(s.version, len(s)) for s in spans] == [(0, 2), (1, 2), (3, 1)]
     assert heard == ["né z"] and [row.text for row in episode.trajectories()] == ["né z"]
     assert [s.reward for s in spans] == [0.0, 0.0, 2.0]  # on the turn's last token
-    asked = [(a.begun, a.max_tokens, a.min_tokens) for a in setup.engine.asked]
+    asked = [(a.num_begun, a.max_tokens, a.min_tokens) for a in setup.engine.asked]
     assert asked == [(0, 24, 5), (2, 22, 3), (4, 20, 1), (4, 20, 1)]
 
 

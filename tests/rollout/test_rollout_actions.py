@@ -10,7 +10,7 @@ from graft.rollout.collect import collect
 from graft.rollout.demonstration import demonstration, spoken
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.text.chat import Chat
-from graft.types import NO_ACTION, Author, Called, Sampling, Span, Status, Task
+from graft.types import NO_ACTION, Author, CallText, Sampling, Span, Status, Task
 from tests.rollout.scripted import EOS, LETTERS, SORTING, Swapping, call, say, scripted
 
 TASK = Task("t", "swapping")
@@ -54,7 +54,7 @@ def test_a_call_ends_the_sample_and_its_answer_is_written_by_the_template():
         ("compare", ("A", "B")),
         ("swap", ("A", "B")),
     ]
-    assert not isinstance(heard[2], Called)
+    assert not isinstance(heard[2], CallText)
     assert [*where.engine.contexts[1].tokens] == row.tokens
 
 
@@ -88,9 +88,9 @@ class Taught(Swapping):
     def demonstrate(self, rng):
         return [
             (Author.POLICY, "So"),
-            (Author.POLICY, Called("whatever it says", "compare", ("A", "B"))),
+            (Author.POLICY, CallText("whatever it says", "compare", ("A", "B"))),
             (Author.ENV, "A > B"),
-            (Author.POLICY, Called("", "swap", ("A", "B"))),
+            (Author.POLICY, CallText("", "swap", ("A", "B"))),
             (Author.ENV, "B, A"),
             (Author.POLICY, "Done."),
         ]
@@ -112,7 +112,7 @@ def test_a_demonstration_has_the_tokens_and_decisions_of_the_rollout(prefill):
 def test_words_follow_the_grammar_and_may_not_hide_a_call():
     said = spoken(say("So."), SORTING)
     assert (said.actions, said.modes, said.mode) == (say("So."), [0, 0, 0], 0)
-    with pytest.raises(ValueError, match="give the call as a Called"):
+    with pytest.raises(ValueError, match="give the call as a CallText"):
         spoken([SORTING.space.vocab_size], SORTING)
 
 

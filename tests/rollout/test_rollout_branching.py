@@ -105,7 +105,7 @@ class Voice:
         for _ in range(self.engine.pause()):
             await asyncio.sleep(0)
         if not self.owed:
-            assert sampling.begun == 0
+            assert sampling.num_begun == 0
             text, entropies = self.engine.script(self.number, self.turn)
             self.turn += 1
             self.owed = list(zip(LETTERS.encode(text), entropies, strict=True))

@@ -120,7 +120,7 @@ def test_wrong_uses_are_refused():
         CHATML.prompt([])
     with pytest.raises(ValueError, match="nothing to extend with"):
         CHATML.extend([], closed=True)
-    with pytest.raises(ValueError, match="takes what others say"):
+    with pytest.raises(ValueError, match="takes messages of other roles"):
         CHATML.extend([say("assistant", "x")], closed=True)
 
 
@@ -274,7 +274,7 @@ def test_conversation_keeps_a_blank_that_the_template_puts_before_the_words():
 
 
 def test_conversation_refuses_what_would_train_something_else():
-    with pytest.raises(TemplateRewrites, match="does not write an assistant message as a policy"):
+    with pytest.raises(TemplateRewrites, match="does not render an assistant message as a policy"):
         thinking = say("assistant", "<think>\nhm\n</think>\n\n5")
         Chat(small_bpe(), ALWAYS_DROPS).conversation([say("user", "a"), thinking])
     with pytest.raises(TemplateRewrites):  # a template without a form for calls

@@ -107,7 +107,7 @@ def test_ends_of_turns_that_others_close_otherwise():
     assert decode(chat.extend([say("user", "a")], closed=False)) == "<|end|>" + bridge
     result = chat.extend([say("tool", "a")], closed=True, last=call, tool="f")
     assert decode(result).startswith("<|start|>functions.f to=assistant")
-    assert chat.words([*chat.tokenizer.encode_after("a"), call]) == "a"
+    assert chat.turn_text([*chat.tokenizer.encode_after("a"), call]) == "a"
     chat = Chat(glm())
     user, seen = (chat.tokenizer.added_tokens[t] for t in ("<|user|>", "<|observation|>"))
     decode = chat.tokenizer.decode

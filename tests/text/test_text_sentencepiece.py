@@ -151,5 +151,5 @@ def test_a_tokenizer_that_writes_pieces_otherwise_is_refused(monkeypatch: pytest
     messages = [say("user", "the"), say("assistant", "answer")]
     chat.check_tokens(chat.pieces(messages))
     monkeypatch.setattr(LEGACY, "encode_after", lambda text, last=None: LEGACY.encode(text))
-    with pytest.raises(ValueError, match="writes this conversation otherwise turn by turn"):
+    with pytest.raises(ValueError, match="encodes this conversation differently turn by turn"):
         chat.check_tokens(chat.pieces(messages))

@@ -119,7 +119,7 @@ def test_a_final_message_that_cannot_be_continued_is_refused():
         render(CHATML, [say("assistant", None)], continue_final_message=True)
     with pytest.raises(TemplateError, match="drops the final message"):
         render("{{ eos_token }}", [say("assistant", "x")], continue_final_message=True)
-    with pytest.raises(ValueError, match="choose one"):
+    with pytest.raises(ValueError, match="exclude each other"):
         render(CHATML, HELLO, continue_final_message=True, add_generation_prompt=True)
 
 

@@ -40,7 +40,7 @@ class SampleRequest:
 
     def __post_init__(self) -> None:
         self.start = len(self.sequence.tokens)
-        self.search_start = max(self.start - self.sampling.begun, 0)
+        self.search_start = max(self.start - self.sampling.num_begun, 0)
 
     @property
     def budget_left(self) -> int:

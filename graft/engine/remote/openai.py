@@ -67,7 +67,7 @@ class OpenAIEngine:
 
     url        the server's base, such as http://host:8000/v1
     model      the name it serves; "" takes the only one
-    tokenizer  of the model ("completions"), or Tokenizer.bytes() ("chat")
+    tokenizer  of the model ("completions"), or FastTokenizer.bytes() ("chat")
     api        "completions" or "chat"
     deadline   seconds for a completion, attempts and pauses together; half of it for one attempt
     key_name   the environment variable with the key; no key is sent if it is not set

@@ -47,7 +47,7 @@ class PendingSample:
         self.logprobs: list[float] = []
         self.entropies: list[float] = []
         self._stops = StopStrings(sampling.stop, pieces) if sampling.stop else None
-        self._searched = list(tokens[max(len(tokens) - sampling.begun, 0) :])
+        self._searched = list(tokens[max(len(tokens) - sampling.num_begun, 0) :])
 
     def add(self, token: int, logprob: float, entropy: float) -> Finish | None:
         """Add a token; the reason if the sample ends with it."""

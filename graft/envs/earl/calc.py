@@ -7,9 +7,9 @@
     assistant  #### 389
 
 That is the syntax "tags". In the syntax "actions" the policy enters the calculator by an action, a call
-is a `Called`, the env answers with the bare value, and the actions write the text around both:
+is a `CallText`, the env answers with the bare value, and the actions write the text around both:
 
-    assistant   calculate 305 + 12 * 7 =                     Called("...", "calculator", ("3", "0", ...))
+    assistant   calculate 305 + 12 * 7 =                     CallText("...", "calculator", ("3", "0", ...))
     env        389
 
 `TASKS` holds every set of the original with its training and test parameters, `Mix` draws one of

@@ -52,7 +52,7 @@ class Sorting(BaseEnv):
 
     `syntax` is how calls are written: "tags" (`<compare> A, B </compare>`, answered with
     ` <result> A < B </result>`), "words" (`compare A and B`, answered with `: A < B`) or "actions" (a
-    turn is a call iff it is a `Called`; answered with `A < B`, and the actions write the rest). A turn
+    turn is a call iff it is a `CallText`; answered with `A < B`, and the actions write the rest). A turn
     that ends with a call is answered inline, any other ends the episode, and so does turn `max_turns`;
     every call counts in every syntax, also one that fails.
 

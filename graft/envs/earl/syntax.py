@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from graft.tools.calculator import Calculator, keys_of
 from graft.tools.formats import CallStyle, bare
-from graft.types import Called
+from graft.types import CallText
 
 
 class CalculatorSyntax(NamedTuple):
@@ -28,9 +28,9 @@ class CalculatorSyntax(NamedTuple):
     is_bare: bool = False
     """Whether the answer is only the value, because the actions write the rest."""
 
-    def write(self, expression: str, lead: str = "") -> Called:
+    def write(self, expression: str, lead: str = "") -> CallText:
         text = lead + self.call.replace("{}", expression)
-        return Called(text, Calculator.name, keys_of(expression))
+        return CallText(text, Calculator.name, keys_of(expression))
 
 
 TAGS = CalculatorSyntax(

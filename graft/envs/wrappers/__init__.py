@@ -13,7 +13,7 @@ from typing import Any
 from graft.protocols import Env
 from graft.registry import resolve
 from graft.tools.options import check_options
-from graft.user_code import Giver, check_env, naming
+from graft.user_code import UserObject, check_env, naming
 
 WRAPPERS: dict[str, Any] = {
     "tools": "graft.envs.wrappers.tools:tools",
@@ -45,7 +45,7 @@ def wrap(env: Env, names: Names, tokenizer: Any = None) -> Any:
     for build in get_wrapper_fns(names, tokenizer):
         with naming(build, "wrapper"):
             env = build(env)
-        check_env(env, Giver(build, "wrapper"))
+        check_env(env, UserObject(build, "wrapper"))
     return env
 
 

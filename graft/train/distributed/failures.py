@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from graft.deadlines import Wait, pass_over
+from graft.deadlines import Wait, skip_frames_in
 from graft.train.distributed.heartbeat import (
     ProcessesLost,
     ProcessFailure,
@@ -30,7 +30,7 @@ from graft.train.distributed.heartbeat import (
 )
 from graft.train.distributed.rank_status import name_ranks
 
-pass_over(__file__)
+skip_frames_in(__file__)
 
 GRACE = 10.0
 """Seconds that a process has to end by an exception when another has failed."""

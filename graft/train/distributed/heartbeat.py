@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from graft.deadlines import Wait, clock, current, pass_over
+from graft.deadlines import Wait, clock, current, skip_frames_in
 from graft.train.distributed.rank_status import (
     GONE,
     NOT_STARTED,
@@ -28,7 +28,7 @@ from graft.train.distributed.rank_status import (
     status_table,
 )
 
-pass_over(__file__)
+skip_frames_in(__file__)
 
 FAILURE_CHECK = 0.3
 """Seconds between two checks whether another rank has failed."""

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh
 
-from graft.deadlines import Watchdog, pass_over, waiting
+from graft.deadlines import Watchdog, skip_frames_in, waiting
 from graft.train.distributed.failures import FailureHandler, describe, is_broken_link, to_stderr
 from graft.train.distributed.heartbeat import (
     ProcessesLost,
@@ -41,7 +41,7 @@ from graft.train.distributed.heartbeat import (
     env_number,
 )
 
-pass_over(__file__)
+skip_frames_in(__file__)
 
 BUCKET = 256 * 2**20
 """Bytes that are summed in one operation: large enough for a link, small beside a model."""
@@ -298,7 +298,7 @@ class ProcessGroup:
             every=patience,
             name=f"rank {self.rank}",
             peers=lambda: heartbeat.table(without=self.rank),
-            told_elsewhere=heartbeat.is_reported_by_lower_rank,
+            is_reported_elsewhere=heartbeat.is_reported_by_lower_rank,
         )
         self._watchdog.start()
         atexit.register(self._release)

@@ -21,7 +21,7 @@ from graft.files import JsonlLog, append_row, new_file, parse_object
 from graft.registry import resolve
 from graft.train.run_dir.trackers import PHASES, TRACKERS, Phase, Tracker
 from graft.types import Episode
-from graft.user_code import Giver, refusal
+from graft.user_code import UserObject, refusal
 
 METHODS = ("log", "truncate_after", "close")
 """Methods of a tracker."""
@@ -62,7 +62,7 @@ class MetricsLog:
                     self._trackers.clear()
                     self.close()
                     wanted = f"a tracker with {', '.join(METHODS)}; it lacks {', '.join(missing)}"
-                    raise refusal(Giver(factory, "tracker"), made, wanted)
+                    raise refusal(UserObject(factory, "tracker"), made, wanted)
 
     def log(self, step: int, metrics: Mapping[str, float], phase: str = "rl") -> None:
         """Append one line to `metrics.jsonl` and log to the trackers; phase is "sft" or "rl"."""

@@ -8,12 +8,12 @@ import warnings
 import pytest
 
 from graft.config import ConfigError, keys, load_config
-from graft.peer_keys import FIRST_KEYS, OTHER_NAMES, as_override, meant
+from graft.peer_keys import FIRST_KEYS, PEER_KEYS, as_override, meant
 
 
 def test_every_entry_names_a_key_that_exists_and_none_that_is_ours():
     known = keys()
-    for theirs, entry in OTHER_NAMES.items():
+    for theirs, entry in PEER_KEYS.items():
         ours, _, remark = entry.partition(" ")
         assert ours in known or (ours == "-" and remark), theirs
         assert theirs not in known
@@ -100,7 +100,7 @@ def test_every_key_of_a_foreign_section_is_answered_and_many_are_counted():
         ("train.lr", ["1e-4"], "without dashes: train.lr=1e-4"),
         ("train.lr", ["run.name=x"], "without dashes: train.lr=VALUE"),
         ("--per-device-train-batch-size", ["4"], "did you mean 'rollout.tasks'? (TRL counts"),
-        ("--foo", ["4"], "'foo' is no key of ours; see `graft config --keys`"),
+        ("--foo", ["4"], "'foo' is not a key of graft; see `graft config --keys`"),
     ],
 )
 def test_an_option_is_answered_with_the_setting(option, following, hint):
@@ -137,7 +137,7 @@ def test_entries_for_trl_are_names_that_trl_has():
         "vllm_importance_sampling_clip_max", "top_p", "top_k", "min_p", "fsdp", "deepspeed",
     }  # fmt: skip
     assert first <= names
-    assert first <= set(OTHER_NAMES)
+    assert first <= set(PEER_KEYS)
     for spelled_alike in ("temperature", "seed", "weight_decay", "max_grad_norm", "entropy_coef"):
         assert spelled_alike in names
         assert meant(spelled_alike, keys()).endswith(f".{spelled_alike}'?")

@@ -173,7 +173,7 @@ def test_peers_are_told_of_and_one_that_cannot_be_asked_does_no_harm(now):
 def test_what_is_told_elsewhere_is_kept_back_only_as_long_as_it_is(now):
     said: list[str] = []
     others_speak = True
-    dog = Watchdog(said.append, told_elsewhere=lambda wait: others_speak)
+    dog = Watchdog(said.append, is_reported_elsewhere=lambda wait: others_speak)
     with waiting("a"):
         now[0] += 31
         dog.look()
@@ -197,7 +197,7 @@ def test_many_waits_are_one_short_message(now):
     assert len(said) == 1
     assert [line.partition(" since")[0] for line in said[0].splitlines()] == [
         *(f"waiting for rollout {n}" for n in range(5)),
-        "and 7 waits more",
+        "and 7 more waits",
     ]
 
 
@@ -211,7 +211,7 @@ def test_the_deepest_line_of_our_own_code_is_shown():
         sleep_deep(0.4)
     line = Path(__file__).read_text("utf-8").split("# the line that is told")[0].count("\n") + 1
     assert len(said) == 1
-    assert said[0].endswith(f"in tests/test_waits.py:{line}")
+    assert said[0].endswith(f"in tests/test_deadlines.py:{line}")
 
 
 def test_a_waiting_task_is_on_no_stack_and_shows_where_it_began():
@@ -223,7 +223,7 @@ def test_a_waiting_task_is_on_no_stack_and_shows_where_it_began():
     place = asyncio.run(main())
     file, _, line = place.partition(":")
     source = Path(__file__).read_text("utf-8").splitlines()
-    assert file == "tests/test_waits.py"
+    assert file == "tests/test_deadlines.py"
     assert 'with waiting("an answer")' in source[int(line) - 1]
 
 
@@ -232,12 +232,12 @@ def test_files_that_wait_for_others_show_their_callers(tmp_path, monkeypatch):
     helper.write_text(
         "def inside(block, look):\n    with block as wait:\n        return look(wait)\n"
     )
-    monkeypatch.setattr(waits, "_between", {*waits._between})
+    monkeypatch.setattr(waits, "_skipped_files", {*waits._skipped_files})
     space: dict = {}
     exec(compile(helper.read_text(), str(helper), "exec"), space)
     assert space["inside"](waiting("a"), where) == f"{tmp_path.name}/helper.py:3"
-    waits.pass_over(str(helper))
-    assert space["inside"](waiting("a"), where).startswith("tests/test_waits.py:")
+    waits.skip_frames_in(str(helper))
+    assert space["inside"](waiting("a"), where).startswith("tests/test_deadlines.py:")
 
 
 def test_a_closed_terminal_does_not_end_the_watch(now):
