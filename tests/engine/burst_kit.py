@@ -19,7 +19,8 @@ Scenario = Callable[[NativeEngine], list[Completion]]
 
 
 def small_decoder(**changes: Any) -> Decoder:
-    return tiny_decoder(**{"head_dim": 16, "heads": 2, "kv_heads": 1, **changes})
+    """One layer: the interpreter takes its time for each."""
+    return tiny_decoder(**{"layers": 1, "head_dim": 16, "heads": 2, "kv_heads": 1, **changes})
 
 
 def engine_on(

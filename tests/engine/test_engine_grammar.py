@@ -30,7 +30,7 @@ from graft.types import NO_ACTION, Completion, Finish, Sampling
 
 
 def actor(seed: int) -> Decoder:
-    return small_decoder(seed=seed, layers=1, extra=EXTRA)
+    return small_decoder(seed=seed, extra=EXTRA)
 
 
 def steps_of(engine: NativeEngine) -> list[int]:
@@ -214,7 +214,7 @@ def test_the_device_follows_tags_of_the_vocabulary(device: torch.device) -> None
         assert_all_exact(engine, before, completions, allowed=torch.from_numpy(allowed))
         return completions
 
-    decoder = small_decoder(layers=1)
+    decoder = small_decoder()
     completions = run_both(device, scenario, decoder=decoder, space=space)
     exits = [c for c in completions if c.finish is Finish.EXIT]
     assert exits and all(c.tokens[-2:] == [6, 7] for c in exits)
