@@ -194,7 +194,7 @@ def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -
         bare = (str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
         if not isinstance(name, str):
             raise UserCodeError(
-                f"{Giver(factory, what)} takes ({', '.join(bare)}); it must take "
+                f"{UserObject(factory, what)} takes ({', '.join(bare)}); it must take "
                 f"({', '.join(ARGUMENTS[what])})"
             ) from error
         usage = f"{name}({', '.join(bare)})"
