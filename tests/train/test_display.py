@@ -300,10 +300,10 @@ def test_a_trend_keeps_bounded_memory_and_the_mean_of_what_it_merged():
     assert trend.values == [1.5, 3.5, 5.0]
     trend.add(6.0)
     assert trend.values == [1.5, 3.5, 5.5]
-    for value in range(7, 100_001):
+    for value in range(7, 10_001):
         trend.add(float(value))
     assert len(trend.values) <= 5
-    assert (trend.first, trend.last, trend.lately) == (1.0, 100_000.0, 99_995.5)
+    assert (trend.first, trend.last, trend.lately) == (1.0, 10_000.0, 9_995.5)
 
 
 def test_the_terminal_is_restored_when_training_raises(terminal):
