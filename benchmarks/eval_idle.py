@@ -33,7 +33,7 @@ from graft.evaluate.attempts import make_attempts
 from graft.evaluate.samples import SampleFile, StoredSample
 from graft.protocols import Context
 from graft.train.build import build_run
-from graft.train.rl import held_out_tasks
+from graft.train.tasks import held_out_tasks
 from graft.types import Completion, Sampling, Task, Turn
 
 MOST_IDLE = 0.05

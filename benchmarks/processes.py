@@ -118,10 +118,13 @@ def split_alone(components: Any, processes: Any) -> Any:
 def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     """The seconds and tokens of each step but the first; all processes do the same."""
     from graft.models.device import choose_device
-    from graft.train.build import build_run, make_learner
+    from graft.train.build import build_run
     from graft.train.distributed.process_group import ProcessGroup
-    from graft.train.rl import RolloutSource, TaskStream, learn
+    from graft.train.learner_build import make_learner
+    from graft.train.rl import learn
     from graft.train.rollout_engine import make_collector
+    from graft.train.rollout_source import RolloutSource
+    from graft.train.tasks import TaskStream
 
     found: list[dict[str, float]] = []
     with (
@@ -135,15 +138,15 @@ def measure(args: argparse.Namespace) -> list[dict[str, float]]:
             components = split_alone(components, processes)
         collector = make_collector(components, processes)
         learner = make_learner(components, None)
-        collector.load(components.published(), 0)
+        collector.load(components.weights_to_publish(), 0)
         source = RolloutSource(components, collector, TaskStream(config.task.env, config.run.seed))
         for step in range(1, args.steps + 2):
             processes.barrier(f"the start of step {step}")
             started = time.perf_counter()
             rollouts = source.take(step)
-            metrics = learn(components, learner, rollouts, step).metrics
+            metrics = learn(step, rollouts, components.algo, learner).metrics
             learned = time.perf_counter()
-            collector.load(components.published(), step)
+            collector.load(components.weights_to_publish(), step)
             ended = time.perf_counter()
             found.append(
                 {

@@ -38,9 +38,10 @@ from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch
 from graft.text.template import CHATML
 from graft.text.tokenizer import FastTokenizer
-from graft.train.build import build_run, sft_learner
+from graft.train.build import build_run
+from graft.train.learner_build import sft_learner
 from graft.train.sft import sft_step
-from graft.train.sft_dataset import Prefetcher, make_course
+from graft.train.sft_dataset import Prefetcher, make_dataset
 
 
 def text(rng: random.Random, words: int) -> str:
@@ -116,9 +117,9 @@ def main(arguments: list[str]) -> None:
     write_rows(folder / "rows.jsonl", asked.rows, asked.words)
     components = build_run(recipe(folder, asked))
     started = time.perf_counter()
-    course = make_course(components)
+    dataset = make_dataset(components)
     looked = asked.rows / (time.perf_counter() - started)
-    learner = sft_learner(components, course.steps)
+    learner = sft_learner(components, dataset.steps)
     device = components.policy.device
 
     def wait() -> None:
@@ -128,7 +129,7 @@ def main(arguments: list[str]) -> None:
     def alone(steps: list[int]) -> tuple[float, float]:
         ready = []
         for step in steps:
-            rows = [row for episode in course.examples(step) for row in episode.trajectories()]
+            rows = [row for episode in dataset.examples(step) for row in episode.trajectories()]
             ready.append((rows, to_batch(rows)))
         wait()
         began = time.perf_counter(), time.process_time()
@@ -138,7 +139,7 @@ def main(arguments: list[str]) -> None:
         return time.perf_counter() - began[0], time.process_time() - began[1]
 
     def whole(steps: list[int]) -> tuple[float, float]:
-        with Prefetcher(course) as examples:
+        with Prefetcher(dataset) as examples:
             sft_step(learner, examples(steps[0]))  # the first of a run has nobody to prepare it
             wait()
             began = time.perf_counter(), time.process_time()
@@ -153,7 +154,7 @@ def main(arguments: list[str]) -> None:
     trained = 0
     for block in range(asked.blocks):
         steps = list(range(block * asked.steps + 1, (block + 1) * asked.steps + 2))
-        spans = [s for step in steps[1:] for e in course.examples(step) for s in e.spans]
+        spans = [s for step in steps[1:] for e in dataset.examples(step) for s in e.spans]
         tokens = sum(map(len, spans))
         trained = sum(sum(span.mask) for span in spans)
         for name in ("learner", "sft") if block % 2 else ("sft", "learner"):

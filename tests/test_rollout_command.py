@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 import graft
 from graft.commands.rollout import rollout
 from graft.config import ConfigError, load_config
+from graft.rollout.branches.branch import independent
+from graft.rollout.collect import collect
 from graft.train.build import build_run
-from graft.train.held_out import evaluate
-from graft.train.rl import held_out_tasks
+from graft.train.tasks import held_out_tasks
 
 TINY = (
     "model.shape={family: qwen3, width: 16, layers: 1, heads: 2, kv_heads: 2, head_dim: 8, ff: 16, "
@@ -58,9 +59,7 @@ def told(*arguments: str):
 def test_an_attempt_is_the_one_that_the_evaluation_makes(folder: Path):
     config = load_config(str(folder / "runs/a/config.yaml"), [])
     components = build_run(config, weights=folder / "runs/a/checkpoints/rl-000001")
-    wanted = evaluate(
-        held_out_tasks("calculator", 3), components.held_out, temperature=1.0
-    ).episodes[2]
+    wanted = collect(held_out_tasks("calculator", 3), components.held_out, independent(1))[2]
     found = told("a", "--seed", "2")
     [attempt] = found["attempts"]
     walk = [wanted.spans[i] for i in wanted.walk(wanted.leaves[0].tips[-1])]

@@ -105,7 +105,7 @@ async def acollect(
     from graft.rollout.collect import collect_async
     from graft.train.actions import check_calls
     from graft.train.build import make_setup
-    from graft.train.rl import TRAIN_SEEDS
+    from graft.train.tasks import TRAIN_SEEDS
 
     engine = engine_of(engine, "collect")
     policy = engine.policy
@@ -175,7 +175,7 @@ def _drawn(
     engine: PolicyEngine, env: str, tasks: int | Sequence[Task | str], seed: int | None
 ) -> Iterator[tuple[list[Task], int]]:
     """The tasks of a collection and its number; where it fails, the next one draws them again."""
-    from graft.train.rl import TaskStream
+    from graft.train.tasks import TaskStream
 
     if seed is not None:
         stream, step = TaskStream(env, seed), 1

@@ -14,7 +14,7 @@ from graft.user_code import UserCodeError, seen
 
 if TYPE_CHECKING:
     from graft.protocols import Context, Engine
-    from graft.train.rl import TaskStream
+    from graft.train.tasks import TaskStream
 
 
 class PolicyEngine:

@@ -143,7 +143,8 @@ class PolicyLearner:
         Ctrl-C waits until the weights are whole. Where something is wrong (a loss that is not finite,
         no attempt that came to its end) an exception says so and no weight has changed.
         """
-        from graft.train.rl import StepRollouts, learn
+        from graft.train.rl import learn
+        from graft.train.rollout_source import StepRollouts
         from graft.train.run_dir.interrupt import Interrupt
 
         listed = _checked(episodes)
@@ -154,7 +155,8 @@ class PolicyLearner:
         rollouts = StepRollouts(listed, set_aside=0, seconds=math.inf, cursor=0)
         with Interrupt().held():
             try:
-                learned = learn(self.components, self.trainer, rollouts, self.policy.version + 1)
+                step = self.policy.version + 1
+                learned = learn(step, rollouts, self.components.algo, self.trainer)
             except BaseException:
                 self.trainer.discard()
                 raise
@@ -210,17 +212,16 @@ class PolicyLearner:
 
 def _built(policy: Policy, config: Config, reference: Policy | None) -> tuple[Any, Any]:
     """The parts of a run that learning needs, and its learner."""
-    from graft.algos.credit import CREDITS
-    from graft.algos.presets import build, make
     from graft.rollout.branches.branch import independent
-    from graft.train.algorithm import preset_of
-    from graft.train.build import RunComponents, make_learner, refuse_critic
+    from graft.train.algorithm import Algorithm, preset_of
+    from graft.train.build import refuse_critic
+    from graft.train.components import RunComponents
+    from graft.train.learner_build import make_learner
     from graft.train.memory.plan import has_reference
     from graft.train.rollout_engine import NoEngine
 
     preset = preset_of(config)
     refuse_critic(config, preset)
-    shape, credit, _, _ = build(preset)
     setup: Any = None  # nothing is sampled here
     components = RunComponents(
         config=config,
@@ -229,11 +230,7 @@ def _built(policy: Policy, config: Config, reference: Policy | None) -> tuple[An
         policy=policy.model,
         actions=policy.actions,
         engine=NoEngine(policy.model.shape.vocab_size),
-        preset=preset,
-        branch=independent(1),
-        shape=shape,
-        credit=credit,
-        returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
+        algo=Algorithm.of(preset, independent(1)),
         setup=setup,
         held_out=setup,
         notes=[],

@@ -39,7 +39,7 @@ from graft.envs.splits import check_split
 from graft.registry import load
 from graft.rollout.recorded import spans_of_trace
 from graft.rollout.setup import draw_key
-from graft.train.rl import HELD_OUT_SEEDS, TRAIN_SEEDS
+from graft.train.tasks import HELD_OUT_SEEDS, TRAIN_SEEDS
 
 FORMS = ("chats", "tasks")
 OF_TEACHER = "demo_args."

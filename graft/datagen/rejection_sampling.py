@@ -54,10 +54,10 @@ from graft.rollout.recorded import (
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.train.build import build_run, env_factory, is_chatty
-from graft.train.model import by_itself
-from graft.train.rl import TRAIN_SEEDS, TaskStream
+from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import latest_model, located
 from graft.train.run_dir.folder import RunStopped
+from graft.train.tasks import TRAIN_SEEDS, TaskStream
 from graft.types import Author, Episode, Finish, Message, Status, Task, Trajectory
 
 ENOUGH_FAILURES = 64
@@ -137,7 +137,7 @@ def sample_rows(
         check_readable(weights)
     if server is None:
         assert weights is not None, "no model and no server was refused above"
-        config, whose = by_itself(config, weights), {"weights": fingerprint(weights)}
+        config, whose = sampling_only(config, weights), {"weights": fingerprint(weights)}
     elif config.actions.file:
         raise ConfigError(
             f"actions.file={config.actions.file} makes calls that no server can; add actions.file="

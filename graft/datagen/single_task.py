@@ -21,9 +21,9 @@ from graft.protocols import Env
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
 from graft.train.build import build_run
-from graft.train.model import by_itself
-from graft.train.rl import HELD_OUT_SEEDS
+from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import latest_model, located
+from graft.train.tasks import HELD_OUT_SEEDS
 from graft.types import Episode, Leaf, Task
 
 
@@ -98,7 +98,7 @@ def attempt(
     temperature = temperature_of(config, temperature, samples, "--n 1")
     weights = latest_model(source)
     check_readable(weights)
-    components = build_run(by_itself(config, weights), weights=weights)
+    components = build_run(sampling_only(config, weights), weights=weights)
     setup = components.held_out
     number = HELD_OUT_SEEDS + seed
     task = Task(f"{config.task.env}:test:{number}", config.task.env, seed=number)

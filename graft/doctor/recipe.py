@@ -37,12 +37,20 @@ from graft.rollout.collect import collect
 from graft.rollout.demonstration import demonstration
 from graft.rollout.examples import example
 from graft.text.chat import Chat
-from graft.train.build import RunComponents, build_run, env_factory, is_chatty, make_learner
+from graft.train.build import build_run, env_factory, is_chatty
+from graft.train.components import RunComponents
 from graft.train.learner import Learner
+from graft.train.learner_build import make_learner
 from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.footprint import gigabytes, num_parameters, optimizer_state_bytes
 from graft.train.memory.plan import has_reference, plan_memory, remedy
-from graft.train.model import is_foreign, load_tokenizer, make_chat, recipe_shape, source_of
+from graft.train.model import (
+    is_transformers_only,
+    load_tokenizer,
+    make_chat,
+    recipe_shape,
+    source_of,
+)
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
 from graft.train.monitor.run_check import (
     agreement,
@@ -56,9 +64,9 @@ from graft.train.monitor.run_check import (
     turns_of,
 )
 from graft.train.monitor.settings_check import positions_check, settings_checks
-from graft.train.rl import TaskStream
 from graft.train.run_dir.trackers import TRACKERS
 from graft.train.step_metrics import commonest_failure
+from graft.train.tasks import TaskStream
 from graft.types import Episode, Sampling, Task, Trajectory
 
 QUICK, ASKING, LOADING = 60.0, 300.0, 1800.0
@@ -151,12 +159,12 @@ class Examination:
         yield from settings_checks(self.config) or [Check("settings", PASS, "they go together")]
 
     def _positions(self) -> Iterator[Check]:
-        if not is_foreign(self.config, source_of(self.config)):
+        if not is_transformers_only(self.config, source_of(self.config)):
             yield from filter(None, [positions_check(self.config, recipe_shape(self.config))])
 
     def _memory(self) -> Check:
         config, source = self.config, source_of(self.config)
-        if is_foreign(config, source):
+        if is_transformers_only(config, source):
             return Check("memory", WARN, "not counted: the model has no native decoder")
         device = choose_device(config.model.device)
         dtype, _ = choose_dtype(config.model.dtype, device)
@@ -185,7 +193,7 @@ class Examination:
         while not where.exists():
             where = where.parent
         free = shutil.disk_usage(where).free
-        if is_foreign(config, source_of(config)):
+        if is_transformers_only(config, source_of(config)):
             return Check(
                 "checkpoints", PASS, f"{gigabytes(free)} free at {where}; checkpoints not counted"
             )
@@ -278,7 +286,7 @@ class Examination:
             seen = note if matters else f"{note}\n{here}"
         yield Check("template", PASS, seen)
         vocab_size = chat.tokenizer.vocab_size
-        if not is_foreign(config, source_of(config)):
+        if not is_transformers_only(config, source_of(config)):
             vocab_size = recipe_shape(config).vocab_size
         stop = env(Task("probe", config.task.env)).stop if self.has_env else ()
         yield ends(chat, vocab_size, stop)
@@ -323,7 +331,7 @@ class Examination:
         engine: Any = components.engine
         if hasattr(engine, "health"):
             engine.health()
-        engine.load(components.published(), 0)
+        engine.load(components.weights_to_publish(), 0)
         shares = "the learner's own tensors" if components.shares_weights else "a copy of them"
         return Check("engine", PASS, f"{self.config.engine.name}, with {shares}")
 
@@ -431,7 +439,7 @@ class Examination:
         some = few(rows, learner.tokens_per_micro)
         temperature = self.config.rollout.temperature
         # a KL term would need a reference model; it adds to each token and mixes no rows
-        loss = build(replace(components.preset, kl_coef=0.0))[2]
+        loss = build(replace(components.algo.preset, kl_coef=0.0))[2]
         yield from checked("mask", lambda: mask(rows), QUICK)
         yield from checked("eos", lambda: eos(rows, components.chat), QUICK)
         longest = self.config.rollout.max_tokens

@@ -35,10 +35,11 @@ from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import with_actions
-from graft.train.build import RunComponents, build_run, make_setup
+from graft.train.build import build_run, make_setup
+from graft.train.components import RunComponents
 from graft.train.model import load_policy, load_reference, load_tokenizer, make_chat
-from graft.train.rl import held_out_tasks
 from graft.train.run_dir.folder import RunStopped, out_of_disk
+from graft.train.tasks import held_out_tasks
 from graft.types import Status, Task
 
 DEFAULT_TASKS = 200
@@ -188,7 +189,7 @@ class Evaluator:
         with torch.no_grad():
             components.policy.load_state_dict(policy.state_dict())
         self.mounted += 1
-        components.engine.load(components.published(), version=self.mounted)
+        components.engine.load(components.weights_to_publish(), version=self.mounted)
         return True
 
     @property

@@ -31,7 +31,7 @@ from graft.evaluate.results import EvalResult, ResultsFile
 from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_sets import read_sets
 from graft.files import write_text
-from graft.train.model import by_itself
+from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import located
 from graft.train.run_dir.folder import out_of_disk
 from graft.train.run_dir.names import named
@@ -96,7 +96,7 @@ def evaluate_checkpoints(
         )
     found = _models(source, run, every_checkpoint, server, say)
     spec = EvalSpec(
-        config=config if server is not None else by_itself(config, found[-1].path),
+        config=config if server is not None else sampling_only(config, found[-1].path),
         sets=read_sets(on, args, recipe_tasks, has_tools=tools),
         tasks=tasks,
         samples=samples,

@@ -30,8 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.algos.credit import CREDITS
-from graft.algos.presets import build, make
 from graft.config import Config, ConfigError, EngineSection, TaskSection, load_config
 from graft.evaluate.candidates import is_gone
 from graft.models.io.load import ModelFileError
@@ -45,13 +43,16 @@ from graft.replay.comparison import (
 )
 from graft.replay.recorded_step import CannotReplay, RecordedStep
 from graft.tolerances import tolerances
-from graft.train.algorithm import preset_of
-from graft.train.build import RunComponents, build_run, make_learner, refuse_critic, set_rates
+from graft.train.algorithm import Algorithm, preset_of
+from graft.train.build import build_run, refuse_critic
+from graft.train.components import RunComponents
 from graft.train.learner import Learner
+from graft.train.learner_build import make_learner, set_rates
 from graft.train.memory.plan import has_reference
 from graft.train.model import load_reference
-from graft.train.rl import StepResult, StepRollouts, learn
+from graft.train.rl import StepResult, learn
 from graft.train.rollout_engine import make_engine
+from graft.train.rollout_source import StepRollouts
 from graft.train.run_dir.checkpoint import Checkpoint, checkpoints, set_random_states
 from graft.train.run_dir.checkpoint_writer import get_random_states
 from graft.train.run_dir.fingerprint import (
@@ -159,10 +160,10 @@ def replay(
             components = _assemble(config, checkpoint)
             learner = _learner(components, run)
             checkpoint.restore(learner)
-            if isinstance(components.branch, Stateful) and "branch" in (
+            if isinstance(components.algo.branch, Stateful) and "branch" in (
                 state := checkpoint.state()
             ):
-                components.branch.restore(state["branch"])
+                components.algo.branch.restore(state["branch"])
         inexact = _why_inexact([each.record for each in chain], learner)
         tolerance = tolerances(learner.policy.dtype).relative if inexact else 0.0
         found = Replay(
@@ -295,7 +296,7 @@ def _kept(checkpoint: Checkpoint, config: Config) -> Iterator[None]:
 
 
 def _assemble(config: Config, checkpoint: Checkpoint) -> RunComponents:
-    components = build_run(config, checkpoint.path, samples=False)
+    components = build_run(config, checkpoint.path, with_engine=False)
     if config.lora.rank:
         # new adapters are tried on an engine before they are trained: ours, for a moment
         native = EngineSection(name="native", kv_tokens=PROBE_TOKENS)
@@ -350,7 +351,7 @@ def _learn(
     learner.keeps_logprobs = True
     set_aside = step.metrics.get("rollout/set_aside", 0.0)
     rollouts = StepRollouts(step.episodes, int(set_aside), seconds=1.0, cursor=0)
-    return learn(components, learner, rollouts, step.number)
+    return learn(step.number, rollouts, components.algo, learner)
 
 
 # comparing
@@ -427,11 +428,8 @@ def _ask(
             f"{' '.join(overrides)}: a KL term needs the model that RL started from, and this run "
             "has kept none; a run with algo.kl_coef above 0 does"
         )
-    shape, credit, _, _ = build(preset)
-    returns = None if preset.returns is None else make(preset.returns, CREDITS, "credit")
-    changed = replace(
-        components, config=config, preset=preset, shape=shape, credit=credit, returns=returns
-    )
+    algo = Algorithm.of(preset, components.algo.branch)
+    changed = replace(components, config=config, algo=algo)
     moment.rewind(learner)
     other = make_learner(changed, learner.reference if has_reference(config) else None)
     if other.anchor is not None:

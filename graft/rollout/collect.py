@@ -116,6 +116,15 @@ def is_flat(episode: Episode) -> bool:
     return len(rewards) < 2
 
 
+def missing_share(episodes: Sequence[Episode], samples: int) -> float:
+    """Share of the attempts that a branch should have made and has not. A task that could not be posed
+    has one leaf with the reason, and does not count."""
+    attempts = [[leaf for leaf in episode.leaves if leaf.twin is None] for episode in episodes]
+    posed = [leaves for leaves in attempts if any(leaf.metrics for leaf in leaves) or not leaves]
+    lacking = sum(max(samples - len(leaves), 0) for leaves in posed)
+    return lacking / max(samples * len(posed), 1)
+
+
 def collect_informative(
     tasks: Iterator[Task],
     wanted: int,

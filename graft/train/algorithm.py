@@ -1,25 +1,57 @@
-"""From a recipe's words to its algorithm: the preset with the recipe's changes, and the branch."""
+"""From a recipe to its algorithm: the preset with the recipe's changes, and the branch."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graft.actions.actions import Actions
-from graft.algos.presets import Preset, make, resolve_preset
+from graft.algos.credit import CREDITS, Credit
+from graft.algos.losses import Loss
+from graft.algos.presets import Preset, build, make, resolve_preset
+from graft.algos.reductions import Reduction
+from graft.algos.shaping import Shaping
 from graft.config import Config, ConfigError
+from graft.protocols import Stateful
 from graft.registry import resolve
 from graft.rollout.branches.branch import BRANCHES, Branch
 from graft.rollout.branches.counterfactual import Counterfactual
+from graft.types import Episode
 
 STALE_CAP = 2.0
-"""Of the importance weight of tokens that older weights drew, where the preset has none."""
+"""Cap of the importance weight of tokens that older weights drew, where the preset has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """branch x credit x loss x reduction, with the terms around them."""
+
+    preset: Preset
+    branch: Branch
+    shape: Shaping
+    """Rewards before credit."""
+    credit: Credit
+    returns: Credit | None
+    """What the critic learns; None: there is none."""
+    loss: Loss
+    reduction: Reduction
+
+    @classmethod
+    def of(cls, preset: Preset, branch: Branch) -> Algorithm:
+        shape, credit, loss, reduction = build(preset)
+        returns = None if preset.returns is None else make(preset.returns, CREDITS, "credit")
+        return cls(preset, branch, shape, credit, returns, loss, reduction)
+
+    def settle(self, episodes: Sequence[Episode]) -> None:
+        """Give a branch that learns from step to step the episodes of this one."""
+        if isinstance(self.branch, Stateful):
+            self.branch.settle(episodes)
 
 
 def preset_of(config: Config) -> Preset:
-    """The preset with the recipe's changes; a name nobody knows is an error here.
+    """The preset with the recipe's changes; an unknown name is an error here.
 
     Lengths that a preset publishes for its own budget (constant reductions, DAPO's overlong
     penalty on the last fifth) are taken from `rollout.max_tokens` instead.
@@ -48,7 +80,7 @@ def preset_of(config: Config) -> Preset:
         if config.actions.file:
             raise ConfigError(
                 "algo.kl_in=reward prices every decision, and a reference knows none of the actions "
-                "beyond the vocabulary; take algo.kl_in=loss, which holds the words alone"
+                "beyond the vocabulary; take algo.kl_in=loss, which compares vocabulary tokens only"
             )
         shaping.append(("kl_in_reward", {"coef": coef, "kind": algo.kl_kind}))
         coef = 0.0  # it acts in one place
@@ -70,19 +102,19 @@ def branch_part(config: Config, preset: Preset) -> tuple[str, Mapping[str, Any]]
 
 
 def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch:
-    """The recipe's branch or the preset's, told what a run knows and the recipe need not repeat."""
+    """The recipe's branch or the preset's, with samples, seed and tools of the run where it takes them."""
     name, given = branch_part(config, preset)
     known: dict[str, Any] = {"samples": config.rollout.samples, "seed": config.run.seed}
     if actions is not None:
         known["tools"] = actions.tools
     if "samples" in given:
         raise ConfigError(
-            f"rollout.branch gives samples={given['samples']}; rollout.samples says how many attempts"
+            f"rollout.branch gives samples={given['samples']}; rollout.samples sets the number of attempts"
         )
     factory = resolve(name, BRANCHES, "branch")
     takes = inspect.signature(factory).parameters if callable(factory) else ()
-    told = {key: value for key, value in known.items() if key in takes}
-    branch = make((name, {**told, **given}), BRANCHES, "branch")
+    known = {key: value for key, value in known.items() if key in takes}
+    branch = make((name, {**known, **given}), BRANCHES, "branch")
     if isinstance(branch, Counterfactual):
         if actions is None:
             raise ConfigError(

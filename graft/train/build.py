@@ -2,136 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from graft.actions.actions import Actions
-from graft.algos.credit import CREDITS, Credit
-from graft.algos.losses import LOSSES
-from graft.algos.presets import Preset, build, make
-from graft.algos.reductions import REDUCTIONS
-from graft.algos.shaping import Shaping
+from graft.algos.presets import Preset
 from graft.config import Config, ConfigError
 from graft.envs import make as make_env
 from graft.envs.base import Wrapper
 from graft.envs.tool_env import ToolEnv
-from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, has_kernels
-from graft.models.io.hub import origin_of
-from graft.models.lora.training import Lora, base_of, num_trained
-from graft.models.policy import weights_of
+from graft.models.lora.training import num_trained
 from graft.models.shape import ModelShape
 from graft.models.tree.attention import why_no_kernel
 from graft.protocols import Engine, Env
 from graft.rewards import make_reward
-from graft.rollout.branches.branch import Branch
-from graft.rollout.collectors.request import CollectorConfig
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.train.actions import allowed_table, check_calls
-from graft.train.algorithm import branch_of, branch_part, preset_of
-from graft.train.distributed.collector import load_engines
+from graft.train.actions import check_calls
+from graft.train.algorithm import Algorithm, branch_of, branch_part, preset_of
+from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ALONE, ProcessGroup
-from graft.train.learner import CHECKED, Learner, check_served
-from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.footprint import num_parameters
-from graft.train.memory.plan import choose_micro, has_reference
-from graft.train.model import load_base, load_tokenizer, make_chat, open_policy, source_of
-from graft.train.optimizer import Optimizer, Schedule, schedule
+from graft.train.model import load_tokenizer, make_chat, open_policy, source_of
 from graft.train.rollout_engine import (
     NoEngine,
     is_external,
     known_elsewhere,
     make_engine,
     make_external,
+    refuse_async,
     refuse_external,
-    refuse_working_ahead,
     shares_weights,
-    ways,
 )
-from graft.train.run_dir.checkpoint import ADAPTER_FOLDER, latest_model
 from graft.types import Sampling, Task
-
-FOREIGN_MICRO = 2048
-"""Tokens of a micro-batch of a model that is not ours, where the recipe does not say."""
-
-
-@dataclass(slots=True)
-class RunComponents:
-    """Everything a loop works with."""
-
-    config: Config
-    tokenizer: FastTokenizer
-    chat: Chat
-    policy: Any
-    """What is trained: a decoder, one that is split over processes, or a model of transformers'."""
-    actions: Actions | None
-    engine: Engine
-    preset: Preset
-    branch: Branch
-    shape: Shaping
-    credit: Credit
-    returns: Credit | None
-    setup: RolloutSetup
-    held_out: RolloutSetup
-    notes: list[str]
-    weights: Path | None = None
-    """The checkpoint that the run goes on from."""
-    lora: Lora | None = None
-    """Made when training begins: whoever only samples needs the merged weights alone."""
-    shares_weights: bool = True
-    """Whether the engine samples from the learner's own tensors."""
-    processes: ProcessGroup = ALONE
-
-    is_checked: bool = False
-    """Whether engine and learner were seen to agree."""
-
-    @property
-    def entropy_top_k(self) -> int:
-        """Likeliest tokens that the engine's entropies know of; 0: all."""
-        return getattr(self.engine, "entropy_top_k", 0)
-
-    @property
-    def collector_config(self) -> CollectorConfig:
-        """What a collector of this run needs."""
-        limits = self.config.rollout
-        return CollectorConfig(
-            self.setup, self.held_out, self.branch, limits.concurrency, limits.samples
-        )
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether episodes are sampled while others are learned from."""
-        return self.config.rollout.staleness > 0
-
-    def published(self) -> Mapping[str, Tensor] | None:
-        """The weights that whoever samples needs; None: it has them."""
-        return None if self.shares_weights else weights_of(self.policy)
 
 
 def build_run(
     config: Config,
     weights: Path | None = None,
     processes: ProcessGroup = ALONE,
-    samples: bool = True,
+    with_engine: bool = True,
 ) -> RunComponents:
-    """Build a run; `weights` is the checkpoint to go on from, instead of the recipe's model.
+    """Build a run; `weights` is the checkpoint to continue from, instead of the recipe's model.
 
-    Without `samples` there is no engine in this process: others attempt the tasks.
+    `with_engine` False: no task is attempted in this process.
     """
     device = choose_device(config.model.device)
     dtype, note = choose_dtype(config.model.dtype, device)
     preset = preset_of(config)
     refuse_critic(config, preset)
     refuse_layout(config, processes)
-    refuse_external(config, branch_part(config, preset)[0], processes, samples)
+    refuse_external(config, branch_part(config, preset)[0], processes, with_engine)
     source = source_of(config, weights)
     tokenizer = load_tokenizer(config, source)
     env = env_factory(config, config.task.args, tokenizer)
@@ -140,22 +66,21 @@ def build_run(
     history = chat.history_note() if is_chatty(config, env) or config.sft.data else ""
     is_shared = shares_weights(config, processes)
     policy, sampled, actions = open_policy(
-        config, source, tokenizer, device, dtype, processes, is_shared, samples
+        config, source, tokenizer, device, dtype, processes, is_shared, with_engine
     )
     check_calls(config, actions, env)
     branch = branch_of(config, preset, actions)
     is_dynamic = (config.rollout.dynamic_rounds or 2) > 1 and (
         preset.dynamic_sampling or config.rollout.dynamic_rounds > 1
     )
-    refuse_working_ahead(config, branch, is_dynamic)
-    if not samples:
+    refuse_async(config, branch, is_dynamic)
+    if not with_engine:
         vocab_size = policy.shape.vocab_size
         engine: Engine = NoEngine(vocab_size, known_elsewhere(config, vocab_size))
     elif is_external(config):
         engine = make_external(config, policy, tokenizer, source, processes)
     else:
         engine = make_engine(config, sampled, tokenizer, actions, processes)
-    shape, credit, _, _ = build(preset)
     setup = make_setup(config, engine, chat, env, actions)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [entropy_note(config, engine), history]
@@ -166,11 +91,7 @@ def build_run(
         policy=policy,
         actions=actions,
         engine=engine,
-        preset=preset,
-        branch=branch,
-        shape=shape,
-        credit=credit,
-        returns=None if preset.returns is None else make(preset.returns, CREDITS, "credit"),
+        algo=Algorithm.of(preset, branch),
         setup=setup,
         held_out=replace(setup, make_env=held_out),
         notes=[text for text in notes if text] + lora_notes(config, policy.shape),
@@ -185,7 +106,7 @@ def entropy_note(config: Config, engine: Engine) -> str:
     if not known:
         return ""
     return (
-        f"{config.engine.name} tells the {known} likeliest tokens: entropies of what it samples are "
+        f"{config.engine.name} reports the {known} likeliest tokens, so entropies of its samples are "
         "lower bounds (sampling/entropy_top_k)"
     )
 
@@ -194,8 +115,8 @@ def stale_note(config: Config, preset: Preset) -> str:
     if not config.rollout.staleness or config.algo.importance_cap is not None:
         return ""
     return (
-        f"tokens may be up to {config.rollout.staleness} versions old, so each is weighed by how likely "
-        f"it is now, at most {preset.importance_cap:g} times (algo.importance_cap)"
+        f"tokens may be up to {config.rollout.staleness} versions old, so each is weighted by its "
+        f"probability ratio, at most {preset.importance_cap:g} (algo.importance_cap)"
     )
 
 
@@ -203,25 +124,25 @@ def refuse_critic(config: Config, preset: Preset) -> None:
     if config.lora.rank and preset.needs_critic and config.train.steps:
         raise ConfigError(
             f"algo.name={config.algo.name} trains a critic, a second model as large as the policy, "
-            f"and lora.rank={config.lora.rank} is there to avoid such a thing; take an algorithm "
-            "without one, such as grpo, or lora.rank=0"
+            f"which lora.rank={config.lora.rank} should avoid; take an algorithm without a critic, such "
+            "as grpo, or lora.rank=0"
         )
 
 
 def refuse_layout(config: Config, processes: ProcessGroup) -> None:
-    """What several processes cannot do together."""
+    """Refuse layouts that several processes cannot train with."""
     parallel, world = config.parallel, processes.world
     if config.lora.rank and world > 1 and (parallel.shard or parallel.tp > 1):
         raise ConfigError(
             f"lora.rank={config.lora.rank} puts adapters on whole matrices, and {world} processes would "
             f"split them (parallel.shard={str(parallel.shard).lower()}, parallel.tp={parallel.tp}). "
-            "Adapters are small: use parallel.shard=false and parallel.tp=1, and each process holds all"
+            "Adapters are small: use parallel.shard=false and parallel.tp=1, so each process holds all"
         )
     if not parallel.shard and 1 < parallel.tp < world:
         raise ConfigError(
             f"parallel.shard=false lets each of {world // parallel.tp} groups of parallel.tp="
-            f"{parallel.tp} processes hold all weights, which layers that are split are not made for; "
-            f"leave parallel.shard out, or take parallel.tp=1"
+            f"{parallel.tp} processes hold all weights, and split layers cannot; "
+            "leave parallel.shard out, or take parallel.tp=1"
         )
 
 
@@ -231,49 +152,20 @@ def lora_notes(config: Config, shape: ModelShape) -> list[str]:
         return []
     trained, total = num_trained(shape, lora.rank, lora.targets), num_parameters(shape)
     return [
-        f"adapters of rank {lora.rank}: {trained:,} numbers are trained beside {total:,} of the model"
+        f"adapters of rank {lora.rank}: {trained:,} parameters are trained beside {total:,} of the model"
     ]
 
 
-def make_lora(components: RunComponents) -> Lora | None:
-    """The run's adapters, the same in both phases: new ones, or those of its checkpoint."""
-    config, policy, section = components.config, components.policy, components.config.lora
-    if not section.rank or components.lora is not None:
-        return components.lora
-    folder = None if components.weights is None else components.weights / ADAPTER_FOLDER
-    origin = _origin(config) if folder is None else base_of(folder)
-    base = None if folder is None else load_base(folder, origin, policy)
-    components.lora = Lora(
-        policy,
-        rank=section.rank,
-        alpha=section.alpha,
-        targets=section.targets,
-        origin=origin,
-        seed=config.run.seed,
-        base=base,
-    )
-    if folder is not None:
-        components.lora.load(folder)
-    return components.lora
-
-
-def _origin(config: Config) -> str:
-    """The recipe's model as adapters name their base: a hub name with its commit, or a path."""
-    path = latest_model(config.model.path)
-    named = origin_of(path)
-    return str(path) if named is None else "@".join(named)
-
-
 def policy_notes(policy: Any) -> list[str]:
-    """What runs slower than it could on a GPU, or with another model, and why."""
+    """What runs slower than it could on a GPU or with another model, and why."""
     if not isinstance(policy, Decoder):
         return [f"{policy.shape.family} trains as transformers computes it", *policy.notes]
     if policy.device.type != "cuda":
         return []
     if not has_kernels(policy.device):
         return [
-            "triton is not installed, so plain PyTorch computes what kernels would, many times "
-            "slower; pip install triton"
+            "triton is not installed, so plain PyTorch replaces the kernels, many times slower; "
+            "pip install triton"
         ]
     why = why_no_kernel(policy.shape.head_dim, policy.dtype, policy.device)
     return [f"training attention runs in plain PyTorch, slower: {why}"] if why else []
@@ -287,7 +179,7 @@ def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:
 
 
 def tool_note(config: Config, env: Callable[[Task], Env]) -> str:
-    """Which tools an attempt may call, and how often; "" where there are none."""
+    """The tools that an attempt may call, with their limits; "" where there are none."""
     if not config.task.env:
         return ""
     posed = env(Task("probe", config.task.env))
@@ -308,150 +200,6 @@ def env_factory(
     if wrappers and (model.chat_template or model.template_args):
         tokenizer.chat = make_chat(config, tokenizer)
     return lambda task: make_env(env_id, wrappers=wrappers, tokenizer=tokenizer, **args)
-
-
-def make_learner(components: RunComponents, reference: Decoder | None) -> Learner:
-    """The learner of the RL phase. A critic starts from the policy as it is now.
-
-    With adapters there is no reference model: the adapters of this moment stand for it.
-    """
-    config, preset, policy = components.config, components.preset, components.policy
-    train = config.train
-    _, _, loss, reduction = build(preset)
-    plan = rate_plan(config)
-
-    def optimizer(module: torch.nn.Module, lr: float) -> Optimizer:
-        return Optimizer(
-            [module],
-            lr=lr,
-            schedule=plan,
-            weight_decay=train.weight_decay,
-            betas=train.betas,
-            max_grad_norm=train.max_grad_norm,
-            processes=components.processes,
-        )
-
-    lora = make_lora(components)
-    critic = make_critic(policy) if preset.needs_critic else None
-    learner = Learner(
-        policy=policy,
-        optimizer=optimizer(lora or policy, train.lr),
-        loss=loss,
-        reduction=reduction,
-        tokens_per_micro=micro_budget(config, policy, components.processes),
-        temperature=config.rollout.temperature,
-        allowed=allowed_table(components.actions, policy),
-        critic=critic,
-        critic_optimizer=optimizer(critic, config.algo.critic_lr or train.lr) if critic else None,
-        value_clip=preset.value_clip,
-        reference=reference,
-        lora=lora,
-        anchor=lora.snapshot() if lora is not None and has_reference(config) else None,
-        epochs=train.epochs,
-        minibatches=train.minibatches,
-        seed=config.run.seed,
-        processes=components.processes,
-    )
-    check_engine(components, learner)
-    return learner
-
-
-def rate_plan(config: Config) -> Schedule:
-    """The factor on the learning rate, update by update."""
-    train = config.train
-    rounds = train.epochs * train.minibatches
-    return schedule(train.schedule, train.warmup * rounds, train.steps * rounds, train.min_lr)
-
-
-def rates_of(config: Config) -> dict[str, Any]:
-    """What the learning rates depend on besides train.steps, by key."""
-    train = config.train
-    return {
-        "train.lr": train.lr,
-        "train.schedule": train.schedule,
-        "train.warmup": train.warmup,
-        "train.min_lr": train.min_lr,
-        "algo.critic_lr": config.algo.critic_lr,
-    }
-
-
-def set_rates(learner: Learner, config: Config) -> None:
-    """Learn on with the learning rates of `config`."""
-    learner.optimizer.lr, learner.optimizer.schedule = config.train.lr, rate_plan(config)
-    if (critic := learner.critic_optimizer) is not None:
-        critic.lr = config.algo.critic_lr or config.train.lr
-        critic.schedule = learner.optimizer.schedule
-
-
-def check_engine(components: RunComponents, learner: Learner) -> None:
-    """Once in a run, where it is not plain that the engine serves what is trained."""
-    config, engine = components.config, components.engine
-    is_plain = learner.lora is None and not is_external(config)
-    if is_plain or components.is_checked or isinstance(engine, NoEngine):
-        return
-
-    def publish() -> None:
-        load_engines(
-            components.published(), engine.version, engine, components.processes, engine.load
-        )
-
-    gap = check_served(learner, engine, publish, min(CHECKED, config.rollout.max_context - 1))
-    components.is_checked = True
-    if is_external(config):
-        what = "log-probs" if learner.lora is None else "log-probs with adapters"
-        components.notes.append(
-            f"{config.engine.name}: {what} agree with the learner's, {gap:.1g} apart on average"
-        )
-
-
-def make_critic(policy: Any) -> Any:
-    if not isinstance(policy, Decoder):
-        raise ConfigError(
-            f"a critic needs one of our own decoders, and this model ({policy.shape.family}) trains as "
-            "transformers computes it; take an algorithm without a critic, such as grpo"
-        )
-    if policy.is_whole:
-        return Critic(policy)
-    from graft.models.parallel.critic import sharded_critic
-
-    return sharded_critic(policy)  # type: ignore[arg-type]
-
-
-def sft_learner(components: RunComponents, steps: int) -> Learner:
-    """The same learner with cross-entropy, and an optimizer of its own for so many steps."""
-    config, policy, sft = components.config, components.policy, components.config.sft
-    lora = make_lora(components)
-    plan = schedule("linear", sft.warmup, steps, 0.1)
-    optimizer = Optimizer(
-        [lora or policy],
-        lr=sft.lr,
-        schedule=plan,
-        weight_decay=config.train.weight_decay,
-        betas=config.train.betas,
-        max_grad_norm=config.train.max_grad_norm,
-        processes=components.processes,
-    )
-    loss, reduction = make("sft", LOSSES, "loss"), make("token", REDUCTIONS, "reduction")
-    learner = Learner(
-        policy,
-        optimizer,
-        loss,
-        reduction,
-        micro_budget(config, policy, components.processes),
-        allowed=allowed_table(components.actions, policy),
-        lora=lora,
-        processes=components.processes,
-    )
-    check_engine(components, learner)
-    return learner
-
-
-def micro_budget(config: Config, policy: Any, processes: ProcessGroup = ALONE) -> int:
-    """The recipe's, or what fits beside everything else."""
-    if not isinstance(policy, Decoder):  # nobody has counted what it keeps
-        return config.train.tokens_per_micro or FOREIGN_MICRO
-    room = device_memory_of(policy.device, ways(config, processes))
-    return choose_micro(config, policy.shape, policy.dtype, room).tokens
 
 
 def make_setup(

@@ -1,4 +1,4 @@
-"""The model of a run and its tokenizer: where they come from, and whether they fit."""
+"""The model of a run and its tokenizer: their source, and whether they fit into memory."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ MODEL_FILE = "model.json"
 
 
 def source_of(config: Config, weights: Path | None = None, *, is_read: bool = True) -> Path | None:
-    """Where the model is read from: a checkpoint, the recipe's model, or nowhere.
+    """Where the model is read from: a checkpoint, the recipe's model, or None for a new one.
 
-    is_read   False: only its configs and tokenizer are needed, so the hub's weights stay there
+    is_read   False: only configs and tokenizer are needed, so weights of the hub are not downloaded
     """
     return weights or (latest_model(config.model.path, is_read) if config.model.path else None)
 
@@ -43,8 +43,8 @@ def source_of(config: Config, weights: Path | None = None, *, is_read: bool = Tr
 def pin_model(config: Config, folder: Path) -> tuple[Config, str]:
     """The recipe with the commit of a hub model that the run in `folder` began with, and a note of it.
 
-    Qwen/Qwen3-0.6B -> Qwen/Qwen3-0.6B@c1899de289a0..., so that a run that goes on, and processes that
-    join it, do not take newer weights. The first call writes the commit down.
+    Qwen/Qwen3-0.6B -> Qwen/Qwen3-0.6B@c1899de289a0..., so that a resumed run, and processes that join
+    it, do not take newer weights. The first call records the commit.
     """
     path, file = config.model.path, folder / MODEL_FILE
     known = read_json(file) if file.exists() else {}
@@ -68,12 +68,12 @@ def open_policy(
     dtype: torch.dtype,
     processes: ProcessGroup,
     is_shared: bool,
-    samples: bool,
+    with_engine: bool,
 ) -> tuple[Any, Decoder, Actions | None]:
-    """What is trained, the decoder that an engine of ours samples from, and actions.
+    """The trained policy, the decoder that the native engine samples from, and actions.
 
-    The two are one where they may share their weights. A family that has no decoder of ours trains as
-    transformers computes it; an external engine samples then.
+    The two are one where they share their weights. A family without a native decoder trains as
+    transformers computes it, with an external engine.
     """
     if config.parallel.tp > processes.world:
         raise ConfigError(
@@ -81,9 +81,9 @@ def open_policy(
             f"{'is' if processes.world == 1 else 'are'} {processes.world}: torchrun --nproc-per-node "
             f"{config.parallel.tp} -m graft train RECIPE parallel.tp={config.parallel.tp}"
         )
-    if is_foreign(config, source):
+    if is_transformers_only(config, source):
         assert source is not None
-        return open_foreign(config, source, device, dtype, processes), None, None  # type: ignore[return-value]
+        return open_transformers(config, source, device, dtype, processes), None, None  # type: ignore[return-value]
     plain = load_policy(config, source, tokenizer)
     actions = actions_of(config, tokenizer, plain.shape.vocab_size)
     if actions is not None:
@@ -101,17 +101,17 @@ def open_policy(
             offload=config.parallel.offload,
             recompute=recompute,
         )
-        wanted = samples and not is_external(config)
+        wanted = with_engine and not is_external(config)
         return policy, plain.to(device=device, dtype=dtype) if wanted else plain, actions
     policy = plain.to(device=device, dtype=dtype)
     policy.recompute = recompute
-    if is_shared or not samples or is_external(config):
+    if is_shared or not with_engine or is_external(config):
         return policy, policy, actions
     return policy, host_copy(policy, keep=True).to(device), actions
 
 
 def load_reference(path: Path, policy: Any) -> Any:
-    """A frozen model as the policy is, with the weights at `path`."""
+    """A frozen model of the policy's kind, with the weights at `path`."""
     if not isinstance(policy, Decoder):
         reference = type(policy).load(path, dtype=policy.dtype, device=policy.device)
     elif policy.is_whole:
@@ -131,23 +131,23 @@ def load_reference(path: Path, policy: Any) -> Any:
     return reference.requires_grad_(False)
 
 
-def is_foreign(config: Config, source: Path | None) -> bool:
-    """Whether the model is of a family that only transformers computes."""
+def is_transformers_only(config: Config, source: Path | None) -> bool:
+    """Whether only transformers computes the model's family."""
     if source is None or not source.is_dir():
         return False
     family = read_config(source).get("model_type", "")
     return is_external(config) and family not in ARCHITECTURES
 
 
-def by_itself(config: Config, source: Path) -> Config:
-    """The recipe of somebody who samples from a model and trains nothing.
+def sampling_only(config: Config, source: Path) -> Config:
+    """The recipe for sampling from a model without training.
 
     The engine is in this process, with the only copy of the weights: servers belong to the run that
-    trains with them, and would give it tokens of another model.
+    trains with them, and hold its weights.
     """
     section = config.engine
     engine = EngineSection(kv_tokens=section.kv_tokens, page_size=section.page_size)
-    if is_foreign(config, source):
+    if is_transformers_only(config, source):
         args = {} if section.url else section.args
         engine = EngineSection(name="vllm", args=args)
     rollout = config.rollout.model_copy(update={"staleness": 0})
@@ -160,10 +160,10 @@ def by_itself(config: Config, source: Path) -> Config:
     return config.model_copy(update=own)
 
 
-def open_foreign(
+def open_transformers(
     config: Config, source: Path, device: torch.device, dtype: torch.dtype, processes: ProcessGroup
 ) -> Any:
-    """A model of transformers' own, in the learner."""
+    """A policy that transformers computes."""
     from graft.models.transformers.model import TransformersModel
 
     refused = {
@@ -174,7 +174,7 @@ def open_foreign(
     for key, value in refused.items():
         if value:
             raise ConfigError(
-                f"{key}={value} needs one of our own decoders ({', '.join(ARCHITECTURES)}), and "
+                f"{key}={value} needs a native decoder ({', '.join(ARCHITECTURES)}), and "
                 f"'{source}' is another family, which trains as transformers computes it; leave it out"
             )
     policy = TransformersModel.load(source, dtype=dtype, device=device)
@@ -203,7 +203,7 @@ def load_tokenizer(config: Config, source: Path | None) -> FastTokenizer:
 
 
 def make_chat(config: Config, tokenizer: FastTokenizer) -> Chat:
-    """The chat template of a run, as its recipe has it."""
+    """The chat template of the recipe."""
     model = config.model
     template, args = model.chat_template or None, model.template_args
     try:
@@ -233,7 +233,7 @@ def new_shape(config: Config, tokenizer: FastTokenizer) -> ModelShape:
 
 
 def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:
-    """The shape of the model `assemble` would build, without reading a weight."""
+    """The shape of the model that `build_run` would build, without reading a weight."""
     shape = _plain_shape(config, weights)
     if not config.actions.file:
         return shape
@@ -247,7 +247,7 @@ def _plain_shape(config: Config, weights: Path | None) -> ModelShape:
     if source is None:
         return new_shape(config, load_tokenizer(config, None))
     if not source.exists():
-        load_tokenizer(config, source)  # says what is missing, and how to get it
+        load_tokenizer(config, source)  # raises with what is missing and how to get it
     if source.suffix == ".gguf":
         return gguf_shape(open_gguf(source), source)
     refuse_family(source)
@@ -255,37 +255,37 @@ def _plain_shape(config: Config, weights: Path | None) -> ModelShape:
 
 
 def refuse_family(source: Path) -> None:
-    """Models that only an engine of others samples from, where it is ours that was asked for."""
+    """Refuse families without a native decoder where the engine is native."""
     family = read_config(source).get("model_type", "") if source.is_dir() else ""
     if family and family not in ARCHITECTURES:
         raise ConfigError(
-            f"'{source}' is a {family} model, and graft's own decoder computes {', '.join(ARCHITECTURES)}; "
+            f"'{source}' is a {family} model, and the native decoder computes {', '.join(ARCHITECTURES)}; "
             "engine.name=vllm (or sglang) can train it, as transformers computes it"
         )
 
 
 def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:
     """Before anything large is allocated."""
-    if is_foreign(config, source_of(config, weights, is_read=False)):
-        return  # its memory is not counted: we do not know its parts
+    if is_transformers_only(config, source_of(config, weights, is_read=False)):
+        return  # its memory is not counted: its layers are not known
     device = choose_device(config.model.device)
     dtype, _ = choose_dtype(config.model.dtype, device)
     check_fits(config, recipe_shape(config, weights), dtype, device_memory_of(device))
 
 
 def load_base(folder: Path, origin: str, policy: Decoder) -> Decoder:
-    """What the merged weights of a checkpoint were merged from, read from its own place."""
+    """The base model that the adapters of a checkpoint were merged into."""
     path = find_model(origin)
     if not path.exists():
         raise ConfigError(
-            f"the adapters in '{folder}' belong on '{origin}', and nothing is there; put that model "
-            "back, for they cannot be trained any further without it (the checkpoint itself is a "
-            "whole model: a new run may start from it)"
+            f"the adapters in '{folder}' belong to '{origin}', which does not exist; restore that "
+            "model to train them further (the checkpoint itself is a whole model: a new run may start "
+            "from it)"
         )
     base = load_model(path, dtype=policy.dtype)
     if [p.shape for p in base.blocks.parameters()] != [p.shape for p in policy.blocks.parameters()]:
         raise ConfigError(
-            f"the adapters in '{folder}' belong on '{origin}', and the model there has other sizes "
-            "by now; give them back the model they were trained on"
+            f"the adapters in '{folder}' belong to '{origin}', and the model there has other "
+            "sizes now; restore the model that they were trained on"
         )
     return base

@@ -1,14 +1,14 @@
-"""Who samples for a run: its engine, and the collector that attempts tasks with it.
+"""The engine of a run, and the collector that attempts tasks with it.
 
-engine            whose weights it has
-native            the learner's own tensors, where the two take turns in one process; else a copy
-vllm, sglang      their own, sent to them after every step
+engine            its weights
+native            the learner's own tensors, where both take turns in one process; else a copy
+vllm, sglang      their own, sent after every step
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graft.actions.actions import Actions
 from graft.config import Config, ConfigError
@@ -24,13 +24,11 @@ from graft.rollout.collectors.background import AsyncCollector
 from graft.rollout.collectors.collector import Collector
 from graft.rollout.collectors.sync import SyncCollector
 from graft.text.tokenizer import FastTokenizer
+from graft.train.components import RunComponents
 from graft.train.distributed.collector import DistributedCollector
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import kv_tokens_for
-
-if TYPE_CHECKING:
-    from graft.train.build import RunComponents
 
 EXTERNAL = ("vllm", "sglang")
 """Engines with weights of their own."""
@@ -72,8 +70,10 @@ def make_engine(
     )
 
 
-def refuse_external(config: Config, branch: str, processes: ProcessGroup, samples: bool) -> None:
-    """What engines of others cannot do, before anything is loaded or started."""
+def refuse_external(
+    config: Config, branch: str, processes: ProcessGroup, with_engine: bool
+) -> None:
+    """Refuse what vLLM and SGLang cannot do, before anything is loaded or started."""
     section = config.engine
     if not is_external(config):
         given = {"engine.url": section.url, "engine.args": section.args}
@@ -87,19 +87,19 @@ def refuse_external(config: Config, branch: str, processes: ProcessGroup, sample
     if branch == "counterfactual":
         raise ConfigError(
             f"the branch 'counterfactual' (algo.name={config.algo.name}) forces actions, and "
-            f"engine.name={section.name} can have none; use engine.name=native, or another branch"
+            f"engine.name={section.name} has none; use engine.name=native, or another branch"
         )
     if config.actions.file:
         raise ConfigError(
-            f"engine.name={section.name} knows the model's own vocabulary and no grammar, so it can "
-            f"have no actions (actions.file={config.actions.file}); use engine.name=native"
+            f"engine.name={section.name} samples from the vocabulary without a grammar, so it has no "
+            f"actions (actions.file={config.actions.file}); use engine.name=native"
         )
     if section.name == "sglang" and not section.url:
         raise ConfigError(
-            "engine.name=sglang asks a server: start one (python -m sglang.launch_server "
+            "engine.name=sglang needs a server: start one (python -m sglang.launch_server "
             "--model-path MODEL --port 30000) and give its address, engine.url=[http://host:30000]"
         )
-    if not section.url and processes.world > 1 and samples:
+    if not section.url and processes.world > 1 and with_engine:
         raise ConfigError(
             "engine.name=vllm in the processes of torchrun would start one vLLM in each of them; "
             "start a server instead (vllm serve MODEL) and give engine.url=[http://host:8000]"
@@ -123,7 +123,7 @@ def make_external(
     source: Path | None,
     processes: ProcessGroup = ALONE,
 ) -> Engine:
-    """vLLM in this process, or servers that are in order."""
+    """vLLM in this process, or servers, whose health is checked."""
     section = config.engine
     exchange = Path(section.exchange or Path(config.run.dir) / config.run.name / "exchange")
     folder = _folder_for(policy, tokenizer, source, exchange, processes)
@@ -154,7 +154,7 @@ def _folder_for(
     exchange: Path,
     processes: ProcessGroup,
 ) -> Path:
-    """A Hugging Face folder of the model: its own, or one that is written for the engine."""
+    """A Hugging Face folder of the model: its own, or one written for the engine."""
     if source is not None and source.is_dir():
         return source
     folder = exchange / "start"
@@ -168,13 +168,13 @@ def _folder_for(
 
 
 def known_elsewhere(config: Config, vocab_size: int) -> int:
-    """Likeliest tokens that the entropies of engines on other machines know of; 0: all."""
-    asked = config.engine.args.get("max_logprobs", TOP_K)
-    return known_tokens(vocab_size, asked) if is_external(config) and asked > 0 else 0
+    """Likeliest tokens that entropies of engines on other machines are computed from; 0: all."""
+    top_k = config.engine.args.get("max_logprobs", TOP_K)
+    return known_tokens(vocab_size, top_k) if is_external(config) and top_k > 0 else 0
 
 
 def make_collector(components: RunComponents, processes: ProcessGroup = ALONE) -> Collector:
-    """Whoever attempts this run's tasks."""
+    """The collector of this run, in this process or over all of them."""
     rollout = components.config.rollout
     collector: Collector = SyncCollector(components.collector_config)
     if rollout.staleness:
@@ -185,36 +185,36 @@ def make_collector(components: RunComponents, processes: ProcessGroup = ALONE) -
     return DistributedCollector(collector, processes, components.engine)
 
 
-def refuse_working_ahead(config: Config, branch: Any, is_dynamic: bool) -> None:
-    """What needs a step to be over before the next begins cannot be sampled ahead or elsewhere."""
+def refuse_async(config: Config, branch: Any, is_dynamic: bool) -> None:
+    """Refuse staleness and clusters where a step must be over before the next one is sampled."""
     where = {
         f"rollout.staleness={config.rollout.staleness}": bool(config.rollout.staleness),
         f"cluster.address={config.cluster.address}": bool(config.cluster.address),
     }
-    asked = next((key for key, is_asked in where.items() if is_asked), None)
-    if asked is None:
+    key = next((key for key, is_set in where.items() if is_set), None)
+    if key is None:
         return
     if isinstance(branch, Stateful):
         raise ConfigError(
-            f"{asked}: this run's branch ({type(branch).__name__}) learns from each step where to fork "
+            f"{key}: this run's branch ({type(branch).__name__}) learns from each step where to fork "
             "in the next, in this process; take rollout.staleness=0 without a cluster, or another branch"
         )
     if is_dynamic and config.rollout.staleness:
         raise ConfigError(
-            f"{asked}: which tasks a step draws again (rollout.dynamic_rounds, or the preset's) is known "
-            "when it is over; take rollout.dynamic_rounds=1, or rollout.staleness=0"
+            f"{key}: which tasks a step draws again (rollout.dynamic_rounds, or the preset's) is known "
+            "only when it is over; take rollout.dynamic_rounds=1, or rollout.staleness=0"
         )
 
 
 class NoEngine:
-    """Where somebody else attempts the tasks."""
+    """Stands for the engine where tasks are attempted on other machines."""
 
     def __init__(self, vocab_size: int, entropy_top_k: int = 0) -> None:
-        """`entropy_top_k` of the engines of those who do."""
+        """`entropy_top_k` is that of the engines there."""
         self.version, self.vocab_size, self.entropy_top_k = 0, vocab_size, entropy_top_k
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise EngineError("there is no engine in this process: workers of the cluster sample")
+        raise EngineError("there is no engine in this process: the workers of the cluster sample")
 
     score = open = _refuse
 
@@ -225,4 +225,4 @@ class NoEngine:
         """Nothing is sampled here."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""

@@ -1,4 +1,4 @@
-"""Supervised steps: examples, the same learner, cross-entropy of what the assistant wrote."""
+"""Supervised steps: the same learner, with cross-entropy of the assistant's tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from graft.types import Episode
 def sft_step(learner: Learner, episodes: Sequence[Episode]) -> dict[str, float]:
     """One optimizer step on these examples."""
     started = time.perf_counter()
-    rows = [row for episode in episodes for row in episode.trajectories()]
-    batch = to_batch(rows)
-    updated = learner.update(rows, batch)
+    trajectories = [one for episode in episodes for one in episode.trajectories()]
+    batch = to_batch(trajectories)
+    updated = learner.update(trajectories, batch)
     tokens = sum(len(span) for episode in episodes for span in episode.spans)
     keep = ("loss", "entropy", "grad_norm", "learning_rate")
     seconds = time.perf_counter() - started
@@ -34,18 +34,20 @@ def sft_step(learner: Learner, episodes: Sequence[Episode]) -> dict[str, float]:
 
 @torch.no_grad()
 def held_out_scores(learner: Learner, batches: Iterable[Sequence[Episode]]) -> dict[str, float]:
-    """Cross-entropy of held-out examples, and the share of their tokens that is the likeliest one.
+    """Cross-entropy of held-out examples, and the share of their tokens that greedy decoding would give.
 
-    Over all trained tokens, as in training: a long answer counts more than a short one. The numbers
-    stay on the device until the last batch is under way.
+    Means over all trained tokens, as in training: a long answer counts more than a short one. Sums stay
+    on the device until the last batch was started.
     """
     policy = learner.policy
     totals = torch.zeros(3, dtype=torch.float64, device=policy.device)
     for episodes in batches:
-        rows = [row for episode in episodes for row in episode.trajectories()]
-        mask = to_batch(rows).mask
-        for part in split_rows(rows, learner.tokens_per_micro):
-            forest = Forest([rows[i] for i in part], mask[torch.tensor(part)], policy.device)
+        trajectories = [one for episode in episodes for one in episode.trajectories()]
+        mask = to_batch(trajectories).mask
+        for part in split_rows(trajectories, learner.tokens_per_micro):
+            forest = Forest(
+                [trajectories[i] for i in part], mask[torch.tensor(part)], policy.device
+            )
             logp, is_best = forest.greedy_match(policy, learner.allowed)
             totals[0] -= logp.sum(dtype=torch.float64)
             totals[1] += is_best.sum()

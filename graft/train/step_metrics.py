@@ -1,23 +1,59 @@
-"""A step in numbers: what the attempts earned, how long they were, what they called, why they failed."""
+"""The metrics of a step: rewards, lengths, tool use, failures, staleness, tokens and times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 import torch
 
+from graft.algos.batch import Batch
 from graft.rewards.weighted import METRIC
 from graft.rollout.batching import trajectories_of
 from graft.rollout.collect import is_flat
-from graft.types import Author, Episode, Leaf, Status
+from graft.train.rollout_source import StepRollouts
+from graft.train.run_dir.folder import RunStopped
+from graft.types import Author, Episode, Leaf, Status, Trajectory
+
+
+def step_metrics(
+    step: int,
+    rollouts: StepRollouts,
+    trajectories: Sequence[Trajectory],
+    batch: Batch,
+    updated: Mapping[str, float],
+    seconds: float,
+) -> dict[str, float]:
+    """All metrics of a step that took `seconds` to learn; `updated` are the learner's."""
+    episodes = rollouts.episodes
+    sampled = sum(len(s) for e in episodes for s in e.spans if s.author is Author.POLICY)
+    spans = {id(span): span for row in trajectories for span in row.spans}.values()  # each once
+    age = (step - 1 - batch.versions[batch.mask]).float()
+    assert batch.advantages is not None
+    std = float(batch.advantages[batch.mask].std(correction=0)) if batch.num_tokens else 0.0
+    return {
+        **describe(episodes),
+        **rollouts.metrics,
+        "advantages/std": std,
+        "rollout/set_aside": float(rollouts.set_aside),
+        "staleness/mean": float(age.mean()) if len(age) else 0.0,
+        "staleness/max": float(age.max()) if len(age) else 0.0,
+        **updated,
+        "num_tokens": float(sampled),
+        "num_trained_tokens": float(sum(sum(span.mask) for span in spans)),
+        "num_forward_tokens": float(sum(map(len, spans))),
+        "tokens_per_second": sampled / (rollouts.seconds + (seconds if rollouts.is_async else 0.0)),
+        "step_time": rollouts.seconds + seconds,
+        "time/rollout": rollouts.seconds,
+        "time/learn": seconds,
+    }
 
 
 def describe(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Rewards, lengths and tool use of a step, in the names people look for."""
-    everyone = [leaf for episode in episodes for leaf in episode.leaves]
-    leaves = [leaf for leaf in everyone if leaf.twin is None]  # what the policy did by itself
-    twins = [leaf for leaf in everyone if leaf.twin is not None]
+    """Rewards, lengths and tool use of a step's attempts."""
+    all_leaves = [leaf for episode in episodes for leaf in episode.leaves]
+    leaves = [leaf for leaf in all_leaves if leaf.twin is None]  # the policy's own attempts
+    twins = [leaf for leaf in all_leaves if leaf.twin is not None]
     ended = [leaf for leaf in leaves if _has_reward(leaf)]
     rewards = torch.tensor([leaf.reward for leaf in ended])
     groups = [[x.reward for x in e.leaves if x.twin is None and _has_reward(x)] for e in episodes]
@@ -31,12 +67,12 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     calls = torch.tensor([leaf.metrics.get("tool_calls", 0.0) for leaf in leaves])
     failures = sum(leaf.metrics.get("tool_failures", 0.0) for leaf in leaves)
     turns = [leaf.metrics.get("turns", 0.0) for leaf in leaves]
-    parts = sorted({n for leaf in ended for n in leaf.metrics if n.startswith(METRIC)})
+    components = sorted({n for leaf in ended for n in leaf.metrics if n.startswith(METRIC)})
     by_tool = sorted({n for leaf in leaves for n in leaf.metrics if n.startswith("tools/")})
     return {
         "reward": float(rewards.mean()),
         "reward_std": float(spreads.mean()),
-        **{n: fmean(leaf.metrics.get(n, 0.0) for leaf in ended) for n in parts},
+        **{n: fmean(leaf.metrics.get(n, 0.0) for leaf in ended) for n in components},
         "frac_reward_zero_std": sum(map(is_flat, episodes)) / len(episodes),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
@@ -56,33 +92,33 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _calls_made(episodes: Sequence[Episode]) -> float:
-    """Of the step, in all, refusals aside; a call that several attempts go through was made once."""
+    """Of the step, without refused calls; a call that several attempts share counts once."""
     spans = (span for episode in episodes for span in episode.spans)
     return float(sum(span.info.get("tool_calls", 0) for span in spans))
 
 
 def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Of attempts that share more than their prompt: how they forked, and how much that saved."""
-    rows = [row for episode in episodes for row in episode.trajectories()]
-    spans = {id(span): span for row in rows for span in row.spans}.values()
+    """Of attempts that share more than their prompt: how they forked, and the share of tokens saved."""
+    trajectories = [row for episode in episodes for row in episode.trajectories()]
+    spans = {id(span): span for row in trajectories for span in row.spans}.values()
     decided = [span.info for span in spans if "entropy_change" in span.info]
     if not decided:
         return {}
     roots = sum(s.parent == 0 and s.author is Author.POLICY for s in spans)
-    said = sum(len(span) for span in spans if span.author is Author.POLICY)
-    in_rows = sum(len(s) for row in rows for s in row.spans if s.author is Author.POLICY)
+    sampled = sum(len(span) for span in spans if span.author is Author.POLICY)
+    in_rows = sum(len(s) for row in trajectories for s in row.spans if s.author is Author.POLICY)
     forks = sum(info["forks"] for info in decided)
     return {
         "branch/roots": roots / len(episodes),
         "branch/rate": forks / len(decided),
         "branch/forks": forks / len(episodes),
         "branch/entropy_change": sum(info["entropy_change"] for info in decided) / len(decided),
-        "branch/shared_tokens": 1.0 - said / max(in_rows, 1),
+        "branch/shared_tokens": 1.0 - sampled / max(in_rows, 1),
     }
 
 
 def _had_no_room(leaf: Leaf) -> bool:
-    """Whether its prompt filled the context, so that it never spoke."""
+    """Whether its prompt filled the context, so that no token could be sampled."""
     return leaf.status is Status.TRUNCATED and not leaf.metrics.get("turns", 0.0)
 
 
@@ -93,7 +129,7 @@ def _has_reward(leaf: Leaf) -> bool:
 def _describe_twins(
     twins: Sequence[Leaf], attempts: int, episodes: Sequence[Episode]
 ) -> dict[str, float]:
-    """Of counterfactual attempts: how many there are, and what forcing a call has brought."""
+    """Of counterfactual attempts: their number, and their gain in reward."""
     if not twins:
         return {}
     gains = [
@@ -114,7 +150,7 @@ def _share(flags: Iterator[bool]) -> float:
 
 
 def is_dead(episodes: Sequence[Episode]) -> bool:
-    """True if many attempts failed and not one came to its end: a tool or environment is down."""
+    """True if many attempts failed and none was completed: a tool or environment is down."""
     statuses = [leaf.status for episode in episodes for leaf in episode.leaves]
     failed = sum(not status.is_trainable and status != "replaced" for status in statuses)
     return Status.DONE not in statuses and failed * 4 >= len(statuses)
@@ -125,22 +161,24 @@ def failures(episodes: Sequence[Episode]) -> list[str]:
 
 
 def commonest_failure(episodes: Sequence[Episode], none: str = "no reason was recorded") -> str:
-    """The reason that most failed attempts give; `none` where there is none."""
+    """The most frequent reason of failed attempts; `none` where there is none."""
     reasons = failures(episodes)
     return max(set(reasons), key=reasons.count) if reasons else none
 
 
-def missing(episodes: Sequence[Episode], samples: int) -> float:
-    """Share of the attempts that a branch should have grown and has not. A task that could not be posed
-    has one leaf, which says why, and is not the branch's doing."""
-    grown = [[leaf for leaf in episode.leaves if leaf.twin is None] for episode in episodes]
-    posed = [leaves for leaves in grown if any(leaf.metrics for leaf in leaves) or not leaves]
-    lacking = sum(max(samples - len(leaves), 0) for leaves in posed)
-    return lacking / max(samples * len(posed), 1)
+def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajectory]) -> None:
+    """Stop a run whose step has nothing to learn from."""
+    if is_dead(episodes):
+        raise RunStopped(_why_it_died(episodes))
+    if not any(span.author is Author.POLICY for row in trajectories for span in row.spans):
+        longest = max(len(episode.spans[0]) for episode in episodes)
+        raise RunStopped(
+            f"no attempt sampled a single token: prompts of up to {longest} tokens fill the context; "
+            "raise rollout.max_context"
+        )
 
 
-def why_it_died(episodes: Sequence[Episode]) -> str:
-    """Name the commonest reason."""
+def _why_it_died(episodes: Sequence[Episode]) -> str:
     reasons = failures(episodes)
     common = commonest_failure(episodes)
     count = sum(len(episode.leaves) for episode in episodes)

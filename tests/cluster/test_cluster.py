@@ -25,7 +25,7 @@ from graft.config import Config, ConfigError, load_config
 from graft.rollout.collectors.request import RolloutRequest
 from graft.train.monitor.display import Display
 from graft.train.run_dir.folder import RunStopped
-from graft.train.session import train_recipe
+from tests.training import train_recipe
 
 try:
     ray_module()  # not importorskip: what quietens Ray is set before it is imported

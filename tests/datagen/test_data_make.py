@@ -24,7 +24,6 @@ from graft.rollout.recorded import spans_of_attempt, spans_of_trace
 from graft.rollout.setup import draw_key
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.train.rl import TaskStream, held_out_tasks
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Author, CallText
 from tests.command_line import start

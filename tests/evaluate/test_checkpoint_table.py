@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -22,12 +23,13 @@ from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_sets import read_sets
 from graft.models.io.load import ModelFileError
 from graft.registry import UnknownName
+from graft.rollout.branches.branch import independent
+from graft.rollout.collect import collect
 from graft.train.build import build_run
-from graft.train.held_out import evaluate
-from graft.train.rl import held_out_tasks
 from graft.train.run_dir.folder import RunStopped
-from graft.train.session import train_recipe
+from graft.train.tasks import held_out_tasks
 from tests.command_line import Completed, graft
+from tests.training import train_recipe
 
 RECIPE = """
 run: {{dir: "{folder}", name: run, save_every: 2, keep_last: 9, eval_tasks: 0, trackers: []}}
@@ -114,11 +116,16 @@ def test_each_cell_is_what_its_checkpoint_alone_would_score(which, tmp_path, req
     tasks = held_out_tasks("calculator", 3)
     for name in NAMES:  # loaded in place there, assembled from nothing here
         components = build_run(config, weights=run / "checkpoints" / name)
-        score = evaluate(tasks, components.held_out, temperature=1.0, samples=2)
+        episodes = collect(tasks, components.held_out, independent(2))
+        leaves = [leaf for episode in episodes for leaf in episode.leaves]
         cell = table.rows[name]["calculator"]
         assert cell.tasks == [task.id for task in tasks]
-        assert cell.rewards == score.rewards
-        assert (cell.reward, cell.tool_calls) == pytest.approx((score.reward, score.tool_calls))
+        assert cell.rewards == [
+            [x.reward * x.status.is_trainable for x in e.leaves] for e in episodes
+        ]
+        calls = fmean(leaf.metrics.get("tool_calls", 0.0) for leaf in leaves)
+        reward = fmean(leaf.reward * leaf.status.is_trainable for leaf in leaves)
+        assert (cell.reward, cell.tool_calls) == pytest.approx((reward, calls))
         components.engine.close()
     first, second, last = (table.rows[name] for name in NAMES)
     assert first["calculator"].rewards == second["calculator"].rewards  # RL starts there

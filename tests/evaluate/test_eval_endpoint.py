@@ -10,9 +10,9 @@ from graft.engine.errors import EngineError
 from graft.engine.remote import endpoint
 from graft.evaluate import evaluator as bench
 from graft.evaluate.run import evaluate_checkpoints
-from graft.train.session import train_recipe
 from tests.command_line import graft
 from tests.evaluate.endpoint_kit import Served, serving
+from tests.training import train_recipe
 
 ROWS = [
     {

@@ -9,8 +9,8 @@ import pytest
 from graft.evaluate.attempts import make_attempts
 from graft.evaluate.run import evaluate_checkpoints
 from graft.evaluate.samples import SampleFile, SamplesInUse, StoredSample, file_name
-from graft.train.session import train_recipe
 from tests.command_line import python
+from tests.training import train_recipe
 
 RECIPE = """
 run: {{dir: "{folder}", name: run, keep_last: 9, eval_tasks: 0, trackers: []}}
@@ -212,7 +212,7 @@ def test_no_task_waits_for_another(trained):
 
     from graft.config import load_config
     from graft.train.build import build_run
-    from graft.train.rl import held_out_tasks
+    from graft.train.tasks import held_out_tasks
 
     components = build_run(
         load_config(str(trained / "config.yaml")), trained / "checkpoints/sft-000030"

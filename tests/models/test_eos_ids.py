@@ -19,9 +19,9 @@ from graft.text.tokenizer import FastTokenizer, TokenizerNotFound
 from graft.train.build import build_run
 from graft.train.model import load_tokenizer, new_shape
 from graft.train.run_dir.checkpoint import latest_model
-from graft.train.session import train_recipe
 from graft.types import Finish, Sampling, Task, Trajectory
 from tests.models.test_export import chatml_tokenizer, checkpoint, done, export  # noqa: F401
+from tests.training import train_recipe
 
 PROMPT = "12+3="
 

@@ -23,9 +23,9 @@ from graft.models.io.tensor_names import hf_names
 from graft.text.tokenizer import FastTokenizer
 from graft.train.model import new_shape, pin_model, recipe_shape
 from graft.train.run_dir.checkpoint import latest_model
-from graft.train.session import train_recipe
 from graft.types import Task, Trajectory
 from tests.hub_server import TOKEN, HubServer
+from tests.training import train_recipe
 
 SIZES = {"width": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32}
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]

@@ -289,7 +289,7 @@ def test_an_engine_that_runs_ahead_has_weights_of_its_own():
 
 
 def test_train_refuses_before_it_allocates(tmp_path, monkeypatch):
-    from graft.train.session import train_recipe
+    from tests.training import train_recipe
 
     monkeypatch.setattr(
         "graft.train.model.device_memory_of",

@@ -19,7 +19,7 @@ from graft.config import ConfigError
 from graft.replay.comparison import DIFFERS, PASS, UNKNOWN
 from graft.replay.recorded_step import CannotReplay
 from graft.replay.replay import Replay, replay
-from graft.train.session import train_recipe
+from tests.training import train_recipe
 
 TINY = "{width: 16, layers: 1, heads: 2, kv_heads: 1, head_dim: 8, ff: 16, max_positions: 96}"
 STEPS = 6

@@ -10,7 +10,7 @@ from graft.train.actions import actions_of, with_actions
 from graft.train.build import build_run
 from graft.train.model import load_tokenizer
 from graft.train.run_dir.checkpoint import action_names
-from graft.train.session import train_recipe
+from tests.training import train_recipe
 
 TINY = {
     "width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16,

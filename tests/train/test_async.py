@@ -13,7 +13,7 @@ from graft.config import Config, ConfigError, check
 from graft.envs.calculator import CalculatorTask
 from graft.rollout.collectors.background import AsyncCollector
 from graft.rollout.collectors.request import CollectorConfig
-from graft.train import build as setup
+from graft.train import build, rl
 from graft.train import session as run
 from graft.train.algorithm import STALE_CAP, preset_of
 from graft.train.build import build_run
@@ -116,14 +116,14 @@ def test_with_nothing_ahead_a_collector_on_a_thread_gives_the_very_numbers_of_th
     def background(components, processes):
         made.append(
             AsyncCollector(
-                CollectorConfig(components.setup, components.held_out, components.branch)
+                CollectorConfig(components.setup, components.held_out, components.algo.branch)
             )
         )
         return made[-1]
 
     monkeypatch.setattr(run, "make_collector", background)
     if copies:
-        monkeypatch.setattr(setup, "shares_weights", lambda config, processes: False)
+        monkeypatch.setattr(build, "shares_weights", lambda config, processes: False)
     found = trained(recipe(tmp_path / "apart", run={"eval_every": 2}))
     assert len(made) == 1 and not made[0]._thread.is_alive()
     assert {line.pop("rollout/discarded") for line in found} == {0.0}
@@ -139,10 +139,10 @@ def test_with_nothing_ahead_a_collector_on_a_thread_gives_the_very_numbers_of_th
 def watched(monkeypatch) -> list[dict]:
     """What each step learned from, and the learner's own log-probs before it did."""
     seen: list[dict] = []
-    learn = run.learn
+    learn = rl.learn
 
-    def looking(components, learner, rollouts, step):
-        learned = learn(components, learner, rollouts, step)
+    def looking(step, rollouts, algo, learner):
+        learned = learn(step, rollouts, algo, learner)
         batch = learned.batch
         seen.append(
             {
@@ -155,7 +155,7 @@ def watched(monkeypatch) -> list[dict]:
         )
         return learned
 
-    monkeypatch.setattr(run, "learn", looking)
+    monkeypatch.setattr(rl, "learn", looking)
     return seen
 
 
@@ -292,7 +292,7 @@ def test_dapo_without_redrawing_may_work_ahead(tmp_path):
     components = build_run(
         recipe(tmp_path, algo={"name": "dapo"}, rollout={"dynamic_rounds": 1, "staleness": 1})
     )
-    assert components.is_ahead and not components.shares_weights
+    assert not components.shares_weights
     components.engine.close()
 
 

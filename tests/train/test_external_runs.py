@@ -35,9 +35,9 @@ from graft.train.model import load_tokenizer, new_shape
 from graft.train.rollout_engine import refuse_external
 from graft.train.run_dir.checkpoint import checkpoints
 from graft.train.run_dir.folder import RunStopped
-from graft.train.session import train_recipe
 from graft.types import Task, Trajectory
 from tests.engine.fake_sglang import FakeSGLang, load_other, serving_sglang
+from tests.training import train_recipe
 
 SIZES = {
     "width": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "ff": 64, "tied": False,
@@ -292,7 +292,7 @@ def test_scores_of_a_server_that_is_gone_are_no_zeros(base, fake, tmp_path):
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"engine": {"name": "vllm"}, "actions": {"file": "compact"}}, "can have no actions"),
+        ({"engine": {"name": "vllm"}, "actions": {"file": "compact"}}, "has no actions"),
         ({"engine": {"name": "vllm"}, "algo": {"name": "cpo"}}, "'counterfactual' .*algo.name=cpo"),
         (
             {"engine": {"name": "vllm"}, "rollout": {"branch": "counterfactual"}},
@@ -318,7 +318,7 @@ def test_one_vllm_in_each_process_of_torchrun_is_refused():
     crowd.world = 2
     config = recipe(Path(), engine={"name": "vllm"})
     with pytest.raises(ConfigError, match=r"one vLLM in each of them.*engine\.url"):
-        refuse_external(config, "independent", crowd, samples=True)
+        refuse_external(config, "independent", crowd, with_engine=True)
 
 
 def test_a_family_that_is_not_ours_is_told_who_can_train_it(tmp_path):

@@ -20,15 +20,16 @@ from graft.models.io.tensor_names import hf_names
 from graft.models.lora.training import ADAPTER, TARGETS, num_trained
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
-from graft.train.build import build_run, make_learner, sft_learner
+from graft.train.build import build_run
 from graft.train.learner import check_served
+from graft.train.learner_build import make_learner, sft_learner
 from graft.train.memory.device_memory import DeviceMemory
 from graft.train.memory.plan import plan_memory
 from graft.train.model import load_tokenizer, new_shape
 from graft.train.run_dir.checkpoint import ADAPTER_FOLDER, checkpoints
 from graft.train.run_dir.folder import RunStopped
-from graft.train.session import train_recipe
 from graft.types import Task, Trajectory
+from tests.training import train_recipe
 from tests.trees import random_tree
 
 SIZES = {"width": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32}
@@ -229,5 +230,5 @@ def test_a_base_that_is_gone_or_has_changed_is_named(base, tmp_path):
         sft_learner(build_run(config, checkpoint), 3)
     shutil.rmtree(mine)
     components = build_run(config, checkpoint)  # to sample from it nothing else is needed
-    with pytest.raises(ConfigError, match="nothing is there"):
+    with pytest.raises(ConfigError, match="which does not exist"):
         sft_learner(components, 3)

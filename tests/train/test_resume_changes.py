@@ -12,7 +12,7 @@ from graft.config import load_config
 from graft.replay.comparison import PASS
 from graft.replay.replay import replay
 from graft.train.run_dir.folder import RunStopped, differences
-from graft.train.session import train_recipe
+from tests.training import train_recipe
 
 SHAPE = "{width: 16, layers: 1, heads: 2, kv_heads: 1, head_dim: 8, ff: 16, max_positions: 96}"
 

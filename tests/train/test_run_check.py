@@ -16,8 +16,8 @@ from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.train import session as run
-from graft.train.build import build_run, make_learner
+from graft.train.build import build_run
+from graft.train.learner_build import make_learner
 from graft.train.monitor.check import Check
 from graft.train.monitor.run_check import (
     agreement,
@@ -31,9 +31,11 @@ from graft.train.monitor.run_check import (
     recomputed,
     spread,
 )
-from graft.train.rl import TaskStream
+from graft.train.phases import reinforcement
 from graft.train.run_dir.folder import RunStopped
+from graft.train.tasks import TaskStream
 from graft.types import Episode, Leaf, Task
+from tests.training import train_recipe
 
 SHAPE = {
     "width": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32,
@@ -262,26 +264,28 @@ def test_a_loss_that_averages_over_its_rows_is_found_out(healthy):
 
 def test_one_row_proves_nothing_about_micro_batches(healthy):
     components, learner, episodes = healthy
-    loss = build(components.preset)[2]
+    loss = build(components.algo.preset)[2]
     assert micro(learner, trajectories_of(episodes)[:1], loss).verdict == "warn"
 
 
 @pytest.mark.parametrize("eval_tasks", [12, 0])
 def test_a_faulty_run_stops_before_its_first_step(tmp_path, monkeypatch, eval_tasks):
     config = recipe(tmp_path, run={"eval_tasks": eval_tasks}, rollout={"temperature": 0.5})
-    make = run.make_learner
-    monkeypatch.setattr(run, "make_learner", lambda *given: replace(make(*given), temperature=1.0))
+    make = reinforcement.make_learner
+    monkeypatch.setattr(
+        reinforcement, "make_learner", lambda *given: replace(make(*given), temperature=1.0)
+    )
     with pytest.raises(
         RunStopped, match=r"before step 1: log-probs: .* temperature 0\.5 they would"
     ):
-        run.train_recipe(config)
+        train_recipe(config)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert not [line for line in lines if '"rl"' in line]
 
 
 def test_a_healthy_run_prints_only_warnings(tmp_path):
     screen = io.StringIO()
-    run.train_recipe(recipe(tmp_path), quiet=False, stream=screen)
+    train_recipe(recipe(tmp_path), quiet=False, stream=screen)
     assert "reinforce 2/2" in screen.getvalue()
     assert "log-probs" not in screen.getvalue() and "fail  " not in screen.getvalue()
     # random weights get no sum right

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 import graft
 from graft import cli
 from graft.train.run_dir.names import named, short
-from graft.train.session import Session, train_recipe
+from graft.train.session import Session
 from tests.test_rollout_command import TINY
+from tests.training import train_recipe
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from graft.doctor.recipe import Examination
 from graft.envs.calculator import Expression
 from graft.models.shape import ModelShape
 from graft.rollout.branches.branch import Branch
+from graft.rollout.collect import missing_share
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.train.algorithm import preset_of
 from graft.train.monitor.check import FAIL, WARN
 from graft.train.monitor.settings_check import compares_attempts, positions_check, settings_checks
-from graft.train.session import train_recipe
-from graft.train.step_metrics import missing
 from graft.types import Episode, Leaf, Status, Task
+from tests.training import train_recipe
 
 RECIPES = sorted((Path(__file__).parent.parent.parent / "recipes").rglob("*.yaml"))
 
@@ -201,7 +201,7 @@ def test_a_task_that_could_not_be_posed_is_not_the_branchs_doing():
     whole = Episode(Task("a", "e"), leaves=[Leaf((0,), metrics={"turns": 1.0})] * 4)
     twin = Leaf((0,), metrics={"turns": 1.0}, twin=0)
     unposed = Episode(Task("b", "e"), leaves=[Leaf((0,), status=Status.ENV_ERROR)])
-    assert missing([whole, unposed], samples=4) == 0.0
+    assert missing_share([whole, unposed], samples=4) == 0.0
     half = Episode(Task("c", "e"), leaves=[*whole.leaves[:2], twin])
-    assert missing([whole, half], samples=4) == 0.25
-    assert missing([Episode(Task("d", "e"))], samples=4) == 1.0
+    assert missing_share([whole, half], samples=4) == 0.25
+    assert missing_share([Episode(Task("d", "e"))], samples=4) == 1.0

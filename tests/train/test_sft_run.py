@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from graft.train.session import train_recipe
 from graft.train.sft import sft_step
 from tests.train.sft_kit import TINY, chat, recipe, write
+from tests.training import train_recipe
 
 LETTERS = "abcdefghij"
 COPY = [chat(f"{a}{b}=", f"{b}{a}") for a in LETTERS for b in LETTERS]
@@ -115,7 +115,7 @@ def test_a_warm_up_that_died_twice_ends_with_the_same_metrics(tmp_path, monkeypa
             left -= 1
             return sft_step(learner, episodes)
 
-        monkeypatch.setattr("graft.train.session.sft_step", dying)
+        monkeypatch.setattr("graft.train.phases.warm_up.sft_step", dying)
         with pytest.raises(MemoryError):
             train_recipe(configs["broken"])
     monkeypatch.undo()

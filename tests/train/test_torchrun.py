@@ -45,11 +45,11 @@ from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.train.rollout_engine import refuse_external
 from graft.train.run_dir.checkpoint import Checkpoint
-from graft.train.session import train_recipe
 from graft.train.sft import held_out_scores
 from graft.types import Task, Trajectory
 from tests.processes import Processes
 from tests.train.test_learner_actions import SHAPE, call_rows, table
+from tests.training import train_recipe
 from tests.trees import random_tree
 
 NEAR = 1e-5
@@ -632,8 +632,8 @@ def test_vllm_inside_of_torchruns_processes_is_refused():
     with pytest.raises(
         ConfigError, match=r"one vLLM in each of them; start a server .* engine.url"
     ):
-        refuse_external(config, "independent", crowd_of(2), samples=True)
-    refuse_external(config, "independent", crowd_of(2), samples=False)  # others sample
+        refuse_external(config, "independent", crowd_of(2), with_engine=True)
+    refuse_external(config, "independent", crowd_of(2), with_engine=False)  # others sample
 
 
 def crowd_of(count: int) -> Run:

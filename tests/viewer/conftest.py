@@ -36,7 +36,7 @@ SETTINGS = (
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two short quickstart runs on the same tasks, one with a longer warm-up."""
-    from graft.train.session import train_recipe
+    from tests.training import train_recipe
 
     folder = tmp_path_factory.mktemp("runs")
     for name, steps in (("short", 2), ("long", 6)):

@@ -118,7 +118,7 @@ class Journal:
                 self.folder.path,
                 step,
                 episodes,
-                learned.rows,
+                learned.trajectories,
                 batch.advantages,
                 learned.logprobs,
                 batch.mask,

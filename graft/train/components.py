@@ -1,0 +1,65 @@
+"""The objects of a run, as `build.build_run` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from graft.actions.actions import Actions
+from graft.config import Config
+from graft.models.lora.training import Lora
+from graft.models.policy import weights_of
+from graft.protocols import Engine
+from graft.rollout.collectors.request import CollectorConfig
+from graft.rollout.setup import RolloutSetup
+from graft.text.chat import Chat
+from graft.text.tokenizer import FastTokenizer
+from graft.train.algorithm import Algorithm
+from graft.train.distributed.process_group import ALONE, ProcessGroup
+
+
+@dataclass(slots=True)
+class RunComponents:
+    """Everything that the phases of a run work with."""
+
+    config: Config
+    tokenizer: FastTokenizer
+    chat: Chat
+    policy: Any
+    """The trained model: a decoder, one that is split over processes, or a model of transformers'."""
+    actions: Actions | None
+    engine: Engine
+    algo: Algorithm
+    setup: RolloutSetup
+    held_out: RolloutSetup
+    notes: list[str]
+    weights: Path | None = None
+    """The checkpoint that the run continues from."""
+    lora: Lora | None = None
+    """Made when training begins; to sample, the merged weights are enough."""
+    shares_weights: bool = True
+    """Whether the engine samples from the learner's own tensors."""
+    processes: ProcessGroup = ALONE
+    is_checked: bool = False
+    """Whether engine and learner were compared."""
+
+    @property
+    def entropy_top_k(self) -> int:
+        """Likeliest tokens that the engine's entropies are computed from; 0: all."""
+        return getattr(self.engine, "entropy_top_k", 0)
+
+    @property
+    def collector_config(self) -> CollectorConfig:
+        """What a collector of this run needs."""
+        limits = self.config.rollout
+        return CollectorConfig(
+            self.setup, self.held_out, self.algo.branch, limits.concurrency, limits.samples
+        )
+
+    def weights_to_publish(self) -> Mapping[str, Tensor] | None:
+        """The weights to send to the engines that sample; None: they hold the learner's tensors."""
+        return None if self.shares_weights else weights_of(self.policy)

@@ -1,0 +1,1 @@
+"""The phases of a run: warm-up, evaluation, RL, summary. `train/session.py` calls them in order."""

@@ -1,0 +1,106 @@
+"""The RL phase: a learner, checks before the first step, then `rl.train_step` until the last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graft.files import make_aside, put_in_place
+from graft.models.policy import save_policy
+from graft.protocols import Stateful
+from graft.rollout.collectors.request import RolloutRequest
+from graft.train.learner import Learner
+from graft.train.learner_build import make_learner
+from graft.train.memory.plan import has_reference
+from graft.train.model import load_reference
+from graft.train.monitor.check import FAIL, PASS
+from graft.train.monitor.labels import PHASE_WORDS
+from graft.train.monitor.run_check import check_attempts
+from graft.train.phases.context import RunContext
+from graft.train.phases.evaluation import evaluate_held_out
+from graft.train.phases.step_hooks import RunHooks
+from graft.train.rl import train_step
+from graft.train.rollout_source import RolloutSource
+from graft.train.run_dir.checkpoint import Checkpoint
+from graft.train.run_dir.folder import RunStopped, out_of_disk
+from graft.train.tasks import TaskStream, held_out_tasks
+from graft.types import Task
+
+CHECKED_TASKS = 2
+"""Attempted before the first step where no evaluation has made attempts."""
+
+
+def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
+    """Train with RL until the recipe's last step."""
+    config, algo = run.config, run.components.algo
+    reference = None
+    if has_reference(config) and not config.lora.rank:
+        reference = _reference(run, is_new=resumed is None)
+    learner = make_learner(run.components, reference)
+    run.show_notes()
+    tasks = TaskStream(config.task.env, config.run.seed, run.state.get("cursor", 0))
+    done = 0
+    if resumed is None:
+        run.publish(0)
+        run.state["before"] = evaluate_held_out(run, "before")
+        run.save("rl", 0, learner)
+    else:
+        resumed.restore(learner)
+        done = resumed.step
+        if isinstance(algo.branch, Stateful) and "branch" in run.state:
+            algo.branch.restore(run.state["branch"])
+    if done < config.train.steps:
+        _check_attempts(run, learner, done)
+    run.publish(done)
+    source = RolloutSource(run.components, run.collector, tasks)
+    hooks = RunHooks(run, learner, done)
+    run.display.phase(PHASE_WORDS["rl"], config.train.steps)
+    try:
+        for step in range(done + 1, config.train.steps + 1):
+            train_step(step, source, algo, learner, hooks)
+            run.stop_together()
+    except KeyboardInterrupt:
+        # the interrupted step is repeated: its tasks come from the cursor of the last one
+        run.save("rl", hooks.done, learner)
+        run.writer.finish()
+        raise
+
+
+def _reference(run: RunContext, is_new: bool) -> Any:
+    """The frozen policy of the KL term: the weights RL starts from, kept for every resumption."""
+    path = run.folder.path / "reference"
+    policy = run.components.policy
+    with out_of_disk(run.folder.path):
+        if is_new:
+            aside = make_aside(path) if run.processes.is_first else None
+            source = run.writer.source or None
+            save_policy(policy, aside, special={}, source=source)
+            if aside is not None:
+                put_in_place(aside, path)
+            run.processes.barrier("the reference model")
+    return load_reference(path, policy)
+
+
+def _check_attempts(run: RunContext, learner: Learner, version: int) -> None:
+    """The cheap checks of `graft doctor`, on the attempts of the evaluation before."""
+    env, episodes = run.config.task.env, run.episodes
+    if not episodes:  # nothing was evaluated, or the run continues from a checkpoint
+        run.publish(version)
+        request = RolloutRequest(held_out_tasks(env, CHECKED_TASKS), "a first look", held_out=True)
+        episodes = run.collector.submit(request).result()
+    stop = run.components.held_out.make_env(Task("probe", env)).stop if env else ()
+    rollout = run.config.rollout
+    found = check_attempts(
+        learner,
+        episodes,
+        run.components.chat,
+        rollout.temperature,
+        stop,
+        max_tokens=rollout.max_tokens,
+    )
+    for check in found:
+        if check.verdict != PASS:
+            run.display.note(str(check))
+        if check.verdict == FAIL:
+            raise RunStopped(
+                f"stopped before step {version + 1}: {check.name}: {check.seen}. {check.remedy}"
+            )

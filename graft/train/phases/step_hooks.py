@@ -1,0 +1,79 @@
+"""What a run does beside an RL step: logs, evaluations, checkpoints, the state of a resumption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from graft.protocols import Stateful
+from graft.train.learner import Learner
+from graft.train.learner_build import rates_of
+from graft.train.phases.context import RunContext
+from graft.train.phases.evaluation import evaluate_held_out
+from graft.train.rl import StepResult
+from graft.train.rollout_source import StepRollouts
+from graft.train.run_dir.fingerprint import Prints, StepRecord, StepRecorder
+from graft.train.step_metrics import commonest_failure
+
+
+class RunHooks:
+    """The hooks of one run; `done` is the last step whose update was made."""
+
+    def __init__(self, run: RunContext, learner: Learner, done: int) -> None:
+        self.run, self.learner, self.done = run, learner, done
+        self._recorder = StepRecorder(learner, run.config.train.steps, rates_of(run.config))
+        self._clock = run.clock("rl")
+        self._before: tuple[int, Prints] | None = None  # where the step is recorded
+        self._record: StepRecord | None = None
+        self._has_warned = False
+
+    def on_collect(self, step: int) -> None:
+        self.run.processes.doing(f"samples for step {step}")
+
+    @contextmanager
+    def learning(self, step: int, rollouts: StepRollouts) -> Iterator[None]:
+        """An update is never interrupted; where it fails, the batch is kept as evidence."""
+        run = self.run
+        run.journal.failures(f"step {step}", rollouts.episodes)
+        run.processes.doing(f"learns step {step}")
+        with run.interrupt.held(), run.journal.evidence(step, rollouts.episodes):
+            self.learner.keeps_logprobs = run.journal.keeps_episodes(step)
+            self._before = self._recorder.prints() if self.learner.keeps_logprobs else None
+            yield
+
+    def on_learned(self, step: int) -> None:
+        self.done = step
+        self._record = None if self._before is None else self._recorder.record(step, self._before)
+
+    def on_published(self, step: int, rollouts: StepRollouts, result: StepResult) -> None:
+        run, metrics = self.run, result.metrics
+        branch = run.components.algo.branch
+        run.state["cursor"] = rollouts.cursor
+        if isinstance(branch, Stateful):
+            run.state["branch"] = branch.state
+        self._evaluate(step, metrics)
+        self._warn_of_full_contexts(metrics)
+        run.journal.log(step, metrics, "rl", commonest_failure(rollouts.episodes, none=""))
+        run.journal.keep(step, rollouts.episodes, result, self._record)
+        self._clock()
+        if run.is_save_due(step) or step == run.config.train.steps:
+            run.save("rl", step, self.learner)
+
+    def _evaluate(self, step: int, metrics: dict[str, float]) -> None:
+        run, every = self.run, self.run.config.run.eval_every
+        run.state.pop("score", None)  # of earlier weights
+        if every and step % every == 0:
+            scores = evaluate_held_out(run, f"step {step}")
+            metrics |= {f"eval/{name}": value for name, value in scores.items()}
+            run.state["score"] = scores["sampled"]
+
+    def _warn_of_full_contexts(self, metrics: dict[str, float]) -> None:
+        """Once: attempts whose prompt leaves no room sample nothing and earn nothing."""
+        share = metrics.get("rollout/no_room", 0.0)
+        if share and not self._has_warned:
+            self._has_warned = True
+            self.run.display.note(
+                f"{share:.0%} of the attempts of this step sampled no token: their prompts fill "
+                f"rollout.max_context={self.run.config.rollout.max_context}; raise it, or leave such "
+                "tasks out"
+            )

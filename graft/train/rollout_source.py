@@ -1,0 +1,93 @@
+"""Where the episodes of a step come from: a stream of tasks, and a collector that attempts them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from graft.rollout.collect import collect_informative, missing_share
+from graft.rollout.collectors.collector import Collector
+from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.collectors.staleness import StalenessWindow
+from graft.train.components import RunComponents
+from graft.train.tasks import TRAIN_SEEDS, TaskStream
+from graft.types import Episode, Task
+
+DYNAMIC_ROUNDS = 4
+"""Draws per step of a preset that replaces flat groups (DAPO), where the recipe gives no number."""
+
+
+@dataclass(slots=True)
+class StepRollouts:
+    """The episodes of a step, and how they were collected."""
+
+    episodes: list[Episode]
+    set_aside: int = 0
+    """Flat groups that dynamic sampling replaced."""
+    seconds: float = 0.0
+    """The time that the step waited for them."""
+    cursor: int = 0
+    """Of the task stream behind them."""
+    is_async: bool = False
+    """Whether they were collected while other steps learned."""
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    """Of the collector and the engine."""
+
+
+class RolloutSource:
+    """The episodes of each step, and the way of new weights to their engine.
+
+    With `rollout.staleness` the collector runs ahead of the learner, by that number of steps at most,
+    and the learner waits where the next step's episodes are not complete.
+    """
+
+    def __init__(self, components: RunComponents, collector: Collector, tasks: TaskStream) -> None:
+        self.components, self.collector, self.tasks = components, collector, tasks
+        config = components.config
+        is_dynamic = components.algo.preset.dynamic_sampling
+        self.rounds = config.rollout.dynamic_rounds or (DYNAMIC_ROUNDS if is_dynamic else 1)
+        self.staleness = config.rollout.staleness
+        self.window = StalenessWindow(collector, self._request, self.staleness, config.train.steps)
+        self._cursors: dict[int, int] = {}
+
+    def take(self, step: int) -> StepRollouts:
+        """The step's episodes; step 1 is the first."""
+        started = time.perf_counter()
+        num_waiting = float(self.window.num_done)
+        rollout = self.components.config.rollout
+        if self.rounds == 1:
+            episodes, flat = self.window.take(step), []
+            cursor = self._cursors.pop(step)
+        else:
+            episodes, flat = collect_informative(
+                self.tasks,
+                rollout.tasks,
+                lambda some: self.collector.submit(self._request_of(step, some)).result(),
+                self.rounds,
+            )
+            cursor = self.tasks.cursor
+        seconds = time.perf_counter() - started
+        metrics = {
+            "rollout/missing": missing_share(episodes, rollout.samples),
+            **self.collector.counts(),
+        }
+        if self.staleness:
+            metrics["rollout/steps_waiting"] = num_waiting
+        metrics["sampling/entropy_top_k"] = float(self.components.entropy_top_k)
+        return StepRollouts(episodes, len(flat), seconds, cursor, self.staleness > 0, metrics)
+
+    def publish(self, version: int) -> float:
+        """Give the learner's weights to the engines that sample; the seconds that took."""
+        started = time.perf_counter()
+        self.collector.load(self.components.weights_to_publish(), version)
+        return time.perf_counter() - started
+
+    def _request(self, step: int) -> RolloutRequest:
+        some = [next(self.tasks) for _ in range(self.components.config.rollout.tasks)]
+        self._cursors[step] = self.tasks.cursor
+        return self._request_of(step, some)
+
+    def _request_of(self, step: int, tasks: Sequence[Task]) -> RolloutRequest:
+        salt = self.components.config.run.seed * TRAIN_SEEDS + step
+        return RolloutRequest(tasks, f"the episodes of step {step}", step=step, salt=salt)
