@@ -1,16 +1,16 @@
-"""Calls that stand in a recorded text, found and spelled as the actions of a run.
+"""Find calls in a recorded text and spell them as the actions of a run.
 
-Data for EARL has its calls as words: the descriptions of the actions, or tags. With the bundled
-"sorting" the text
+Data for EARL has its calls as text: the descriptions of the actions, or tags. With the bundled "sorting"
+the text
 
     "I look. compare A and B: A > B\\nSo swap A and B => B, A\\nDone."
 
-is words "I look.", the decisions compare, A, B, the answer ": A > B\\n" (nobody's decision), words
-"So", the decisions swap, A, B, the answer " => B, A\\n", and words "Done.".
+is the plain text "I look.", the decisions compare, A, B, the answer ": A > B\\n" (not a decision), the
+plain text "So", the decisions swap, A, B, the answer " => B, A\\n", and the plain text "Done.".
 
-A call is an entry, what the tool's syntax allows, and its answer; anything less is words: "I compare
-A and B." says that someone compares, and calls nobody. With tags the closing tag alone makes a call,
-and its answer, which the environment writes, is what stands between two marks.
+A call is an entry, what the tool's syntax allows, and its answer; anything less is plain text: "I compare
+A and B." is no call. With tags the closing tag alone completes a call, and its answer, which the
+environment writes, lies between two marks.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ Marks = tuple[str, str]
 
 
 class CallPart(NamedTuple):
-    """Some of a text: words, the words of a call with its decisions, or the answer to one."""
+    """Part of a text: plain text, the text of a call with its decisions, or the answer to one."""
 
     text: str
     call: Decisions | None = None
     is_answer: bool = False
 
 
-class _Way(NamedTuple):
-    """A spelling of the way into a tool."""
+class _Spelling(NamedTuple):
+    """One way to write the entry of a tool."""
 
     text: str
     taken: tuple[int, ...]
-    door: ToolEntry
+    tool: ToolEntry
 
 
 class ActionSpeller:
-    """Reads texts for the calls of one set of actions."""
+    """Finds the calls of one set of actions in texts."""
 
     def __init__(
         self, actions: Actions, tokenizer: FastTokenizer, marks: Marks | None = None
     ) -> None:
         self.actions, self.tokenizer, self.marks = actions, tokenizer, marks
-        ways = [way for door in actions.doors for way in self._ways(door)]
+        ways = [way for tool in actions.doors for way in self._ways(tool)]
         self.ways = sorted(ways, key=lambda way: -len(way.text))  # the longest reading first
         self._entry = re.compile("|".join(re.escape(way.text) for way in self.ways))
         self._writes = lru_cache(maxsize=None)(self._text_of)
 
     def parts(self, text: str, is_answered: bool = False) -> list[CallPart]:
-        """The text in parts. `is_answered`: a call at its very end has its answer elsewhere."""
+        """The text in parts. `is_answered`: the answer to a call at the end of the text is elsewhere."""
         found: list[CallPart] = []
         begin = at = 0
         while (entry := self._entry.search(text, at)) is not None:
@@ -75,49 +75,49 @@ class ActionSpeller:
         found.append(CallPart(text[begin:]))
         return [part for part in found if part.text]
 
-    def _ways(self, door: ToolEntry) -> Iterator[_Way]:
-        """The entry, and without its blank where that leads into the tool too."""
+    def _ways(self, tool: ToolEntry) -> Iterator[_Spelling]:
+        """The entry, and without its blank where that enters the tool too."""
         written = "".join(
             self.tokenizer.decode_after(self.actions.grammar.written(LANGUAGE, action))
-            for action in door.entry
+            for action in tool.entry
         )
-        yield _Way(written, tuple(door.entry), door)
+        yield _Spelling(written, tuple(tool.entry), tool)
         bare = written.lstrip()
         if bare and bare != written and not self.actions.space.extra:
             tokens = self.tokenizer.encode_after(bare)
             mode = LANGUAGE
             for token in tokens:
                 mode = self.actions.grammar.step(mode, token)
-            if mode == door.modes[0]:
-                yield _Way(bare, tuple(tokens), door)
+            if mode == tool.modes[0]:
+                yield _Spelling(bare, tuple(tokens), tool)
 
     def _call(self, text: str, at: int, is_answered: bool) -> tuple[Decisions, int, int] | None:
         """The call that begins here, where it ends, and where its answer does."""
         for way in self.ways:
             if not text.startswith(way.text, at):
                 continue
-            read = self._inside(way.door, text, at + len(way.text))
+            read = self._inside(way.tool, text, at + len(way.text))
             if read is None:
                 continue
             taken, end = read
-            answer_end = self._answer_end(way.door, text, end)
+            answer_end = self._answer_end(way.tool, text, end)
             if answer_end is None and is_answered and end == len(text):
                 answer_end = end
             if answer_end is not None:
                 return self.actions.write([*way.taken, *taken]), end, answer_end
         return None
 
-    def _inside(self, door: ToolEntry, text: str, at: int) -> tuple[list[int], int] | None:
-        """The decisions from the first mode of a tool to its exit that write what stands here."""
+    def _inside(self, tool: ToolEntry, text: str, at: int) -> tuple[list[int], int] | None:
+        """The decisions from the first mode of a tool to its exit that write the text from `at`."""
         grammar = self.actions.grammar
         seen: set[tuple[int, int]] = set()
-        ways: list[tuple[int, int, tuple[int, ...]]] = [(door.modes[0], at, ())]
+        ways: list[tuple[int, int, tuple[int, ...]]] = [(tool.modes[0], at, ())]
         while ways:
             mode, at, taken = ways.pop()
             if (mode, at) in seen:
                 continue
             seen.add((mode, at))
-            for action in (*door.exits, *door.texts):
+            for action in (*tool.exits, *tool.texts):
                 if not self.actions.space.allows(mode, action):
                     continue
                 written = self._writes(mode, action)
@@ -129,9 +129,9 @@ class ActionSpeller:
                 ways.append((following, at + len(written), (*taken, action)))
         return None
 
-    def _answer_end(self, door: ToolEntry, text: str, at: int) -> int | None:
+    def _answer_end(self, tool: ToolEntry, text: str, at: int) -> int | None:
         """Behind the answer that begins here; None where the call has none and needs one."""
-        before, _, after = door.answer.partition("{}")
+        before, _, after = tool.answer.partition("{}")
         if before or after:
             if not text.startswith(before, at) or not after:
                 return None

@@ -16,7 +16,7 @@ PAD = -1
 
 
 def trajectories_of(episodes: Sequence[Episode]) -> list[Trajectory]:
-    """The trajectories worth training on: leaves that ended for a reason of the policy's own."""
+    """The trajectories to train on: those that no engine, tool or environment broke."""
     return [
         trajectory
         for episode in episodes
@@ -25,16 +25,16 @@ def trajectories_of(episodes: Sequence[Episode]) -> list[Trajectory]:
     ]
 
 
-def to_batch(rows: Sequence[Trajectory]) -> Batch:
-    """The `[N, T]` grid of these rows.
+def to_batch(trajectories: Sequence[Trajectory]) -> Batch:
+    """The `[N, T]` grid of these trajectories.
 
     prompt "2+3=", policy "[2+3]", env "5;", policy "5" and end of text (8 columns):
         mask     1 1 1 1 1 . . 1 1        turns    0 0 0 0 0 - - 1 1
         rewards  0 0 0 0 0 . . 0 1        (the turn's reward, on its last token)
     """
-    columns = [response(row) for row in rows]
+    columns = [response(row) for row in trajectories]
     width = max((sum(map(len, spans)) for spans in columns), default=0)
-    shape = (len(rows), width)
+    shape = (len(trajectories), width)
     ints = {name: np.full(shape, PAD, np.int64) for name in ("turns", "spans")}
     zeros = {name: np.zeros(shape, np.int64) for name in ("actions", "modes", "versions")}
     floats = {name: np.zeros(shape, np.float32) for name in ("logprobs", "entropies", "rewards")}
@@ -43,7 +43,7 @@ def to_batch(rows: Sequence[Trajectory]) -> Batch:
     groups: dict[int, int] = {}
     leaves: dict[tuple[int, int], int] = {}
     last_turn: dict[int, int] = {}
-    for n, (row, spans) in enumerate(zip(rows, columns, strict=True)):
+    for n, (row, spans) in enumerate(zip(trajectories, columns, strict=True)):
         groups.setdefault(id(row.episode), len(groups))
         leaf = leaves.setdefault((id(row.episode), row.leaf_index), len(leaves))
         start, turn, previous = 0, last_turn.get(leaf, -1), None
@@ -54,28 +54,30 @@ def to_batch(rows: Sequence[Trajectory]) -> Batch:
             if span.author is Author.POLICY and len(span):
                 turn += previous is not Author.POLICY  # a split span is still one turn
                 ints["turns"][cells] = turn
-                _write_choices(span, cells, mask, zeros, floats)
+                _write_span(span, cells, mask, zeros, floats)
                 floats["rewards"][n, start - 1] = span.reward
             previous = span.author
-        last_turn[leaf] = turn  # the next context of this leaf goes on counting
-    leaf_of_row = [leaves[id(row.episode), row.leaf_index] for row in rows]
+        last_turn[leaf] = turn  # the next context of this leaf continues the count
+    leaf_of_row = [leaves[id(row.episode), row.leaf_index] for row in trajectories]
     factual = [
         math.nan if row.leaf.twin is None else row.episode.leaves[row.leaf.twin].reward
-        for row in rows
+        for row in trajectories
     ]
     tensors = {name: torch.from_numpy(x) for name, x in {**ints, **zeros, **floats}.items()}
     return Batch(
         **tensors,
         mask=torch.from_numpy(mask),
-        reward=torch.tensor([row.leaf.reward for row in rows], dtype=torch.float32),
-        group=torch.tensor([groups[id(row.episode)] for row in rows], dtype=torch.long),
+        reward=torch.tensor([row.leaf.reward for row in trajectories], dtype=torch.float32),
+        group=torch.tensor([groups[id(row.episode)] for row in trajectories], dtype=torch.long),
         leaf=torch.tensor(leaf_of_row, dtype=torch.long),
-        truncated=torch.tensor([row.leaf.status == "truncated" for row in rows], dtype=torch.bool),
+        truncated=torch.tensor(
+            [row.leaf.status == "truncated" for row in trajectories], dtype=torch.bool
+        ),
         twin_reward=torch.tensor(factual, dtype=torch.float32),
     )
 
 
-def _write_choices(
+def _write_span(
     span: Span,
     cells: tuple[int, slice],
     mask: np.ndarray,

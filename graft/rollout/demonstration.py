@@ -1,4 +1,4 @@
-"""What a teacher would have done as an episode, in the very tokens of a rollout.
+"""Demonstrations of an environment as episodes, in the tokens of a rollout.
 
 prompt "2+3="     policy "[2+3]"   env "5;"   policy "5"
 trained           [ 2 + 3 ]                   5 <eos>
@@ -31,17 +31,17 @@ class DemonstratedTurn(NamedTuple):
     text: str
     """A `CallText` is a call, to be spelled with the run's actions."""
     role: str = INLINE
-    """Of what the environment says: inside the policy's own turn, or a message of this role."""
+    """Of the environment's text: inside the policy's own turn, or a message of this role."""
     ends: bool = True
-    """Of what the policy says: the end of its turn follows, and is trained like any word."""
+    """Of the policy's text: the end of its turn follows, and is trained like any token."""
     call: Decisions | None = None
-    """The text as decisions, where they are known already."""
+    """The text as decisions, where they are known."""
 
 
 def decided(parent: int, decisions: Decisions, text: str = "") -> Span:
-    """A policy span of a teacher's decisions: trained, without a sampler's log-probs.
+    """A policy span of demonstrated decisions: trained, without log-probs of a sampler.
 
-    Tokens that merely continue a decision are not trained.
+    Tokens that continue a decision are not trained.
     """
     zeros = [0.0] * len(decisions.tokens)
     return Span(
@@ -70,7 +70,7 @@ def demonstration(
 
     A turn that ends in a stop string (a tool call inside the policy's own turn) ends there, and with
     `actions` one that ends in a call; every other turn ends with the template's end token, which is
-    trained like any word. Policy entries in a row are one turn:
+    trained. Consecutive policy entries are one turn:
 
         policy "I compare."   policy CallText("compare", A, B)   env "A < B"        policy "Done."
         I compare.            compare A and B                  : A < B            Done.<eos>
@@ -82,24 +82,24 @@ def demonstration(
     )
     if env.observe_as in ("prompt", "raw"):
         raise ValueError(
-            f"{task.env} has a wrapper that rewrites the history, so its teacher's turns are no "
-            "single conversation; warm up without such a wrapper, or from recorded chats (sft.data)"
+            f"{task.env} has a wrapper that rewrites the history, so its demonstration is not one "
+            "conversation; warm up without such a wrapper, or from recorded chats (sft.data)"
         )
     who = UserObject(env, "env", "demonstrate")
-    teach: Any = getattr(env, "demonstrate", None)
-    if teach is None:
+    demonstrate: Any = getattr(env, "demonstrate", None)
+    if demonstrate is None:
         raise UserCodeError(
             f"{who} is not written: a warm-up needs it, or recorded chats in sft.data"
         )
     try:
-        taught: Any = teach(random.Random(seed), **args)
+        returned: Any = demonstrate(random.Random(seed), **args)
     except TypeError:
-        given = list(inspect.signature(teach).parameters)[:1]  # the generator
-        check_options(teach, args, f"{who}, called with sft.demo_args,", given=given)
+        given = list(inspect.signature(demonstrate).parameters)[:1]  # the generator
+        check_options(demonstrate, args, f"{who}, called with sft.demo_args,", given=given)
         raise
     except NotImplementedError as error:
         raise UserCodeError(f"{error}, or give recorded chats in sft.data") from error
-    trace = as_trace(taught, who)
+    trace = as_trace(returned, who)
     env.close()
     entries: list[DemonstratedTurn] = []
     for number, (author, text) in enumerate(trace):
@@ -121,7 +121,7 @@ def attempt(
     prefill: str = "",
     tools: Tools | None = None,
 ) -> Episode:
-    """The episode of a prompt and of what was said after it, in the contexts of a rollout."""
+    """The episode of a prompt and the entries after it, in the contexts of a rollout."""
     encode, decode = chat.tokenizer.encode_after, chat.tokenizer.decode_after
     tokens = chat.prefilled(chat.prompt(messages, tools=tools), prefill)
     episode = Episode(replace(task, prompt=tuple(messages)))
@@ -130,28 +130,28 @@ def attempt(
     if chat.history == TEMPLATE:
         transcript = Transcript.of(chat, messages, tools, tokens, prefill)
     past: list[int] = []  # the tips of contexts that the template has rewritten
-    last: int | None = None  # the token that the next text stands behind
-    tool: str | None = None  # whom the policy has just called
+    last: int | None = None  # the token before the next text
+    tool: str | None = None  # that the policy has just called
     is_closed = False
-    for number, said in enumerate(entries):
-        text, last = said.text, next(reversed(episode.spans[tip].tokens), last)
-        if said.author is Author.POLICY and actions is not None and isinstance(text, CallText):
+    for number, entry in enumerate(entries):
+        text, last = entry.text, next(reversed(episode.spans[tip].tokens), last)
+        if entry.author is Author.POLICY and actions is not None and isinstance(text, CallText):
             call, tool, is_closed = actions.spell(text.tool, text.arguments), text.tool, False
             tip = episode.append(decided(tip, call, decode(call.tokens, last)))
-        elif said.author is Author.POLICY and said.call is not None:
-            tool, is_closed = None, False  # its answer stands as it was written
-            tip = episode.append(decided(tip, said.call, text))
-        elif said.author is Author.POLICY:
-            ids, tool, is_closed = encode(text, last), None, said.ends
-            if said.ends:
+        elif entry.author is Author.POLICY and entry.call is not None:
+            tool, is_closed = None, False  # its answer is taken as it was written
+            tip = episode.append(decided(tip, entry.call, text))
+        elif entry.author is Author.POLICY:
+            ids, tool, is_closed = encode(text, last), None, entry.ends
+            if entry.ends:
                 ids += encode(chat.end_text, ids[-1] if ids else last)
-            tip = episode.append(decided(tip, spoken(ids, actions), str(text)))
-        elif said.role == INLINE:
+            tip = episode.append(decided(tip, plain_decisions(ids, actions), str(text)))
+        elif entry.role == INLINE:
             if actions is not None and tool is not None:
                 text = actions.render(tool, text)
             ids = chat.tokenizer.encode_plain(text, last)
             tip = episode.append(Span(tip, Author.ENV, ids, text=text))
-        elif not (number and _is_message(entries[number - 1])):  # else it was said with that one
+        elif not (number and _is_message(entries[number - 1])):  # else it was written with that one
             group = [*takewhile(_is_message, entries[number:])]
             answers: list[Message] = [{"role": one.role, "content": one.text} for one in group]
             text, is_new = "\n".join(one.text for one in group), False
@@ -170,15 +170,15 @@ def attempt(
     return episode
 
 
-def _is_message(said: DemonstratedTurn) -> bool:
-    return said.author is Author.ENV and said.role != INLINE
+def _is_message(entry: DemonstratedTurn) -> bool:
+    return entry.author is Author.ENV and entry.role != INLINE
 
 
-def spoken(tokens: list[int], actions: Actions | None = None) -> Decisions:
-    """Plain words as decisions: each token is one, in the mode that the grammar has reached.
+def plain_decisions(tokens: list[int], actions: Actions | None = None) -> Decisions:
+    """Plain text as decisions: each token is one, in the mode that the grammar has reached.
 
-    With tags the mode may move on in the middle of a text, at what looks like a tag; a whole call
-    is not plain words, for sampling would have ended behind it.
+    With tags the mode may change in the middle of a text, at what looks like a tag; a whole call is
+    refused, because sampling would have ended behind it.
     """
     if actions is None:
         return Decisions(tokens, tokens, [0] * len(tokens), 0)
@@ -187,9 +187,9 @@ def spoken(tokens: list[int], actions: Actions | None = None) -> Decisions:
         is_plain = actions.space.allows(mode, token) and not grammar.is_exit(mode, token)
         if not is_plain or [*grammar.written(mode, token)] != [token]:
             raise ValueError(
-                f"a teacher's words contain a call, or part of one: token {token}, number {i} of "
-                f"{tokens}, in mode {mode} of the grammar. Let `demonstrate` give the call as "
-                "a CallText of its own, or train without actions"
+                f"the text of a demonstration contains a call, or part of one: token {token}, number {i} of "
+                f"{tokens}, in mode {mode} of the grammar. Return the call from `demonstrate` "
+                "as a CallText of its own, or train without actions"
             )
         mode = grammar.step(mode, token)
     return Decisions(tokens, tokens, grammar.walk(tokens), mode)

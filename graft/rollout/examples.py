@@ -1,7 +1,7 @@
-"""Recorded rows as episodes: who wrote which token, and so what is learned.
+"""Recorded rows as episodes: the author of each token decides whether it is trained.
 
-A row is a prompt and what was said after it, span by span, or a chat, where a whole attempt may stand
-in one assistant text. Either becomes the episode that a rollout would have been:
+A row is a prompt with the spans after it, or a chat, where one assistant text may hold a whole attempt.
+Either becomes the episode that a rollout would have been:
 
     {"messages": [{"role": "user", "content": "2+3="}],
      "spans": [{"author": "policy", "text": "[2+3]"}, {"author": "env", "text": "5;"},
@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from graft.data.readers import ChatRow
 from graft.rollout.action_spelling import ActionSpeller, Marks
-from graft.rollout.demonstration import INLINE, DemonstratedTurn, attempt, decided, spoken
+from graft.rollout.demonstration import INLINE, DemonstratedTurn, attempt, decided, plain_decisions
 from graft.text.chat import Chat, Piece, Tools
 from graft.text.marks import between, inside
 from graft.text.transcript import contexts
@@ -38,7 +38,7 @@ def example(
     speller: ActionSpeller | None = None,
     prefill: str = "",
 ) -> Episode:
-    """The episode of a row. `marks` enclose results in an assistant's text; `speller` knows actions."""
+    """The episode of a row. `marks` enclose results in an assistant's text; `speller` finds calls."""
     if row.spans is None:
         return conversation(task, row.messages, chat, row.tools, marks, speller)
     entries = read_entries(row.spans, speller)
@@ -47,17 +47,17 @@ def example(
 
 
 def read_entries(spans: Any, speller: ActionSpeller | None = None) -> list[DemonstratedTurn]:
-    """The entries of a row's `spans`, which say who wrote what after the prompt.
+    """The entries of a row's `spans`: author and text of everything after the prompt.
 
-        {"author": "policy", "text": "[2+3]"}                  what the model is to say
-        {"author": "env", "text": "5;"}                        inside the turn that it answers, or
+        {"author": "policy", "text": "[2+3]"}                  text of the model, trained
+        {"author": "env", "text": "5;"}                        inside the policy's turn, or
         {"author": "env", "text": "Wrong.", "role": "user"}    as a message of its own
         {"author": "policy", "call": {"tool": "compare", "arguments": ["A", "B"]}}
 
-    A turn is over where a message or nothing follows, and goes on before more of the policy's words
-    or an answer inside it; "end" (true or false) says otherwise, as of an attempt that was cut.
-    A call may have its "text" beside it, for runs without actions; its answer is written without the
-    words around it. With a `speller` calls are also found in the policy's text.
+    A turn is over where a message or nothing follows, and continues before more text of the policy or
+    an answer inside it; "end" (true or false) overrides that, as for an attempt that was cut. A call may
+    have its "text" beside it, for runs without actions; its answer is written without the text that the
+    actions put around it. With a `speller` calls are also found in the policy's text.
     """
     if not isinstance(spans, Sequence) or isinstance(spans, str) or not spans:
         raise ValueError(f"`spans` holds {spans!r:.60}, not a list of {{author, text}}")
@@ -69,7 +69,7 @@ def read_entries(spans: Any, speller: ActionSpeller | None = None) -> list[Demon
         if speller is None or read.author is not Author.POLICY or isinstance(read.text, CallText):
             entries.append(read)
         else:
-            entries += _spelled(read, spans[number + 1 : number + 2], speller)
+            entries += _split_calls(read, spans[number + 1 : number + 2], speller)
     return entries
 
 
@@ -88,7 +88,7 @@ def _entry(span: Any, following: Sequence[Any], number: int, has_actions: bool) 
     elif call is not None and text is None:
         raise ValueError(
             f"{where} is a call made by actions, and the run has none; give actions.file, or the "
-            "words of the call as `text`"
+            "call in words as `text`"
         )
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` holds {text!r:.60}, not text")
@@ -117,20 +117,20 @@ def _called(call: Any, text: Any, where: str) -> CallText:
     return CallText(text if isinstance(text, str) else "", tool, [str(one) for one in said])
 
 
-def _spelled(
-    said: DemonstratedTurn, following: Sequence[Any], speller: ActionSpeller
+def _split_calls(
+    entry: DemonstratedTurn, following: Sequence[Any], speller: ActionSpeller
 ) -> list[DemonstratedTurn]:
-    """The words and calls of one text; its last part ends as the whole does."""
-    parts = speller.parts(said.text, is_answered=any(_goes_on(other) for other in following))
+    """Plain text and calls of one text; its last part ends as the whole does."""
+    parts = speller.parts(entry.text, is_answered=any(_goes_on(other) for other in following))
     if not parts:
-        return [said]
+        return [entry]
     found = [
         DemonstratedTurn(Author.ENV, part.text)
         if part.is_answer
         else DemonstratedTurn(Author.POLICY, part.text, ends=False, call=part.call)
         for part in parts
     ]
-    if not said.ends:
+    if not entry.ends:
         return found
     if found[-1].call is None and found[-1].author is Author.POLICY:
         return [*found[:-1], found[-1]._replace(ends=True)]
@@ -147,15 +147,15 @@ def conversation(
 ) -> Episode:
     """The episode of a recorded chat: assistant tokens are trained, everything else is context.
 
-    What stands between `marks` in an assistant's text is the environment's; the text is encoded as a
-    whole and cut between tokens. With a `speller` its calls become decisions.
+    Text between `marks` in an assistant's text is the environment's; the text is encoded as a whole and
+    cut between tokens. With a `speller` its calls become decisions.
     """
     episode = Episode(replace(task, prompt=tuple(messages)))
     tips: list[int] = []
     for pieces in contexts(chat, list(messages), tools):
         chat.check_tokens(pieces)
         tip: int | None = None
-        last: int | None = None  # the token that the next text stands behind
+        last: int | None = None  # the token before the next text
         for piece in pieces:
             if not piece.tokens:
                 continue
@@ -163,9 +163,9 @@ def conversation(
                 author = Author.TASK if tip is None else Author.ENV
                 spans = [Span(tip, author, piece.tokens, text=piece.text)]
             elif speller is not None:
-                spans = _spoken_spans(piece.text, chat, speller, last)
+                spans = _spans_with_calls(piece.text, chat, speller, last)
             else:
-                spans = _unmarked_spans(piece, chat, marks, last)
+                spans = _spans_without_results(piece, chat, marks, last)
             for span in spans:
                 span.parent = tip
                 tip = episode.append(span)
@@ -176,11 +176,13 @@ def conversation(
     return episode
 
 
-def _unmarked_spans(piece: Piece, chat: Chat, marks: Marks | None, last: int | None) -> list[Span]:
-    """An assistant's turn, cut where a result begins or ends; the tokens stay as they are."""
+def _spans_without_results(
+    piece: Piece, chat: Chat, marks: Marks | None, last: int | None
+) -> list[Span]:
+    """An assistant's turn, cut where a result begins or ends; its tokens are not changed."""
     intervals = [] if marks is None else between(piece.text, *marks)
     if not intervals:
-        return [decided(-1, spoken(piece.tokens), piece.text)]
+        return [decided(-1, plain_decisions(piece.tokens), piece.text)]
     tokens, offsets = chat.tokenizer.encode_after_with_offsets(piece.text, last)
     spans: list[Span] = []
     for is_result, some in groupby(
@@ -189,13 +191,17 @@ def _unmarked_spans(piece: Piece, chat: Chat, marks: Marks | None, last: int | N
         ids = [token for token, _ in some]
         text, last = chat.tokenizer.decode_after(ids, last), ids[-1]
         spans.append(
-            Span(-1, Author.ENV, ids, text=text) if is_result else decided(-1, spoken(ids), text)
+            Span(-1, Author.ENV, ids, text=text)
+            if is_result
+            else decided(-1, plain_decisions(ids), text)
         )
     return spans
 
 
-def _spoken_spans(text: str, chat: Chat, speller: ActionSpeller, last: int | None) -> list[Span]:
-    """An assistant's turn as words, calls and their answers, each encoded as a rollout would."""
+def _spans_with_calls(
+    text: str, chat: Chat, speller: ActionSpeller, last: int | None
+) -> list[Span]:
+    """An assistant's turn as plain text, calls and their answers, each encoded as in a rollout."""
     spans: list[Span] = []
     for part in speller.parts(text):
         if part.is_answer:
@@ -203,15 +209,15 @@ def _spoken_spans(text: str, chat: Chat, speller: ActionSpeller, last: int | Non
             spans.append(Span(-1, Author.ENV, ids, text=part.text))
         else:
             ids = chat.tokenizer.encode_after(part.text, last)
-            spans.append(decided(-1, part.call or spoken(ids, speller.actions), part.text))
+            spans.append(decided(-1, part.call or plain_decisions(ids, speller.actions), part.text))
         last = spans[-1].tokens[-1] if spans[-1].tokens else last
     return spans
 
 
 def shortened(episode: Episode, limit: int) -> Episode:
-    """An example of one attempt with the first `limit` tokens of each of its contexts.
+    """An example of one attempt, with the first `limit` tokens of each of its contexts.
 
-    Contexts of which nothing is left to learn are left out, unless there is no other.
+    Contexts without a trained token are left out, unless there is no other.
     """
     kept: list[list[Span]] = []
     for spans in contexts_of(episode):
@@ -223,10 +229,10 @@ def shortened(episode: Episode, limit: int) -> Episode:
             lists = {name: getattr(span, name)[:room] for name in Span.PER_TOKEN}
             some.append(span if len(span) <= room else replace(span, **lists))
         kept.append(some)
-    taught = [some for some in kept if any(any(span.mask) for span in some)] or kept[:1]
+    trained = [some for some in kept if any(any(span.mask) for span in some)] or kept[:1]
     cut = Episode(episode.task)
     tips: list[int] = []
-    for some in taught:
+    for some in trained:
         tip: int | None = None
         for span in some:
             tip = cut.append(replace(span, parent=tip))

@@ -1,12 +1,12 @@
-"""Which attempts to keep: a condition on how each of them went.
+"""Which attempts to keep: a condition on the outcome of each.
 
     reward > 0
     reward == 1 and tool_calls >= 2
     not (status == truncated or length > 400)
 
 Names are reward, turns, tool_calls, length (tokens that the policy sampled) and status; a status is
-written as a bare word or in quotes. There are comparisons, and, or, not, and parentheses, and nothing
-else: a condition is read into a tree of these and never run as a program.
+written as a bare word or in quotes. Comparisons, and, or, not and parentheses are allowed, and nothing
+else: a condition is parsed into a tree of these and never executed as Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graft.registry import nearest
 from graft.types import Status
 
 Attempt = Mapping[str, Any]
-"""How an attempt went, by name; see `graft.rollout.recorded.outcome_of`."""
+"""The outcome of an attempt, by name; see `graft.rollout.recorded.outcome_of`."""
 Condition = Callable[[Attempt], bool]
 Value = Callable[[Attempt], Any]
 
@@ -45,11 +45,11 @@ def read_condition(text: str) -> Condition:
     """
     try:
         if len(text) > LONGEST:
-            raise ValueError(f"it has {len(text)} characters; {LONGEST} are read")
+            raise ValueError(f"it has {len(text)} characters, and {LONGEST} are allowed")
         return _condition(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:
         raise ConfigError(
-            f"--keep {text!r} cannot be read near character {error.offset}; {_HOW}"
+            f"--keep {text!r} cannot be parsed near character {error.offset}; {_HOW}"
         ) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"--keep {text[:LONGEST]!r}: {error}; {_HOW}") from error
@@ -72,24 +72,24 @@ def _condition(node: ast.expr) -> Condition:
         case ast.Compare():
             return _comparison(node)
         case ast.Name(id=name) if name in NUMBERS:
-            raise ValueError(f"{name} stands alone; compare it with something: {name} > 0")
+            raise ValueError(f"{name} is not compared with anything; write {name} > 0")
         case _:
-            raise ValueError(f"{ast.unparse(node)!r} is no condition")
+            raise ValueError(f"{ast.unparse(node)!r} is not a condition")
 
 
 def _comparison(node: ast.Compare) -> Condition:
-    """`0 < reward <= 1` is two comparisons, as in mathematics."""
+    """`0 < reward <= 1` is two comparisons."""
     sides = [_value(side) for side in (node.left, *node.comparators)]
     pairs: list[tuple[Callable[[Any, Any], bool], Value, Value]] = []
     for number, sign in enumerate(node.ops):
         (left, left_is_text), (right, right_is_text) = sides[number : number + 2]
         compare = COMPARISONS.get(type(sign))
         if compare is None:
-            raise ValueError(f"{ast.unparse(node)!r}: only > >= < <= == != compare")
+            raise ValueError(f"{ast.unparse(node)!r}: use one of > >= < <= == !=")
         if left_is_text != right_is_text:
-            raise ValueError(f"{ast.unparse(node)!r} compares a number with a word")
+            raise ValueError(f"{ast.unparse(node)!r} compares a number with a text")
         if left_is_text and not isinstance(sign, ast.Eq | ast.NotEq):
-            raise ValueError(f"{ast.unparse(node)!r}: a status is == or != another")
+            raise ValueError(f"{ast.unparse(node)!r}: a status is compared with == or !=")
         pairs.append((compare, left, right))
     return lambda attempt: all(
         compare(left(attempt), right(attempt)) for compare, left, right in pairs
@@ -97,7 +97,7 @@ def _comparison(node: ast.Compare) -> Condition:
 
 
 def _value(node: ast.expr) -> tuple[Value, bool]:
-    """What stands on one side of a comparison, and whether it is a word."""
+    """One side of a comparison, and whether it is a text."""
     match node:
         case ast.Constant(value=bool()):
             raise ValueError(f"{node.value} is neither a number nor a status")

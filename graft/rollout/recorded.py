@@ -1,6 +1,6 @@
-"""What was written after a prompt, as plain data that supervised steps read back.
+"""The spans after a prompt as plain data, which supervised steps read back.
 
-A teacher's game, or an attempt of a model, in the very pieces that a rollout has:
+A demonstration, or an attempt of a model, in the pieces of a rollout:
 
     [(policy, "[34*5]"), (env, "170;"), (policy, "170")]
 
@@ -9,9 +9,9 @@ A teacher's game, or an attempt of a model, in the very pieces that a rollout ha
                {"author": "env", "text": "170;"},
                {"author": "policy", "text": "170"}]}
 
-`messages` is the prompt alone. What the environment says stands inside the policy's turn, or with a
-"role" as a message of its own. A turn of the policy is over where a message or nothing follows it;
-"end" is written only where that is not so. `graft.rollout.examples.read_entries` reads all this.
+`messages` is the prompt alone. Text of the environment is part of the policy's turn, or with a "role" a
+message of its own. A turn of the policy is over where a message or nothing follows it; "end" is written
+only where that is not so. `graft.rollout.examples.read_entries` reads this format.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from graft.types import Author, CallText, Finish, Leaf, Message, Span, Trajector
 
 Row = dict[str, Any]
 HALF = "\ufffd"
-"""What stands in a text where tokens are no character: a model of bytes may stop within one."""
+"""Marks an incomplete character in a text: a model of bytes may stop within one."""
 
 
 class NotRecordable(ValueError):
-    """An attempt whose tokens no text stands for; the text says why."""
+    """An attempt whose tokens cannot be written as text; the message gives the reason."""
 
 
 def spans_of_trace(
     trace: Sequence[tuple[Author, str]], observe_as: str, stop: tuple[str, ...]
 ) -> list[Row]:
-    """The spans of a demonstration in an environment that observes and stops so."""
+    """The spans of a demonstration, given the environment's `observe_as` and `stop`."""
     spans: list[Row] = []
     for number, (author, text) in enumerate(trace):
         if author is Author.ENV:
@@ -48,13 +48,13 @@ def spans_of_trace(
         is_made = isinstance(text, CallText)
         call = {"tool": text.tool, "arguments": [*text.arguments]} if is_made else None
         spans.append(_policy_span(text, ends=not (is_call or is_made or goes_on), call=call))
-    return _without_the_obvious(spans)
+    return _without_default_ends(spans)
 
 
 def spans_of_attempt(row: Trajectory, chat: Chat, actions: Actions | None = None) -> list[Row]:
-    """The spans of what a model did in one context, without its prompt."""
+    """The spans of one context of a model's attempt, without its prompt."""
     spans: list[Row] = []
-    tool: str | None = None  # whom the policy has just called by actions
+    tool: str | None = None  # that the policy has just called by actions
     is_closed = False
     last: int | None = None  # the token that a span stands behind
     for before, span in pairwise(row.spans):
@@ -62,38 +62,39 @@ def spans_of_attempt(row: Trajectory, chat: Chat, actions: Actions | None = None
         if span.author is Author.TASK:
             continue
         if span.author is Author.ENV:
-            spans.append(_heard(span, chat, is_closed, actions, tool, last))
+            spans.append(_observed(span, chat, is_closed, actions, tool, last))
             tool = None
             continue
         is_closed = chat.is_closed(span.tokens)
         if HALF in span.text:
-            raise NotRecordable("it has part of a character, which is no text")
+            raise NotRecordable("it has an incomplete character")
         if actions is not None and span.info.get("finish") == Finish.EXIT:
-            words, call, tool = _call_in(span, chat, actions, last)
-            spans += [_policy_span(words, ends=False)] if words else []
+            text, call, tool = _call_in(span, chat, actions, last)
+            spans += [_policy_span(text, ends=False)] if text else []
             spans.append(call)
         else:
             ended = is_closed or not set(span.tokens[-1:]).isdisjoint(chat.tokenizer.eos_ids)
             spans.append(_policy_span(span.text, ends=ended))
-    return _without_the_obvious(spans)
+    return _without_default_ends(spans)
 
 
 def prompt_of_context(row: Trajectory) -> list[Message]:
-    """What a context begins with: the task's prompt, or what a wrapper or template made of it."""
+    """The prompt of a context: the task's, or the one that a wrapper or template made of it."""
     if row.context == 0:
         return list(row.task.prompt)
     written: list[Message] | None = row.spans[0].info.get("messages")
     return written or [{"role": "user", "content": row.spans[0].text}]
 
 
-def outcome_of(rows: Sequence[Trajectory], leaf: Leaf) -> dict[str, Any]:
+def outcome_of(trajectories: Sequence[Trajectory], leaf: Leaf) -> dict[str, Any]:
     """How an attempt went; `length` counts the tokens that the policy has sampled."""
-    said = {id(span): span for row in rows for span in row.spans if span.author is Author.POLICY}
+    spans = (span for one in trajectories for span in one.spans)
+    sampled = {id(span): span for span in spans if span.author is Author.POLICY}
     return {
         "reward": leaf.reward,
         "turns": int(leaf.metrics.get("turns", 0)),
         "tool_calls": int(leaf.metrics.get("tool_calls", 0)),
-        "length": sum(map(len, said.values())),
+        "length": sum(map(len, sampled.values())),
         "status": str(leaf.status),
     }
 
@@ -103,12 +104,12 @@ def _env_span(text: str, role: str) -> Row:
 
 
 def _policy_span(text: str, ends: bool, call: Mapping[str, Any] | None = None) -> Row:
-    said = {"author": "policy", "text": str(text), "end": ends}
-    return said if call is None else said | {"call": call}
+    span = {"author": "policy", "text": str(text), "end": ends}
+    return span if call is None else span | {"call": call}
 
 
-def _without_the_obvious(spans: list[Row]) -> list[Row]:
-    """ "end" only where a reader would guess wrong."""
+def _without_default_ends(spans: list[Row]) -> list[Row]:
+    """ "end" only where it differs from what a reader assumes."""
     for number, span in enumerate(spans):
         following = spans[number + 1 : number + 2]
         goes_on = any(one["author"] == "policy" or "role" not in one for one in following)
@@ -117,7 +118,7 @@ def _without_the_obvious(spans: list[Row]) -> list[Row]:
     return spans
 
 
-def _heard(
+def _observed(
     span: Span,
     chat: Chat,
     is_closed: bool,
@@ -125,18 +126,18 @@ def _heard(
     tool: str | None,
     last: int | None,
 ) -> Row:
-    """What the environment said, in the role that gives the very tokens of the rollout."""
+    """The environment's span, in the role that reproduces the tokens of the rollout."""
     if span.tokens == chat.tokenizer.encode_plain(span.text, last):
         return _env_span(_bare(span.text, actions, tool), INLINE)
     for role in ("user", "tool"):
         message: Message = {"role": role, "content": span.text}
         if span.tokens == chat.extend([message], closed=is_closed, last=last):
             return _env_span(span.text, role)
-    return _env_span(span.text, "tool")  # several calls were answered at once: here in one message
+    return _env_span(span.text, "tool")  # several calls answered at once: one message
 
 
 def _bare(text: str, actions: Actions | None, tool: str | None) -> str:
-    """The answer to a call without the words that the actions put around it."""
+    """The answer to a call, without the text that the actions put around it."""
     if actions is None or tool is None:
         return text
     before, _, after = actions.render(tool, "\0").partition("\0")
@@ -144,15 +145,14 @@ def _bare(text: str, actions: Actions | None, tool: str | None) -> str:
 
 
 def _call_in(span: Span, chat: Chat, actions: Actions, last: int | None) -> tuple[str, Row, str]:
-    """The words before a call, the call, and its tool."""
+    """The text before a call, the call, and its tool."""
     tool, arguments = actions.read(span.actions, span.modes)
     call = actions.spell(tool, arguments).tokens
     if span.tokens[-len(call) :] != call:
         raise NotRecordable(
-            f"the call of {tool} with {list(arguments)} was written in another way than the actions "
-            "spell it"
+            f"the call of {tool} with {list(arguments)} has other tokens than the actions write for it"
         )
-    decode, said = chat.tokenizer.decode_after, span.tokens[: -len(call)]
+    decode, before = chat.tokenizer.decode_after, span.tokens[: -len(call)]
     made = {"tool": tool, "arguments": list(arguments)}
-    spelled = decode(call, said[-1] if said else last)
-    return decode(said, last), _policy_span(spelled, ends=False, call=made), tool
+    spelled = decode(call, before[-1] if before else last)
+    return decode(before, last), _policy_span(spelled, ends=False, call=made), tool

@@ -219,7 +219,9 @@ def test_attempts_that_failed_are_made_again_once_the_tool_is_back(
 ):
     out = str(tmp_path / "good.jsonl")
     always = {"keep": "reward >= 0", "say": len}
-    with pytest.raises(RunStopped, match=r"no attempt ended; most frequent reason: .*server is down"):
+    with pytest.raises(
+        RunStopped, match=r"no attempt ended; most frequent reason: .*server is down"
+    ):
         sample_rows(str(run), "shaky", out, tasks=4, samples=2, **always)
     assert not Path(out).exists()
     monkeypatch.setattr(Shaky, "broken", False)
@@ -311,17 +313,17 @@ def test_conditions_are_read_and_never_run():
     assert keeps("reward == 1 and not (turns > 2 or length >= 13)")
     assert keeps("status == truncated") and keeps("status != 'done'") and keeps("reward > -0.5")
     for text, words in {
-        "": "cannot be read",
-        "reward": "stands alone",
+        "": "cannot be parsed",
+        "reward": "not compared with anything",
         "rewrad > 0": "did you mean 'reward'",
         "status > done": "== or !=",
-        "status == 1": "compares a number with a word",
-        "reward in (1, 2)": "only > >=|neither a name nor a number",
+        "status == 1": "compares a number with a text",
+        "reward in (1, 2)": "use one of > >=|neither a name nor a number",
         "reward > True": "neither a number nor a status",
-        "__import__('os').system('true')": "no condition",
+        "__import__('os').system('true')": "not a condition",
         "reward > len('x')": "neither a name nor a number",
         "(" * 300 + "reward>0" + ")" * 300: "--keep",
-        "not " * 200 + "reward > 0": "500 are read",
+        "not " * 200 + "reward > 0": "500 are allowed",
     }.items():
         with pytest.raises(ConfigError, match=words):
             read_condition(text)

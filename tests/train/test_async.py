@@ -2,7 +2,6 @@
 
 import json
 import random
-import signal
 import time
 from pathlib import Path
 
@@ -20,7 +19,9 @@ from graft.train.build import build_run
 from graft.train.monitor.display import Display
 from graft.types import Author, Status, Turn
 from graft.user_code import UserCodeError
-from tests.train.test_resume import finish, start, wait_for_lines
+from tests.command_line import start
+from tests.train.test_resume import run as run_command
+from tests.train.test_resume import wait_for_lines
 
 TIMED = ("time", "seconds", "per_second")
 SHAPE = {"width": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32}
@@ -238,12 +239,12 @@ def test_a_run_that_works_ahead_and_is_killed_loses_no_task_and_repeats_none(tmp
     path.write_text(json.dumps(config.model_dump(mode="json")))
     log = tmp_path / "run" / "metrics.jsonl"
     for lines in (4, 11):
-        process = start(path)
+        process = start("train", str(path))
         wait_for_lines(process, log, lines)
         assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    finish(start(path))
+        process.kill()
+        process.wait()
+    run_command(path)
     steps = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["step"] for line in steps] == list(range(1, 21))
     assert max(line["staleness/max"] for line in steps) in (1, 2)

@@ -132,7 +132,7 @@ class FailureHandler:
             time.sleep(0.05)
 
     def on_failure(self, failure: ProcessFailure) -> None:
-        """Called by the heartbeat's thread: another rank has failed while this one is busy."""
+        """CallText by the heartbeat's thread: another rank has failed while this one is busy."""
         self.known = failure
         if self._is_ending or not self.is_guarded:
             return
@@ -145,7 +145,7 @@ class FailureHandler:
             self._stop_because(failure)
 
     def on_late(self, wait: Wait) -> None:
-        """Called by the same thread: NCCL hangs past the deadline, where no exception can be raised."""
+        """CallText by the same thread: NCCL hangs past the deadline, where no exception can be raised."""
         if self.is_guarded and not self._is_ending:
             self._fail(self.explain(TimeoutError("timed out"), wait.what), describe)
 
