@@ -1,7 +1,7 @@
-"""The actions of a run: spelled with its tokenizer, given head rows, held against what surrounds them.
+"""The actions of a run: spelled with its tokenizer, given head rows, checked against env and checkpoint.
 
-An action file, an environment and a checkpoint each know something of the calls; what does not belong
-together is refused here, before anything is sampled.
+An action file, an environment and a checkpoint each define part of the calls; combinations that do not
+fit are refused here, before anything is sampled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def actions_of(config: Config, tokenizer: FastTokenizer, vocab_size: int) -> Act
 
 
 def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], Env]) -> None:
-    """Refuse actions and an environment that would never hear of each other's calls."""
+    """Refuse actions and an environment that do not understand each other's calls."""
     if not config.task.env:
         return
     probe = env(Task("probe", config.task.env))
@@ -84,12 +84,12 @@ def with_actions(
                 f"{other[1]!r}; give the file it was trained with"
             )
         return trained
-    nothing = [None] * len(actions.init_tokens)
-    return extend(policy, actions.init_tokens if init_from_base else nothing)
+    random = [None] * len(actions.init_tokens)
+    return extend(policy, actions.init_tokens if init_from_base else random)
 
 
 def allowed_table(actions: Actions | None, policy: Decoder) -> torch.Tensor | None:
-    """[modes, head rows] of the policy's device: what the learner masks with."""
+    """[modes, head rows] on the policy's device: the mask of the learner."""
     if actions is None or actions.space.allowed is None:
         return None
     table = torch.zeros(actions.space.num_modes, policy.shape.head_rows, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The learner: rows and a batch in, one or more optimizer steps out.
+"""The learner: trajectories and their batch in, one or more optimizer steps out.
 
     N rows (trajectories), T tokens behind the prompt
 
@@ -6,18 +6,18 @@ Weights of the loss are computed once on the whole (mini-)batch, so neither loss
 on how rows fall into micro-batches. The engine holds the same tensors: after `update` it already has
 the new weights.
 
-The batch stays on the CPU, and each micro-batch is sent when its turn comes. Nothing between the
-first and the last of a step asks the device for a number, so a GPU computes one micro-batch while
-the host prepares the next; what there is to report is read once, before the optimizer's step.
+The batch stays on the CPU, and each micro-batch is sent to the device in turn. Between the first and
+the last of a step nothing is read from the device, so a GPU computes one micro-batch while the host
+prepares the next; metrics are read once, before the optimizer's step.
 
-A policy may have actions beyond the vocabulary; its reference has none. So the two are compared where
-a token was chosen and nowhere else, and by the logits of tokens alone (see `algos.losses.with_kl`).
+A policy may have actions beyond the vocabulary; its reference has none. So the two are compared only
+where a vocabulary token was chosen, and by the logits of such tokens (see `algos.losses.with_kl`).
 
-With several processes each learns from its share of the rows (`train.micro_batches`), and all of
-them have the same numbers to report. Processes of one tensor-parallel group have the same share.
+With several processes each learns from its share of the rows (`train.micro_batches`), and all report
+the same metrics. Processes of one tensor-parallel group have the same share.
 
-With adapters (`models.lora.training`) the optimizer holds only the adapters, and the policy is merged
-again after each step. The reference is then the policy itself, holding the adapters that RL started with.
+With adapters (`models.lora.training`) the optimizer holds only the adapters, which are merged into the
+policy after each step. The reference is then the policy with the adapters that RL started with.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CHECKED = 48
 
 @dataclass(slots=True)
 class Learner:
-    """Owns the policy, its optimizer, and, where the algorithm wants them, a critic and a reference."""
+    """Owns the policy, its optimizer, and, where the algorithm needs them, a critic and a reference."""
 
     policy: Decoder
     optimizer: Optimizer
@@ -86,7 +86,7 @@ class Learner:
     """Whether `logprobs` is filled: the learner's own of the last batch, before any update, [N, T]."""
     logprobs: Tensor | None = None
     is_joint: bool = field(init=False)
-    """Whether each process holds a part of the weights, so that nobody can compute alone."""
+    """Whether each process holds a part of the weights, so that all must compute together."""
 
     def __post_init__(self) -> None:
         shape = self.policy.shape
@@ -96,7 +96,7 @@ class Learner:
             self.tokens_per_micro = -int(most)
         if self.allowed is None and shape.extra:
             raise ValueError(
-                f"the policy has {shape.extra} actions beyond the vocabulary and no table says when "
+                f"the policy has {shape.extra} actions beyond the vocabulary and no table of when "
                 f"they may be chosen; give allowed [modes, {shape.head_rows}]"
             )
         if self.allowed is not None and self.allowed.shape[1] != shape.head_rows:
@@ -106,11 +106,11 @@ class Learner:
             )
 
     @torch.no_grad()
-    def annotate(self, rows: Sequence[Trajectory], batch: Batch) -> Batch:
-        """Add what the algorithm needs besides the sampled log-probs: reference, old, values.
+    def annotate(self, trajectories: Sequence[Trajectory], batch: Batch) -> Batch:
+        """Add what the algorithm needs besides the sampled log-probs: reference and old ones, values.
 
-        With a single update per batch the policy that trains is the policy that sampled, so no pass
-        for old log-probs runs.
+        With one update per batch the policy that trains is the policy that sampled, so old log-probs
+        need no pass.
         """
         extras: dict[str, Tensor] = {}
         if self.policy.shape.extra:
@@ -121,17 +121,19 @@ class Learner:
             )
             with self._reference() as (reference, tokens):
                 extras["ref_logprobs"] = self._over_micros(
-                    rows,
-                    batch.replace(mask=compared),  # other actions it has no row for
+                    trajectories,
+                    batch.replace(mask=compared),  # it has no head row for other actions
                     lambda f: f.logprobs(reference, self.temperature, tokens)[0],
                 )
         if self.epochs * self.minibatches > 1:
             extras["old_logprobs"] = self._over_micros(
-                rows, batch, lambda f: f.logprobs(self.policy, self.temperature, self.allowed)[0]
+                trajectories,
+                batch,
+                lambda f: f.logprobs(self.policy, self.temperature, self.allowed)[0],
             )
         if self.critic is not None:
             critic = self.critic
-            extras["values"] = self._over_micros(rows, batch, lambda f: f.values(critic))
+            extras["values"] = self._over_micros(trajectories, batch, lambda f: f.values(critic))
         return batch.replace(**extras) if extras else batch
 
     @property
@@ -140,27 +142,29 @@ class Learner:
 
     @contextmanager
     def _reference(self) -> Iterator[tuple[Decoder, Tensor | None]]:
-        """The reference, and what it may choose: tokens alone."""
+        """The reference, and what it may choose: vocabulary tokens only."""
         vocab_size = self.policy.shape.vocab_size
         if self.reference is not None:
             yield self.reference, None if self.allowed is None else self.allowed[:, :vocab_size]
         elif self.lora is not None and self.anchor is not None:
             tokens = None if self.allowed is None else self.allowed.clone()
             if tokens is not None:
-                tokens[:, vocab_size:] = False  # it is the policy, and has rows for other actions
+                tokens[:, vocab_size:] = (
+                    False  # it is the policy, which has head rows for other actions
+                )
             with self.lora.holding(self.anchor):
                 yield self.policy, tokens
 
     def _over_micros(
-        self, rows: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
+        self, trajectories: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
     ) -> Tensor:
-        """What `compute` makes of each micro-batch, in the rows it belongs to."""
+        """The grid of what `compute` returns for each micro-batch."""
         grid = batch.zeros()
-        parts = self._micro_batches(rows)
+        parts = self._micro_batches(trajectories)
         found: list[Tensor] = []
         for part, _ in parts:
             mask = batch.mask[torch.tensor(part)]
-            forest = Forest([rows[i] for i in part], mask, self.policy.device)
+            forest = Forest([trajectories[i] for i in part], mask, self.policy.device)
             with self._jointly("the log-probs of a micro-batch"):
                 found.append(compute(forest))
         for (part, is_real), values in zip(parts, found, strict=True):
@@ -169,42 +173,42 @@ class Learner:
         self._complete(grid)
         return grid
 
-    def _micro_batches(self, rows: Sequence[Trajectory]) -> list[tuple[list[int], bool]]:
+    def _micro_batches(self, trajectories: Sequence[Trajectory]) -> list[tuple[list[int], bool]]:
         """The row numbers of each of this process's micro-batches, and whether they are its share.
 
-        Where weights are split, computing is a joint affair: whoever has fewer micro-batches than
-        others goes along with a row of somebody else's, which counts for nothing.
+        Where weights are split, all processes compute together: one that has fewer micro-batches than
+        others computes the shortest row again, with weight 0.
         """
         processes = self.processes
-        shares = share_out(rows, self.tokens_per_micro, processes.dp_size)
+        shares = share_out(trajectories, self.tokens_per_micro, processes.dp_size)
         own = [(part, True) for part in shares[processes.dp_rank]]
-        if self.is_joint and rows:
+        if self.is_joint and trajectories:
             most = max(map(len, shares))
-            shortest = min(range(len(rows)), key=lambda i: len(rows[i].tokens))
+            shortest = min(range(len(trajectories)), key=lambda i: len(trajectories[i].tokens))
             own += [([shortest], False)] * (most - len(own))
         return own
 
     def _jointly(self, what: str) -> AbstractContextManager[None]:
-        """Around whatever the processes can only compute together: it has a name if somebody is late."""
+        """Names a computation that all processes make together, for the message where one is late."""
         return self.processes.together(what) if self.is_joint else nullcontext()
 
     def _complete(self, grid: Tensor) -> None:
         """Add the rows of the other processes to a grid that has this one's."""
         if self.processes.world > 1:
             if self.processes.tp_rank:
-                grid.zero_()  # a neighbour with the same rows gives them
+                grid.zero_()  # another process of the group has the same rows
             self.processes.add([grid], "the log-probs of the other processes' rows")
 
-    def update(self, rows: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
-        """All optimizer steps this batch is good for; averages over them."""
+    def update(self, trajectories: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
+        """All optimizer steps on this batch; metrics averaged over them."""
         totals: dict[str, float] = {}
         steps = list(self._minibatches(batch))
         seen = batch.zeros() if self.keeps_logprobs else None
         for number, index in enumerate(steps):
-            # numbers ascend: where they are all there is, the batch need not be copied
+            # the index ascends: where it is complete, the batch need not be copied
             some = batch if len(index) == batch.num_rows else batch.rows(index)
             own = seen if number < len(steps) // self.epochs else None  # of the first pass
-            step = self._step([rows[i] for i in index.tolist()], some, own, index)
+            step = self._step([trajectories[i] for i in index.tolist()], some, own, index)
             for name, value in step.items():
                 totals[name] = totals.get(name, 0.0) + value
         if seen is not None:
@@ -216,7 +220,7 @@ class Learner:
         return {**metrics, "optimizer_steps": float(len(steps))}
 
     def _minibatches(self, batch: Batch) -> Iterator[Tensor]:
-        """Row numbers of each optimizer step, ascending; whole groups, shuffled when there are several."""
+        """Row numbers of each optimizer step, ascending; whole groups, shuffled where there are several."""
         groups = batch.group.unique()
         if self.minibatches == 1:
             for _ in range(self.epochs):
@@ -233,16 +237,16 @@ class Learner:
                     yield index
 
     def _step(
-        self, rows: Sequence[Trajectory], batch: Batch, seen: Tensor | None, index: Tensor
+        self, trajectories: Sequence[Trajectory], batch: Batch, seen: Tensor | None, index: Tensor
     ) -> dict[str, float]:
-        """One optimizer step; the log-probs found on the way go to rows `index` of `seen`."""
+        """One optimizer step; its log-probs are written to rows `index` of `seen`."""
         weights = self.reduction(batch)
         reports: list[dict[str, Tensor]] = []
         gaps: list[Tensor] = []
-        for part, is_real in self._micro_batches(rows):
+        for part, is_real in self._micro_batches(trajectories):
             number = torch.tensor(part)
             micro, device = batch.rows(number), self.policy.device
-            forest = Forest([rows[i] for i in part], micro.mask, device)
+            forest = Forest([trajectories[i] for i in part], micro.mask, device)
             share = weights[number] if is_real else torch.zeros_like(weights[number])
             weight = transfer({"weights": share}, device)["weights"]
             with self._jointly("the gradients of a micro-batch"):
@@ -259,8 +263,8 @@ class Learner:
         bad = [name for name, value in totals.items() if not math.isfinite(value)]
         if bad:
             self.discard()
-            blamed = f", by {named(self.loss, 'loss')}" if is_users_own(self.loss) else ""
-            raise NonFinite(f"{', '.join(bad)} is not a finite number{blamed}; no step was taken")
+            cause = f", by {named(self.loss, 'loss')}" if is_users_own(self.loss) else ""
+            raise NonFinite(f"{', '.join(bad)} is not a finite number{cause}; no step was taken")
         totals |= self.optimizer.step()
         if self.lora is not None:
             self.lora.merge()
@@ -272,14 +276,14 @@ class Learner:
     def _totals(
         self, reports: list[dict[str, Tensor]], gaps: list[Tensor], batch: Batch
     ) -> dict[str, float]:
-        """What micro-batches reported, added up over all processes."""
+        """The sums of the micro-batches, added up over all processes."""
         read = _read(reports)
         processes, count = self.processes, batch.num_tokens
         if processes.world > 1:
             mine = (read, [gap.cpu() for gap in gaps]) if not processes.tp_rank else ([], [])
-            everyone = processes.gather(mine, "the numbers of the step")
-            read = [report for own, _ in everyone for report in own]
-            gaps = [gap for _, own in everyone for gap in own]
+            gathered = processes.gather(mine, "the metrics of the step")
+            read = [report for own, _ in gathered for report in own]
+            gaps = [gap for _, own in gathered for gap in own]
         totals: dict[str, float] = {}
         for report in read:
             for name, value in report.items():
@@ -296,7 +300,7 @@ class Learner:
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Gradients of one micro-batch; sums over its trained tokens, to be divided by the count.
 
-        And the log-probs [N, T], and how far the engine's are from them, -1 where nothing is trained.
+        Also the log-probs [N, T] and their distance from the engine's, -1 where nothing is trained.
         """
         how = self.policy, self.temperature, self.allowed
         if self.policy.shape.extra and self.has_reference:
@@ -321,7 +325,7 @@ class Learner:
         return totals, logp.detach(), torch.where(micro.mask, gap_NT, -1.0)
 
     def discard(self) -> None:
-        """Forget gradients of a step that is not taken."""
+        """Clear the gradients of a step that is not taken."""
         for optimizer in (self.optimizer, self.critic_optimizer):
             if optimizer is not None:
                 optimizer.clear()
@@ -334,11 +338,11 @@ def check_served(
     publish: Callable[[], None] | None = None,
     length: int = CHECKED,
 ) -> float:
-    """Stop a run whose engine does not serve the weights that are trained; else how far apart the
-    log-probs of the two are, on average over a text of so many tokens.
+    """Stop a run whose engine does not serve the weights that are trained; else the mean distance of
+    the log-probs of the two, over a text of `length` tokens.
 
-    `publish` hands the policy's weights to the engine; None: it has the same tensors. New adapters
-    change nothing, so the model holds loud ones while the two are compared.
+    `publish` gives the policy's weights to the engine; None: it has the same tensors. Fresh LoRA
+    adapters are a no-op, so the check loads random non-zero ones first.
     """
     publish = publish or (lambda: engine.load(None, version=engine.version))
     lora = learner.lora
@@ -349,7 +353,7 @@ def check_served(
         served = torch.tensor(scored)
         trained = _logprobs_of(tokens, learner)
     if lora is not None:
-        publish()  # nothing it may have kept of them is true any more
+        publish()  # drops whatever it has cached of them
     gap = float((served - trained).abs().mean())
     most = tolerances(learner.policy.dtype).probe_gap
     if not gap <= most:
@@ -364,14 +368,14 @@ def check_served(
 
 
 def _probe_tokens(learner: Learner, length: int) -> list[int]:
-    """Any text that mode 0 allows; the same for every run."""
+    """A text that mode 0 allows; the same for every run."""
     allowed = torch.ones(learner.policy.shape.vocab_size, dtype=torch.bool)
     if learner.allowed is not None:
         allowed = learner.allowed[0, : len(allowed)].cpu()
-    choices = allowed.nonzero()[:, 0]
+    tokens = allowed.nonzero()[:, 0]
     count = max(min(length, learner.policy.shape.max_positions), 2)
     generator = torch.Generator().manual_seed(0)
-    return choices[torch.randint(len(choices), (count,), generator=generator)].tolist()
+    return tokens[torch.randint(len(tokens), (count,), generator=generator)].tolist()
 
 
 def _logprobs_of(tokens: Sequence[int], learner: Learner) -> Tensor:
@@ -381,8 +385,8 @@ def _logprobs_of(tokens: Sequence[int], learner: Learner) -> Tensor:
     episode = Episode(Task("served", ""))
     episode.append(Span(None, Author.TASK, list(tokens[:1])))
     zeros = [0.0] * count
-    said = Span(0, Author.POLICY, rest, rest, zeros, zeros, [0] * count, [True] * count)
-    episode.leaves.append(Leaf((episode.append(said),)))
+    policy = Span(0, Author.POLICY, rest, rest, zeros, zeros, [0] * count, [True] * count)
+    episode.leaves.append(Leaf((episode.append(policy),)))
     forest = Forest(
         list(episode.trajectories()), torch.ones(1, count, dtype=torch.bool), learner.policy.device
     )
@@ -391,7 +395,7 @@ def _logprobs_of(tokens: Sequence[int], learner: Learner) -> Tensor:
 
 
 def _read(reports: list[dict[str, Tensor]]) -> list[dict[str, float]]:
-    """Numbers of the device, all in one copy: the host waits here until the device is done."""
+    """The sums from the device in one copy: the host waits here until the device is done."""
     if not reports:
         return []
     numbers = iter(torch.cat([torch.stack(list(r.values())) for r in reports]).tolist())

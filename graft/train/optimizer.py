@@ -1,12 +1,12 @@
 """AdamW with warm-up and schedules, on fp32 master weights.
 
 A model in fp32 is its own master. A model in bf16 gets fp32 copies that collect the gradients of all
-micro-batches and take the step; the bf16 weights are then rewritten in place, so the engine, which
+micro-batches and take the step; the bf16 weights are then overwritten in place, so the engine, which
 holds the same tensors, has the new weights at once.
 
-With several processes there are two ways. Where each holds all weights, their gradients are added up
+With several processes there are two cases. Where each holds all weights, their gradients are added up
 before the step. Where weights are split (`models.parallel.decoder`), gradients arrive added up and split
-alike; each process then steps its own part, for AdamW knows no neighbours, and only the norm is common.
+alike; each process then steps its own part, since AdamW is elementwise, and only the norm is common.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def schedule(kind: str, warmup: int, total: int, floor: float) -> Schedule:
 
 
 def _master(weight: Tensor) -> Tensor:
-    """What AdamW steps: the fp32 weight itself, this process's part of it, or an fp32 copy."""
+    """The tensor that AdamW steps: the fp32 weight, this process's part of it, or an fp32 copy."""
     if is_split(weight):
         return local(weight).float()  # the same memory, if it is fp32 already
     if weight.dtype == torch.float32:
@@ -54,7 +54,7 @@ def _master(weight: Tensor) -> Tensor:
 
 
 class NonFinite(RuntimeError):
-    """A loss or gradient that is not a number; the weights were not touched."""
+    """A loss or gradient that is not finite; the weights were not changed."""
 
 
 class Optimizer:
@@ -85,7 +85,7 @@ class Optimizer:
         ]
         for weight, master in self._copied:
             if weight.ndim == 2 and has_kernels(weight.device):
-                # products of ours add a matrix's gradients up right here, in fp32
+                # our kernels add a matrix's gradients up here, in fp32
                 master.grad = torch.zeros_like(master)
                 setattr(weight, GRAD_SUM, master.grad)
         self.lr, self.schedule, self.max_grad_norm = lr, schedule, max_grad_norm
@@ -131,7 +131,7 @@ class Optimizer:
         return {"grad_norm": norm, "learning_rate": self.lr * factor}
 
     def _publish(self) -> None:
-        """Round the masters to the weights that are computed with."""
+        """Round the masters to the weights of the model."""
         if self._copied:
             weights, masters = zip(*self._copied, strict=True)
             with torch.no_grad():
@@ -141,7 +141,7 @@ class Optimizer:
                 local(weight).copy_(master)
 
     def clear(self) -> None:
-        """Forget all gradients; the sums that products write to stay where they are."""
+        """Clear all gradients; the buffers that kernels write to stay allocated."""
         for weight in (*self.weights, *self.masters):
             weight.grad = None
         for weight, master in self._copied:
@@ -149,7 +149,7 @@ class Optimizer:
                 master.grad = total.zero_()
 
     def _add_up(self) -> None:
-        """The gradients of all processes; who had no row for a weight adds nothing to it."""
+        """The gradients of all processes; one without a row for a weight adds 0."""
         for master in self.masters:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
@@ -180,8 +180,8 @@ class Optimizer:
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """By parameter name: AdamW's two averages, made if there are none yet, and fp32 masters.
 
-        What is given is what is used: to load a checkpoint is to write into it. A part of a split
-        parameter is given as such.
+        These are the tensors in use: a checkpoint is loaded by writing into them. A part of a split
+        parameter is returned as such.
         """
         found: dict[str, dict[str, Tensor]] = {}
         for name, weight, master in zip(self.names, self.weights, self.masters, strict=True):
@@ -196,7 +196,7 @@ class Optimizer:
         return found
 
     def resume(self, steps: int) -> None:
-        """Moments and masters have been written to: go on behind so many steps."""
+        """Moments and masters were loaded: continue after `steps` steps."""
         self.steps = steps
         for master in self.masters:
             self.adam.state[master]["step"].fill_(steps)
