@@ -23,7 +23,7 @@ from graft.engine.remote import endpoint
 from graft.envs import ENVS, make, register
 from graft.envs.calculator import Expression
 from graft.rollout.action_spelling import ActionSpeller
-from graft.rollout.demonstration import decided, spoken
+from graft.rollout.demonstration import decided, plain_decisions
 from graft.rollout.examples import example
 from graft.rollout.filters import read_condition
 from graft.rollout.recorded import (
@@ -333,7 +333,7 @@ def test_a_call_made_by_actions_is_written_as_a_call_and_read_back_to_the_same_t
     tokenizer = FastTokenizer.bytes()
     chat, actions = Chat(tokenizer, "chatml"), load_actions("sorting", tokenizer)
     call = actions.spell("compare", ("A", "B"))
-    words = spoken(tokenizer.encode("I look."), actions)
+    words = plain_decisions(tokenizer.encode("I look."), actions)
     said = decided(0, call._replace(**{
         name: getattr(words, name) + getattr(call, name) for name in ("tokens", "actions", "modes")
     }))  # fmt: skip
@@ -345,7 +345,7 @@ def test_a_call_made_by_actions_is_written_as_a_call_and_read_back_to_the_same_t
     episode.append(said)
     episode.append(Span(1, Author.ENV, tokenizer.encode_plain(heard), text=heard))
     end = tokenizer.encode("Done." + chat.end_text)
-    episode.append(decided(2, spoken(end, actions), "Done."))
+    episode.append(decided(2, plain_decisions(end, actions), "Done."))
     episode.leaves.append(Leaf((3,), reward=1.0, metrics={"turns": 2.0, "tool_calls": 1.0}))
     [row] = episode.trajectories()
     spans = spans_of_attempt(row, chat, actions)
@@ -380,7 +380,7 @@ def test_an_attempt_that_was_cut_is_not_taught_to_end_there():
     chat = Chat(FastTokenizer.bytes(), "chatml")
     episode = Episode(Task("t", "e", prompt=({"role": "user", "content": "Go"},)))
     episode.append(Span(None, Author.TASK, chat.prompt(episode.task.prompt)))
-    episode.append(decided(0, spoken(chat.tokenizer.encode("on and on")), "on and on"))
+    episode.append(decided(0, plain_decisions(chat.tokenizer.encode("on and on")), "on and on"))
     episode.leaves.append(Leaf((1,), status=Status.TRUNCATED))
     [row] = episode.trajectories()
     assert spans_of_attempt(row, chat) == [{"author": "policy", "text": "on and on", "end": False}]
@@ -398,7 +398,7 @@ def test_a_rewritten_history_is_a_row_for_every_prompt(tmp_path):
         root = Span(parent, Author.TASK, chat.prompt([message]), text=message["content"])
         tip = episode.append(root)
         ended = chat.tokenizer.encode(said + chat.end_text)
-        episode.append(decided(tip, spoken(ended), said))
+        episode.append(decided(tip, plain_decisions(ended), said))
     episode.leaves.append(Leaf((1, 3), reward=1.0, metrics={"turns": 2.0}))
     log = AttemptLog(tmp_path / "good.attempts.jsonl", {})
     setting = SimpleNamespace(chat=chat, actions=None)

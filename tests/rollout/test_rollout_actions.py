@@ -110,10 +110,10 @@ def test_a_demonstration_has_the_tokens_and_decisions_of_the_rollout(prefill):
 
 
 def test_words_follow_the_grammar_and_may_not_hide_a_call():
-    said = spoken(say("So."), SORTING)
+    said = plain_decisions(say("So."), SORTING)
     assert (said.actions, said.modes, said.mode) == (say("So."), [0, 0, 0], 0)
     with pytest.raises(ValueError, match="give the call as a CallText"):
-        spoken([SORTING.space.vocab_size], SORTING)
+        plain_decisions([SORTING.space.vocab_size], SORTING)
 
 
 def test_a_cut_keeps_every_path_where_it_stood():
