@@ -202,7 +202,7 @@ def test_a_tree_that_forks_in_a_turn_that_is_paused_is_the_same_tree():
 # seams
 
 
-def plain_decisions(model: Decoder) -> list[int]:
+def sampled_tokens(model: Decoder) -> list[int]:
     """What is said behind tokens 3, 4 where nothing stops it."""
     engine = NativeEngine(model, tokenizer=LETTERS, kv_tokens=1024, seed=5)
 
@@ -216,7 +216,7 @@ def plain_decisions(model: Decoder) -> list[int]:
 def test_a_stop_string_across_the_seam_is_found(knows):
     """By a sample that knows how much of the turn is there, as those of a trajectory do."""
     model = decoder(1)
-    tokens = plain_decisions(model)
+    tokens = sampled_tokens(model)
     read = LETTERS.decode
     at = next(
         at
