@@ -7,7 +7,7 @@ import pytest
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.demonstration import demonstration, spoken
+from graft.rollout.demonstration import demonstration, plain_decisions
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.text.chat import Chat
 from graft.types import NO_ACTION, Author, CallText, Sampling, Span, Status, Task
@@ -112,7 +112,7 @@ def test_a_demonstration_has_the_tokens_and_decisions_of_the_rollout(prefill):
 def test_words_follow_the_grammar_and_may_not_hide_a_call():
     said = plain_decisions(say("So."), SORTING)
     assert (said.actions, said.modes, said.mode) == (say("So."), [0, 0, 0], 0)
-    with pytest.raises(ValueError, match="give the call as a CallText"):
+    with pytest.raises(ValueError, match="as a CallText of its own"):
         plain_decisions([SORTING.space.vocab_size], SORTING)
 
 
