@@ -132,7 +132,7 @@ def test_rows_longer_than_the_context_are_refused_cut_or_left_out(tmp_path):
     dataset, _ = dataset_of(tmp_path, rows, epochs=1, overlong="skip")
     assert dataset.counts == {"rows": 1, "held_out": 0, "bad": 0, "cut": 0, "overlong": 2}
     # of the third nothing of the assistant's would be left
-    with pytest.raises(DataError, match="row 3: what comes before the assistant's words fills all"):
+    with pytest.raises(DataError, match="row 3: the text before the assistant's fills all"):
         dataset_of(tmp_path, rows, epochs=1, overlong="cut")
     dataset, components = dataset_of(tmp_path, rows, epochs=1, overlong="cut", skip_bad=True)
     assert dataset.counts["cut"] == 1 and dataset.counts["bad"] == 1
