@@ -396,7 +396,7 @@ def test_calls_in_tags_are_decisions_and_their_results_are_not():
         " B </",
         "Done.<eos>",
     ]
-    with pytest.raises(ValueError, match="contain a call, or part of one"):
+    with pytest.raises(ValueError, match="contains a call, or part of one"):
         half = ChatRow([say("user", "S?"), say("assistant", "So <compare> A")])
         example(TASK, half, told, MARKS, ActionSpeller(tags, tokenizer, MARKS))
 
