@@ -1,0 +1,1 @@
+"""Training on a Ray cluster: learners, workers that sample, and the way of the weights."""

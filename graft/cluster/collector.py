@@ -1,16 +1,16 @@
 """Collect on a cluster: N Ray workers attempt tasks, and any of them may die.
 
 Tasks wait in one queue. A worker gets as many as it may have under way; what it had when it dies goes
-back to the front of the queue, and another worker takes its place.
+back to the front of the queue, and a new worker is started.
 
     queue            worker 0      worker 1
     t4 t5 t6         t0 t1         t2 t3
     t4 t5 t6         t0 t1         (killed)
     t2 t3 t4 t5 t6   t0 t1         worker 2 starts, gets the present weights and takes t2, t3
 
-An episode is counted when its result is taken from the worker that is responsible for it, and nobody
-else is at that moment: none is counted twice, and each that is done again is in `rollout/redone`.
-Everything that is asked of a worker has a name and a deadline; one that is silent is as good as dead.
+An episode is counted when its result is taken from the one worker that is responsible for it: none is
+counted twice, and each repeated one is counted in `rollout/redone`. Every request to a worker has a name
+and a deadline; a worker that does not answer counts as dead.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from graft.train.run_dir.folder import RunStopped
 from graft.types import Episode, Task
 
 SCALE = "workers.json"
-"""In the run's folder: how many workers there shall be; written by `graft scale`."""
+"""File in the run's folder with the wanted number of workers; written by `graft scale`."""
 LOOK = 0.2
-"""Seconds between two looks at what has arrived."""
+"""Seconds between two polls of arrived results."""
 PING = 2.0
-"""Seconds between two questions whether a worker is there."""
+"""Seconds between two pings of a worker."""
 SILENCE = 60.0
 """Seconds without an answer after which a worker counts as dead, or `parallel.deadline` if less."""
 TO_START = 300.0
-"""Seconds that reading a model may take, or `parallel.deadline` if more: nothing is answered then."""
+"""Seconds for loading a model, or `parallel.deadline` if more; pings are not answered meanwhile."""
 TO_PLACE = 60.0
-"""Seconds, or `parallel.deadline` if more, to find room for at least one worker."""
+"""Seconds, or `parallel.deadline` if more, for Ray to place at least one worker."""
 FAILED_STARTS = 3
-"""Workers, beside as many as are wanted, that may die in a row before their first episode."""
+"""Workers beyond the wanted number that may die in a row before their first episode."""
 MOST_DEATHS = 5
-"""Workers that an attempt may lose before it is to blame."""
+"""Workers that may die during one attempt before the attempt counts as the cause."""
 MOST_DELAY = 60.0
-"""Seconds between two starts, where each one fails."""
+"""Seconds between two failing starts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,17 +64,17 @@ class WorkerAttempt:
 
     task: Task
     request: RolloutRequest
-    """Without its tasks: it travels with every one of them."""
+    """The request without its tasks, since it is sent with each of them."""
     index: int
     """Of the task in the whole request."""
     done: Callable[[Episode], None]
     failed: Callable[[BaseException], None]
     deaths: int = 0
-    """Workers that died while they had it."""
+    """Workers that died during this attempt."""
 
 
 class WorkerStage(IntEnum):
-    """How far a worker is: Ray looks for room, it builds its engine, it takes the weights."""
+    """Stage of a worker: being placed by Ray, building its engine, loading the weights."""
 
     PLACING = 0
     STARTING = 1
@@ -87,20 +87,20 @@ class ClusterWorker:
     number: int
     actor: Any
     step: Any
-    """Its answer to what leads to the next stage; None: it is ready."""
+    """The pending call that leads to the next stage; None when ready."""
     stage: WorkerStage = WorkerStage.PLACING
     name: str = ""
     running: dict[Any, WorkerAttempt] = field(default_factory=dict[Any, WorkerAttempt])
     num_done: int = 0
     taking: Any = None
-    """The weights that are on their way to one that starts."""
+    """The version of the weights sent to a starting worker."""
     ping: Any = None
     made: float = field(default_factory=time.monotonic)
     asked: float = math.inf
-    """When the oldest question was put that it has not answered."""
+    """Time of the oldest unanswered ping."""
     heard: float = 0.0
     is_retired: bool = False
-    """Gets nothing any more, and ends when it has nothing."""
+    """Gets no more tasks, and ends when its tasks are done."""
     has_complained: bool = False
 
     def __str__(self) -> str:
@@ -112,12 +112,12 @@ class ClusterWorker:
 
     @property
     def references(self) -> list[Any]:
-        """Of the answers that are still to come."""
+        """Futures of the pending answers."""
         return [*self.running, *(one for one in (self.ping, self.step) if one is not None)]
 
 
 class RayCollector:
-    """Collects on the workers of a Ray cluster. One thread talks to them; `result()` waits for it."""
+    """Collects on the workers of a Ray cluster; one thread communicates with them."""
 
     def __init__(
         self, config: Config, folder: Path, say: Callable[[str], None], cwd: str = "."
@@ -136,10 +136,10 @@ class RayCollector:
         self._looked = time.monotonic()
         self._scale_read: tuple[int, int] | None = None
         self._weights: tuple[Any, int] | None = None  # (reference in the store, version)
-        self._meeting: WeightBroadcast | None = None
+        self._group_spec: WeightBroadcast | None = None
         self._members: list[ClusterWorker] = []
         self._store: Any = None
-        self._lock = threading.RLock()  # never held while something is waited for
+        self._lock = threading.RLock()  # never held during a wait
         self._broken: BaseException | None = None
         self._is_over = threading.Event()
         self._something = threading.Event()
@@ -147,10 +147,10 @@ class RayCollector:
         self._thread = threading.Thread(target=self._run, name="graft-workers", daemon=True)
         self._thread.start()
 
-    # what the loop asks
+    # called by the training loop
 
     def wait(self) -> None:
-        """Until one of them is ready: whatever is wrong with a recipe is known then."""
+        """Wait until one worker is ready: faults of the recipe are known then."""
         with waiting("the first worker to be ready", max(TO_START, self.deadline)):
             self._first_came.wait()
         self._check()
@@ -183,7 +183,7 @@ class RayCollector:
         return FutureRollouts(future, f"{request.name} from {self.wanted} workers")
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Send the weights to all workers and wait until they have them, or are gone."""
+        """Send the weights to all workers and wait until each has them or is gone."""
         assert weights is not None, "workers share no memory with the learner"
         self._check()
         with waiting(f"all workers to take version {version} of the weights", self.deadline):
@@ -213,18 +213,18 @@ class RayCollector:
             self.workers.clear()
 
     def table(self) -> dict[str, str]:
-        """What each does, for whoever waits for long: {"worker 0": "has 3 episodes under way"}."""
+        """The state of each worker, shown during long waits: {"worker 0": "has 3 episodes in progress"}."""
         now = time.monotonic()
         with self._lock:
             told: dict[str, str] = {}
             for worker in self.workers:
                 if worker.stage is WorkerStage.READY:
                     many = len(worker.running)
-                    does = f"has {many} episode{'s'[: many != 1]} under way"
+                    does = f"has {many} episode{'s'[: many != 1]} in progress"
                     if (silent := _silence(worker, now)) > 2 * PING:
                         does += f" and has not answered since {clock(silent)}"
                 else:
-                    stages = ("waits for room in the cluster", "starts", "takes the weights")
+                    stages = ("waits to be placed", "starts", "takes the weights")
                     does = f"{stages[worker.stage]}, since {clock(now - worker.made)}"
                 told[f"{worker}"] = does
             return told or {"workers": "there are none"}
@@ -236,7 +236,7 @@ class RayCollector:
     # weights
 
     def _put(self, weights: Mapping[str, Any], version: int) -> list[ClusterWorker]:
-        """Into the store, for all that start from now on; those that run already need them now."""
+        """Into the store for workers that start later; running workers get them at once."""
         reference = self.ray.put(packed(weights))
         with self._lock:
             self._weights = reference, version
@@ -251,68 +251,70 @@ class RayCollector:
                 self._give_up(RunStopped(f"{worker} cannot take the weights: {wrong}"))
 
     def _broadcast(self, weights: Mapping[str, Any], version: int) -> None:
-        """To those that are here now; whoever starts later is given the same through the store."""
+        """To the running workers; workers that start later get the same through the store."""
         whole = {name: weights[name] for name in weights}
         ready = self._put(whole, version)
         if not ready:
             return
-        meeting = self._meet(ready)
+        group_spec = self._meet(ready)
         names = described(whole)
         loads = {
-            worker: worker.actor.listen.remote(replace(meeting, rank=rank), names, version)
+            worker: worker.actor.listen.remote(replace(group_spec, rank=rank), names, version)
             for rank, worker in enumerate(ready, 1)
         }
         try:
-            send(meeting, whole)
-        except RuntimeError:  # somebody died or does not answer: the store has it too
+            send(group_spec, whole)
+        except RuntimeError:  # a worker died or does not answer: the store has the weights too
             missed = ready
         else:
             missed = [worker for worker, wrong in self._answers(loads, version).items() if wrong]
         if missed:
-            self._meeting = None
-            self.say(f"the broadcast of version {version} broke; it is sent through the store")
+            self._group_spec = None
+            self.say(
+                f"the broadcast of version {version} failed; the weights are sent through the store"
+            )
             self._load_from_store([w for w in missed if w in self.workers], version)
 
     def _meet(self, ready: list[ClusterWorker]) -> WeightBroadcast:
-        """The process group of the learner and these workers; a new one when others are there."""
+        """The process group of the learner and these workers; made again when the workers change."""
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-        if self._meeting is not None and self._members == ready:
-            return self._meeting
+        if self._group_spec is not None and self._members == ready:
+            return self._group_spec
         host = self.ray.util.get_node_ip_address()
         if self._store is None:
             self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         backend = "nccl" if self.config.cluster.gpus else "gloo"
         self._met += 1
         self._members = ready
-        self._meeting = WeightBroadcast(
+        self._group_spec = WeightBroadcast(
             host, self._store.port, 0, len(ready) + 1, f"{self._met}", backend, self.patience
         )
-        return self._meeting
+        return self._group_spec
 
     def _answers(
         self, asked: Mapping[ClusterWorker, Any], version: int
     ) -> dict[ClusterWorker, str]:
-        """What each says about new weights; those that are gone say nothing."""
+        """The answers of the workers to new weights; dead workers give none."""
         references = {reference: worker for worker, reference in asked.items()}
         if not references:
             return {}
-        # one that is silent is buried meanwhile by the other thread, and its answer is an error then
+        # the other thread removes a silent worker, and its answer is then an error
         done, late = self.ray.wait(
             list(references), num_returns=len(references), timeout=self.deadline
         )
         for reference in late:
             why = f"did not take version {version} of the weights in {self.deadline:g} s"
-            self._bury(references[reference], why)
+            self._remove(references[reference], why)
         found: dict[ClusterWorker, str] = {}
         for reference in done:
             try:
                 found[references[reference]] = self.ray.get(reference, timeout=self.patience)
             except self.ray.exceptions.RayError as error:
-                self._bury(references[reference], cause_of(error))
+                self._remove(references[reference], cause_of(error))
         return found
 
-    # the thread that talks to the workers
+    # the thread that communicates with the workers
 
     def _run(self) -> None:
         try:
@@ -325,7 +327,7 @@ class RayCollector:
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
-        """By any thread: the first cause is what everybody is told."""
+        """Called by any thread; the first cause is reported."""
         with self._lock:
             if self._broken is not None:
                 return
@@ -337,7 +339,7 @@ class RayCollector:
         self._first_came.set()
 
     def _keep_count(self) -> None:
-        """As many workers as are wanted: that may change at any time."""
+        """Start or stop workers until the wanted number runs; it may change at any time."""
         self._read_scale()
         with self._lock:
             active = [worker for worker in self.workers if not worker.is_retired]
@@ -345,15 +347,17 @@ class RayCollector:
                 for worker in [w for w in self.workers if w.is_retired][
                     : self.wanted - len(active)
                 ]:
-                    worker.is_retired = False  # it has not gone yet
+                    worker.is_retired = False  # it has not ended yet
                     active.append(worker)
             if time.monotonic() >= self._hire_at:
                 for _ in range(self.wanted - len(active)):
                     self._hire()
-            active.sort(key=lambda worker: -worker.stage)  # those that are not ready go first
+            active.sort(
+                key=lambda worker: -worker.stage
+            )  # workers that are not ready are stopped first
             for worker in active[self.wanted :]:
                 worker.is_retired = True
-                self.say(f"{worker} gets no more tasks: {self.wanted} are wanted")
+                self.say(f"{worker} gets no more tasks: {self.wanted} workers are wanted")
             for worker in [w for w in self.workers if w.is_retired and not w.running]:
                 self.workers.remove(worker)
                 self.ray.kill(worker.actor)
@@ -372,12 +376,10 @@ class RayCollector:
             seen = None
         if isinstance(wanted, int) and wanted >= 1:
             if wanted != self.wanted:
-                self.say(f"{wanted} workers are wanted from now on, before it was {self.wanted}")
+                self.say(f"{wanted} workers are wanted from now on, before {self.wanted}")
             self.wanted = wanted
         elif self._scale_read != (0, 0):
-            self.say(
-                f"{asked} does not say how many workers there shall be; `graft scale RUN N` does"
-            )
+            self.say(f"{asked} does not hold a number of workers; `graft scale RUN N` writes it")
         self._scale_read = (seen.st_mtime_ns, seen.st_ino) if seen else (0, 0)
 
     def _hire(self) -> None:
@@ -409,7 +411,7 @@ class RayCollector:
                 worker.running[reference] = attempt
 
     def _take_in(self) -> None:
-        """Whatever has arrived: episodes, answers to pings, workers that are ready, deaths."""
+        """Handle what has arrived: episodes, answers to pings, ready workers, deaths."""
         with self._lock:
             self._ask_who_is_there()
             owners = {one: worker for worker in self.workers for one in worker.references}
@@ -418,7 +420,7 @@ class RayCollector:
             self._something.clear()
             return
         done, _ = self.ray.wait(list(owners), num_returns=1, timeout=LOOK)
-        if done:  # and all others that are there by now
+        if done:  # and all others that have arrived
             done, _ = self.ray.wait(list(owners), num_returns=len(owners), timeout=0)
         for reference in done:
             self._take(owners[reference], reference)
@@ -437,7 +439,7 @@ class RayCollector:
         stood_still = now - self._looked > self.patience / 2
         self._looked = now
         with self._lock:
-            if stood_still:  # it was us who heard nothing
+            if stood_still:  # this process itself was suspended
                 for worker in self.workers:
                     worker.heard = now
             workers = [*self.workers]
@@ -445,23 +447,23 @@ class RayCollector:
             starts = worker.stage is WorkerStage.STARTING
             limit = max(TO_START, self.deadline) if starts else self.patience
             if _silence(worker, now) > limit:
-                self._bury(worker, f"it has not answered for {limit:g} s")
+                self._remove(worker, f"it has not answered for {limit:g} s")
         self._look_for_room([w for w in workers if w.stage is WorkerStage.PLACING], workers, now)
 
     def _look_for_room(
         self, placing: list[ClusterWorker], workers: list[ClusterWorker], now: float
     ) -> None:
-        """Ray may look for room as long as others work; where there is nobody, it is told."""
+        """Ray may take its time while other workers run; without any, waiting is reported and limited."""
         for worker in placing:
             if now - worker.made > min(30.0, self.deadline) and not worker.has_complained:
                 worker.has_complained = True
-                self.say(f"{worker} waits for room in the cluster ({self._asked_for()})")
+                self.say(f"{worker} waits to be placed by Ray ({self._asked_for()})")
         limit = max(TO_PLACE, self.deadline)
         if placing and len(placing) == len(workers) and now - placing[0].made > limit:
             self._give_up(
                 RunStopped(
-                    f"Ray has found no room for a worker in {limit:g} s ({self._asked_for()}); others "
-                    "use the cluster, or machines have left it: `ray status` tells"
+                    f"Ray could not place a worker in {limit:g} s ({self._asked_for()}); others "
+                    "use the cluster, or machines have left it: see `ray status`"
                 )
             )
 
@@ -476,11 +478,11 @@ class RayCollector:
         try:
             value = self.ray.get(reference, timeout=self.patience)
         except self.ray.exceptions.RayError as error:
-            self._bury(worker, cause_of(error))
+            self._remove(worker, cause_of(error))
             return
         attempt = None
         with self._lock:
-            if worker not in self.workers:  # buried by now, and its attempts are another's
+            if worker not in self.workers:  # already removed, and its attempts are reassigned
                 return
             worker.heard = time.monotonic()
             if reference == worker.ping:
@@ -504,13 +506,13 @@ class RayCollector:
         attempt.failed(error)
 
     def _advance(self, worker: ClusterWorker, value: Any) -> None:
-        """To its next stage."""
+        """Move a worker to its next stage."""
         if worker.stage is WorkerStage.PLACING:
             worker.name, worker.stage, worker.asked = value, WorkerStage.STARTING, time.monotonic()
             worker.step = worker.actor.start.remote(self.config.model_dump(mode="json"))
         elif value:
             self._give_up(RunStopped(f"{worker} cannot start: {value}"))
-        elif self._weights is not worker.taking:  # also where newer ones went out meanwhile
+        elif self._weights is not worker.taking:  # also if newer weights were sent meanwhile
             worker.stage, worker.asked, worker.taking = WorkerStage.LOADING, math.inf, self._weights
             assert self._weights is not None
             worker.step = worker.actor.load.remote(*self._weights)
@@ -520,8 +522,8 @@ class RayCollector:
             self.say(f"{worker} is ready")
             self._first_came.set()
 
-    def _bury(self, worker: ClusterWorker, why: str) -> None:
-        """It is gone, or as good as: its attempts go back to the front of the queue."""
+    def _remove(self, worker: ClusterWorker, why: str) -> None:
+        """Remove a worker; its attempts go back to the front of the queue."""
         with self._lock:
             if worker not in self.workers:
                 return
@@ -536,18 +538,18 @@ class RayCollector:
                 self._failed_starts += 1
                 delay = min(MOST_DELAY, 2.0 ** (self._failed_starts - 2))
                 self._hire_at = time.monotonic() + delay
-            self._meeting = None
+            self._group_spec = None
             is_alone = not any(other.num_done for other in self.workers)
             self.ray.kill(worker.actor)
         many = len(attempts)
-        again = f"; its {many} episodes are done again" if many > 1 else ""
-        self.say(f"{worker} is lost: {why}{again or ('; its episode is done again' * many)}")
+        again = f"; its {many} episodes are repeated" if many > 1 else ""
+        self.say(f"{worker} is lost: {why}{again or ('; its episode is repeated' * many)}")
         if is_failed_start and is_alone and self._failed_starts > FAILED_STARTS + self.wanted:
             self._give_up(
                 RunStopped(
                     f"{self._failed_starts} workers died one after the other without a single episode, "
-                    f"the last one ({worker}): {why}. Look at the memory of the machines "
-                    "(cluster.cpus, cluster.gpus) and at Ray's logs (/tmp/ray/session_latest/logs)"
+                    f"the last one ({worker}): {why}. Check the memory of the machines "
+                    "(cluster.cpus, cluster.gpus) and Ray's logs (/tmp/ray/session_latest/logs)"
                 )
             )
         for attempt in attempts:
@@ -555,13 +557,13 @@ class RayCollector:
                 self._give_up(
                     RunStopped(
                         f"{attempt.deaths} workers died while task {attempt.task.id} was attempted, the "
-                        f"last one ({worker}): {why}. Its environment may be what ends them"
+                        f"last one ({worker}): {why}. Its environment may be the cause"
                     )
                 )
 
 
 def _silence(worker: ClusterWorker, now: float) -> float:
-    """Seconds for which it owes an answer."""
+    """Seconds since its oldest unanswered ping."""
     return now - max(worker.asked, worker.heard) if worker.asked < math.inf else 0.0
 
 

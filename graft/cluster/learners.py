@@ -1,12 +1,12 @@
-"""Training on a cluster: Ray places learners and workers on machines, the loop stays what it is.
+"""Training on a cluster: Ray places learners and workers on machines; the loop is the same.
 
-    this process          supervises: places the learners, shows what they say, begins again if one dies
+    this process          supervises: places the learners, shows their output, restarts them if one dies
     learners              one `train.session.Session` each, together as under torchrun; the first one writes
                           the run's folder and has the workers (`cluster.collector`)
     workers               an engine and its environments each (`cluster.rollout_worker`)
 
-The run's folder must be where every machine that may learn sees it: a learner that begins again reads
-its last checkpoint there.
+The run's folder must be visible to every machine that may run a learner: a restarted learner reads its
+last checkpoint there.
 """
 
 from __future__ import annotations
@@ -39,43 +39,43 @@ from graft.train.run_dir.interrupt import Interrupt
 from graft.types import Episode
 
 POLL = 0.5
-"""Seconds between two looks at what a learner has said."""
+"""Seconds between two polls of a learner's output."""
 SILENCE = 60.0
 """Seconds without an answer after which a learner counts as dead."""
 TO_PLACE = 300.0
-"""Seconds that Ray has to find room for the learners and to start them."""
+"""Seconds for Ray to place and start the learners."""
 TO_STOP = 120.0
-"""Seconds that learners have to end their step and save it, when somebody wants to stop."""
+"""Seconds for learners to finish and save their step after an interrupt."""
 GRACE = 10.0
-"""Seconds that the other learners have to say what went wrong, when one has lost its connections; and
-that a process which was ended has to let go of the run's folder."""
+"""Seconds for the other learners to report a cause when one has lost its connections, and for an ended
+process to release the run's folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What there is to show of a run that came to its end."""
+    """The output of a finished run."""
 
     summary: dict[str, Any]
     episodes: list[Episode]
-    """Some held-out ones."""
+    """Some held-out episodes."""
     folder: RunFolder
 
 
 class LearnerResult:
-    """The collector of several learners: the first one has the workers, the others hear from it."""
+    """The collector of several learners: the first one has the workers and forwards their episodes."""
 
     def __init__(self, workers: Collector | None, processes: ProcessGroup) -> None:
         self.workers, self.processes = workers, processes
 
     def submit(self, request: RolloutRequest) -> PendingRollouts:
         own = None if self.workers is None else self.workers.submit(request)
-        return _Heard(own, request.name, self.processes)
+        return _ForwardedRollouts(own, request.name, self.processes)
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         if self.workers is not None:
             self.workers.load(weights, version)
         elif weights is not None:
-            for name in weights:  # they are brought together by everybody
+            for name in weights:  # all processes gather them together
                 weights[name]
         self.processes.barrier(f"the workers to have version {version} of the weights")
 
@@ -88,12 +88,12 @@ class LearnerResult:
             self.workers.close()
 
 
-class _Heard:
+class _ForwardedRollouts:
     def __init__(self, own: PendingRollouts | None, name: str, processes: ProcessGroup) -> None:
         self.own, self.name, self.processes = own, name, processes
 
     def result(self) -> list[Episode]:
-        # episodes may take longer than processes wait for each other: now and then a sign of life
+        # episodes may take longer than the deadline between processes: send regular signs of life
         while self.processes.any(self._takes_longer(), f"{self.name}, or that they take longer"):
             pass
         return self.processes.share(None if self.own is None else self.own.result(), self.name)
@@ -111,7 +111,7 @@ class _Heard:
 
 
 class Relay:
-    """Stands for a display that is elsewhere: keeps what it is told until somebody asks for it."""
+    """Proxy of a display in another process: keeps calls until they are fetched."""
 
     def __init__(self) -> None:
         self._told: queue.SimpleQueue[tuple[str, tuple[Any, ...]]] = queue.SimpleQueue()
@@ -137,7 +137,7 @@ class Relay:
 
 
 class LearnerActor:
-    """One learner, on whatever machine Ray has found for it."""
+    """One learner, on the machine that Ray chose."""
 
     def __init__(
         self, config: dict[str, Any], rank: int, world: int, cwd: str, attempt: int
@@ -152,25 +152,25 @@ class LearnerActor:
         self.is_under_way = self.shall_stop = False
 
     def address(self) -> tuple[str, int]:
-        """Where the others may meet this one."""
+        """The address at which the others connect to this one."""
         with socket.socket() as free:
             free.bind(("", 0))
             return ray_module().util.get_node_ip_address(), free.getsockname()[1]
 
     def told(self) -> list[tuple[str, tuple[Any, ...]]]:
-        """What there is to show since the last call."""
+        """Output since the last call."""
         return self.relay.told()
 
     def stop(self) -> bool:
-        """End the step, save, and come back; whether there is anything to wait for."""
+        """Finish the step, save, and return; whether there is anything to wait for."""
         self.shall_stop = True
         if self.session is not None:
             self.session.interrupt.ask()
         return self.is_under_way
 
     def train(self, host: str, port: int) -> dict[str, Any]:
-        """How it ended: {"finished": ...}, {"stopped": whether something is saved}, {"wrong": what a
-        user can act on, "is_usage": ...} or {"lost": why learners could not go on together}."""
+        """How it ended: {"finished": ...}, {"stopped": whether something is saved}, {"wrong": an error that
+        a user can act on, "is_usage": ...} or {"lost": why the learners lost each other}."""
         from graft.models.device import choose_device
 
         if self.world > 1:
@@ -218,8 +218,8 @@ class LearnerActor:
         return {"finished": (summary, session.episodes[:3])}
 
     def _take_over(self, folder: RunFolder) -> None:
-        """A number of workers that somebody asked for holds for this command; and the learner that
-        died may take some seconds to let go of the folder."""
+        """The number of workers set by `graft scale` holds for this command; and a learner that died may
+        take some seconds to release the folder."""
         if not self.attempt:
             (folder.path / SCALE).unlink(missing_ok=True)
             return
@@ -235,7 +235,7 @@ class LearnerActor:
                 folder.release()
 
     def _watchdog(self) -> AbstractContextManager[Any]:
-        """Several learners have one already, which knows of the others."""
+        """Several learners already share a process group."""
         if self.world > 1:
             return nullcontext()
         patience = min(30.0, max(5.0, self.config.parallel.deadline / 4))
@@ -268,7 +268,7 @@ def train_on_cluster(config: Config, display: Display) -> Finished:
     if config.engine.url:
         raise ConfigError(
             f"cluster.address={config.cluster.address} places engines on machines, and engine.url="
-            f"{config.engine.url} names servers that run already; leave out one of the two"
+            f"{config.engine.url} names running servers; leave out one of the two"
         )
     ray = ray_module()
     ran_before = ray.is_initialized()
@@ -299,7 +299,7 @@ def _connect(config: Config, ray: Any) -> None:
 
 
 def _supervise(config: Config, ray: Any, display: Display) -> Finished:
-    """Learners until they are done; from the last checkpoint if one of them dies."""
+    """Run learners until they are done; restart from the last checkpoint if one dies."""
     refuse_what_has_no_room(config, ray.nodes())
     restarts = config.cluster.restarts
     for attempt in range(restarts + 1):
@@ -320,28 +320,28 @@ def _supervise(config: Config, ray: Any, display: Display) -> Finished:
         if attempt == restarts:
             times = "once" if not attempt else f"{attempt + 1} times"
             raise RunStopped(
-                f"a learner died {times} (cluster.restarts={restarts}), at last: {found['lost']}. The "
-                "last checkpoint is intact: the same command goes on from there"
+                f"a learner died {times} (cluster.restarts={restarts}), the last time: {found['lost']}. The "
+                "last checkpoint is intact: the same command resumes from there"
             )
-        display.note(f"a learner died: {found['lost']}; the run goes on from its last checkpoint")
+        display.note(f"a learner died: {found['lost']}; the run resumes from its last checkpoint")
     raise AssertionError("unreachable")
 
 
 def _tell_of_stop(is_saved: bool | None, config: Config, display: Display) -> None:
-    """`is_saved` is what the learners say; None: they did not come to it."""
+    """`is_saved` as the learners report it; None if they did not."""
     folder = RunFolder(config)
     if is_saved is None:
         is_saved = any(folder.checkpoints.glob("*/state.json"))
     if is_saved:
-        saved = f"what was learned is saved in {folder.path}"
-        display.note(f"interrupted; {saved}, and the same command goes on from there")
+        saved = f"the progress is saved in {folder.path}"
+        display.note(f"interrupted; {saved}, and the same command resumes from there")
     else:
         display.note("interrupted before the first checkpoint; nothing was saved")
 
 
 def refuse_what_has_no_room(config: Config, nodes: list[dict[str, Any]]) -> None:
-    """More than the cluster has would wait for ever. A process lies on one machine: two machines of
-    2 CPUs have no room for one that asks for 3."""
+    """Refuse more than the cluster has, which would wait for ever. A process runs on one machine: two
+    machines of 2 CPUs cannot take one that needs 3."""
     cluster = config.cluster
     asked = {"CPU": cluster.cpus, "GPU": cluster.gpus}
     machines = [node["Resources"] for node in nodes if node["Alive"]]
@@ -357,13 +357,13 @@ def refuse_what_has_no_room(config: Config, nodes: list[dict[str, Any]]) -> None
         )
         raise RunStopped(
             f"cluster.learners + cluster.workers = {many} processes ask for cluster.cpus="
-            f"{cluster.cpus:g} and cluster.gpus={cluster.gpus:g} each, and the cluster has room for "
+            f"{cluster.cpus:g} and cluster.gpus={cluster.gpus:g} each, and the cluster can place "
             f"{room:g} of them (its machines: {listed or 'none'}); ask for less, or add machines"
         )
 
 
 def _times(there: float, each: float) -> float:
-    """How often it fits: 0.3 three times into 0.9, whatever floating point says."""
+    """How often it fits, without rounding errors: 0.3 three times into 0.9."""
     return math.floor(there / each + 1e-6) if each else math.inf
 
 
@@ -377,15 +377,15 @@ def _place(config: Config, ray: Any, attempt: int) -> list[Any]:
 
 
 def _watch(learners: list[Any], ray: Any, display: Display) -> dict[str, Any]:
-    """How they ended; what they have to say is shown meanwhile."""
+    """How the learners ended; their output is shown meanwhile."""
     try:
-        with waiting("Ray to find room for the learners and to start them", TO_PLACE):
+        with waiting("Ray to place and start the learners", TO_PLACE):
             host, port = ray.get(learners[0].address.remote(), timeout=TO_PLACE)
     except ray.exceptions.GetTimeoutError:
         free = ray.available_resources()
         return _wrong(
             f"Ray has not started the learners in {TO_PLACE:g} s; free in the cluster: "
-            f"{free.get('CPU', 0.0):g} CPUs, {free.get('GPU', 0.0):g} GPUs; `ray status` tells more"
+            f"{free.get('CPU', 0.0):g} CPUs, {free.get('GPU', 0.0):g} GPUs; see `ray status`"
         )
     except ray.exceptions.RayError as error:
         return _died(error)
@@ -400,14 +400,16 @@ def _watch(learners: list[Any], ray: Any, display: Display) -> dict[str, Any]:
             is_under_way = False
         if not is_under_way:  # nothing to save
             return {"stopped": None}
-        display.note("stopping: the step under way is finished and saved (once more to give it up)")
+        display.note(
+            "stopping: the current step is finished and saved (press Ctrl-C again to abandon it)"
+        )
         return _until_done(running, ray, display, time.monotonic() + TO_STOP)
 
 
 def _until_done(
     running: dict[Any, Any], ray: Any, display: Display, end: float = math.inf
 ) -> dict[str, Any]:
-    """What the first one ends with, if all do; else the first cause."""
+    """The result of the first learner if all end well; else the first cause."""
     left, ended = list(running), dict[Any, dict[str, Any]]()
     lost: dict[str, Any] | None = None
     while left and time.monotonic() < end:
@@ -422,7 +424,9 @@ def _until_done(
                 return _died(error)
             if "wrong" in found:
                 return found
-            if "lost" in found and lost is None:  # another knows why, or is the one that is gone
+            if (
+                "lost" in found and lost is None
+            ):  # another learner has the cause, or is the lost one
                 lost, end = found, min(end, time.monotonic() + GRACE)
     if lost is not None:
         return lost
@@ -430,7 +434,7 @@ def _until_done(
 
 
 def _show(learner: Any, ray: Any, display: Display) -> dict[str, Any] | None:
-    """What it has said; how it ended, if it is silent."""
+    """Its new output; how it ended, if it does not answer."""
     try:
         told = ray.get(learner.told.remote(), timeout=SILENCE)
     except ray.exceptions.GetTimeoutError:
@@ -443,7 +447,7 @@ def _show(learner: Any, ray: Any, display: Display) -> dict[str, Any] | None:
 
 
 def _died(error: Exception) -> dict[str, Any]:
-    """One that cannot even be made will not be the next time."""
+    """A learner that cannot be created would fail again."""
     if "in its creation task" in str(error):
         return _wrong(
             f"a learner cannot start: {cause_of(error)}. graft must be installed on every machine of "

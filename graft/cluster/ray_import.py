@@ -1,10 +1,10 @@
-"""The one place that imports Ray, and what its errors mean in words.
+"""The only import of Ray, and its errors in one line each.
 
-Ray answers the death of a process with a page of text. What a person can use of it is one line:
+Ray reports the death of a process with a page of text, of which one line is useful:
 
     The actor died because of an error raised in its creation task, ... ModuleNotFoundError: No module
     named 'graft'                            ->  ModuleNotFoundError: No module named 'graft'
-    The actor is dead because its worker process has died. ...  ->  its process ended without a word ...
+    The actor is dead because its worker process has died. ...  ->  its process was killed ...
     The actor died because its node has died. ...               ->  its machine is gone
 """
 
@@ -14,15 +14,15 @@ import os
 from typing import Any
 
 SILENT = {
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # each death once more, in words of its own, on our screen
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # answers that nobody needs any more
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a warning about what a later version will do
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray's own report of each death, which would repeat ours
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # warnings about results that are no longer needed
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a warning about a later version
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
 }
 """Ray reads these when it is imported."""
 
-ENDED = "its process ended without a word, as after kill -9 or when a machine has no memory left"
+ENDED = "its process was killed (SIGKILL or out of memory)"
 
 
 def ray_module() -> Any:
@@ -39,7 +39,7 @@ def ray_module() -> Any:
 
 
 def cause_of(error: BaseException) -> str:
-    """One line of what Ray says about a process that does not answer any more."""
+    """One line about a process that no longer answers."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if type(error).__name__ == "GetTimeoutError":

@@ -1,10 +1,9 @@
-"""A process of a cluster that samples: an engine, its environments, and nothing to learn with.
+"""A Ray worker that samples: an engine and its environments, without a learner.
 
-It is an asynchronous actor of Ray's: every method runs on one event loop, on which the engine's steps
-are taken too. So new weights arrive between two steps, and a call that asks whether anybody is there is
-answered while a thousand tools are waited for.
+It is an asynchronous Ray actor: every method runs on one event loop, together with the engine's steps. So
+new weights arrive between two steps, and pings are answered while tools run.
 
-What goes wrong is given back in words, not raised: the words come from where the error is known best.
+Errors are returned as text and not raised: the text is written where the cause is known.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ class Attempted:
 
     episode: Episode | None
     discarded: int = 0
-    """Attempts at it that were thrown away on the way."""
+    """Discarded attempts at this task."""
     wrong: str = ""
-    """Why there is no episode: an error that would come anywhere else too."""
+    """Why there is no episode: an error that would occur on any worker."""
 
 
 class RolloutWorker:
-    """Made by `cluster.collector`, which also replaces it if it dies."""
+    """Created by `cluster.collector`, which replaces it if it dies."""
 
     def __init__(self, number: int, folder: str) -> None:
         self.number = number
-        with suppress(OSError):  # on a machine that has it: paths of a recipe may be relative
+        with suppress(OSError):  # so that relative paths of a recipe work
             os.chdir(folder)
 
     async def who(self) -> str:
         return f"pid {os.getpid()} on {socket.gethostname()}"
 
     async def start(self, config: dict[str, Any]) -> str:
-        """Build engine and environments; what is wrong with the recipe, or nothing."""
+        """Build engine and environments; returns the fault of the recipe, if any."""
         from graft.rollout.collectors.attempt_runner import AttemptRunner
         from graft.train.build import build_run
         from graft.train.distributed.failures import describe
@@ -60,7 +59,7 @@ class RolloutWorker:
         return ""
 
     def _recipe(self, config: dict[str, Any]) -> Any:
-        """The run's, without what concerns learners: the engine samples from the only copy there is."""
+        """The run's config without its learner settings: the engine holds the only copy of the weights."""
         from graft.config import ClusterSection, ParallelSection, check
 
         recipe = check(config)
@@ -76,7 +75,7 @@ class RolloutWorker:
         )
 
     async def ping(self) -> None:
-        """Whether anybody is there."""
+        """Answer a ping."""
 
     async def attempt(self, task: Task, request: Any, index: int) -> Attempted:
         """One episode."""
@@ -86,24 +85,24 @@ class RolloutWorker:
             episode = await self.runner.attempt(task, request, index)
         except Exception as error:
             return Attempted(None, wrong=describe(error))
-        # whoever ends next tells of all that were discarded since: each once
+        # the next attempt to end reports all discarded ones, each once
         discarded, self.runner.num_discarded = self.runner.num_discarded, 0
         return Attempted(episode, discarded)
 
     async def load(self, packed: dict[str, Any], version: int) -> str:
-        """Weights from the object store; what is wrong with them, or nothing."""
+        """Load weights from the object store; returns the fault, if any."""
         from graft.cluster.weight_transfer import UnpackedWeights
 
         return self._renew(UnpackedWeights(packed), version)
 
-    async def listen(self, meeting: Any, names: dict[str, Any], version: int) -> str:
-        """Weights by broadcast, from the first learner to all workers at once."""
+    async def listen(self, group_spec: Any, names: dict[str, Any], version: int) -> str:
+        """Receive weights by broadcast from the first learner."""
         import asyncio
 
         from graft.cluster.weight_transfer import receive
 
-        try:  # on a thread: pings must be answered while others are waited for
-            weights = await asyncio.to_thread(receive, meeting, names)
+        try:  # on a thread, so that pings are answered meanwhile
+            weights = await asyncio.to_thread(receive, group_spec, names)
         except RuntimeError as error:
             return f"{error}"
         return self._renew(weights, version)

@@ -1,12 +1,11 @@
-"""Weights on their way to workers: through Ray's object store, or by a broadcast.
+"""Send weights to workers: through Ray's object store, or by broadcast.
 
     store        packed once, fetched by each node: works anywhere, also while workers come and go
-    broadcast    a process group of the learner and all workers, made anew when somebody joins or leaves:
-                 NCCL between GPUs, gloo elsewhere; nobody fetches anything from a store, where one
-                 copy lies for whoever starts later
+    broadcast    a process group of the learner and all workers, made again when the workers change:
+                 NCCL between GPUs, gloo elsewhere; the store keeps one copy for workers that start later
 
-Ray shares the memory of NumPy arrays and not of torch's tensors, and NumPy knows no bfloat16: numbers
-travel as what they are in memory.
+Ray shares the memory of NumPy arrays but not of torch tensors, and NumPy has no bfloat16: tensors are sent
+as raw bytes.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def packed(weights: Mapping[str, Tensor]) -> dict[str, tuple[str, np.ndarray]]:
 
 
 class UnpackedWeights(Mapping[str, Tensor]):
-    """The tensors again. The memory of what was sent is shared by a whole node and may not be written
-    to, so each is copied when it is read: whoever takes them over one by one holds one at a time."""
+    """The tensors of sent weights. Their memory is shared by a node and read-only, so each is copied when
+    it is read: a reader that takes them one by one holds one at a time."""
 
     def __init__(self, sent: Mapping[str, tuple[str, np.ndarray]]) -> None:
         self.sent = sent
@@ -53,57 +52,57 @@ class UnpackedWeights(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class WeightBroadcast:
-    """Where a broadcast takes place, and who is who."""
+    """Address, ranks and size of a broadcast group."""
 
     host: str
     port: int
     rank: int
     world: int
     key: str
-    """Its own: a meeting must not read what another has left in the store."""
+    """Unique: a group must not read keys that another has left in the store."""
     backend: str
     deadline: float
 
 
-def join(meeting: WeightBroadcast) -> Any:
-    """A process group of its own, beside any that the process has already."""
+def join(group_spec: WeightBroadcast) -> Any:
+    """A separate process group, beside any that the process has already."""
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-    seconds = timedelta(seconds=meeting.deadline)
+    seconds = timedelta(seconds=group_spec.deadline)
     store = PrefixStore(
-        meeting.key,
-        TCPStore(meeting.host, meeting.port, is_master=False, timeout=seconds),
+        group_spec.key,
+        TCPStore(group_spec.host, group_spec.port, is_master=False, timeout=seconds),
     )
-    if meeting.backend == "nccl":
-        return dist.ProcessGroupNCCL(store, meeting.rank, meeting.world, seconds)  # type: ignore[attr-defined]
-    return dist.ProcessGroupGloo(store, meeting.rank, meeting.world, seconds)  # type: ignore[attr-defined]
+    if group_spec.backend == "nccl":
+        return dist.ProcessGroupNCCL(store, group_spec.rank, group_spec.world, seconds)  # type: ignore[attr-defined]
+    return dist.ProcessGroupGloo(store, group_spec.rank, group_spec.world, seconds)  # type: ignore[attr-defined]
 
 
 _groups: dict[str, Any] = {}
-"""Of this process, the latest alone: key of the meeting -> process group."""
+"""The latest group of this process: key -> process group."""
 
 
-def group_of(meeting: WeightBroadcast) -> Any:
-    if meeting.key not in _groups:
+def group_of(group_spec: WeightBroadcast) -> Any:
+    if group_spec.key not in _groups:
         _groups.clear()
-        _groups[meeting.key] = join(meeting)
-    return _groups[meeting.key]
+        _groups[group_spec.key] = join(group_spec)
+    return _groups[group_spec.key]
 
 
-def send(meeting: WeightBroadcast, weights: Mapping[str, Tensor]) -> None:
-    """From rank 0, tensor by tensor in their order."""
-    group = group_of(meeting)
+def send(group_spec: WeightBroadcast, weights: Mapping[str, Tensor]) -> None:
+    """Send from rank 0, tensor by tensor."""
+    group = group_of(group_spec)
     for name in weights:
-        _broadcast(group, _on_link(weights[name].detach(), meeting.backend))
+        _broadcast(group, _on_link(weights[name].detach(), group_spec.backend))
 
 
 def receive(
-    meeting: WeightBroadcast, names: Mapping[str, tuple[str, tuple[int, ...]]]
+    group_spec: WeightBroadcast, names: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> dict[str, Tensor]:
-    """Everywhere else; `names` are dtypes and sizes in the order of sending."""
-    group = group_of(meeting)
-    device = "cuda" if meeting.backend == "nccl" else "cpu"
+    """Receive on the other ranks; `names` are dtypes and sizes in the order of sending."""
+    group = group_of(group_spec)
+    device = "cuda" if group_spec.backend == "nccl" else "cpu"
     found: dict[str, Tensor] = {}
     for name, (dtype, size) in names.items():
         found[name] = torch.empty(size, dtype=getattr(torch, dtype), device=device)
@@ -125,5 +124,5 @@ def _on_link(tensor: Tensor, backend: str) -> Tensor:
 def _broadcast(group: Any, tensor: Tensor) -> None:
     flat = tensor.view(-1)
     if flat.dtype == torch.bfloat16 and flat.device.type == "cpu":
-        flat = flat.view(torch.uint8)  # gloo knows bytes
+        flat = flat.view(torch.uint8)  # gloo sends bytes
     group.broadcast(flat, 0).wait()

@@ -57,7 +57,7 @@ def within(deadline: float, call: Callable[[], Any]) -> Any:
 
 
 def _told(error: Exception) -> str:
-    text = str(error) or "without a word"
+    text = str(error) or "no message"
     return text if _is_ours(error) else f"{type(error).__name__}: {text}"
 
 

@@ -1,0 +1,1 @@
+"""Compute a recorded step again and compare it with its record: `graft replay`."""

@@ -1,4 +1,4 @@
-"""A step that was computed again against the one that was recorded, in the order it came about."""
+"""Compare a replayed step with the recorded one, in the order of its computation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from graft.types import Episode
 PASS, DIFFERS, UNKNOWN = "PASS", "DIFFERS", "-"
 
 FLOOR = 1e-2
-"""Numbers below it are compared as if they were so large: a loss is a sum of terms that cancel."""
+"""Floor of the relative comparison: a loss is a sum of terms that cancel."""
 
 LOGPROB_FLOOR = 5.0
-"""The same of log-probs. On a GPU, weights whose last bits differ moved single ones by 0.05."""
+"""The same for log-probs. On a GPU, weights whose last bits differ moved single ones by 0.05."""
 
 NOT_LEARNED = ("step_time", "tokens_per_second", "time/", "sampling/entropy_top_k")
-"""How metrics begin that tell of the clock or of the engine; a replay has none of theirs."""
+"""Prefixes of metrics about time or the engine, which a replay does not have."""
 
 
 class StepDifference(NamedTuple):
@@ -51,7 +51,7 @@ def compare_weights(
     if not others:
         return StepDifference(step.number, what, PASS, f"fingerprint {combine(seen)}")
     if is_inexact:
-        text = f"{len(others)} of {len(seen)} tensors have other bits, as they may"
+        text = f"{len(others)} of {len(seen)} tensors have other bits, which is expected here"
         return StepDifference(step.number, what, UNKNOWN, text)
     text = (
         f"fingerprint {combine(seen)}, recorded {combine(recorded)}: {len(others)} of {len(seen)} "
@@ -63,7 +63,7 @@ def compare_weights(
 def compare_step(
     step: RecordedStep, made: StepResult, learner: Learner, tolerance: float, is_inexact: bool
 ) -> Iterator[StepDifference]:
-    """Everything a step came to, in the order in which it did."""
+    """All quantities of a step, in the order of their computation."""
     number = step.number
     recorded = {
         name: value
@@ -89,10 +89,10 @@ def _some(metrics: Mapping[str, float], names: set[str]) -> dict[str, float]:
 def _numbers(
     step: int, what: str, now: Mapping[str, float], recorded: Mapping[str, float], tolerance: float
 ) -> StepDifference:
-    """Metrics by name; the text has the one that is furthest off."""
+    """Metrics by name; the text names the largest difference."""
     apart: dict[str, float] = {}
     for name, value in recorded.items():
-        # a gap is itself a difference of log-probs
+        # this metric is itself a difference of log-probs
         floor = LOGPROB_FLOOR if name.startswith(SAMPLING_GAP) else FLOOR
         off = float(_off(np.float64(now[name]), np.float64(value), floor))
         if not off <= tolerance:
@@ -169,14 +169,14 @@ def _compare_rows(
     if not apart:
         return PASS, f"{count:,} tokens of {len(now)} rows"
 
-    def told(which: tuple[float, Place, int]) -> str:
+    def described(which: tuple[float, Place, int]) -> str:
         _, place, token = which
         values = f"{now[place][token]:.9g}, recorded {recorded[place][token]:.9g}"
         return f"{_where(place, episodes)}, token {token}: {values}"
 
     worst = max(apart, key=lambda which: which[0])
-    more = "" if worst == apart[0] else f"; most at {told(worst)}"
-    return DIFFERS, f"{len(apart)} of {len(now)} rows differ, first at {told(apart[0])}{more}"
+    more = "" if worst == apart[0] else f"; most at {described(worst)}"
+    return DIFFERS, f"{len(apart)} of {len(now)} rows differ, first at {described(apart[0])}{more}"
 
 
 def _where(place: Place, episodes: Sequence[Episode]) -> str:

@@ -1,4 +1,4 @@
-"""A step as its run wrote it down: episodes, what was made of them, metrics, fingerprints."""
+"""A recorded step: episodes, advantages and log-probs, metrics, fingerprints."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from graft.train.run_dir.token_log import TokenRow, learned_path, read_learned
 from graft.types import Episode
 
 Place = tuple[int, int, int]
-"""Line of an episode, its leaf, the leaf's context."""
+"""Line of an episode, leaf, context of the leaf."""
 
 
 class CannotReplay(RuntimeError):
-    """Something of the step is not there any more, or never was; the text says what."""
+    """A part of the recorded step is missing; the message says which."""
 
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A step as its run wrote it down."""
+    """A recorded step."""
 
     run: Path
     number: int
@@ -35,7 +35,7 @@ class RecordedStep:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise CannotReplay(
-                f"the episodes of step {self.number} are not there ({path}), and without them it cannot "
+                f"the episodes of step {self.number} are missing ({path}), and without them it cannot "
                 "be learned again; run.log_episodes=1 writes those of every step"
             ) from error
         found: list[Episode] = []
@@ -43,7 +43,7 @@ class RecordedStep:
             try:
                 found.append(Episode.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CannotReplay(f"{path}, line {number} is no episode: {error}") from error
+                raise CannotReplay(f"{path}, line {number} is not an episode: {error}") from error
         return found
 
     @cached_property

@@ -1,21 +1,21 @@
-"""A recorded step computed again, and where it comes out otherwise.
+"""Compute a recorded step again, and find the first difference.
 
-Of every step whose episodes are written down a run keeps all that the step was made of:
+Of every step whose episodes are recorded, a run keeps everything that the step was computed from:
 
     episodes/step_000012.jsonl   what was learned from
     learned/step_000012.npz      advantages and the learner's log-probs, token by token
-    learned/step_000012.json     fingerprints of the weights before and after, and what they ran on
+    learned/step_000012.json     fingerprints of the weights before and after, and the machine
     metrics.jsonl                loss, gradient norm and the rest
 
 To replay step 12 the newest checkpoint from before it is loaded, say rl-000010; step 11 is learned
 again from its episodes, then step 12, in one process and without an engine or an environment. At each
-point the numbers are held against the recorded ones, in the order in which they came about: weights,
-rewards, advantages, log-probs, loss, gradients, weights again. The first that differs is where to look.
+point the numbers are compared with the recorded ones, in the order of their computation: weights,
+rewards, advantages, log-probs, loss, gradients, weights again. The first difference is the place to look.
 
-Nothing a learner does is drawn from a random state: mini-batches are shuffled by the number of the
+A learner draws nothing from a random state: mini-batches are shuffled by the number of the
 optimizer's step. So on the machine of the run every number is the same to the last bit. Elsewhere (another
-device, another number of processes) sums are added up in another order, and numbers are compared with
-some tolerance instead. The run's folder is only read.
+device, another number of processes) sums have another order, and numbers are compared with a
+tolerance. The run's folder is only read.
 """
 
 from __future__ import annotations
@@ -64,37 +64,37 @@ from graft.train.run_dir.metrics_log import read_metrics
 from graft.train.run_dir.optimizer_state import copied, tensors_of
 
 CHANGEABLE = ("algo.", "train.")
-"""Keys that one may ask about."""
+"""Sections whose keys may be changed in a replay."""
 
 PROBE_TOKENS = 1024
-"""KV pool of the engine that says whether adapters are heard."""
+"""KV pool of the engine that checks the adapters."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """What the step would have been with other settings."""
+class OtherSettings:
+    """The step under other settings."""
 
     overrides: list[str]
     metrics: dict[str, float]
     cosine: float
-    """Between the two gradients of the first update: 1, the same direction."""
+    """Cosine of the two gradients of the first update; 1 means the same direction."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """A step, computed again."""
+    """A replayed step."""
 
     run: Path
     step: int
     checkpoint: str
     inexact: str
-    """Why bits need not be the same here; "": they must."""
+    """Why results need not be bit-equal here; "" if they must be."""
     tolerance: float
     """Relative; 0: to the last bit."""
     findings: list[StepDifference] = field(default_factory=list[StepDifference])
     recorded: dict[str, float] = field(default_factory=dict[str, float])
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    asked: ReplayOptions | None = None
+    asked: OtherSettings | None = None
 
     @property
     def first(self) -> StepDifference | None:
@@ -135,23 +135,23 @@ def replay(
     """Compute RL step `step` of a run again.
 
     start      the step whose checkpoint to begin with, instead of the newest one before
-    overrides  key=value of algo.* and train.*: what would the step have been with these?
+    overrides  key=value of algo.* and train.*: also compute the step under these
     device     where to compute; "": as the run's settings say
     """
     settings, asked_settings = _settings(run, overrides)
     metrics = _metrics_of(run)
     if step not in metrics:
-        told = (
+        known = (
             f"it has made steps {min(metrics)} to {max(metrics)}"
             if metrics
-            else "nor any other yet"
+            else "and none at all yet"
         )
-        raise ConfigError(f"'{run}' has no RL step {step}; {told}")
+        raise ConfigError(f"'{run}' has no RL step {step}; {known}")
     checkpoint = _choose(run, step, start, settings)
     numbers = range(checkpoint.step + 1, step + 1)
     chain = [RecordedStep(run, number, metrics.get(number, {})) for number in numbers]
     for each in chain:
-        _ = each.episodes  # what is missing is said before anything is loaded
+        _ = each.episodes  # missing files are reported before anything is loaded
     last = chain[-1]
     config = _prepared(settings, last.record, device)
     before = get_random_states(), torch.get_num_threads()
@@ -216,14 +216,14 @@ def _metrics_of(run: Path) -> dict[int, dict[str, float]]:
 
 
 def _settings(run: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
-    """The run's settings, and these with what is asked about."""
+    """The run's settings, and the same with the overrides."""
     file = run / "config.yaml"
     if not file.is_file():
-        raise ConfigError(f"'{run}' has no config.yaml, so nobody knows how it was trained")
+        raise ConfigError(f"'{run}' has no config.yaml, so its settings are unknown")
     for override in overrides:
         if not override.startswith(CHANGEABLE):
             raise ConfigError(
-                f"{override}: a recorded step can be asked about algo.* and train.*; anything else "
+                f"{override}: a replay may change algo.* and train.*; anything else "
                 "would have given other episodes"
             )
     return load_config(str(file)), load_config(str(file), overrides)
@@ -233,7 +233,7 @@ def _choose(run: Path, step: int, start: int | None, config: Config) -> Checkpoi
     existing = [c for c in checkpoints(run / "checkpoints") if c.phase == "rl"]
     there = ", ".join(c.path.name for c in existing) or "none of RL"
     if start is not None and start >= step:
-        raise ConfigError(f"--from {start} is not before step {step}: {start} steps are in it")
+        raise ConfigError(f"--from {start} is not before step {step}: it contains {start} steps")
     if start is not None:
         existing = [c for c in existing if c.step == start]
         if not existing:
@@ -265,7 +265,7 @@ def _prepared(
 
 
 def _with_rates(config: Config, record: StepRecord, overrides: Sequence[str] = ()) -> Config:
-    """With the learning rates of a step: a run may have been resumed with others since."""
+    """With the learning rates of the step, which may have been changed on resume."""
     for key, value in {**record.rates, "train.steps": record.train_steps}.items():
         if not _is_among(key, overrides):
             section, _, name = key.partition(".")
@@ -280,14 +280,14 @@ def _is_among(key: str, overrides: Sequence[str]) -> bool:
 
 @contextmanager
 def _kept(checkpoint: Checkpoint, config: Config) -> Iterator[None]:
-    """A run that goes on may remove a checkpoint while it is read."""
+    """A run that still trains may remove a checkpoint while it is read."""
     try:
         yield
     except (OSError, ModelFileError, RunStopped) as error:
         if not is_gone(checkpoint.path):
             raise
         raise CannotReplay(
-            f"{checkpoint.path.name} was removed while it was read: the run goes on and keeps its last "
+            f"{checkpoint.path.name} was removed while it was read: the run still trains and keeps its last "
             f"run.keep_last={config.run.keep_last}; try a later step"
         ) from error
 
@@ -298,7 +298,7 @@ def _kept(checkpoint: Checkpoint, config: Config) -> Iterator[None]:
 def _assemble(config: Config, checkpoint: Checkpoint) -> RunComponents:
     components = build_run(config, checkpoint.path, with_engine=False)
     if config.lora.rank:
-        # new adapters are tried on an engine before they are trained: ours, for a moment
+        # new adapters are checked on an engine before training: the native one, briefly
         native = EngineSection(name="native", kv_tokens=PROBE_TOKENS)
         own = config.model_copy(update={"engine": native})
         components.engine = make_engine(
@@ -313,7 +313,7 @@ def _learner(components: RunComponents, run: Path) -> Learner:
         path = run / "reference"
         if not path.is_dir():
             raise CannotReplay(
-                f"{path} is not there: the model that the KL term holds the policy to, which a run "
+                f"{path} is missing: the reference model of the KL term, which a run "
                 "writes before its first step"
             )
         reference = load_reference(path, components.policy)
@@ -321,13 +321,13 @@ def _learner(components: RunComponents, run: Path) -> Learner:
 
 
 def _why_inexact(records: Sequence[StepRecord | None], learner: Learner) -> str:
-    """The first reason why the run's bits may not come out here."""
+    """The first reason why results may not be bit-equal here."""
     device, kind = learner.policy.device, str(learner.policy.dtype).removeprefix("torch.")
     for record in records:
         if record is None:
-            return "the run did not write down what it ran on (an older version made it)"
+            return "the run did not record its machine (it was made by an older version)"
         if record.world > 1:
-            return f"{record.world} processes learned, and here it is one"
+            return f"{record.world} processes trained, and this is one"
         if record.device != device_name(device):
             return f"it ran on {record.device}, and this is {device_name(device)}"
         if record.dtype != kind:
@@ -335,14 +335,14 @@ def _why_inexact(records: Sequence[StepRecord | None], learner: Learner) -> str:
         if record.torch != torch.__version__:
             return f"it ran with torch {record.torch}, and this is {torch.__version__}"
     if device.type != "cpu":
-        return "a GPU may add up in another order each time"
+        return "a GPU may add in another order each time"
     return ""
 
 
 def _learn(
     components: RunComponents, learner: Learner, step: RecordedStep, cut_anew: bool = False
 ) -> StepResult:
-    """`cut_anew`: into micro-batches of the learner's own size, not of the run's."""
+    """`cut_anew` uses the learner's own micro-batch size instead of the run's."""
     record = step.record
     if record is not None and not cut_anew:
         learner.tokens_per_micro = record.tokens_per_micro
@@ -360,8 +360,8 @@ def _learn(
 def _loaded(
     step: RecordedStep, checkpoint: Checkpoint, learner: Learner, is_inexact: bool
 ) -> Iterator[StepDifference]:
-    """Whether the checkpoint holds what the next step began with. No layout shows in it, so this is
-    exact everywhere, but for adapters: these are merged anew."""
+    """Whether the checkpoint holds the weights that the next step started from. Checkpoints are
+    independent of the layout, so this is exact, except for adapters, which are merged again."""
     found = compare_weights(step, "before", learner, is_inexact and learner.lora is not None)
     yield found._replace(what=f"checkpoint {checkpoint.path.name}")
     record, updates = step.record, learner.optimizer.steps
@@ -378,7 +378,7 @@ def _loaded(
 
 
 class _Moment:
-    """A learner before a step, to go back to."""
+    """The state of a learner before a step, to restore."""
 
     def __init__(self, learner: Learner) -> None:
         self.module = learner.lora or learner.policy
@@ -390,7 +390,7 @@ class _Moment:
 
     @torch.no_grad()
     def rewind(self, learner: Learner) -> None:
-        """The weights as they were; the critic comes with the optimizer's state."""
+        """Restore the weights; the critic comes with the optimizer's state."""
         for name, weight in self.module.named_parameters():
             weight.copy_(self.weights[name])
         if learner.lora is not None:
@@ -398,7 +398,7 @@ class _Moment:
 
     @torch.no_grad()
     def hand_on(self, learner: Learner) -> None:
-        """The optimizer's state to another learner of the same model."""
+        """Copy the optimizer's state to another learner of the same model."""
         for name, tensor in tensors_of(learner).items():
             tensor.copy_(self.tensors[name])
         learner.optimizer.resume(self.updates)
@@ -414,8 +414,8 @@ def _ask(
     moment: _Moment,
     step: RecordedStep,
     gradient: Mapping[str, Tensor],
-) -> ReplayOptions:
-    """The step once more from where it began, with other settings."""
+) -> OtherSettings:
+    """The same step from the same start, with other settings."""
     preset = preset_of(config)
     refuse_critic(config, preset)
     if preset.needs_critic and learner.critic is None:
@@ -425,8 +425,8 @@ def _ask(
         )
     if has_reference(config) and not learner.has_reference:
         raise ConfigError(
-            f"{' '.join(overrides)}: a KL term needs the model that RL started from, and this run "
-            "has kept none; a run with algo.kl_coef above 0 does"
+            f"{' '.join(overrides)}: a KL term needs the model that RL started from, which this run "
+            "did not keep; a run with algo.kl_coef above 0 does"
         )
     algo = Algorithm.of(preset, components.algo.branch)
     changed = replace(components, config=config, algo=algo)
@@ -437,12 +437,12 @@ def _ask(
     moment.hand_on(other)
     with _first_gradient(other, True) as instead:
         made = _learn(changed, other, step, _is_among("train.tokens_per_micro", overrides))
-    return ReplayOptions(list(overrides), made.metrics, _cosine(gradient, instead))
+    return OtherSettings(list(overrides), made.metrics, _cosine(gradient, instead))
 
 
 @contextmanager
 def _first_gradient(learner: Learner, is_wanted: bool) -> Iterator[dict[str, Tensor]]:
-    """The gradient of the first update made meanwhile, by parameter name; clipped, as AdamW gets it."""
+    """The gradient of the first update inside the block, by parameter name; clipped, as AdamW gets it."""
     found: dict[str, Tensor] = {}
     optimizer = learner.optimizer
 

@@ -272,11 +272,11 @@ def test_dead_workers_change_no_number_and_lose_no_task(disturbed: Run, alone: P
 def test_each_lost_worker_is_named_with_what_it_had(disturbed: Run) -> None:
     (killed,) = disturbed.lines(f"pid {disturbed.killed} .*is lost")
     (stopped,) = disturbed.lines(f"pid {disturbed.stopped} .*is lost")
-    assert "ended without a word" in killed
+    assert "was killed" in killed
     assert "has not answered for 6 s" in stopped
     done_again = 0
     for line in (killed, stopped):
-        found = re.search(r"its (?:(\d+) )?episodes? (?:is|are) done again", line)
+        found = re.search(r"its (?:(\d+) )?episodes? (?:is|are) repeated", line)
         assert found, line
         done_again += int(found[1] or 1)
     assert counted(disturbed.folder, "rollout/redone") == done_again > 0
@@ -331,7 +331,7 @@ def test_a_dead_learner_goes_on_from_its_last_checkpoint(
     os.kill(learner, signal.SIGKILL)
     run.finish()
     assert_same(run.folder, alone)
-    assert run.lines("a learner died: its process ended without a word")
+    assert run.lines("a learner died: its process was killed")
     assert run.lines("resuming .* after rl step 3")
 
 
@@ -447,7 +447,7 @@ def test_a_worker_that_dies_at_every_start_ends_the_run_with_its_cause(
     said: list[str] = []
     collector = RayCollector(config, place / "nowhere", said.append, str(place))
     try:
-        with pytest.raises(RunStopped, match=r"2 workers died .* ended without a word"):
+        with pytest.raises(RunStopped, match=r"2 workers died .* was killed"):
             collector.wait()
     finally:
         collector.close()
@@ -500,7 +500,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_nothing_behind(place: Path, alone: 
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody gets it
     text, _ = process.communicate(timeout=200)
     assert process.returncode == 130, text
-    assert "what was learned is saved" in text
+    assert "the progress is saved" in text
     assert "Traceback" not in text
     done = len(metrics(place / "stopped"))
     assert 2 <= done < STEPS

@@ -208,7 +208,7 @@ def test_a_run_of_several_processes_is_compared_by_numbers(copy):
     path = copy / "learned" / "step_000005.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"world": 2}))
     found = replay(copy, 5)
-    assert found.inexact == "2 processes learned, and here it is one" and found.first is None
+    assert found.inexact == "2 processes trained, and this is one" and found.first is None
     assert found.tolerance == 1e-4
 
 
@@ -256,7 +256,7 @@ def test_another_loss_gives_other_numbers_and_no_failure(grpo):
     ("override", "why"),
     [
         ("rollout.samples=9", "algo.* and train.*"),
-        ("algo.kl_coef=0.1", "has kept none"),
+        ("algo.kl_coef=0.1", "did not keep"),
         ("algo.name=ppo", "has trained none"),
         ("algo.los=clip", "did you mean 'algo.loss'"),
     ],
@@ -342,11 +342,11 @@ def test_episodes_that_are_gone_are_named(copy, capsys, gone):
     (copy / "episodes" / f"step_{gone:06d}.jsonl").unlink()
     code, _, errors = call(capsys, str(copy), "--step", "5", "--from", "2")
     assert code == 1 and len(errors.splitlines()) == 1
-    assert f"the episodes of step {gone} are not there" in errors and "run.log_episodes=1" in errors
+    assert f"the episodes of step {gone} are missing" in errors and "run.log_episodes=1" in errors
 
 
 def test_a_line_that_is_no_episode_is_named(copy):
     path = copy / "episodes" / "step_000005.jsonl"
     path.write_text(path.read_text() + '{"task": 3}\n')
-    with pytest.raises(CannotReplay, match="line 5 is no episode"):
+    with pytest.raises(CannotReplay, match="line 5 is not an episode"):
         replay(copy, 5)

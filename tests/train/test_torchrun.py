@@ -562,7 +562,7 @@ def test_ctrl_c_saves_at_the_end_of_a_step(single, tmp_path):
     finally:
         end(process)
     assert process.returncode != 0
-    assert screen.count("interrupted; what was learned is saved in") == 1, screen
+    assert screen.count("interrupted; the progress is saved in") == 1, screen
     done = metrics(tmp_path)[-1]["step"]
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("rl-*"))
     assert saved[-1] == f"rl-{done:06d}"

@@ -70,14 +70,14 @@ def test_a_parameter_is_sent_without_its_gradient() -> None:
 
 
 @pytest.fixture
-def meeting() -> Iterator[WeightBroadcast]:
+def group_spec() -> Iterator[WeightBroadcast]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield WeightBroadcast("127.0.0.1", store.port, 0, 3, "1", "gloo", 10.0)
     del store  # it must outlive the meeting
 
 
 def broadcast(
-    meeting: WeightBroadcast, given: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    group_spec: WeightBroadcast, given: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
     """What two workers receive, each on a thread that stands for its process."""
     groups = threading.local()
@@ -92,7 +92,7 @@ def broadcast(
 
     def listen(number: int) -> None:
         try:
-            mine = replace(meeting, rank=number + 1)
+            mine = replace(group_spec, rank=number + 1)
             found[number] = sending.receive(mine, described(given))
         except RuntimeError as error:
             found[number] = error
@@ -101,7 +101,7 @@ def broadcast(
     for thread in threads:
         thread.start()
     try:
-        sending.send(meeting, given)
+        sending.send(group_spec, given)
     finally:
         for thread in threads:
             thread.join(30)
@@ -109,20 +109,20 @@ def broadcast(
 
 
 def test_every_bit_survives_a_broadcast(
-    meeting: WeightBroadcast, monkeypatch: pytest.MonkeyPatch
+    group_spec: WeightBroadcast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = weights()
-    for found in broadcast(meeting, given, monkeypatch):
+    for found in broadcast(group_spec, given, monkeypatch):
         assert_same_bits(found, given)
 
 
-def test_a_broadcast_without_all_members_ends_at_its_deadline(meeting: WeightBroadcast) -> None:
+def test_a_broadcast_without_all_members_ends_at_its_deadline(group_spec: WeightBroadcast) -> None:
     with pytest.raises(RuntimeError):
-        sending.send(replace(meeting, world=2, key="alone", deadline=1.0), weights())
+        sending.send(replace(group_spec, world=2, key="alone", deadline=1.0), weights())
 
 
 def test_a_group_is_kept_until_there_is_another_meeting(
-    meeting: WeightBroadcast, monkeypatch: pytest.MonkeyPatch
+    group_spec: WeightBroadcast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
 
@@ -133,6 +133,6 @@ def test_a_group_is_kept_until_there_is_another_meeting(
     monkeypatch.setattr(sending, "join", make)
     monkeypatch.setattr(sending, "_groups", {})
     keys = ["1", "1", "2", "2", "1"]
-    found = [sending.group_of(replace(meeting, key=key)) for key in keys]
+    found = [sending.group_of(replace(group_spec, key=key)) for key in keys]
     assert found == [f"group {key}" for key in keys]
     assert made == ["1", "2", "1"]

@@ -214,7 +214,7 @@ def test_what_a_dead_worker_had_is_done_again_once_and_in_its_place(kit: Kit) ->
     survivor.finish("d", "c", "a")
     assert names(pending.result()) == ["a", "b", "c", "d"]
     assert any(
-        "worker 1 (pid 1) is lost" in line and "its episode is done" in line for line in kit.said
+        "worker 1 (pid 1) is lost" in line and "its episode is repeated" in line for line in kit.said
     )
     kit.ready(3)
     counts = collector.counts()
@@ -245,7 +245,7 @@ def test_an_episode_that_arrives_while_its_worker_is_buried_counts_once(kit: Kit
     def bury(one: Reference) -> None:
         if one is reference:
             kit.ray.on_get = None
-            collector._bury(next(w for w in collector.workers if w.actor is first), "of a test")
+            collector._remove(next(w for w in collector.workers if w.actor is first), "of a test")
 
     kit.ray.on_get = bury
     first.finish("a")
@@ -379,10 +379,10 @@ def test_no_room_for_anybody_ends_with_what_was_asked_for(
     monkeypatch.setattr(Actor, "asked", lambda *_: Reference())
     collector = kit.collector(parallel={"deadline": 0.1})
     with pytest.raises(
-        RunStopped, match=r"no room for a worker .*cluster.cpus=1 .*free on all: 1 CPUs"
+        RunStopped, match=r"could not place a worker .*cluster.cpus=1 .*free on all: 1 CPUs"
     ):
         collector.wait()
-    assert any("waits for room" in line for line in kit.said)
+    assert any("waits to be placed by Ray" in line for line in kit.said)
 
 
 def test_the_number_changes_with_the_file_and_nobody_is_cut_short(kit: Kit) -> None:
@@ -393,7 +393,7 @@ def test_the_number_changes_with_the_file_and_nobody_is_cut_short(kit: Kit) -> N
     second = kit.having("b")
     scale = kit.folder / module.SCALE
     scale.write_text('{"workers": 1}')
-    kit.until(lambda: any("gets no more tasks: 1 are wanted" in line for line in kit.said))
+    kit.until(lambda: any("gets no more tasks: 1 workers are wanted" in line for line in kit.said))
     later = collector.submit(request("c"))
     first = kit.having("a", "c")
     assert not second.is_dead
@@ -418,8 +418,8 @@ def test_whoever_waits_for_long_is_told_what_each_worker_does(kit: Kit) -> None:
     collector.submit(request("a", "b", "c"))
     kit.having("a", "c")
     assert collector.table() == {
-        "worker 0 (pid 0)": "has 2 episodes under way",
-        "worker 1 (pid 1)": "has 1 episode under way",
+        "worker 0 (pid 0)": "has 2 episodes in progress",
+        "worker 1 (pid 1)": "has 1 episode in progress",
     }
 
 
@@ -484,7 +484,7 @@ def test_room_is_counted_machine_by_machine(
         (
             "The actor died unexpectedly before finishing this task.\n\tpid: 3\nThe actor is dead "
             "because its worker process has died. Worker exit type: SYSTEM_ERROR",
-            "its process ended without a word, as after kill -9 or when a machine has no memory left",
+            "its process was killed (SIGKILL or out of memory)",
         ),
         (
             "The actor died.\nThe actor died because its node has died. Node Id: 7",
@@ -527,7 +527,7 @@ class TestScale:
 
     def test_it_says_that_nobody_runs_the_folder(self, run: Path) -> None:
         done = self.invoke(str(run), "1")
-        assert "shall have 1 worker\n" in done.output
+        assert "will have 1 worker\n" in done.output
         assert "no process of this machine runs it now" in done.output
 
     def test_it_refuses_what_is_no_run_and_no_number(self, run: Path, tmp_path: Path) -> None:
