@@ -1,4 +1,4 @@
-"""The decoder's element-wise kernels against their twins in plain PyTorch, which the CPU computes."""
+"""The decoder's element-wise kernels against plain PyTorch on the CPU."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compare(
     kernel: Callable[..., Outputs],
-    twin: Callable[..., Outputs],
+    plain: Callable[..., Outputs],
     inputs: list[Tensor | None],
     device: torch.device,
     tolerance: dict[str, Any] = FP32,
     unused: int | None = None,
 ) -> None:
-    """Outputs and gradients of the kernel on its device and of the twin on the CPU.
+    """Outputs and gradients of the kernel on its device and of the plain function on the CPU.
 
     Output number `unused` gets no gradient: its consumer did not need one.
     """
     sides: list[tuple[list[Tensor], list[Tensor]]] = []
-    for function, place in ((kernel, device), (twin, torch.device("cpu"))):
-        mine = [None if x is None else x.detach().to(place).requires_grad_() for x in inputs]
+    for function, where in ((kernel, device), (plain, torch.device("cpu"))):
+        mine = [None if x is None else x.detach().to(where).requires_grad_() for x in inputs]
         outputs = function(*mine)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         generator = torch.Generator().manual_seed(1)
@@ -110,7 +110,7 @@ def test_norm_or_sum_alone_may_be_asked_for_a_gradient(
     )
 
 
-def test_norm_rounds_in_the_order_of_the_twin(kernel_device: torch.device) -> None:
+def test_norm_rounds_in_the_order_of_plain_pytorch(kernel_device: torch.device) -> None:
     """In bf16 one other rounding shows as a last bit; here all but a handful agree to it."""
     from graft.models.kernels.norm import add_norm
 

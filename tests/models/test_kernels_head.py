@@ -49,7 +49,7 @@ def run(function, case, temperature, grads, device, **settings):
     return [x.detach().cpu() for x in (*values, *slopes)]
 
 
-def twin(hidden, weight, actions, modes, allowed, temperature):
+def plain(hidden, weight, actions, modes, allowed, temperature):
     return action_logprobs(
         hidden, weight, actions, modes=modes, allowed=allowed, temperature=temperature
     )
@@ -78,11 +78,11 @@ def assert_alike(got, want, tolerance):
 @pytest.mark.parametrize("num_actions", [37, 64, 1000, 4099])
 @pytest.mark.parametrize("with_mask", [True, False])
 @pytest.mark.parametrize("wanted", [(1, 0), (0, 1), (1, 1)], ids=["logp", "entropy", "both"])
-def test_values_and_gradients_are_the_twins(kernel_device, num_actions, with_mask, wanted):
+def test_values_and_gradients_equal_plain_pytorch(kernel_device, num_actions, with_mask, wanted):
     case = make(11, num_actions, with_mask=with_mask)
     grads = draw_grads(11, wanted)
     got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4)  # 4, 4 and 3 rows
-    assert_alike(got, run(twin, case, 0.7, grads, "cpu"), 2e-5)
+    assert_alike(got, run(plain, case, 0.7, grads, "cpu"), 2e-5)
 
 
 @pytest.mark.parametrize("num_actions", [37, 4099])
@@ -96,13 +96,15 @@ def test_values_and_gradients_are_those_of_autograd_in_float64(kernel_device, nu
 
 @pytest.mark.parametrize("vocab_size", [36, 33, 5])  # 1, 4 and 32 actions beyond them
 @pytest.mark.parametrize("with_mask", [True, False])
-@pytest.mark.parametrize("wanted", [(1, 1, 1), (0, 0, 1)], ids=["all", "any word"])
-def test_any_word_and_its_gradients_are_the_twins(kernel_device, vocab_size, with_mask, wanted):
+@pytest.mark.parametrize("wanted", [(1, 1, 1), (0, 0, 1)], ids=["all", "vocab"])
+def test_vocab_logp_and_its_gradients_equal_plain_pytorch(
+    kernel_device, vocab_size, with_mask, wanted
+):
     case = make(11, 37, with_mask=with_mask)
     grads = draw_grads(11, wanted)
     got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4, vocab_size=vocab_size)
 
-    def words_twin(hidden, weight, actions, modes, allowed, temperature):
+    def plain_vocab(hidden, weight, actions, modes, allowed, temperature):
         return vocab_logprobs(
             hidden,
             weight,
@@ -113,11 +115,11 @@ def test_any_word_and_its_gradients_are_the_twins(kernel_device, vocab_size, wit
             temperature=temperature,
         )
 
-    assert_alike(got, run(words_twin, case, 0.7, grads, "cpu"), 2e-5)
+    assert_alike(got, run(plain_vocab, case, 0.7, grads, "cpu"), 2e-5)
     assert float(got[2].abs().max()) > 0.01
 
 
-def test_any_word_across_blocks_is_that_of_logsumexp_in_float64(kernel_device):
+def test_vocab_logp_across_blocks_is_that_of_logsumexp_in_float64(kernel_device):
     hidden, weight, actions, modes, _ = make(6, 4099)
     vocab_size = 4090
     actions[:5] %= vocab_size
@@ -136,17 +138,17 @@ def test_any_word_across_blocks_is_that_of_logsumexp_in_float64(kernel_device):
         vocab_size=vocab_size,
     )
 
-    def words_exact(hidden, weight, actions, modes, allowed, temperature):
+    def exact_vocab(hidden, weight, actions, modes, allowed, temperature):
         logits = (hidden @ weight.T / temperature).masked_fill(~allowed[modes], -1e30)
         vocab_logp = logits[:, :vocab_size].logsumexp(-1) - logits.logsumexp(-1)
         chosen = exact(hidden, weight, actions, modes, allowed, temperature)
         return *chosen, torch.where(actions < vocab_size, vocab_logp, 0.0)
 
     wide = [x.double() if x.is_floating_point() else x for x in case]
-    assert_alike(got, run(words_exact, wide, 1.3, draw_grads(6, (1, 1, 1)), "cpu"), 3e-5)
+    assert_alike(got, run(exact_vocab, wide, 1.3, draw_grads(6, (1, 1, 1)), "cpu"), 3e-5)
 
 
-def test_any_word_stays_finite_where_actions_have_all_the_mass(kernel_device):
+def test_vocab_logp_stays_finite_where_actions_have_all_the_mass(kernel_device):
     hidden = torch.ones(1, 1, device=kernel_device)
     weight = torch.tensor([[0.0], [200.0]], device=kernel_device, requires_grad=True)
     actions, modes = torch.tensor([[0], [0]], device=kernel_device)

@@ -136,6 +136,6 @@ def test_a_frozen_weight_gets_no_gradient(kernel_device):
     torch.testing.assert_close(grad, torch.ones_like(case.pull) @ frozen, **CLOSE)
 
 
-def test_the_twin_of_the_gate_is_silu_times_up():
+def test_the_plain_gate_is_silu_times_up():
     x = torch.randn(3, 8)
     torch.testing.assert_close(silu_gate(x), F.silu(x[:, :4]) * x[:, 4:])
