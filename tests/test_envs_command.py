@@ -126,8 +126,8 @@ def test_the_doctor_looks_at_everything_and_names_the_sandbox():
     assert any(way in checks["sandbox"].seen for way in ("bubblewrap", "namespaces", "landlock"))
     result = run(app, ["doctor", "--json"])
     assert result.exit_code == 0
-    told = json.loads(result.stdout.splitlines()[-1])["checks"]
-    assert [check["name"] for check in told] == list(checks)
+    checks_done = json.loads(result.stdout.splitlines()[-1])["checks"]
+    assert [check["name"] for check in checks_done] == list(checks)
 
 
 def test_a_check_shows_its_remedy_below():

@@ -18,7 +18,7 @@ from graft.types import Author
 POLICY, ENV = Author.POLICY, Author.ENV
 
 
-def posed(expression: str, value: int, **options: object) -> CalculatorTask:
+def env_with(expression: str, value: int, **options: object) -> CalculatorTask:
     env = make("calculator", **options)
     env.reset(0)
     env.unwrapped.expression, env.unwrapped.answer = expression, str(value)
@@ -50,7 +50,7 @@ def test_arithmetic_in_words_is_the_same_on_every_machine():
 
 
 def test_a_scripted_solution_is_paid():
-    env = posed("12+34*5", 182)
+    env = env_with("12+34*5", 182)
     first = env.step("[34*5]")
     assert (first.observation, first.reward, first.is_over) == ("170;", 0.0, False)
     assert first.info == {"tool": "calculator", "tool_ok": True, "tool_uses": 1}
@@ -64,7 +64,7 @@ def test_a_scripted_solution_is_paid():
     "answer", ["183", "-182", "", "[12+170", "182;", "170;182", "1 82", "]182", "=182", "182?"]
 )
 def test_anything_but_the_value_is_not_paid(answer: str):
-    turn = posed("12+34*5", 182).step(answer)
+    turn = env_with("12+34*5", 182).step(answer)
     assert turn.reward == 0.0
     assert turn.terminated
 
@@ -73,7 +73,7 @@ def test_anything_but_the_value_is_not_paid(answer: str):
     "call", ["[]", "[12+]", "[1+2+3]", "[12+34*5]", "34]", "[9**9]", "[1/0]", "[x]", "[٣+٤]"]
 )
 def test_a_malformed_call_gets_a_short_answer_and_the_episode_goes_on(call: str):
-    env = posed("12+34*5", 182)
+    env = env_with("12+34*5", 182)
     turn = env.step(call)
     assert turn.observation == "?;"
     assert set(turn.observation) <= set(env.alphabet)
@@ -82,7 +82,7 @@ def test_a_malformed_call_gets_a_short_answer_and_the_episode_goes_on(call: str)
 
 
 def test_four_calls_one_refusal_then_the_answer_or_the_end():
-    env = posed("12+34", 46)
+    env = env_with("12+34", 46)
     assert [env.step("[12+34]").observation for _ in range(5)] == ["46;"] * 4 + ["?;"]
     other = env.fork()
     assert env.step("46").reward == 1.0
@@ -90,7 +90,7 @@ def test_four_calls_one_refusal_then_the_answer_or_the_end():
 
 
 def test_the_teacher_calls_the_higher_precedence_first():
-    env = posed("12+34*5", 182)
+    env = env_with("12+34*5", 182)
     assert env.demonstrate(random.Random(0), tool_rate=1.0) == [
         (POLICY, "[34*5]"),
         (ENV, "170;"),
@@ -101,7 +101,7 @@ def test_the_teacher_calls_the_higher_precedence_first():
 
 
 def test_negative_results_on_the_way_can_be_entered_again():
-    env = posed("12-34+5", -17)
+    env = env_with("12-34+5", -17)
     assert env.demonstrate(random.Random(0), tool_rate=1.0) == [
         (POLICY, "[12-34]"),
         (ENV, "-22;"),
@@ -142,7 +142,7 @@ def test_the_alphabet_covers_everything_that_is_written():
 
 
 def test_without_the_tool_nothing_is_a_call():
-    env = posed("12+34", 46, tool=False)
+    env = env_with("12+34", 46, tool=False)
     assert env.stop == ()
     assert env.demonstrate(random.Random(0), tool_rate=1.0) == [(POLICY, "46")]
     turn = env.step("[12+34]")

@@ -144,7 +144,7 @@ def test_an_evaluation_walks_in_order():
     assert env.reset()[1]["answer"] == "8"
 
 
-def test_an_unseeded_episode_can_be_posed_again_by_the_seed_of_its_task():
+def test_the_seed_of_a_task_gives_an_unseeded_episode_again():
     env = make("math:GSM8K", rows=MATH_ROWS)
     env.reset()
     task = env.task()
@@ -296,8 +296,8 @@ def test_mathematics_is_compared_by_meaning(answer: Any, action: str, reward: fl
     assert (turn.reward, turn.terminated, turn.truncated) == (reward, True, False)
     assert turn.info == {"correct": reward == 1.0, "has_answer": reward >= 0.0}
     env.reset(0)
-    ((_, told),) = env.demonstrate(random.Random(0))
-    assert env.step(told).reward == 1.0
+    ((_, answer),) = env.demonstrate(random.Random(0))
+    assert env.step(answer).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_pictures_become_text_and_survive_json(tmp_path: Path):
     restored = see(data=str(tmp_path / "train.parquet"))
     restored.set_state(json.loads(json.dumps(env.get_state())))
     assert restored.step("\\boxed{x=3}").reward == 1.0
-    # every item is posed, none is skipped
+    # every item occurs, none is skipped
     two = see(rows=[*rows, {**rows[0], "answer": "4"}], evaluation=True)
     assert [two.reset()[1]["answer"] for _ in range(4)] == ["3", "4", "3", "4"]
     with pytest.raises(DataError, match="no column 'images'"):
@@ -460,14 +460,14 @@ def test_a_column_of_that_name_without_a_picture_is_no_reason(value: Any):
     assert make("prompts", rows=[row], layout="trl-prompt").reset(0)
 
 
-def test_geometry_is_refused_unless_somebody_can_see():
+def test_geometry_is_refused_unless_pictures_are_enabled():
     """A run on it would go on without its pictures."""
     with pytest.raises(ValueError, match=r"asks about pictures \(column 'images'\).*pictures=True"):
         make("math:Geometry3K", rows=[])
 
 
 def test_a_part_that_is_no_text_stops_the_template():
-    """An environment of somebody's own may show pictures too."""
+    """A user's environment may show pictures too."""
     env = make("math:Geometry3K", pictures=True, rows=[{**MATH_ROWS[0], "images": ["1.png"]}])
     for template in (PLAIN, CHATML, "{% for m in messages %}{{ m.content[1].text }}{% endfor %}"):
         with pytest.raises(TemplateError, match=r"message 1 .user. has a part of type 'image_url'"):

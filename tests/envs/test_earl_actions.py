@@ -204,14 +204,14 @@ def test_both_syntaxes_of_the_toy_write_the_same_text():
     negative = 0
     for seed in range(200):
         assert compact.reset(seed) == actions.reset(seed)
-        told = [env.demonstrate(random.Random(seed), tool_rate=1.0) for env in (compact, actions)]
-        assert [text for author, text in told[0] if author is Author.POLICY] == [
-            text for author, text in told[1] if author is Author.POLICY
+        traces = [env.demonstrate(random.Random(seed), tool_rate=1.0) for env in (compact, actions)]
+        assert [text for author, text in traces[0] if author is Author.POLICY] == [
+            text for author, text in traces[1] if author is Author.POLICY
         ]
-        bare = [text for author, text in told[1] if author is Author.ENV]
-        assert [f"{text};" for text in bare] == [t for a, t in told[0] if a is Author.ENV]
-        assert follow(compact, told[0]) == follow(actions, told[1])
-        negative += any(one.arguments[0] == "-" for one in calls_of(told[1]))
+        bare = [text for author, text in traces[1] if author is Author.ENV]
+        assert [f"{text};" for text in bare] == [t for a, t in traces[0] if a is Author.ENV]
+        assert follow(compact, traces[0]) == follow(actions, traces[1])
+        negative += any(one.arguments[0] == "-" for one in calls_of(traces[1]))
     assert negative > 5
 
 

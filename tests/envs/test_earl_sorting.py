@@ -44,7 +44,7 @@ THREE = Hidden((2, 0, 1), ("A", "B", "C"))
 syntaxes = pytest.mark.parametrize("syntax", ["tags", "words", "actions"])
 
 
-def posed(kind: str, items: list[int], reverse: bool = False, **options: Any) -> Sorting:
+def env_with(kind: str, items: list[int], reverse: bool = False, **options: Any) -> Sorting:
     """A running episode with these items; for "compare" A and B are asked for."""
     env = make(f"earl:{kind}", **options)
     env.reset(0)
@@ -92,11 +92,11 @@ def test_swapping_exchanges_places_and_not_values():
 
 
 def test_checking_tells_properties_of_the_hidden_value():
-    told = {
+    results = {
         name: [apply_check(THREE, symbol, name)[1] for symbol in "ABC"]
         for name in ("negative", "positive", "even", "is odd")
     }
-    assert told == {  # values 2, 0, 1
+    assert results == {  # values 2, 0, 1
         "negative": ["False", "False", "False"],
         "positive": ["True", "False", "True"],
         "even": ["True", "True", "False"],
@@ -157,11 +157,11 @@ def test_only_offered_tools_are_called():
 
 
 def test_both_syntaxes_look_as_in_the_original():
-    tags = posed("sort", [1, 0])
+    tags = env_with("sort", [1, 0])
     assert tags.stop == ("</compare>", "</swap>")
     assert tags.step("<compare> A, B </compare>").observation == " <result> A > B </result>"
     assert tags.step("<swap> A, B </swap>").observation == " <result> B, A </result>"
-    words = posed("sort", [1, 0], syntax="words", tools=ALL)
+    words = env_with("sort", [1, 0], syntax="words", tools=ALL)
     assert {"compare A and B", "swap E and D", "check if C is odd"} < set(words.stop)
     assert words.step("I compare A and B").observation == ": A > B\n"
     assert words.step(" swap A and B").observation == " => B, A\n"
@@ -181,7 +181,7 @@ def test_the_prompt_shows_the_tools_in_the_syntax():
 
 
 def test_with_actions_only_what_actions_made_is_a_call():
-    env = posed("sort", [1, 0], syntax="actions", tools=ALL)
+    env = env_with("sort", [1, 0], syntax="actions", tools=ALL)
     assert (env.stop, env.observe_as) == ((), "inline")
     turns = [
         env.step(CallText("Now compare A and B", "compare", ("A", "B"))),
@@ -196,7 +196,7 @@ def test_with_actions_only_what_actions_made_is_a_call():
 
 
 def test_an_action_for_a_tool_that_the_task_does_not_offer_is_answered_and_counted():
-    env = posed("order", [1, 0], syntax="actions", split="test")
+    env = env_with("order", [1, 0], syntax="actions", split="test")
     turn = env.step(CallText(" compare A and B", "compare", ("A", "B")))
     assert turn.observation == "Error: there is no tool 'compare'; known: swap"
     assert (turn.info["tool_ok"], turn.info["compares"], turn.is_over) == (False, 1, False)
@@ -204,7 +204,7 @@ def test_an_action_for_a_tool_that_the_task_does_not_offer_is_answered_and_count
     assert env.step(CallText(" swap", "swap", ("A",))).observation.startswith(
         "Error: swap takes two"
     )
-    tags = posed("order", [1, 0], split="test")
+    tags = env_with("order", [1, 0], split="test")
     same = tags.step(CallText("<compare> A, B </compare>", "compare", ("A", "B")))
     assert same.observation == f" <result> {turn.observation} </result>"
     assert same.info == turn.info
@@ -221,7 +221,7 @@ def test_the_prompt_speaks_of_keywords_and_shows_calls_as_the_actions_write_them
 
 
 def test_a_teachers_call_says_what_it_calls():
-    env = posed("sort", [1, 0], syntax="actions")
+    env = env_with("sort", [1, 0], syntax="actions")
     trace = env.demonstrate(random.Random(0))
     assert trace == [
         (Author.POLICY, " compare A and B"),
@@ -241,7 +241,7 @@ def test_every_call_counts_alike_in_every_syntax():
     calls = [("compare", "A", "B"), ("compare", "A", "X"), ("swap", "A", "A"), ("swap", "A", "B")]
     ends: list[Turn] = []
     for syntax in ("tags", "words", "actions"):
-        env = posed("sort", [1, 0], syntax=syntax)
+        env = env_with("sort", [1, 0], syntax=syntax)
         turns = [env.step(env.syntax.write(*call)) for call in calls]
         assert [turn.info["tool"] for turn in turns] == ["compare", "compare", "swap", "swap"]
         assert [turn.info["tool_ok"] for turn in turns] == [True, False, False, True]
@@ -265,7 +265,7 @@ def test_every_call_counts_alike_in_every_syntax():
 
 
 def test_a_malformed_call_is_answered_and_counted():
-    env = posed("sort", [1, 0])
+    env = env_with("sort", [1, 0])
     turn = env.step("<compare> A </compare>")
     assert turn.observation == " <result> Error: compare takes two arguments, A, B </result>"
     assert turn.info == {
@@ -338,7 +338,7 @@ def test_ordering_pays_for_few_swaps():
 
 @syntaxes
 def test_a_scripted_sort_is_paid_by_the_formula(syntax: str):
-    env = posed("sort", [2, 0, 1], syntax=syntax)  # ascending: B, C, A, two swaps away
+    env = env_with("sort", [2, 0, 1], syntax=syntax)  # ascending: B, C, A, two swaps away
     calls = [("A", "B"), ("A", "C"), ("B", "C"), ("B", "C")]
     for pair in calls:
         env.step(env.syntax.write("compare", *pair))
@@ -352,12 +352,12 @@ def test_a_scripted_sort_is_paid_by_the_formula(syntax: str):
 
 
 def test_a_wrong_order_earns_nothing_and_a_guess_half():
-    env = posed("sort", [2, 0, 1])
+    env = env_with("sort", [2, 0, 1])
     env.step("<compare> A, B </compare>")
     assert env.step("Done.").reward == 0.0
-    env = posed("sort", [0, 1, 2])
-    assert env.step("").reward == 0.5  # it was sorted, but nobody looked
-    env = posed("sort", [0, 1, 2], reverse=True)
+    env = env_with("sort", [0, 1, 2])
+    assert env.step("").reward == 0.5  # sorted, but without a comparison
+    env = env_with("sort", [0, 1, 2], reverse=True)
     assert env.step("").reward == 0.0
 
 
@@ -380,21 +380,21 @@ def test_a_wrong_order_earns_nothing_and_a_guess_half():
 def test_comparing_is_paid_in_full_for_exactly_one_call(
     syntax: str, calls: int, answer: str, reward: float
 ):
-    env = posed("compare", [1, 0], syntax=syntax)
+    env = env_with("compare", [1, 0], syntax=syntax)
     for _ in range(calls):
         env.step(env.syntax.write("compare", "A", "B"))
     assert env.step(answer).reward == reward
 
 
 def test_an_answer_before_the_call_counts_as_part_of_the_response():
-    env = posed("compare", [1, 0])
+    env = env_with("compare", [1, 0])
     env.step("I say <answer> A > B </answer>, let me see: <compare> A, B </compare>")
     assert env.step("Yes.").reward == 1.0
 
 
 @syntaxes
 def test_at_the_turn_limit_the_order_is_graded_as_it_stands(syntax: str):
-    env = posed("order", [1, 0], syntax=syntax, max_turns=3)
+    env = env_with("order", [1, 0], syntax=syntax, max_turns=3)
     swap = env.syntax.write("swap", "A", "B")
     turns = [env.step(swap) for _ in range(3)]
     assert [turn.is_over for turn in turns] == [False, False, True]
@@ -447,7 +447,7 @@ def test_every_small_instance_can_be_sorted_for_the_full_reward():
     for n in (2, 3, 4):
         for values in itertools.permutations(range(n)):
             for reverse in (False, True):
-                env = posed("sort", list(values), reverse=reverse)
+                env = env_with("sort", list(values), reverse=reverse)
                 assert follow(env, env.demonstrate(random.Random(0)))[-1].reward == 1.0
 
 

@@ -116,7 +116,7 @@ def test_forks_share_what_is_declared_shared_and_copy_the_rest():
     assert twin.tried == ["9", "8"]
 
 
-def test_an_env_that_cannot_be_copied_says_so():
+def test_an_env_that_cannot_be_copied_is_refused():
     env = Guess()
     env.forkable = False
     with pytest.raises(TypeError, match="forkable = False"):
@@ -126,15 +126,15 @@ def test_an_env_that_cannot_be_copied_says_so():
 class Shout(Wrapper):
     """Upper case, and a history of its own."""
 
-    saved = ("heard",)
+    saved = ("seen",)
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self.heard: list[str] = []
+        self.seen: list[str] = []
 
     def step(self, action: str) -> Turn:
         turn = self.env.step(action)
-        self.heard.append(turn.observation)
+        self.seen.append(turn.observation)
         return turn._replace(observation=turn.observation.upper())
 
 
@@ -147,11 +147,11 @@ def test_wrappers_stack_read_through_and_fork_with_what_they_wrap():
     twin = env.fork()
     twin.step("98")
     assert (env.turns, twin.turns) == (1, 2)
-    assert (env.heard, twin.heard) == (["LOWER"], ["LOWER", "LOWER"])
+    assert (env.seen, twin.seen) == (["LOWER"], ["LOWER", "LOWER"])
     assert twin.unwrapped.words is env.unwrapped.words
     other = Shout(Shout(Guess()))
     other.set_state(env.get_state())
-    assert (other.turns, other.heard, other.hidden) == (1, ["LOWER"], env.hidden)
+    assert (other.turns, other.seen, other.hidden) == (1, ["LOWER"], env.hidden)
     with pytest.raises(AttributeError, match="no_such_thing"):
         env.no_such_thing  # noqa: B018
 
@@ -180,7 +180,7 @@ def test_hooks_that_are_missing_are_named():
             getattr(BaseEnv(), missing)(*arguments)
 
 
-def test_an_argument_that_nobody_takes_is_named_with_those_that_are():
+def test_an_unknown_argument_is_named_with_the_known_ones():
     with pytest.raises(
         ValueError, match=r"takes no argument 'operand' \(did you mean 'operands'\?\)"
     ):

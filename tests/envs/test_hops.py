@@ -48,8 +48,8 @@ def test_a_question_worked_by_hand():
     other = facts[person, relations[link]]
     amount = facts[other, relations[number]]
     said = [f"({person} {link})", f"({other} {number})", f"[{amount}*{factor}]"]
-    heard = [f"{other};", f"{amount};", f"{int(amount) * int(factor)};"]
-    assert [env.step(call).observation for call in said] == heard
+    results = [f"{other};", f"{amount};", f"{int(amount) * int(factor)};"]
+    assert [env.step(call).observation for call in said] == results
     last = env.step(f"={int(amount) * int(factor)}")
     assert info["answer"] == str(int(amount) * int(factor))
     assert (last.reward, last.terminated, last.info["is_right"]) == (1.0, True, True)
@@ -58,7 +58,7 @@ def test_a_question_worked_by_hand():
 
 
 @both_syntaxes
-def test_the_prompt_says_the_path_and_the_answer_is_its_end(syntax: str):
+def test_the_prompt_names_the_hops_and_the_answer_is_their_end(syntax: str):
     for hops in (1, 2, 3):
         env = make("hops", syntax=syntax, hops=(hops, hops))
         for seed in range(20):
@@ -94,7 +94,7 @@ def test_a_teacher_who_does_everything_right_is_always_paid(syntax: str):
 
 
 @both_syntaxes
-def test_every_kind_of_demonstration_says_what_the_env_says(syntax: str):
+def test_every_kind_of_demonstration_has_the_answers_of_the_env(syntax: str):
     env = make("hops", syntax=syntax, hops=(1, 3))
     for seed in range(40):
         env.reset(seed)
@@ -225,7 +225,7 @@ PINNED = (["lew", "qub", "gil"], "546")
 
 
 @both_syntaxes
-def test_nobody_asked_about_in_training_is_asked_about_in_the_test(syntax: str):
+def test_no_test_question_begins_with_a_person_of_training(syntax: str):
     asked: dict[str, set[str]] = {}
     for split in ("train", "test"):
         env = make("hops", syntax=syntax, split=split)

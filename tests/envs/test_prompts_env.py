@@ -182,7 +182,7 @@ def test_the_last_answer_counts_as_words_or_as_mathematics(
     assert turn.info["f1"] == pytest.approx(f1)
 
 
-def test_an_answer_without_marks_is_told_apart():
+def test_an_answer_without_marks_is_recognised():
     env = make("prompts", rows=[row(gold="Paris")])
     for action, has_answer in (("Paris", False), ("<answer>Paris</answer>", True), ("", False)):
         env.reset(0)
@@ -299,7 +299,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("bad", "message"), [case[1:] for case in BAD], ids=[c[0] for c in BAD])
-def test_a_row_that_cannot_be_posed_is_named_with_its_field(bad: dict[str, Any], message: str):
+def test_a_bad_row_is_named_with_its_field(bad: dict[str, Any], message: str):
     with pytest.raises(DataError) as caught:
         make("prompts", rows=[LOUVRE, bad])
     assert str(caught.value).startswith("rows, row 2: ")
@@ -309,7 +309,7 @@ def test_a_row_that_cannot_be_posed_is_named_with_its_field(bad: dict[str, Any],
     assert list(env.numbers) == [0, 2]
 
 
-def test_rows_that_nobody_grades_are_refused_at_the_start_of_a_run(tmp_path: Path):
+def test_rows_without_answer_or_reward_are_refused_at_the_start_of_a_run(tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "2+2"}\n{"prompt": "3+3"}\n')
     asked = ["task.env=prompts", f"task.args.data={rows}", "task.eval_args={}"]

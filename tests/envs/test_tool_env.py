@@ -27,20 +27,20 @@ class Echo:
 
 
 class Chat(BaseEnv):
-    """Three turns of small talk; keeps what it was told."""
+    """Three turns; keeps the actions that it gets."""
 
     max_turns = 3
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.actions: list[str] = []
 
     def pose(self) -> str:
-        self.told = []
+        self.actions = []
         return "Hello."
 
     def respond(self, action: str) -> Turn:
-        self.told.append(action)
+        self.actions.append(action)
         return Turn("And?", info={"words": len(action.split())})
 
 
@@ -59,16 +59,16 @@ def test_a_call_is_answered_inline_and_never_reaches_the_inner_env():
     assert turn.observation == "<result>170</result>"
     assert (turn.reward, turn.is_over) == (0.0, False)
     assert turn.info == {"tool": "calculator", "tool_ok": True, "tool_uses": 1}
-    assert env.told == []
+    assert env.actions == []
 
 
-def test_a_text_without_a_call_is_the_inner_envs_and_says_how_its_answer_enters():
+def test_a_text_without_a_call_goes_to_the_inner_env():
     env = chat()
     env.step("<echo>hi</echo>")
     turn = env.step("It is 170.")
     assert turn.observation == "And?"
     assert turn.info == {"words": 3, "tool_uses": 1, "observe_as": "user"}
-    assert env.told == ["It is 170."]
+    assert env.actions == ["It is 170."]
 
 
 def test_failed_calls_are_counted_and_marked():
@@ -88,8 +88,8 @@ def test_beyond_max_uses_calls_are_refused_and_the_policy_may_still_answer():
     assert env.step("<echo>a</echo>").observation == "<result>a</result>"
     refused = env.step("<echo>b</echo>")
     assert refused.observation == tagged("echo").spent
-    told = {"tool": "echo", "tool_ok": False, "tool_uses": 2, "tool_refusals": 1}
-    assert refused.info == told
+    wanted = {"tool": "echo", "tool_ok": False, "tool_uses": 2, "tool_refusals": 1}
+    assert refused.info == wanted
     assert env.step("so").observation == "And?"
 
 
@@ -122,7 +122,7 @@ def test_a_fork_has_its_own_counters_and_the_same_tools():
     twin.step("<echo>b</echo>")
     twin.step("hello")
     assert (env.tool_uses, twin.tool_uses) == (1, 2)
-    assert (env.told, twin.told) == ([], ["hello"])
+    assert (env.actions, twin.actions) == ([], ["hello"])
     assert twin.tools["echo"] is env.tools["echo"]
 
 
@@ -190,35 +190,35 @@ def square(x: int) -> int:
 
 
 class Memory:
-    """A tool with state: everything it was told, in order."""
+    """A tool with state: all contents of its calls, in order."""
 
     name = "memory"
     blocking = True
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.contents: list[str] = []
         self.is_closed = False
 
     def __call__(self, content: str) -> str:
-        self.told.append(content)
-        return " ".join(self.told)
+        self.contents.append(content)
+        return " ".join(self.contents)
 
     def fork(self) -> Memory:
         twin = Memory()
-        twin.told = [*self.told]
+        twin.contents = [*self.contents]
         return twin
 
     def reset(self) -> None:
-        self.told = []
+        self.contents = []
 
     def close(self) -> None:
         self.is_closed = True
 
     def get_state(self) -> dict[str, Any]:
-        return {"told": [*self.told]}
+        return {"contents": [*self.contents]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.told = [*state["told"]]
+        self.contents = [*state["contents"]]
 
 
 def test_functions_and_names_are_tools_too():
@@ -273,7 +273,7 @@ def test_in_gems_format_the_first_call_counts_and_the_rest_is_ignored():
     assert "parsed_action" not in last.info
     refused = env.step("<echo>y</echo>")
     assert refused.observation == "No calls are left. Give the final answer."
-    assert env.told == []  # a call after the limit is no move in the game
+    assert env.actions == []  # a call after the limit is no move in the game
     assert env.step("170").info == {"words": 1, "tool_uses": 3, "observe_as": "user"}
 
 
@@ -282,7 +282,7 @@ def test_a_match_that_fails_is_not_lost_to_a_later_tool():
     turn = env.step("<calculator>1/0</calculator> <echo>x</echo>")
     assert (turn.observation, turn.info["tool"]) == ("Error: division by zero", "calculator")
     assert turn.info["tool_ok"] is False
-    assert env.told == []
+    assert env.actions == []
 
 
 def test_fenced_code_is_answered_by_a_message():
@@ -386,8 +386,8 @@ def test_instructions_come_before_a_board_which_stays_the_end():
     assert observation == "Rules.\nTools.\nBoard."
     assert observation.endswith(info["suffix"])
     assert env.task().prompt[0]["content"] == observation
-    told = [{"role": "system", "content": "S."}, {"role": "user", "content": "R.\nB."}]
-    assert with_instructions(told, "T.", "B.")[1]["content"] == "R.\nT.\nB."
+    messages = [{"role": "system", "content": "S."}, {"role": "user", "content": "R.\nB."}]
+    assert with_instructions(messages, "T.", "B.")[1]["content"] == "R.\nT.\nB."
 
 
 def test_state_of_tools_is_forked_reset_saved_and_closed_with_the_env():
@@ -464,7 +464,7 @@ def test_a_turn_limit_drawn_with_the_instance_is_followed():
     assert env.max_turns is None
 
 
-def test_mistakes_of_the_caller_are_told():
+def test_mistakes_of_the_caller_are_refused():
     with pytest.raises(ValueError, match="max_uses=-1"):
         ToolEnv(Chat(), [Echo()], max_uses=-1)
     with pytest.raises(ValueError, match="max_result=0"):

@@ -20,7 +20,7 @@ from graft.types import Turn
 
 
 class Talk(BaseEnv):
-    """Goes on until it hears an answer."""
+    """Goes on until it gets an answer."""
 
     max_turns = 50
 

@@ -97,7 +97,7 @@ def test_a_prefix_stands_once_at_the_front():
     assert prompts == ["t=0: Rules.\n[at 0]", "t=1: Rules.\nStep 1.\n[at 1]"]
 
 
-def test_the_observation_is_a_whole_prompt_and_says_of_what_kind():
+def test_the_observation_is_a_whole_prompt_with_its_kind():
     env = wrap(Walk(), "concat")
     assert isinstance(env, Env)
     assert env.observe_as == "prompt"
@@ -292,7 +292,7 @@ class Loud(Wrapper):
         return observation.upper(), info
 
 
-def test_mistakes_in_names_are_told():
+def test_mistakes_in_names_are_refused():
     with pytest.raises(UnknownName, match="did you mean 'concat_chat'"):
         wrap(Walk(), "concat_caht")
     with pytest.raises(ValueError, match="no argument 'turn'; did you mean 'turns'"):

@@ -81,7 +81,7 @@ def test_the_same_seed_and_actions_give_the_same_game_and_the_one_after_it(env_i
         first = env.reset(seed=11)
         turns = play(env, [env.sample_random_action() for _ in range(6)])
         traces.append((first, turns, env.reset(), env.task()))
-        random.seed(5)  # nobody's
+        random.seed(5)  # no env may draw from it
     assert traces[0] == traces[1]
     assert traces[0][0] != traces[0][2]
 

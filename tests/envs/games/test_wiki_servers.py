@@ -1,6 +1,6 @@
 """The MediaWiki and Kiwix backends, against stand-in servers in this process.
 
-They answer in the shape of the real ones, from five pages; no real server is asked.
+They answer in the shape of the real ones, from five pages; no real server is requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StandIn(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(address.query).items()}
-        self.server.asked.append(self.path)
+        self.server.requests.append(self.path)
         if self.server.faults > 0:
             self.server.faults -= 1
             return self.reply(503, "busy")
@@ -97,7 +97,7 @@ def kiwix_html(title: str) -> str:
 @contextmanager
 def serving(faults: int = 0) -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
-    server.asked, server.faults = [], faults
+    server.requests, server.faults = [], faults
     server.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -139,29 +139,29 @@ def test_redirects_are_followed_and_missing_or_ambiguous_pages_are_none(kind: st
 
 
 @both
-def test_pages_are_asked_for_once_unless_the_cache_is_off(kind: str):
+def test_pages_are_fetched_once_unless_the_cache_is_off(kind: str):
     with serving() as server:
         wiki = opened(kind, server)
         wiki.page("Stone")
         wiki.page("Stone")
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         wiki = opened(kind, server, query_use_cache=False)
         wiki.page("Stone")
         wiki.page("Stone")
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
 
 
 @both
 def test_faults_are_tried_again_and_then_reported(kind: str):
     with serving(faults=2) as server:
         assert opened(kind, server).page("Stone") is not None
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
     with serving(faults=3) as server, pytest.raises(WikiError, match="tried 3 times"):
         opened(kind, server).page("Stone")
 
 
 @both
-def test_a_server_that_is_not_there_is_said(kind: str):
+def test_a_server_that_cannot_be_reached_is_reported(kind: str):
     with serving() as server:
         wiki = opened(kind, server, max_query_attempts=1)
     with pytest.raises(WikiError, match="is the server running"):
@@ -169,7 +169,7 @@ def test_a_server_that_is_not_there_is_said(kind: str):
 
 
 @both
-def test_a_whole_game_can_be_played_forked_and_posed_again(kind: str):
+def test_a_whole_game_can_be_played_forked_and_started_again(kind: str):
     with serving() as server:
         address = f"{server.url}/w/api.php" if kind == "mw" else server.url
         book = {"zimfile": "book"} if kind == "kiwix" else {}

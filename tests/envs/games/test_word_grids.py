@@ -222,7 +222,7 @@ def test_guesses_off_the_mark_earn_nothing():
     assert env.lines == lines
 
 
-def test_found_words_are_bracketed_and_the_words_are_not_told():
+def test_found_words_are_bracketed_and_the_words_are_not_shown():
     env = make("game:WordSearch-v0-easy")
     observation, info = env.reset(seed=5)
     assert observation.endswith(info["suffix"])

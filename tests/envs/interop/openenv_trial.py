@@ -50,10 +50,10 @@ def play(url: str) -> None:
 
     from graft.envs.interop.openenv import OpenEnvClient
 
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     env = OpenEnvClient(url, show="text")
-    told["reset"] = env.reset(seed=7)[0]
-    told["turns"] = [env.step(text) for text in ("3", "not a number é", "end")]
+    result["reset"] = env.reset(seed=7)[0]
+    result["turns"] = [env.step(text) for text in ("3", "not a number é", "end")]
     env.reset(seed=1)
     env.step("4")
     state = json.loads(json.dumps(env.get_state()))
@@ -63,12 +63,12 @@ def play(url: str) -> None:
         show=lambda seen: seen["text"].upper(),
     )
     other.set_state(state)
-    told["same state"] = [env.step("1")[0], other.step("<1>")[0]]
-    told["whole"] = json.loads(OpenEnvClient(url).reset(seed=2)[0])
-    told["flags"] = [env.blocking, env.forkable]
+    result["same state"] = [env.step("1")[0], other.step("<1>")[0]]
+    result["whole"] = json.loads(OpenEnvClient(url).reset(seed=2)[0])
+    result["flags"] = [env.blocking, env.forkable]
     env.close()
     other.close()
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

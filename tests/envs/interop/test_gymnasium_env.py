@@ -130,7 +130,7 @@ def test_a_vector_of_them_keeps_its_manners():
         assert [info["final_observation"] for info in infos] == ["15"] * 3
 
 
-def test_a_space_nobody_can_read_asks_for_a_parser():
+def test_a_space_without_a_reader_needs_a_parser():
     with pytest.raises(ValueError, match="parse=function"):
         GymnasiumEnv("Pendulum-v1")
     env = GymnasiumEnv(

@@ -64,15 +64,15 @@ def test_a_real_server_is_played_through_its_own_client():
         server.kill()
         server.communicate()
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["reset"] == "start 7"
-    texts = [turn[0] for turn in told["turns"]]
-    rewards = [turn[1] for turn in told["turns"]]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["reset"] == "start 7"
+    texts = [turn[0] for turn in result["turns"]]
+    rewards = [turn[1] for turn in result["turns"]]
     assert texts == ["total 10", "total 10", "end 10"] and rewards == [0.5, 0.5, 10.0]
-    assert [turn[2] for turn in told["turns"]] == [False, False, True]
-    assert told["same state"] == ["total 6", "TOTAL 6"]
-    assert told["whole"]["text"] == "start 2"
-    assert told["flags"] == [True, False]
+    assert [turn[2] for turn in result["turns"]] == [False, False, True]
+    assert result["same state"] == ["total 6", "TOTAL 6"]
+    assert result["whole"]["text"] == "start 2"
+    assert result["flags"] == [True, False]
 
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -153,10 +153,10 @@ def test_an_agent_that_is_fixed_does_not_ask_the_policy():
     env.close()
 
 
-ASKED = [{"role": "user", "content": "20+3?"}]
+PROMPT = [{"role": "user", "content": "20+3?"}]
 ANSWER = '<tool_call>{"name": "add", "arguments": {"a": 20, "b": 3}}</tool_call>'
 ADD: Any = {"type": "function", "function": {"name": "add"}}
-TOLD = {"role": "tool", "content": "23", "tool_call_id": "x"}
+TOOL_RESULT = {"role": "tool", "content": "23", "tool_call_id": "x"}
 
 
 def call_of(arguments: str, content: str | None) -> dict[str, Any]:
@@ -167,20 +167,33 @@ def call_of(arguments: str, content: str | None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("messages", "fresh"),
     [
-        ([*ASKED, call_of('{"a": 20, "b": 3}', "So:"), TOLD], [TOLD]),
-        ([*ASKED, call_of('{"b":3,"a":20}', None), TOLD, TOLD], [TOLD, TOLD]),
-        ([*ASKED, call_of('{"a": 20, "b": 3}', "So: \n"), ASKED[0]], ASKED),
-        ([*ASKED, call_of('{"a": 20, "b": 4}', "So:"), TOLD], None),  # another call
-        ([*ASKED, call_of('{"a": 20, "b": 3}', "Hm:"), TOLD], None),  # other words
-        ([*ASKED, call_of('{"a": 20, "b": 3}', "So:")], None),  # nothing new
-        ([*ASKED, call_of('{"a": 20, "b": 3}', "So:"), TOLD, ASKED[0]], None),  # two kinds at once
-        ([{"role": "user", "content": "20+4?"}, call_of('{"a": 20, "b": 3}', "So:"), TOLD], None),
-        ([{"role": "system", "content": "!"}, *ASKED, call_of("{}", "So:"), TOLD], None),
-        (ASKED, None),
+        ([*PROMPT, call_of('{"a": 20, "b": 3}', "So:"), TOOL_RESULT], [TOOL_RESULT]),
+        (
+            [*PROMPT, call_of('{"b":3,"a":20}', None), TOOL_RESULT, TOOL_RESULT],
+            [TOOL_RESULT, TOOL_RESULT],
+        ),
+        ([*PROMPT, call_of('{"a": 20, "b": 3}', "So: \n"), PROMPT[0]], PROMPT),
+        ([*PROMPT, call_of('{"a": 20, "b": 4}', "So:"), TOOL_RESULT], None),  # another call
+        ([*PROMPT, call_of('{"a": 20, "b": 3}', "Hm:"), TOOL_RESULT], None),  # other words
+        ([*PROMPT, call_of('{"a": 20, "b": 3}', "So:")], None),  # nothing new
+        (
+            [*PROMPT, call_of('{"a": 20, "b": 3}', "So:"), TOOL_RESULT, PROMPT[0]],
+            None,
+        ),  # two kinds at once
+        (
+            [
+                {"role": "user", "content": "20+4?"},
+                call_of('{"a": 20, "b": 3}', "So:"),
+                TOOL_RESULT,
+            ],
+            None,
+        ),
+        ([{"role": "system", "content": "!"}, *PROMPT, call_of("{}", "So:"), TOOL_RESULT], None),
+        (PROMPT, None),
     ],
 )
 def test_what_goes_on_from_an_answer(messages: list[Any], fresh: list[Any] | None):
-    asked = ModelRequest({"messages": ASKED, "tools": [ADD]})
+    asked = ModelRequest({"messages": PROMPT, "tools": [ADD]})
     answer = as_assistant(f"So: {ANSWER}", "hermes", asked)
     assert answer["content"] == "So:"  # the call is not said a second time
     assert added(asked, answer, ModelRequest({"messages": messages, "tools": [ADD]})) == fresh

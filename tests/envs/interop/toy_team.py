@@ -58,7 +58,7 @@ class TeamConfig(vf.EnvConfig):
 
 
 class TeamEnv(vf.Env[TeamConfig]):
-    """The judge is fixed: nobody trains it."""
+    """The judge is fixed, not trained."""
 
     async def setup(self, agents: Any) -> None:
         agents.judge.trainable = False

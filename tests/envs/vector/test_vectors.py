@@ -284,7 +284,7 @@ def test_call_reaches_every_env(vectors: Any, mode: str):
 
 
 @every_mode
-def test_mistakes_of_the_caller_are_told(vectors: Any, mode: str):
+def test_mistakes_of_the_caller_are_refused(vectors: Any, mode: str):
     vector = vectors(ADDER, n=2, mode=mode)
     with pytest.raises(RuntimeError, match=r"call reset\(\) first"):
         vector.step(["1", "1"])
@@ -334,14 +334,14 @@ WORDS = st.sampled_from(["1", "7", "end", "raise", "exit", "", "é", "9" * 30])
 
 @settings(deadline=None, max_examples=40)
 @given(steps=st.lists(st.lists(WORDS, min_size=3, max_size=3), max_size=8), seed=st.integers(0, 9))
-def test_threads_tell_the_same_story_as_a_serial_vector(steps: list[list[str]], seed: int):
-    stories: list[Any] = []
+def test_threads_give_the_same_trace_as_a_serial_vector(steps: list[list[str]], seed: int):
+    traces: list[Any] = []
     for mode in ("serial", "threads"):
         with closing(make_vec(ADDER, n=3, mode=mode, seed=seed)) as vector:
-            story: list[Any] = [vector.reset()]
+            trace: list[Any] = [vector.reset()]
             for actions in steps:
                 observations, rewards, terminated, truncated, infos = vector.step(actions)
                 columns = rewards.tolist(), terminated.tolist(), truncated.tolist()
-                story.append((observations, columns, infos))
-        stories.append(story)
-    assert stories[0] == stories[1]
+                trace.append((observations, columns, infos))
+        traces.append(trace)
+    assert traces[0] == traces[1]

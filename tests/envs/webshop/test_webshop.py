@@ -204,7 +204,7 @@ def test_a_purchase_on_the_last_turn_counts():
     assert [env.step(action) for action in line][-1][1:4] == (1.0, True, False)
 
 
-def test_a_search_that_finds_nothing_says_so():
+def test_a_search_that_finds_nothing_shows_no_results():
     env = make("webshop:train-text")
     env.reset(seed=0)
     assert "total results: 0" in env.step(search("zzz qqq")).observation
