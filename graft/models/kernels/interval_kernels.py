@@ -254,8 +254,7 @@ def backward_kv(
         _store(grad_v + target, here * (KV_HEADS * D), columns, key < length, total_v, D)
     else:
         at_slot = (slot.to(tl.int64) * KV_HEADS + kv_head) * 2
-        within = (offset + index)[:, None] * W + columns[None, :]
-        partial = sums + at_slot * (K_BLOCK * W) + within
+        partial = sums + at_slot * (K_BLOCK * W) + (offset + index)[:, None] * W + columns[None, :]
         tl.store(partial, total_k)
         tl.store(partial + K_BLOCK * W, total_v)
 
