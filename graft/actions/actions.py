@@ -1,12 +1,12 @@
-"""What a run knows of its actions: the table, the grammar, and how a call is read and spelled.
+"""The actions of a run: the table, the grammar, and how a call is read and written.
 
 With the bundled "sorting" a policy that draws compare, A, B writes
 
     " compare"  " A and"  " B"            three decisions; the third completes the call
-    read        ("compare", ("A", "B"))   what the environment is asked
-    render      ": A < B\\n"               how its answer "A < B" is written behind the call
+    read        ("compare", ("A", "B"))   the call that the environment gets
+    render      ": A < B\\n"               its answer "A < B" as it is written after the call
 
-`spell` is the way back, for teachers: from ("compare", ("A", "B")) to the three decisions.
+`spell` is the inverse, for demonstrations: from ("compare", ("A", "B")) to the three decisions.
 """
 
 from __future__ import annotations
@@ -49,93 +49,93 @@ class Actions:
     names: tuple[str, ...]
     """The description of each extra action."""
     init_tokens: tuple[int | None, ...]
-    """The token whose head row each extra action starts from; None draws one."""
-    doors: tuple[ToolEntry, ...]
+    """The token whose head row each extra action starts from; None: a random row."""
+    tool_entries: tuple[ToolEntry, ...]
 
     @property
     def tools(self) -> tuple[str, ...]:
-        return tuple(door.tool for door in self.doors)
+        return tuple(entry.tool for entry in self.tool_entries)
 
     def is_free(self, mode: int) -> bool:
-        """Whether a mode is free text: 0, and with tags also where part of an entry stands."""
-        return not any(mode in door.modes for door in self.doors)
+        """Whether a mode is free text: 0, and with tags also after a part of an entry."""
+        return not any(mode in entry.modes for entry in self.tool_entries)
 
     def read(self, actions: Sequence[int], modes: Sequence[int]) -> tuple[str, tuple[str, ...]]:
-        """The call that decisions end with: its tool, and what was said inside.
+        """The call at the end of these decisions: its tool and its arguments.
 
-        Earlier text and calls may stand before it. Blanks and the exit are not said.
+        Other text and calls may come before it. Blanks and the exit are no arguments.
         """
         taken = [(m, a) for a, m in zip(actions, modes, strict=True) if a != NO_ACTION]
         if not taken or not self.grammar.is_exit(*taken[-1]):
             raise ValueError("these decisions do not end with the exit of a tool: nothing to read")
-        door = next(door for door in self.doors if taken[-1][0] in door.modes)
+        entry = next(entry for entry in self.tool_entries if taken[-1][0] in entry.modes)
         said: list[str] = []
         for mode, action in reversed(taken):
-            if mode not in door.modes:
-                break  # the way in
-            said.append(door.texts.get(action, ""))
-        return door.tool, tuple(text for text in reversed(said) if text)
+            if mode not in entry.modes:
+                break  # the entry
+            said.append(entry.texts.get(action, ""))
+        return entry.tool, tuple(text for text in reversed(said) if text)
 
     def entry(self, tool: str) -> Decisions:
-        """Only the way in: the routing action, or the tokens of the tag, each a decision."""
-        return self.write(self._door(tool).entry)
+        """The entry alone: the routing action, or the tokens of the tag, each a decision."""
+        return self.write(self._tool_entry(tool).entry)
 
     def spell(self, tool: str, arguments: Sequence[str]) -> Decisions:
-        """A whole call as decisions: the way in, one for each argument, an exit if one is due."""
-        door = self._door(tool)
-        taken = list(door.entry)
-        mode = door.modes[0]
+        """A whole call as decisions: the entry, one for each argument, and an exit if required."""
+        entry = self._tool_entry(tool)
+        taken = list(entry.entry)
+        mode = entry.modes[0]
         for i, argument in enumerate(arguments):
-            if mode not in door.modes:
+            if mode not in entry.modes:
                 raise ValueError(
                     f"{tool} with {list(arguments)}: the call is complete before {argument!r}"
                 )
-            action = self._said(door, mode, argument)
+            action = self._said(entry, mode, argument)
             if action is None:
                 raise ValueError(
-                    f"{tool} with {list(arguments)}: {argument!r} (number {i}) cannot stand there; "
-                    f"allowed: {self._allowed(door, mode)}"
+                    f"{tool} with {list(arguments)}: {argument!r} (number {i}) is not allowed there; "
+                    f"allowed: {self._allowed(entry, mode)}"
                 )
             taken.append(action)
             mode = self.grammar.step(mode, action)
-        if mode in door.modes:
-            due = [action for action in door.exits if self.space.allows(mode, action)]
+        if mode in entry.modes:
+            due = [action for action in entry.exits if self.space.allows(mode, action)]
             if not due:
                 raise ValueError(
                     f"{tool} with {list(arguments)}: the call is not complete; "
-                    f"allowed: {self._allowed(door, mode)}"
+                    f"allowed: {self._allowed(entry, mode)}"
                 )
             taken.append(due[0])
         return self.write(taken)
 
     def words(self, tool: str) -> list[int]:
-        """The tokens a policy writes where it means this tool."""
-        return list(self._door(tool).words)
+        """The tokens that a policy writes where it refers to this tool."""
+        return list(self._tool_entry(tool).words)
 
     def render(self, tool: str, observation: str) -> str:
-        """The observation as it is written behind the call."""
-        return self._door(tool).answer.replace("{}", observation)
+        """The observation as it is written after the call."""
+        return self._tool_entry(tool).answer.replace("{}", observation)
 
-    def _door(self, tool: str) -> ToolEntry:
-        for door in self.doors:
-            if door.tool == tool:
-                return door
+    def _tool_entry(self, tool: str) -> ToolEntry:
+        for entry in self.tool_entries:
+            if entry.tool == tool:
+                return entry
         hint = nearest(tool, list(self.tools))
         meant = f"did you mean {hint!r}? " if hint else ""
         raise ValueError(f"no tool {tool!r}; {meant}known: {', '.join(self.tools)}")
 
-    def _said(self, door: ToolEntry, mode: int, text: str) -> int | None:
-        """The action that says `text` in this mode."""
-        for action, said in door.texts.items():
+    def _said(self, entry: ToolEntry, mode: int, text: str) -> int | None:
+        """The action with this text in this mode."""
+        for action, said in entry.texts.items():
             if said == text.strip() and self.space.allows(mode, action):
                 return action
         return None
 
-    def _allowed(self, door: ToolEntry, mode: int) -> list[str]:
-        return [said for action, said in door.texts.items() if self.space.allows(mode, action)]
+    def _allowed(self, entry: ToolEntry, mode: int) -> list[str]:
+        return [said for action, said in entry.texts.items() if self.space.allows(mode, action)]
 
     def write(self, taken: Sequence[int]) -> Decisions:
-        """Decisions from free text on, with the tokens that each of them writes."""
+        """These actions, from free text on, with the tokens that each of them writes."""
         done = Decisions([], [], [], LANGUAGE)
         mode = LANGUAGE
         for action in taken:
@@ -153,10 +153,10 @@ def load_actions(
     tools: Sequence[str] = (),
     vocab_size: int | None = None,
 ) -> Actions:
-    """The actions of a file: a bundled one ("calculator", "sorting", ...) or the path of one's own.
+    """The actions of a file: a bundled one ("calculator", "sorting", ...) or the path of your own.
 
-    `tools` picks some of its tools. `vocab_size` is the number of the model's rows; those beyond
-    the tokenizer's tokens are allowed nowhere.
+    `tools` selects some of its tools. `vocab_size` is the number of the model's rows; rows beyond
+    the tokenizer's tokens are never allowed.
     """
     rows = tokenizer.vocab_size if vocab_size is None else vocab_size
     if rows < tokenizer.vocab_size:
@@ -166,7 +166,7 @@ def load_actions(
         )
     plan = ActionPlan(read_listing(source).choose(tools), tokenizer, rows)
     build = build_tags if plan.listing.style == "tags" else build_actions
-    doors = build(plan)
+    entries = build(plan)
     space, grammar = plan.space(), plan.grammar()
     grammar.check(space)
-    return Actions(space, grammar, tuple(plan.names), tuple(plan.init_tokens), tuple(doors))
+    return Actions(space, grammar, tuple(plan.names), tuple(plan.init_tokens), tuple(entries))

@@ -1,7 +1,7 @@
 """From a listing to the table of modes and the automaton over them.
 
-Ids follow the file: for each tool its entry, then the actions of each group not met before. Mode 0 is
-language; behind it every tool has one mode per state of its syntax. With 100 tokens and the tools
+Ids follow the file: for each tool its entry, then the actions of each new group. Mode 0 is
+free text; after it every tool has one mode per state of its syntax. With 100 tokens and the tools
 compare and swap over the items A and B (swap distinct):
 
     100 compare   101 A   102 B   103 swap
@@ -30,30 +30,30 @@ LANGUAGE = 0
 
 
 class ToolEntry(NamedTuple):
-    """What a finished build knows of one tool: its way in, its modes, its actions by text."""
+    """One tool after the build: its entry, its modes, its actions by text."""
 
     tool: str
     entry: list[int]
     """The decisions that enter it from mode 0."""
     modes: range
     texts: dict[int, str]
-    """Action -> what it says, without blanks around; exits are not among them."""
+    """Action -> its text without surrounding blanks; exits are left out."""
     exits: tuple[int, ...]
-    """Actions that say nothing but that the call is over."""
+    """Actions that only end the call."""
     words: list[int]
     answer: str
 
 
 @dataclass(slots=True)
 class ActionPlan:
-    """A table and an automaton in the making. `encode` says where a text cannot be encoded."""
+    """A table and an automaton under construction."""
 
     listing: ActionFile
     tokenizer: Tokenizer
     vocab_size: int
-    """Rows of the model, perhaps more than the tokenizer has tokens; these are never allowed."""
+    """Rows of the model; those beyond the tokenizer's tokens are never allowed."""
     allowed: list[set[int]] = field(default_factory=list[set[int]])
-    """Mode -> its actions; those of free text besides all tokens."""
+    """Mode -> its actions; in free text besides all tokens."""
     free: set[int] = field(default_factory=set[int])
     """Modes of free text."""
     transitions: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -69,7 +69,7 @@ class ActionPlan:
         try:
             tokens = self.tokenizer.encode_after(text)
         except ValueError as error:  # a character outside a small alphabet
-            raise ActionsError(f"{where}: {text!r} cannot be written: {error}") from error
+            raise ActionsError(f"{where}: {text!r} cannot be encoded: {error}") from error
         if not tokens:
             raise ActionsError(f"{where}: {text!r} has no tokens; the model would read nothing")
         return tokens
@@ -122,7 +122,7 @@ def build_actions(plan: ActionPlan) -> list[ToolEntry]:
     """Fill the plan with actions beyond the vocabulary."""
     language = plan.add_mode(set(), is_free=True)
     ids: dict[str, int] = {}  # description -> action; no two actions share one
-    doors: list[ToolEntry] = []
+    entries: list[ToolEntry] = []
     for tool in plan.listing.tools:
         where = plan.where(tool)
         entry = plan.add_action(tool.entries[0], f"{where}, entry")
@@ -149,7 +149,7 @@ def build_actions(plan: ActionPlan) -> list[ToolEntry]:
                 plan.transitions[taken] = language if arc.state is None else modes[arc.state]
                 if arc.state is None:
                     plan.exits.add(taken)
-        doors.append(
+        entries.append(
             ToolEntry(
                 tool.name,
                 [entry],
@@ -160,4 +160,4 @@ def build_actions(plan: ActionPlan) -> list[ToolEntry]:
                 tool.answer,
             )
         )
-    return doors
+    return entries

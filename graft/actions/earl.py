@@ -1,4 +1,4 @@
-"""EARL's own tool files, put into the form of `graft.actions.listing`.
+"""EARL's tool files in the form of `graft.actions.listing`.
 
     tool_list:                                      tools:
       - name: swap                                    - name: swap
@@ -9,10 +9,10 @@
           - name: items                                   between: " and", distinct: true}}
             actions: [{desc: " A"}, ...]                groups: [{name: items, actions: [...]}]
 
-Keys that mean nothing here are passed over, and a line of the log names them. Those files do not say by
-which rules a tool is used, so it has to be one of the four whose rules are known. A baseline (`earl: false`)
-becomes a tool in tags. Where it lists "," as an action, the "," is written between two arguments instead of
-being drawn, as " and" is between actions; a calculator does without.
+Keys without a meaning here are ignored, with a warning. These files do not contain the syntax of a
+tool, so it must be one of the four whose syntax is known. A baseline (`earl: false`) becomes a tool in
+tags. If it lists "," as an action, the "," is written between two arguments instead of being drawn, as
+" and" is between actions; a calculator has no ",".
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ UNUSED = {
     "do_not_expand_actions": "EARL's code never reads it",
     "is_sft_mode": "demonstrations are imitated with any file",
 }
-"""Keys that stand in EARL's files -> why they are passed over."""
+"""Keys of EARL's files -> why they are ignored."""
 KEYS = ("name", "earl", "entry_desc", "output_template", "cpo_words", "init_weight_with")
 RESULT = " <result> %s </result>"
-"""How every environment of ours writes a result between tags."""
+"""The form of a result between tags in graft's environments."""
 
 
 def translate(data: dict[str, Any], file: str) -> dict[str, Any]:
-    """The same tools in our form."""
+    """The same tools in graft's form."""
     listed = several(fields(data, ("tool_list",), file)["tool_list"], f"{file}, tool_list")
     tools: list[dict[str, Any]] = []
     styles: set[str] = set()
@@ -54,14 +54,14 @@ def translate(data: dict[str, Any], file: str) -> dict[str, Any]:
         styles.add("tags" if is_baseline else "actions")
     if passed:
         why = "; ".join(f"{key!r}: {UNUSED[key]}" for key in UNUSED if key in passed)
-        log.warning("%s: keys that are passed over: %s", file, why)
+        log.warning("%s: ignored keys: %s", file, why)
     if len(styles) > 1:
         raise ActionsError(f"{file}: some tools have `earl: false` and some not; split the file")
     return {"style": styles.pop(), "tools": tools}
 
 
 def _without_unused(value: Any, passed: set[str]) -> Any:
-    """The same tool without keys that mean nothing here, at any depth; `passed` gets their names."""
+    """The tool without unused keys, at any depth; their names are added to `passed`."""
     if isinstance(value, list):
         return [_without_unused(one, passed) for one in cast(list[Any], value)]
     if not isinstance(value, dict):
@@ -154,7 +154,7 @@ def _syntax(name: str, between: str, where: str, groups: list[dict[str, Any]]) -
     }
     if name not in known:
         raise ActionsError(
-            f"{where}: EARL's form does not say by which rules a tool is used, and {name!r} is none "
+            f"{where}: EARL's form does not contain the syntax of a tool, and {name!r} is none "
             f"of {', '.join(known)}; write the file in graft's form, with a syntax"
         )
     if name == "check" and len(groups) != 2:

@@ -1,11 +1,11 @@
-"""The syntax of a calculator: digits, + - * /, parentheses, a point; an exit where a value stands.
+"""The syntax of a calculator: digits, + - * /, parentheses, a point; an exit after a value.
 
     12 + (3 ...     after "3", a number inside one parenthesis:
-                    digits go on with it, + - * / and ")" follow it, an exit has to wait for ")"
+                    digits continue it, + - * / and ")" follow it, an exit is allowed only after ")"
 
-A state is what stands before and how many "(" are open. There are two tables of what may follow what.
-`STRICT` is EARL's: no number 0, no sign, and a number may have two points (its tool then answers with
-an error). `COMPLETE` has numbers as one writes them: 0, 0.5, -3 at the start or after "(", one point.
+A state is the kind of the last symbol and the number of open "(". There are two tables of what may
+follow. `STRICT` is EARL's: no number 0, no sign, and a number may have two points (its tool then answers
+with an error). `COMPLETE` has usual numbers: 0, 0.5, -3 at the start or after "(", one point.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ KINDS = {
     ".": "point",
     "": "blank",
 }
-"""What a symbol is by its text; the symbols of an exit group are "exit", whatever they say."""
+"""Text of a symbol -> its kind; the symbols of an exit group are "exit", whatever their text."""
 
 Table = dict[str, dict[str, str]]
-"""What stands before -> {what may follow: what stands before the next one}."""
+"""Kind of the last symbol -> {kind that may follow: the kind that it becomes}."""
 
 BINARY = {"operator": "operator", "minus": "operator"}
 VALUE = {**BINARY, "close": "closed", "exit": ""}
-"""What follows a finished value."""
+"""Kinds that follow a complete value."""
 
 STRICT: Table = {
     "start": {"digit": "number", "open": "operator"},
@@ -54,7 +54,7 @@ COMPLETE: Table = {
 
 
 def expression(symbols: Sequence[Symbol], depth: int = 8, complete: bool = False) -> SyntaxRules:
-    """Arithmetic with at most `depth` open parentheses: there "(" is no longer offered."""
+    """Arithmetic with at most `depth` open parentheses; then "(" is no longer allowed."""
     if depth < 0:
         raise ValueError(f"depth={depth}: must be 0 or more")
     for symbol in symbols:

@@ -1,4 +1,4 @@
-"""Values of a YAML file, taken out one by one with complaints that say where.
+"""Values of a YAML file, each checked, with errors that say where.
 
 fields({"nmae": "swap"}, {"name"}, "sorting.yaml, tool 1")
 ActionsError: sorting.yaml, tool 1: unknown key 'nmae'; did you mean 'name'?
@@ -14,7 +14,7 @@ from graft.registry import nearest
 
 
 class ActionsError(ValueError):
-    """Actions that cannot work; the text says where, what is wrong and the way out."""
+    """Actions that cannot work; the message says where, what is wrong and what to do."""
 
 
 def load_fields(path: Path) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def load_fields(path: Path) -> dict[str, Any]:
         values: Any = OmegaConf.to_container(data, resolve=False)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise ActionsError(f"{path} is not an action file: {error}") from error
-    except RecursionError as error:  # its text repeats the whole way down
+    except RecursionError as error:  # its message repeats for every level
         raise ActionsError(f"{path} is not an action file: it is nested too deeply") from error
     if not isinstance(values, dict):
         raise ActionsError(f"{path} is not an action file: it holds a list, not keys")

@@ -1,4 +1,4 @@
-"""A grammar says in which mode the next token is drawn: an automaton over modes.
+"""The grammar: an automaton over modes, the mode in which the next token is drawn.
 
 "[" opens a calculator, digits and + are allowed inside, "]" closes it
 
@@ -22,10 +22,10 @@ from graft.actions.space import ActionSpace
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """Where each (mode, action) leads; other actions lead to `default[mode]`, or nowhere else.
+    """(mode, action) -> next mode; other actions lead to `default[mode]`, or stay in the mode.
 
-    A mode for exactly one token has a default that leaves it: {1: 2} means that whatever is drawn
-    in mode 1, the next token is drawn in mode 2.
+    A mode for exactly one token has a default that leaves it: {1: 2} means that after any action
+    in mode 1 the next token is drawn in mode 2.
     """
 
     start: int = 0
@@ -34,9 +34,9 @@ class Automaton:
     writes: Mapping[tuple[int, int], tuple[int, ...]] = field(
         default_factory=dict[tuple[int, int], tuple[int, ...]]
     )
-    """The tokens that (mode, action) puts into the context, where it is not just the action."""
+    """The tokens that (mode, action) writes into the context, if not just the action itself."""
     exits: frozenset[tuple[int, int]] = frozenset()
-    """(mode, action) after which somebody outside has to answer."""
+    """(mode, action) after which the environment answers."""
 
     def step(self, mode: int, action: int) -> int:
         """The mode after `action` was taken in `mode`."""
@@ -60,7 +60,7 @@ class Automaton:
         return modes
 
     def check(self, space: ActionSpace) -> None:
-        """Raise if a mode lies outside `space`, or a transition waits for what its mode forbids."""
+        """Raise if a mode is outside `space`, or a transition is for an action that its mode forbids."""
         modes = {self.start, *self.default, *self.default.values(), *self.transitions.values()}
         modes.update(mode for mode, _ in self.transitions)
         outside = sorted(mode for mode in modes if not 0 <= mode < space.num_modes)
@@ -74,7 +74,7 @@ class Automaton:
         for mode, action in (*self.writes, *self.exits):
             if not 0 <= mode < space.num_modes or not space.allows(mode, action):
                 raise ValueError(
-                    f"the grammar says what follows action {action} in mode {mode}, which forbids it"
+                    f"the grammar has an entry for action {action} in mode {mode}, which forbids it"
                 )
         foreign = {token for tokens in self.writes.values() for token in tokens}
         if foreign and not 0 <= min(foreign) <= max(foreign) < space.vocab_size:
@@ -85,8 +85,8 @@ class Automaton:
             for action in np.flatnonzero(space.row(mode)[space.vocab_size :]) + space.vocab_size:
                 if not self.writes.get((mode, int(action))):
                     raise ValueError(
-                        f"action {action} lies beyond the vocabulary and writes nothing in mode "
-                        f"{mode}; the model could not read what was chosen"
+                        f"action {action} is beyond the vocabulary and writes nothing in mode "
+                        f"{mode}; the model could not see the choice"
                     )
 
     def to_json(self) -> dict[str, Any]:

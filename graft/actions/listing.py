@@ -1,9 +1,9 @@
-"""Action files: the tools of a run, how each is entered, what can be done in it, how it answers.
+"""Action files: the tools of a run, each with its entry, its actions, its syntax and its answer.
 
     tools:
       - name: compare
         entry: " compare"            written when the tool is entered
-        words: [" compare"]          what a policy writes where it means this tool; the first counts
+        words: [" compare"]          what a policy writes where it refers to this tool; the first is used
         answer: ": {}\\n"             how the result is written; {} stands for it
         syntax: {arguments: {take: [items, items], between: " and"}}
         groups:
@@ -12,13 +12,13 @@
         ...
         groups: [{name: items}]      the same actions once more: named before, so not listed again
 
-is the text " compare A and B: A < B\\n". A group whose name contains "exit" holds what ends a call. An
-action {text: " is odd", init: 1} has a head row that starts as that of its token 1, " odd"; init is 0
-where nobody says so, and `init: random` draws a row.
+writes " compare A and B: A < B\\n". A group whose name contains "exit" has the actions that end a call. An
+action {text: " is odd", init: 1} has a head row that starts as that of its token 1, " odd"; the default
+of init is 0, and `init: random` draws a row.
 
 With `style: tags` the same is done with tokens of the vocabulary: each action is one token, `entry` may
 list several spellings of the tag (the first is the one that is forced), `exit` is the closing tag, and
-`answer` is left out, for there the environment writes the result.
+`answer` is left out, because the environment writes the result.
 
 `syntax` is the name of one, {name: {option: value}}, or "your.module:function"; see `graft.actions.syntax`.
 """
@@ -110,7 +110,7 @@ def read_listing(source: str) -> ActionFile:
 
 
 def parse(data: dict[str, Any], file: str) -> ActionFile:
-    """A Listing from plain values; the groups of one tool are known to those below it."""
+    """An ActionFile from plain values; later tools may use the groups of earlier ones."""
     data = fields(data, ("style", "tools"), file)
     style = data.get("style", "actions")
     if not isinstance(style, str) or style not in KEYS:
@@ -221,7 +221,7 @@ def _answer(value: Any, where: str) -> str:
 
 
 def _refuse_clashes(tools: Iterable[ListedTool], style: str, file: str) -> None:
-    """Descriptions that could not be told apart, in the file or in one tool."""
+    """Raise for equal descriptions, in the file or in one tool."""
     entries: dict[str, str] = {}
     owners: dict[str, str] = {}  # description -> its group
     for tool in tools:

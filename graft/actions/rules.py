@@ -1,4 +1,4 @@
-"""The nouns of a syntax: a symbol, what it does in a state, and the rules that say so."""
+"""The types of a syntax: a symbol, a move between states, and the rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Symbol(NamedTuple):
-    """An action as a syntax sees it: what it says without blanks around, and its group."""
+    """An action for a syntax: its text without surrounding blanks, and its group."""
 
     text: str
     group: str
@@ -22,7 +22,7 @@ class SyntaxMove(NamedTuple):
 
 
 class SyntaxRules(NamedTuple):
-    """A first state, and (state, symbol) -> Move, or None where the symbol is not allowed."""
+    """A first state, and (state, symbol) -> SyntaxMove, or None if the symbol is not allowed."""
 
     start: Hashable
     move: Callable[[Any, Symbol], SyntaxMove | None]

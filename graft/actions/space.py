@@ -1,7 +1,7 @@
-"""What may be chosen: the vocabulary, extra actions after it, and a table of modes.
+"""The choices of a policy: the vocabulary, extra actions after it, and a table of modes.
 
-A mode is one integer per token; `allowed[mode]` is the row of actions that were possible there. The
-sampler masks with it, the rollout records it, the trainer applies the same row again: sampling and
+A mode is one integer per token; `allowed[mode]` is the row of actions that are possible there. The
+sampler masks with it, the rollout records it, and the learner applies the same row: sampling and
 training have the same support by construction.
 
     vocabulary a b c, one extra action "call" (id 3), two modes
@@ -34,7 +34,7 @@ class ActionSpace:
         if vocab_size < 1 or extra < 0:
             raise ValueError(f"vocab_size={vocab_size}, extra={extra}: need at least 1 and 0")
         if allowed is not None:
-            allowed = np.array(allowed, dtype=np.bool_)  # our own copy
+            allowed = np.array(allowed, dtype=np.bool_)  # a copy, made read-only below
             if allowed.ndim != 2 or len(allowed) < 1 or allowed.shape[1] != vocab_size + extra:
                 raise ValueError(
                     f"allowed has shape {allowed.shape}; need [modes, {vocab_size + extra}] "

@@ -1,7 +1,7 @@
-"""A syntax says which of a tool's actions may come next, and which one completes the call.
+"""A syntax: which of a tool's actions may come next, and which one completes the call.
 
-It is a function from the tool's symbols (and options) to `SyntaxRules`: a first state, and what a symbol
-does in a state. `explore` plays the rules through and numbers the states it meets; these become modes.
+It is a function from the tool's symbols (and options) to `SyntaxRules`: a first state, and the move of a
+symbol in a state. `explore` enumerates the reachable states; these become modes.
 
     arguments(symbols, take=["items", "items"], between=" and", distinct=True)    items A, B
         state 0   A -> 1 (writes " and" too)    B -> 2 (writes " and" too)
@@ -15,7 +15,7 @@ Your own, in an action file as "your.module:pairs" or {your.module:pairs: {limit
             return SyntaxMove(count + 1) if count + 1 < limit else SyntaxMove(None)
         return SyntaxRules(0, move)
 
-It has to be finite: a state is anything that can be a key of a dict.
+The number of states must be finite; a state is any hashable value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from graft.registry import resolve
 __all__ = ["SYNTAXES", "Symbol", "SyntaxMove", "SyntaxRules", "arguments", "explore", "rules_of"]
 
 MAX_STATES = 2000
-"""Each costs a row as wide as the vocabulary; a syntax with more has forgotten to bound itself."""
+"""Each is a row as wide as the vocabulary; more usually means that the syntax has no bound."""
 
 
 def arguments(
@@ -40,7 +40,7 @@ def arguments(
 ) -> SyntaxRules:
     """One symbol of each group in `take`, in this order; the last completes the call.
 
-    `between` is written after every argument but the last. With `distinct` none may come twice.
+    `between` is written after every argument but the last. `distinct`: none may occur twice.
     """
     groups = list(dict.fromkeys(symbol.group for symbol in symbols))
     for name in take:
@@ -111,11 +111,11 @@ class Arc(NamedTuple):
 
 
 def explore(rules: SyntaxRules, symbols: Sequence[Symbol], where: str) -> list[dict[int, Arc]]:
-    """What each reachable state allows: {number of the symbol: Arc}; state 0 is the first."""
+    """The arcs of each reachable state: {number of the symbol: Arc}; state 0 is the first."""
     numbers: dict[Hashable, int] = {rules.start: 0}
     queue: list[Hashable] = [rules.start]
     states: list[dict[int, Arc]] = []
-    for state in queue:  # grows as states are met
+    for state in queue:  # grows as states are found
         arcs: dict[int, Arc] = {}
         for i, symbol in enumerate(symbols):
             move = rules.move(state, symbol)
@@ -140,7 +140,7 @@ def explore(rules: SyntaxRules, symbols: Sequence[Symbol], where: str) -> list[d
 
 
 def refuse_traps(states: Sequence[dict[int, Arc]], symbols: Sequence[Symbol], where: str) -> None:
-    """Raise if a call can get to where it can never be completed."""
+    """Raise if a call can reach a state from which it cannot be completed."""
     ways_out = {
         i for i, arcs in enumerate(states) if any(arc.state is None for arc in arcs.values())
     }

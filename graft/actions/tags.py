@@ -1,13 +1,13 @@
 """The baseline: tools entered by a tag in free text, used with tokens of the vocabulary.
 
-A tag is several tokens, so free text has a mode for each part of a tag that may already stand there,
+A tag is several tokens, so free text has a mode for each prefix of a tag that may already be written,
 as in Knuth, Morris and Pratt's search. All of them allow every token. With the entry < a > as tokens
 
     text    x  <  <  a  >  1  +  ...
     mode    0  0  1  1  2  3  4            0: nothing yet, 1: "<", 2: "<a", from 3 on: inside
 
-Inside, a mode allows what the syntax does, and always the first token of the closing tag, which writes
-the whole tag and exits.
+Inside, a mode allows the symbols of the syntax, and always the first token of the closing tag, which
+writes the whole tag and exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tokens = tuple[int, ...]
 
 
 class TagSpotter:
-    """Which part of an entry tag the text ends with: `step` reads one token more."""
+    """Tracks the prefix of an entry tag that the text ends with; `step` reads one more token."""
 
     def __init__(self, entries: Mapping[Tokens, str]) -> None:
         self.entries = entries
@@ -31,14 +31,14 @@ class TagSpotter:
         self.alphabet = sorted({token for tag in entries for token in tag})
 
     def step(self, prefix: Tokens, token: int) -> Tokens:
-        """A whole entry if one ends here, else the longest part of one; () for none."""
+        """A whole entry if one ends here, else the longest prefix of one; () for none."""
         text = (*prefix, token)
         endings = [text[i:] for i in range(len(text) + 1)]  # the longest first, () last
         whole = (ending for ending in endings if ending in self.entries)
         return next(whole, None) or next(e for e in endings if e in self.prefixes)
 
     def first(self, tag: Tokens) -> Tokens:
-        """The first entry that is met when `tag` is read."""
+        """The first entry that is complete when `tag` is read."""
         seen: Tokens = ()
         for token in tag:
             seen = self.step(seen, token)
@@ -53,11 +53,11 @@ def build_tags(plan: ActionPlan) -> list[ToolEntry]:
     spotter = TagSpotter(entries)
     free = {prefix: plan.add_mode(set(), is_free=True) for prefix in spotter.prefixes}
     inside: dict[str, range] = {}
-    doors: list[ToolEntry] = []
+    tool_entries: list[ToolEntry] = []
     for tool in plan.listing.tools:
-        door = _build_inside(plan, tool)
-        inside[tool.name] = door.modes
-        doors.append(door)
+        tool_entry = _build_inside(plan, tool)
+        inside[tool.name] = tool_entry.modes
+        tool_entries.append(tool_entry)
     for prefix, mode in free.items():
         if mode != LANGUAGE:
             plan.default[mode] = LANGUAGE
@@ -67,7 +67,7 @@ def build_tags(plan: ActionPlan) -> list[ToolEntry]:
                 plan.transitions[mode, token] = inside[entries[after]][0]
             elif free[after] != plan.default.get(mode, mode):
                 plan.transitions[mode, token] = free[after]
-    return doors
+    return tool_entries
 
 
 def _entries(plan: ActionPlan) -> dict[Tokens, str]:
@@ -89,7 +89,7 @@ def _entries(plan: ActionPlan) -> dict[Tokens, str]:
         if first != tag:
             raise ActionsError(
                 f"{plan.listing.file}, tool {tool!r}, entry: "
-                f"{plan.tokenizer.decode(tag)!r} can never be reached, for "
+                f"{plan.tokenizer.decode(tag)!r} cannot be reached, since "
                 f"{plan.tokenizer.decode(first)!r} in it already enters {entries[first]!r}"
             )
     return entries
@@ -107,7 +107,7 @@ def _build_inside(plan: ActionPlan, tool: ListedTool) -> ToolEntry:
             f"differently"
         )
     states = explore(rules_of(tool.syntax, symbols, tool.options, where), symbols, where)
-    full = len(states)  # nothing more can be said: only the closing tag
+    full = len(states)  # no argument may follow: only the closing tag
     if any(arc.state is None for arcs in states for arc in arcs.values()):
         states.append({})
     modes = [plan.add_mode({tokens[i] for i in arcs} | {closing[0]}) for arcs in states]

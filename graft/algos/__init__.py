@@ -1,0 +1,1 @@
+"""Batches, credits, losses, reductions and the presets that combine them: see `presets.py`."""

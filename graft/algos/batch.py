@@ -30,7 +30,7 @@ _BOOLEAN = ("mask", "truncated", "is_vocab_token")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Frozen; `replace` and `rows` give new ones. Rows of a leaf keep the order of its contexts."""
+    """Frozen; `replace` and `rows` return new ones. Rows of a leaf keep the order of its contexts."""
 
     actions: Tensor
     """[N, T] long: what was chosen, the label that is trained."""
@@ -52,28 +52,28 @@ class Batch:
     """[N, T] long: the weights that sampled the token."""
 
     reward: Tensor
-    """[N] total of the leaf; its rows all carry it."""
+    """[N] total of the leaf; the same in all its rows."""
     group: Tensor
-    """[N] long: rows that tried the same task."""
+    """[N] long: the same number for rows of the same task."""
     leaf: Tensor
     """[N] long: unique in the batch; several contexts of one leaf share it."""
     truncated: Tensor
-    """[N] bool: a budget of ours ended it, not the world."""
+    """[N] bool: a limit of the rollout ended it, not the environment."""
     twin_reward: Tensor
-    """[N] what the leaf earned that this one is the counterfactual of; NaN: it is of none."""
+    """[N] the reward of the leaf of which this one is the counterfactual; NaN: it is not one."""
 
     advantages: Tensor | None = None
     """[N, T] from a credit."""
     returns: Tensor | None = None
-    """[N, T] what a critic should have said."""
+    """[N, T] the targets of the critic."""
     values: Tensor | None = None
-    """[N, T] what the critic said before the update."""
+    """[N, T] the critic's values before the update."""
     old_logprobs: Tensor | None = None
-    """[N, T] of the learner before its first update on this batch; None: it makes only one."""
+    """[N, T] of the learner before its first update on this batch; None: there is only one update."""
     ref_logprobs: Tensor | None = None
     """[N, T] of the frozen reference."""
     is_vocab_token: Tensor | None = None
-    """[N, T] bool: what was chosen is a token, not an action beyond the vocabulary; None: all are."""
+    """[N, T] bool: a token was chosen, not an action beyond the vocabulary; None: everywhere."""
     vocab_logprobs: Tensor | None = None
     """[N, T] of the learner: log-prob that any token was chosen rather than an action beyond the
     vocabulary, with gradient; None: 0 everywhere."""
@@ -125,7 +125,7 @@ class Batch:
         return Batch(**transfer(self._tensors(), torch.device(device)))
 
     def need(self, name: str, source: str) -> Tensor:
-        """An optional tensor, or an error that says who should have filled it."""
+        """An optional tensor, or an error that says what should have filled it."""
         tensor = getattr(self, name)
         if tensor is None:
             raise ValueError(f"Batch.{name} is None, but {source}")

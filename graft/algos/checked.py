@@ -1,4 +1,4 @@
-"""Losses, credits, shapings and reductions of the user's: what they return is checked where it enters.
+"""Checks of what the user's losses, credits, shapings and reductions return.
 
     N rows, T tokens
 
@@ -61,13 +61,13 @@ def _check_grid(value: Any, shape: torch.Size, who: UserObject, note: str) -> No
 
 
 def checked(function: Any, what: str) -> Any:
-    """`function` with its results looked at; `what` is "loss", "credit", "shaping" or "reduction"."""
+    """`function` with its results checked; `what` is "loss", "credit", "shaping" or "reduction"."""
     return CHECKED[what](function)
 
 
 @contextmanager
 def _untouched(batch: Batch, function: Any, what: str) -> Generator[None]:
-    """Refuse a function that writes into the batch: what comes after it would see other numbers."""
+    """Refuse a function that writes into the batch: later functions would read changed numbers."""
     tensors = {
         one.name: value
         for one in fields(batch)
@@ -159,4 +159,4 @@ ARGUMENTS = {
     "reduction": ("batch",),
     "branch": ("builder",),
 }
-"""What a function of each kind is called with."""
+"""The arguments of a function of each kind."""

@@ -1,4 +1,4 @@
-"""Credit: pure functions advantages_NT -> advantages_NT that say how much each decision was worth.
+"""Credit: pure functions advantages_NT -> advantages_NT, the value of each decision.
 
     N rows, T tokens, M trained tokens, L leaves, G groups, K turns or spans,
     S turns or trained tokens of a leaf
@@ -32,12 +32,12 @@ Credit = Callable[[Tensor, Batch], Tensor]
 
 
 def chain(*credits: Credit) -> Credit:
-    """One after the other, in the order written."""
+    """Apply credits in the given order."""
 
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
         for step in credits:
             adv_NT = step(adv_NT, batch)
-        return keep(adv_NT, batch.mask)  # a user's own credit may have forgotten the mask
+        return keep(adv_NT, batch.mask)  # a user's credit may ignore the mask
 
     return credit
 
@@ -66,7 +66,7 @@ def discounted(gamma: float = 1.0) -> Credit:
         leaf_K = torch.zeros_like(reward_K, dtype=torch.long)
         leaf_K[turn_M] = leaf_N[:, None].expand_as(played_NT)[played_NT]
 
-        # a return is the advantage over a critic that always says 0
+        # a return is the advantage over a critic that is always 0
         reward_LS, count_L, column_K = _grid(reward_K, leaf_K, num_leaves)
         never_L = torch.zeros_like(count_L, dtype=torch.bool)
         zero_LS = torch.zeros_like(reward_LS)
@@ -79,11 +79,11 @@ def discounted(gamma: float = 1.0) -> Credit:
 
 
 def rebn(eps: float = 1e-6) -> Credit:
-    """Return batch normalisation (GEM): whiten over all trained turns, each of which counts once.
+    """Return batch normalisation (GEM): whiten over all trained turns, each counted once.
 
     Returns 1, 0, 0 of three turns: 1.414, -0.707, -0.707, whatever their lengths.
     """
-    # published with eps 1e-9, which blows returns that differ by rounding alone up to about +-1
+    # published with eps 1e-9, which scales returns that differ only by rounding to about +-1
 
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
         turn_M, num_turns = number(_turn_ids(batch)[batch.mask])
@@ -97,7 +97,7 @@ def rebn(eps: float = 1e-6) -> Credit:
 
 
 def grpo(scale: bool = True, unbiased: bool = False, eps: float = 1e-6) -> Credit:
-    """How much better a leaf did than its group: (r - mean) / (std + eps), on all its tokens.
+    """A leaf's reward relative to its group: (r - mean) / (std + eps), on all its tokens.
 
     Rewards 1, 0, 0: 1.414, -0.707, -0.707 (`unbiased` divides by n - 1: 1.155, -0.577, -0.577). A
     leaf counts once, over however many rows it is spread, trained or not. A group of one has mean
@@ -123,7 +123,7 @@ def dr_grpo() -> Credit:
 
 
 def rloo() -> Credit:
-    """Against the mean of the others in the group. Rewards 1, 0, 0: 1, -0.5, -0.5.
+    """The reward minus the mean of the others in the group. Rewards 1, 0, 0: 1, -0.5, -0.5.
 
     Alone in its group, a leaf has nothing to be compared with and keeps its reward, as in `grpo`.
     """
@@ -140,7 +140,7 @@ def rloo() -> Credit:
 
 
 def cpo(eps: float = 1e-6) -> Credit:
-    """What a forced call has brought, on all tokens of the counterfactual row: R(y') - R(y).
+    """The gain of a forced call, on all tokens of the counterfactual row: R(y') - R(y).
 
     Rewards 1, 0, 0 and a counterfactual 1 of the second: 1.155, -0.577, -0.577 and 1. Every other
     row is compared with its group as in `grpo(unbiased=True)`, where counterfactual leaves, which
@@ -200,7 +200,7 @@ def gae(gamma: float = 1.0, lam: float = 0.95) -> Credit:
 
 
 def gae_returns(gamma: float = 1.0, lam: float = 0.95) -> Credit:
-    """What the critic should have said: A + V, with A from `gae`. It fills `Batch.returns`."""
+    """The critic's targets: A + V, with A from `gae`. It fills `Batch.returns`."""
     advantage = gae(gamma, lam)
 
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
@@ -238,7 +238,7 @@ def share_over_spans() -> Credit:
 
 
 def entropy_aware(weight: float = 0.2) -> Credit:
-    """Where the policy was less sure than usual, what came of it counts more (AEPO).
+    """Scale advantages up where the policy was less certain than usual (AEPO).
 
     A * (1 + weight * (H - mean H) / std H), over all trained tokens of the batch. H is the entropy
     under which the engine drew the token: always at hand. Entropies 0.5, 1.5 and A = -1 on both:
@@ -246,7 +246,7 @@ def entropy_aware(weight: float = 0.2) -> Credit:
     """
 
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
-        # the mask leaves out what nobody chose: observations, the rest of an action's description
+        # the mask excludes tokens that were not chosen: observations, the rest of a description
         unsure_NT = masked_whiten(batch.entropies, batch.mask)
         return keep(adv_NT * (1 + weight * unsure_NT), batch.mask)
 
@@ -278,9 +278,7 @@ def _leaves(batch: Batch) -> tuple[Tensor, Tensor, Tensor, int]:
     leaf_N, num_leaves = number(batch.leaf)
     group_N, num_groups = number(batch.group)
     reward_L = torch.zeros(num_leaves, device=leaf_N.device)
-    reward_L[leaf_N] = (
-        batch.reward.float()
-    )  # rows of one leaf all carry its total: any of them will do
+    reward_L[leaf_N] = batch.reward.float()  # all rows of a leaf have its total: any of them serves
     group_L = torch.zeros_like(reward_L, dtype=torch.long)
     group_L[leaf_N] = group_N
     return leaf_N, reward_L, group_L, num_groups

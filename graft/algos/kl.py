@@ -44,5 +44,5 @@ def finite_exp(x: Tensor) -> Tensor:
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """Log-ratios within +-20: beyond, exp() runs towards inf, and one token would end the run."""
+    """Log-ratios within +-20: beyond, exp() grows towards inf, and one token would end the run."""
     return log_ratio.clamp(-20.0, 20.0)

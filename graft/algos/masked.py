@@ -1,4 +1,4 @@
-"""Sums over what counts: tokens under a mask, entries of a segment. Empty ones give 0, never NaN.
+"""Sums over tokens under a mask and over entries of a segment. Empty ones give 0, never NaN.
 
 N rows, T tokens, M entries in K segments (segment_M says which)
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def keep(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """x where the mask is true, 0 elsewhere, whatever x holds there.
+    """x where the mask is true, 0 elsewhere, whatever x is there.
 
     A product with the mask would turn -inf or NaN at a masked token into NaN; a choice does not,
     and its gradient there is exactly 0.
@@ -62,7 +62,7 @@ def segment_mean(x_M: Tensor, segment_M: Tensor, num_segments: int) -> Tensor:
 def segment_std(
     x_M: Tensor, segment_M: Tensor, num_segments: int, unbiased: bool = False
 ) -> Tensor:
-    """[K] in two passes: mean first, then squares of the differences, which cannot go negative."""
+    """[K] in two passes: mean first, then squares of the differences, so it is never negative."""
     centred_M = x_M - segment_mean(x_M, segment_M, num_segments)[segment_M]
     squares_K = segment_sum(centred_M.square(), segment_M, num_segments)
     count_K = segment_count(segment_M, num_segments) - int(unbiased)

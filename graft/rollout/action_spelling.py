@@ -52,7 +52,7 @@ class ActionSpeller:
         self, actions: Actions, tokenizer: FastTokenizer, marks: Marks | None = None
     ) -> None:
         self.actions, self.tokenizer, self.marks = actions, tokenizer, marks
-        ways = [way for tool in actions.doors for way in self._ways(tool)]
+        ways = [way for tool in actions.tool_entries for way in self._ways(tool)]
         self.ways = sorted(ways, key=lambda way: -len(way.text))  # the longest reading first
         self._entry = re.compile("|".join(re.escape(way.text) for way in self.ways))
         self._writes = lru_cache(maxsize=None)(self._text_of)

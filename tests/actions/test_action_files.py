@@ -82,7 +82,7 @@ def test_the_examples_below_are_fine_as_they_are(tmp_path):
         ('" B"]', "{text: ' B', init: 1}]", "init 1 of ' B', which has 1 tokens"),
         ('" B"]', "{text: ' B', init: -1}]", "init -1 of ' B' is neither"),
         ('" B"]', "{text: ' B', inti: 1}]", "unknown key 'inti'; did you mean 'init'"),
-        ('" B"]', '"ß"]', "group 'items': 'ß' cannot be written"),
+        ('" B"]', '"ß"]', "group 'items': 'ß' cannot be encoded"),
         (', actions: [" A", " B"]', "", "group 'items': no actions, and no tool above"),
         ("{name: items, ", "{nam: items, ", "unknown key 'nam'; did you mean 'name'"),
         ("take: [items, items]", "take: [items, item]", r"take has 'item'; .* are \['items'\]"),
@@ -95,7 +95,7 @@ def test_the_examples_below_are_fine_as_they_are(tmp_path):
             "builtins:len",
             "it returned 2; return SyntaxRules",
         ),
-        ('answer: ": {}"', 'answer: "ß{}"', "tool 'swap', answer: 'ß' cannot be written"),
+        ('answer: ": {}"', 'answer: "ß{}"', "tool 'swap', answer: 'ß' cannot be encoded"),
         ("{arguments: {take: [items, items]}}", "argument", "did you mean 'arguments'"),
         ("{arguments: {take: [items, items]}}", "[]", r"\[\] is neither a name nor"),
         ("{arguments: {take: [items, items]}}", "expression", "'A' is no part of an expression"),
@@ -159,11 +159,11 @@ def test_a_second_tool_must_fit_the_first(tmp_path, old, new, complaint):
             'answer: "{}"\n    words:',
             "the environment writes the result; delete 'answer'",
         ),
-        ('" <swap>"', '[" <", " <swap>"]', "' <swap>' can never be reached, for ' <' in it"),
+        ('" <swap>"', '[" <", " <swap>"]', "' <swap>' cannot be reached, since ' <' in it"),
         ('" <swap>"', '[" <swap>", " <swap>"]', "enters 'swap' and 'swap'"),
         ('" <swap>"', "[]", "entry: the list is empty"),
         ("name: items, a", "name: exit, a", "only the closing tag exits"),
-        ('between: ","', 'between: "ß"', "'ß' cannot be written"),
+        ('between: ","', 'between: "ß"', "'ß' cannot be encoded"),
     ],
 )
 def test_a_bad_file_of_tags_is_refused(tmp_path, old, new, complaint):
@@ -306,7 +306,7 @@ def test_earls_baselines_are_read_as_tags(tmp_path):
         done = actions.spell(*call)
         assert PIECES.decode(done.tokens) == text
         assert actions.read(done.actions, done.modes) == call
-    with pytest.raises(ValueError, match="cannot stand there"):
+    with pytest.raises(ValueError, match="is not allowed there"):
         actions.spell("swap", ("A", "A"))
     assert actions.words("check") == PIECES.encode(" <check")
 

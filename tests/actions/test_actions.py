@@ -212,7 +212,7 @@ def test_reading_leaves_out_blanks_and_may_find_nothing_said():
 
 def test_what_the_syntax_forbids_cannot_be_spelled(sorting: Actions):
     with pytest.raises(
-        ValueError, match=r"'A' \(number 1\) cannot stand there; allowed: \['B', 'C'"
+        ValueError, match=r"'A' \(number 1\) is not allowed there; allowed: \['B', 'C'"
     ):
         sorting.spell("swap", ("A", "A"))
     with pytest.raises(ValueError, match="complete before 'C'"):

@@ -94,10 +94,10 @@ def calculators(tmp_path_factory) -> dict[tuple[str, bool, int], Actions]:
 
 def play(actions: Actions, draws: list[int], allows, depth: int) -> list[str] | None:
     """Take the drawn ones of the allowed actions; compare with `allows` at every step."""
-    door = actions.doors[0]
-    texts = {**door.texts, **dict.fromkeys(door.exits, "=")}
+    entry = actions.tool_entries[0]
+    texts = {**entry.texts, **dict.fromkeys(entry.exits, "=")}
     is_tag = actions.space.extra == 0
-    mode, said = door.modes[0], []
+    mode, said = entry.modes[0], []
     for draw in draws:
         offered = np.flatnonzero(actions.space.row(mode)).tolist()
         expected = [
@@ -193,5 +193,5 @@ def test_depth_bounds_the_open_parentheses(calculators):
 def test_blanks_do_not_split_a_number_where_numbers_are_complete(tmp_path):
     tags = calculator(tmp_path, "{complete: true}", "tags")
     assert tags.spell("calculator", ("1", " ", "+", " ", "2", " "))
-    with pytest.raises(ValueError, match=r"'2' \(number 2\) cannot stand there"):
+    with pytest.raises(ValueError, match=r"'2' \(number 2\) is not allowed there"):
         tags.spell("calculator", ("1", " ", "2"))

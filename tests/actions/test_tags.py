@@ -116,7 +116,7 @@ def test_the_modes_follow_a_scan_of_the_whole_text(actions: Actions, draws):
 def test_an_entry_is_spotted_however_it_begins(actions: Actions, text, tool):
     tokens = LETTERS.encode(text)
     mode = actions.grammar.walk([*tokens, 0])[-1]
-    found = [door.tool for door in actions.doors if mode in door.modes]
+    found = [entry.tool for entry in actions.tool_entries if mode in entry.modes]
     assert found == ([tool] if tool else [])
 
 
@@ -142,9 +142,9 @@ def test_the_closing_tag_is_one_decision_and_always_allowed():
     a, comma, b, closing, name, end = PIECES.encode(" A, B </swap>")
     assert done.tokens[3:] == [a, comma, b, closing, name, end]
     assert done.actions[3:] == [a, NO_ACTION, b, closing, NO_ACTION, NO_ACTION]
-    door = actions.doors[1]
-    assert door.tool == "swap"
-    for mode in door.modes:
+    entry = actions.tool_entries[1]
+    assert entry.tool == "swap"
+    for mode in entry.modes:
         assert actions.space.allows(mode, closing)
         assert actions.grammar.is_exit(mode, closing)
         assert actions.grammar.written(mode, closing) == (closing, name, end)
