@@ -17,7 +17,8 @@ from graft.api.progress import ProgressLine
 from graft.api.settings import settings
 from graft.config import Config, ConfigError
 from graft.evaluate.estimates import Estimate
-from graft.evaluate.task_sets import TaskSet, read_sets
+from graft.evaluate.task_set import TaskSet
+from graft.evaluate.task_sets import read_sets
 from graft.protocols import Env
 from graft.types import Task
 from graft.user_code import UserCodeError, seen

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import Config, ConfigError
-from graft.evaluate.task_sets import TaskSet
+from graft.evaluate.task_set import TaskSet
 
 NOT_OF_A_SCORE: dict[str, Any] = {
     "run": True,  # its seed aside

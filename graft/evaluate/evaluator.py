@@ -26,7 +26,8 @@ from graft.evaluate.candidates import Candidate, is_gone
 from graft.evaluate.eval_spec import EndpointSpec, EvalSpec
 from graft.evaluate.results import EvalResult
 from graft.evaluate.samples import SampleFile, StoredSample, file_name
-from graft.evaluate.task_sets import TaskSet, pose_one
+from graft.evaluate.task_set import TaskSet
+from graft.evaluate.task_sets import pose_one
 from graft.models.decoder import Decoder
 from graft.models.io.load import ModelFileError
 from graft.protocols import Env

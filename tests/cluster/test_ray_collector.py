@@ -214,7 +214,8 @@ def test_what_a_dead_worker_had_is_done_again_once_and_in_its_place(kit: Kit) ->
     survivor.finish("d", "c", "a")
     assert names(pending.result()) == ["a", "b", "c", "d"]
     assert any(
-        "worker 1 (pid 1) is lost" in line and "its episode is repeated" in line for line in kit.said
+        "worker 1 (pid 1) is lost" in line and "its episode is repeated" in line
+        for line in kit.said
     )
     kit.ready(3)
     counts = collector.counts()
@@ -404,9 +405,9 @@ def test_the_number_changes_with_the_file_and_nobody_is_cut_short(kit: Kit) -> N
     assert names(later.result()) == ["c"]
     assert collector.counts()["rollout/redone"] == 0.0
     scale.write_text("{nonsense")
-    kit.until(lambda: any("does not say how many" in line for line in kit.said))
+    kit.until(lambda: any("does not hold a number of workers" in line for line in kit.said))
     time.sleep(0.1)
-    assert sum("does not say how many" in line for line in kit.said) == 1
+    assert sum("does not hold a number of workers" in line for line in kit.said) == 1
     scale.write_text('{"workers": 3}')
     kit.ready(4)
     assert collector.counts()["rollout/workers"] == 3.0

@@ -10,7 +10,8 @@ from graft.config import ConfigError, TaskSection, load_config
 from graft.envs.tool_env import ToolEnv
 from graft.evaluate.eval_spec import EvalSpec, read_k
 from graft.evaluate.evaluator import TaskList, chat_of, pose
-from graft.evaluate.task_sets import TaskSet, listed, read_sets
+from graft.evaluate.task_set import TaskSet, listed
+from graft.evaluate.task_sets import read_sets
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
 

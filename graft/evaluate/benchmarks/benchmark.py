@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.data.hub import locate
-from graft.evaluate.task_sets import TaskSet
+from graft.evaluate.task_set import TaskSet
 
 QUESTIONS = "graft.evaluate.benchmarks.questions:BenchmarkQuestions"
 SYSTEM = "graft.evaluate.benchmarks.prompt:SystemPrompt"

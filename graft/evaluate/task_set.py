@@ -1,0 +1,77 @@
+"""One set of held-out tasks: an environment with its arguments, wrappers and reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graft.envs import make
+from graft.envs.tool_env import ToolEnv
+from graft.envs.wrappers import WRAPPERS, wrap
+from graft.protocols import Env
+from graft.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """Tasks of one environment: column `label` of the table."""
+
+    label: str
+    env: str
+    args: dict[str, Any]
+    wrappers: Sequence[str | dict[str, Any]] = ()
+    reward: Any = ""
+    """A reward from outside, as in task.reward; empty: the environment's own."""
+    is_whole: bool = False
+    """True for a benchmark: all of its rows are used unless a number is given."""
+    has_tools: bool = True
+    """False: the same tasks without any tool."""
+
+    def factory(self, tokenizer: Any) -> Callable[[Task], Env]:
+        """A fresh environment for a task."""
+        if self.has_tools:
+            return lambda task: make(
+                self.env, wrappers=self.wrappers, tokenizer=tokenizer, **self.args
+            )
+        others = [one for one in listed(self.wrappers) if not _brings_tools(one)]
+
+        def bare(task: Task) -> Env:
+            env = make(self.env, **self.args)
+            while isinstance(env, ToolEnv):  # an environment that brings its own
+                env = env.env
+            return wrap(env, others, tokenizer)
+
+        return bare
+
+    @property
+    def depends_on(self) -> dict[str, Any]:
+        """Everything that the tasks and their grades depend on, as plain values."""
+        values = {
+            "env": self.env,
+            "args": self.args,
+            "wrappers": list(self.wrappers),
+            "reward": self.reward,
+            "has_tools": self.has_tools,
+        }
+        data = self.args.get("data")
+        if isinstance(data, str) and (file := Path(data)).is_file():  # the file may be edited later
+            values["data"] = [file.stat().st_size, file.stat().st_mtime_ns]
+        return values
+
+
+def listed(wrappers: Sequence[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
+    """One wrapper per entry: ["a,b", {c: {}, d: {}}] -> ["a", "b", {c: {}}, {d: {}}]."""
+    found: list[str | dict[str, Any]] = []
+    for entry in [wrappers] if isinstance(wrappers, str | Mapping) else wrappers:
+        if isinstance(entry, str):
+            found += [name.strip() for name in entry.split(",") if name.strip()]
+        else:
+            found += [{name: arguments} for name, arguments in entry.items()]
+    return found
+
+
+def _brings_tools(wrapper: str | dict[str, Any]) -> bool:
+    name = wrapper if isinstance(wrapper, str) else next(iter(wrapper))
+    return str(WRAPPERS.get(name, "")).startswith("graft.envs.wrappers.tools:")
