@@ -4,11 +4,11 @@
 
 `logp_NT` and `entropy_NT` are the learner's, with gradient. A reduction turns loss_NT into a
 number; the metrics are per token too, without gradient, and the learner averages them over the
-trained tokens of the whole batch. Nothing here depends on how rows are split, and whatever stands
-outside the mask (-inf, NaN) has no effect on value or gradient.
+trained tokens of the whole batch. Nothing here depends on how rows are split, and values outside
+the mask (-inf, NaN) have no effect on value or gradient.
 
 The old policy is `batch.old_logprobs`. Without them there is one update per batch, and the old
-policy is the present one: ratio 1, gradient of -A * logp.
+policy is the current one: ratio 1, gradient of -A * logp.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Metrics = dict[str, Tensor]
 Loss = Callable[[Tensor, Tensor, Batch], tuple[Tensor, Metrics]]
 
 ROW_LOG_RATIO = 10.0
-"""The most that GSPO's mean log-ratio of a row counts for, as in verl: e^10 is finite."""
+"""Upper bound of GSPO's mean log-ratio of a row, as in verl: e^10 is finite."""
 
 
 def reinforce() -> Loss:
@@ -42,7 +42,7 @@ def reinforce() -> Loss:
 
 
 def sft() -> Loss:
-    """-logp of what the data did; advantages are not read."""
+    """-logp of the data's tokens; advantages are not read."""
 
     def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         loss_NT = -keep(logp_NT, batch.mask)
@@ -54,9 +54,10 @@ def sft() -> Loss:
 def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Loss:
     """PPO's clipped ratio r = pi / pi_old: -min(r A, clamp(r, 1-low, 1+high) A).
 
-    A token that has already moved as far as allowed in its good direction gets no gradient. Unequal
-    low and high is DAPO's clip-higher. `dual` = c bounds the loss of a bad token at -c A, however
-    likely it has become: A = -1, r = 5, c = 3 costs 3 and gets no gradient.
+    A token whose ratio has already passed its bound in the direction of its advantage gets no
+    gradient. Unequal low and high is DAPO's clip-higher. `dual` = c bounds the loss of a token with a
+    negative advantage at -c A, however likely it has become: A = -1, r = 5, c = 3 costs 3 and gets no
+    gradient.
     """
 
     def hold(ratio_NT: Tensor) -> Tensor:
@@ -69,8 +70,8 @@ def balanced_clip(low: float = 0.2, high: float = 0.2, dual: float | None = 3.0)
     """As `clip` to the bit, but a good token that has risen beyond 1+high keeps a gradient (AEPO).
 
     The upper bound is (1+high) * r / sg(r): its value is 1+high, and it moves with the log-prob.
-    Tokens that open a new way ("However", a search) are rare, rise fast and would be the first to
-    lose theirs. low = high = 0.2, dual = 3; the gradient on the log-prob is -A times
+    Tokens that start a new approach ("However", a search) are rare, rise fast and would be the first
+    to lose their gradient. low = high = 0.2, dual = 3; the gradient on the log-prob is -A times
 
         A, r            1, 1.5     1, 0.5    -1, 1.5    -1, 0.5    -1, 5
         clip            0          0.5       1.5        0          0
@@ -79,7 +80,7 @@ def balanced_clip(low: float = 0.2, high: float = 0.2, dual: float | None = 3.0)
 
     def hold(ratio_NT: Tensor) -> Tensor:
         upper_NT = (1 + high) * (ratio_NT / ratio_NT.detach())  # r / r first: it is exactly 1
-        # bounds that are tensors: through a number no gradient flows
+        # tensors as bounds: no gradient flows through a number
         return ratio_NT.clamp(torch.full_like(ratio_NT, 1 - low), upper_NT)
 
     return _clipping(hold, low, high, dual)
@@ -99,7 +100,7 @@ def gspo(low: float = 3e-4, high: float = 4e-4) -> Loss:
         adv_NT = _advantages(batch)
         logp_NT = keep(logp_NT, batch.mask)
         gap_NT = logp_NT.detach() - keep(_old(logp_NT, batch), batch.mask)
-        # tokens as they are, for one that is held back would change the mean of its row
+        # unclipped tokens: a clipped one would change the mean of its row
         row_N = masked_mean(gap_NT, batch.mask, dim=1).clamp(max=ROW_LOG_RATIO)
         ratio_NT = torch.exp(row_N[:, None] + logp_NT - logp_NT.detach())
         loss_NT = _worse(ratio_NT, ratio_NT.clamp(1 - low, 1 + high), adv_NT)
@@ -129,10 +130,10 @@ def cispo(low: float = 1.0, high: float = 4.0) -> Loss:
 
 
 def with_importance(loss: Loss, cap: float | None) -> Loss:
-    """Weigh each token by min(pi_old / pi_behaviour, cap): the engine is not quite the learner.
+    """Weigh each token by min(pi_old / pi_behaviour, cap), since engine and learner differ slightly.
 
     Engine log-prob -2, learner -1, cap 2: weight min(e, 2) = 2. Wrap the policy loss itself and
-    put KL and entropy around it: they are no expectations under the engine. No cap (None or 0):
+    put KL and entropy around it: they are not expectations under the engine. No cap (None or 0):
     no weights.
     """
     if not cap:
@@ -153,11 +154,11 @@ def with_importance(loss: Loss, cap: float | None) -> Loss:
 
 
 def with_kl(loss: Loss, coef: float, kind: str = "k3") -> Loss:
-    """Plus coef * KL(policy || reference) on every trained token: drifting away costs.
+    """Plus coef * KL(policy || reference) on every trained token.
 
-    A reference knows no action beyond the vocabulary. Where one was chosen there is no KL; where a
-    token was chosen, the policy is compared as if it could have chosen tokens alone: probabilities
-    0.6 of a, 0.2 of b, 0.2 of an action; a's 0.6 / (0.6 + 0.2) = 0.75 is held against the reference.
+    The reference has no actions beyond the vocabulary. Where one was chosen there is no KL; where a
+    token was chosen, the policy is renormalised to tokens: with probabilities 0.6 of a, 0.2 of b and
+    0.2 of an action, 0.6 / (0.6 + 0.2) = 0.75 of a is compared with the reference.
     """
     check_kind(kind)
 
@@ -174,7 +175,7 @@ def with_kl(loss: Loss, coef: float, kind: str = "k3") -> Loss:
 
 
 def with_entropy(loss: Loss, coef: float) -> Loss:
-    """Minus coef * entropy on every trained token, and on no other: being unsure is rewarded."""
+    """Minus coef * entropy on every trained token: higher entropy is rewarded."""
 
     def spread(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         loss_NT, metrics = loss(logp_NT, entropy_NT, batch)
@@ -186,8 +187,8 @@ def with_entropy(loss: Loss, coef: float) -> Loss:
 def value_loss(
     values_NT: Tensor, batch: Batch, clip: float | None = None
 ) -> tuple[Tensor, Metrics]:
-    """Half the squared error of a critic; with `clip`, the larger of it and that of a value held
-    within +-clip of the old one, so that one batch cannot drag the critic far.
+    """Half the squared error of a critic; with `clip`, the larger of it and that of a value clamped
+    to +-clip around the old one, so that one batch cannot move the critic far.
 
     old 0, now 2, return 3, clip 0.5: max((2-3)^2, (0.5-3)^2) / 2 = 3.125, no gradient
     """
@@ -195,7 +196,7 @@ def value_loss(
     values_NT = keep(values_NT, batch.mask)
     error_NT = (values_NT - returns_NT).square()
     if clip is not None:
-        old_NT = keep(batch.need("values", "value clipping holds on to them"), batch.mask)
+        old_NT = keep(batch.need("values", "value clipping needs them"), batch.mask)
         held_NT = old_NT + (values_NT - old_NT).clamp(-clip, clip)
         error_NT = torch.maximum(error_NT, (held_NT - returns_NT).square())
     loss_NT = 0.5 * error_NT
@@ -221,7 +222,7 @@ def _old(logp_NT: Tensor, batch: Batch) -> Tensor:
 
 
 def _log_ratio(logp_NT: Tensor, batch: Batch) -> Tensor:
-    # cleaned one by one: the difference of two -inf has a NaN gradient that no later mask removes
+    # masked one by one: the difference of two -inf has a NaN gradient that no later mask removes
     old_NT = keep(_old(logp_NT, batch), batch.mask)
     return bounded(keep(logp_NT, batch.mask) - old_NT)
 
@@ -229,7 +230,7 @@ def _log_ratio(logp_NT: Tensor, batch: Batch) -> Tensor:
 def _clipping(
     hold: Callable[[Tensor], Tensor], low: float, high: float, dual: float | None
 ) -> Loss:
-    """PPO's loss, where `hold` says how a token's ratio is kept within [1 - low, 1 + high]."""
+    """PPO's loss; `hold` keeps a token's ratio within [1 - low, 1 + high]."""
     _check_range(low, high)
     if dual is not None and dual <= 1 + high:
         raise ValueError(f"dual={dual} must be more than 1 + high = {1 + high}; null leaves it out")
@@ -247,7 +248,7 @@ def _clipping(
 
 
 def _worse(ratio_NT: Tensor, held_NT: Tensor, adv_NT: Tensor) -> Tensor:
-    """The larger loss of a ratio and of what it is held to: holding never makes a token look better."""
+    """The larger loss of a ratio and of its clipped value: clipping never lowers a loss."""
     return torch.maximum(-adv_NT * ratio_NT, -adv_NT * held_NT)
 
 
@@ -267,7 +268,7 @@ def _metrics(loss_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> Metrics:
 
 
 def _clip_metrics(ratio_NT: Tensor, adv_NT: Tensor, low: float, high: float) -> Metrics:
-    """Tokens that moved beyond the range in the direction their advantage asks for."""
+    """Tokens that moved beyond the range in the direction of their advantage."""
     low_NT = (ratio_NT < 1 - low) & (adv_NT < 0)
     high_NT = (ratio_NT > 1 + high) & (adv_NT > 0)
     return {

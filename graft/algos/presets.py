@@ -1,4 +1,4 @@
-"""Named algorithms: which shaping, credit, loss and reduction belong together.
+"""Named algorithms: combinations of shaping, credit, loss and reduction.
 
 A part is a name of its table, "their.module:factory", or either with keywords:
 ("clip", {"high": 0.28}). Change one with `dataclasses.replace(PRESETS["grpo"], kl_coef=0.04)`.
@@ -43,14 +43,14 @@ class Preset:
 
     needs_critic: bool = False
     returns: Part | None = None
-    """The credit that says what the critic learns."""
+    """The credit that computes the critic's targets."""
     value_clip: float | None = None
     dynamic_sampling: bool = False
-    """Groups whose rewards are all equal are thrown away and replaced by fresh ones."""
+    """Groups whose rewards are all equal are discarded and replaced by new ones."""
 
 
 PRESETS: dict[str, Preset] = {
-    # one update per batch, no baseline: the plainest there is
+    # one update per batch, no baseline: the simplest
     "reinforce": Preset(credit=("reinforce",), loss="reinforce"),
     # GEM: gamma 0.9 in games, 1 elsewhere; 2 epochs; importance cap 2; divided by 4096, the cap
     # of a turn
@@ -60,12 +60,12 @@ PRESETS: dict[str, Preset] = {
         reduction=("constant", {"length": 4096}),
         importance_cap=2.0,
     ),
-    # DeepSeekMath: mean over rows of token means, and 0.04 * k3 to the reference, which we leave
-    # out because it doubles the models in memory; kl_coef=0.04 brings it back
+    # DeepSeekMath: mean over rows of token means; its 0.04 * k3 to the reference is left out,
+    # because it doubles the models in memory; kl_coef=0.04 adds it
     "grpo": Preset(
         credit=("grpo",), loss=("clip", {"low": 0.2, "high": 0.2}), reduction="sequence"
     ),
-    # no std, no length in any denominator; 3000 was the generation budget: put yours
+    # no std, no length in any denominator; 3000 was the generation budget: set yours
     "dr_grpo": Preset(
         credit=("dr_grpo",),
         loss=("clip", {"low": 0.2, "high": 0.2}),
@@ -73,8 +73,8 @@ PRESETS: dict[str, Preset] = {
     ),
     # published as a sum over tokens, mean over rows: the token mean has the same direction
     "rloo": Preset(credit=("rloo",), loss="reinforce"),
-    # clip-higher, token mean, no KL, groups refilled; 16384 tokens free and 4096 more at a rising
-    # price: put your own budget
+    # clip-higher, token mean, no KL, groups refilled; 16384 tokens without and 4096 more with a
+    # rising penalty: set your own budget
     "dapo": Preset(
         credit=("grpo",),
         loss=("clip", {"low": 0.2, "high": 0.28}),
@@ -86,47 +86,47 @@ PRESETS: dict[str, Preset] = {
         credit=("grpo",), loss=("gspo", {"low": 3e-4, "high": 4e-4}), reduction="sequence"
     ),
     # MiniMax-M1: no lower bound, token mean over the batch, no KL; the upper bound was tuned and
-    # not printed, 5 is what ScaleRL settled on
+    # not published; 5 is ScaleRL's choice
     "cispo": Preset(credit=("grpo",), loss=("cispo", {"low": 1.0, "high": 4.0})),
     # EARL: a group that failed as a whole is tried again with a call forced into each attempt;
-    # 0.001 * k3 to the base model, on words alone
+    # 0.001 * k3 to the base model, on vocabulary tokens only
     "cpo": Preset(
         credit=("cpo",),
         loss=("clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
         branch="counterfactual",
         kl_coef=1e-3,
     ),
-    # what EARL compares it with: the same without counterfactual attempts
+    # EARL's baseline: the same without counterfactual attempts
     "earl_grpo": Preset(
         credit=(("grpo", {"unbiased": True}),),
         loss=("clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
         kl_coef=1e-3,
     ),
-    # ARPO: stock GRPO on a tree that forks where the agent became unsure. A token that d attempts
+    # ARPO: plain GRPO on a tree that forks where the agent became uncertain. A token that d attempts
     # share is trained d times, once with the advantage of each ("soft"); published with a KL of
-    # weight 0, which we leave out with its reference
+    # weight 0, which is left out together with its reference
     "arpo": Preset(
         credit=(("grpo", {"unbiased": True}),),
         loss=("clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
         branch="arpo",
     ),
     # in ARPO's paper and not in its code: a shared token has the mean advantage of its attempts.
-    # Left at d times it would be soft over again (d * mean = sum), so here it counts once
+    # Counted d times it would equal "soft" (d * mean = sum), so here it counts once
     "arpo_hard": Preset(
         credit=(("grpo", {"unbiased": True}), "share_over_spans"),
         loss=("clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
         reduction="unique_tokens",
         branch="arpo",
     ),
-    # AEPO: ARPO with a budget for roots, a price on forking again and again, and these two parts;
+    # AEPO: ARPO with a budget for roots, a penalty on consecutive forks, and these two parts;
     # the published code compares entropies within a micro-batch, and only where an entropy bonus
-    # happens to be on. Ours does so over the whole batch, always
+    # is on. graft always compares over the whole batch
     "aepo": Preset(
         credit=(("grpo", {"unbiased": True}), ("entropy_aware", {"weight": 0.2})),
         loss=("balanced_clip", {"low": 0.2, "high": 0.2, "dual": 3.0}),
         branch="aepo",
     ),
-    # no discount within an answer, whitened advantages; a KL price goes into shaping:
+    # no discount within an answer, whitened advantages; a KL penalty is a shaping:
     # ("kl_in_reward", {"coef": 0.05}) with a reference
     "ppo": Preset(
         credit=(("gae", {"gamma": 1.0, "lam": 0.95}), "whiten"),
@@ -148,7 +148,9 @@ def build(preset: Preset | str) -> tuple[Shaping, Credit, Loss, Reduction]:
     shaping = shape_in_turn(*(make(part, SHAPINGS, "shaping") for part in preset.shaping))
     credit = chain(*(make(part, CREDITS, "credit") for part in preset.credit))
     loss: Loss = make(preset.loss, LOSSES, "loss")
-    loss = with_importance(loss, preset.importance_cap)  # innermost: it weighs the policy term only
+    loss = with_importance(
+        loss, preset.importance_cap
+    )  # innermost: it weights the policy term only
     if preset.kl_coef:
         loss = with_kl(loss, preset.kl_coef, preset.kl_kind)
     if preset.entropy_coef:
@@ -168,7 +170,7 @@ def resolve_preset(name: str) -> Preset:
 
 
 def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -> Any:
-    """Find the factory and call it with its keywords; the function itself will do as well.
+    """Find the factory and call it with its keywords; a function may be given instead of a name.
 
     >>> make(("clip", {"hihg": 0.28}), LOSSES, "loss")
     Traceback (most recent call last):

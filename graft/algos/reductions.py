@@ -1,4 +1,4 @@
-"""How the losses of tokens become the loss of a step: one weight per token.
+"""Reductions: from the losses of tokens to the loss of a step, as one weight per token.
 
     N rows, T tokens
 
@@ -37,7 +37,7 @@ def token() -> Reduction:
 
 
 def sequence() -> Reduction:
-    """Mean over rows of the mean over their tokens; a row without trained tokens is no row."""
+    """Mean over rows of the mean over their tokens; rows without trained tokens are not counted."""
 
     def weigh(batch: Batch) -> Tensor:
         num_trained = (batch.lengths > 0).sum().clamp(min=1)
@@ -61,10 +61,10 @@ def constant(length: int) -> Reduction:
 
 
 def written_tokens() -> Reduction:
-    """Sum over trained tokens, divided by all tokens behind the prompts, whoever wrote them.
+    """Sum over trained tokens, divided by all tokens after the prompts, of any author.
 
-    Observations and the words that an action is spelled with weigh a row down without being trained,
-    as in EARL; `token` leaves them out.
+    Observations and the tokens of an action's description count in the denominator without being
+    trained, as in EARL; `token` leaves them out.
     """
 
     def weigh(batch: Batch) -> Tensor:
@@ -74,10 +74,10 @@ def written_tokens() -> Reduction:
 
 
 def unique_tokens() -> Reduction:
-    """Mean over the distinct trained tokens of the trees: one that d rows go through counts once.
+    """Mean over the distinct trained tokens of the trees: one that d rows share counts once.
 
     Each of its d cells has 1/d of its weight. Two cells are the same token if they are of one span
-    and at one place in it. Where no row shares a trained token this is `token`.
+    and at the same position in it. If no rows share a trained token this is `token`.
     """
 
     def weigh(batch: Batch) -> Tensor:

@@ -1,9 +1,9 @@
-"""What happens to rewards and masks before credit: pure functions Batch -> Batch.
+"""Shaping of rewards and masks before credit: pure functions Batch -> Batch.
 
     N rows, T tokens, L leaves
 
-Whatever is taken from a leaf's total `reward` is taken from its per-token `rewards` too, so
-credits that read either of them agree.
+A change of a leaf's total `reward` is made in its per-token `rewards` too, so credits that read
+either of them agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shaping = Callable[[Batch], Batch]
 
 
 def shape_in_turn(*shapings: Shaping) -> Shaping:
-    """One after the other, in the order written; none at all is the identity."""
+    """Apply shapings in the given order; without any, the identity."""
 
     def shape(batch: Batch) -> Batch:
         for shaping in shapings:
@@ -31,8 +31,8 @@ def shape_in_turn(*shapings: Shaping) -> Shaping:
 
 
 def overlong(max_length: int, buffer: int, penalty: float = 1.0) -> Shaping:
-    """Soft punishment for long answers (DAPO): nothing up to max_length - buffer policy tokens,
-    then growing evenly to `penalty` at max_length, and no more beyond.
+    """Soft penalty for long answers (DAPO): 0 up to max_length - buffer policy tokens, then linear up
+    to `penalty` at max_length, and constant beyond.
 
     max_length 10, buffer 4: 6 tokens -> 0, 8 -> -0.5, 10 -> -1, 12 -> -1
 
@@ -66,7 +66,7 @@ def overlong(max_length: int, buffer: int, penalty: float = 1.0) -> Shaping:
 
 
 def mask_truncated() -> Shaping:
-    """Rows that ran out of budget are not trained; their rewards still count in their group."""
+    """Rows of truncated attempts are not trained; their rewards still count in their group."""
 
     def shape(batch: Batch) -> Batch:
         return batch.replace(mask=batch.mask & ~batch.truncated[:, None])
