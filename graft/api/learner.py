@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -20,15 +19,6 @@ if TYPE_CHECKING:
 
 PartLike = str | Mapping[str, Any] | Callable[..., Any]
 """A name of a table, {name: {keyword: value}}, or a function."""
-
-OF_A_RUN = (
-    "tokens_per_second",
-    "step_time",
-    "time/rollout",
-    "rollout/missing",
-    "rollout/set_aside",
-)
-"""Metrics that need to know how the episodes were collected."""
 
 
 class PolicyLearner:
@@ -152,7 +142,7 @@ class PolicyLearner:
         for engine in self.policy.engines:
             engine.check_idle()
         self.trainer.temperature = _temperature(listed)
-        rollouts = StepRollouts(listed, set_aside=0, seconds=math.inf, cursor=0)
+        rollouts = StepRollouts(listed)
         with Interrupt().held():
             try:
                 step = self.policy.version + 1
@@ -162,7 +152,7 @@ class PolicyLearner:
                 raise
             self.steps += 1
             self.policy.advance()
-        return {name: value for name, value in learned.metrics.items() if name not in OF_A_RUN}
+        return learned.metrics
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write a checkpoint: the policy, and what the optimizer remembers. Returns its folder.

@@ -26,7 +26,7 @@ class StepRollouts:
     set_aside: int = 0
     """Flat groups that dynamic sampling replaced."""
     seconds: float = 0.0
-    """The time that the step waited for them."""
+    """The time that the step waited for them; 0: not known."""
     cursor: int = 0
     """Of the task stream behind them."""
     is_async: bool = False

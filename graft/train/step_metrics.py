@@ -42,10 +42,20 @@ def step_metrics(
         "num_tokens": float(sampled),
         "num_trained_tokens": float(sum(sum(span.mask) for span in spans)),
         "num_forward_tokens": float(sum(map(len, spans))),
-        "tokens_per_second": sampled / (rollouts.seconds + (seconds if rollouts.is_async else 0.0)),
-        "step_time": rollouts.seconds + seconds,
-        "time/rollout": rollouts.seconds,
+        **_times(sampled, rollouts, seconds),
         "time/learn": seconds,
+    }
+
+
+def _times(sampled: int, rollouts: StepRollouts, seconds: float) -> dict[str, float]:
+    """Of a step that collected its episodes; from Python the learner is given them, and knows no time."""
+    waited = rollouts.seconds
+    if not waited:
+        return {}
+    return {
+        "tokens_per_second": sampled / (waited + (seconds if rollouts.is_async else 0.0)),
+        "step_time": waited + seconds,
+        "time/rollout": waited,
     }
 
 
