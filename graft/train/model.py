@@ -164,7 +164,7 @@ def open_transformers(
     config: Config, source: Path, device: torch.device, dtype: torch.dtype, processes: ProcessGroup
 ) -> Any:
     """A policy that transformers computes."""
-    from graft.models.transformers.model import TransformersModel
+    from graft.models.transformers.load import load_transformers_model
 
     refused = {
         "actions.file": config.actions.file,
@@ -177,7 +177,7 @@ def open_transformers(
                 f"{key}={value} needs a native decoder ({', '.join(ARCHITECTURES)}), and "
                 f"'{source}' is another family, which trains as transformers computes it; leave it out"
             )
-    policy = TransformersModel.load(source, dtype=dtype, device=device)
+    policy = load_transformers_model(source, dtype=dtype, device=device)
     policy.recompute = bool(config.train.recompute)
     if processes.world > 1 and config.parallel.shard:
         from graft.models.parallel.module import shard_module

@@ -15,8 +15,8 @@ from graft.models.io.fill import ModelFileError
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
-from graft.models.transformers.model import TransformersModel
-from tests.models.test_foreign import Case, store
+from graft.models.transformers.load import load_transformers_model
+from tests.models.test_transformers_model import Case, store
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -256,7 +256,7 @@ def edited(folder: Path, **entries: Any) -> Path:
     return folder
 
 
-FOREIGN: list[tuple[str, dict[str, Any]]] = [
+OTHER_FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {"rope_parameters": PLAIN, "rope_scaling": LINEAR}),
     ("mistral", {"rope_parameters": YARN, "original_max_position_embeddings": 16}),
     ("mistral", {"sliding_window": None}),
@@ -267,7 +267,7 @@ FOREIGN: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("family, entries", FOREIGN, ids=str)
+@pytest.mark.parametrize("family, entries", OTHER_FAMILIES, ids=str)
 def test_other_families_are_what_transformers_makes_of_their_entries(
     family: str, entries: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -277,7 +277,7 @@ def test_other_families_are_what_transformers_makes_of_their_entries(
     module = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         wanted, _ = case.by_hand(module, 1.0, None)
-        found, _ = case.forest.logprobs(TransformersModel.load(folder, torch.float32, "cpu"))
+        found, _ = case.forest.logprobs(load_transformers_model(folder, torch.float32, "cpu"))
     assert float((found - wanted).abs().max()) <= 2e-5 * float(wanted[case.mask].std())
 
 
@@ -293,7 +293,7 @@ def test_other_families_refuse_what_is_no_policy(
     family: str, entries: dict[str, Any], text: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedModel, match=text) as caught:
-        TransformersModel.load(edited(store(tmp_path, family), **entries), torch.float32, "cpu")
+        load_transformers_model(edited(store(tmp_path, family), **entries), torch.float32, "cpu")
     assert "config.json'" in str(caught.value)
 
 
@@ -310,7 +310,7 @@ def test_texts_beyond_a_rope_that_depends_on_length_are_refused(
 ) -> None:
     """One long row would change the numbers of the short ones that are computed with it."""
     folder = edited(store(tmp_path, "mistral"), sliding_window=None, **entries)
-    model, case = TransformersModel.load(folder, torch.float32, "cpu"), Case()
+    model, case = load_transformers_model(folder, torch.float32, "cpu"), Case()
     assert model.shape.max_positions == 18
     assert any("up to 18 tokens can be trained" in note for note in model.notes)
     assert int(case.forest.positions.max()) >= 18

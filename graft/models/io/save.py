@@ -88,36 +88,37 @@ def write_weights(
     *,
     dtype: torch.dtype,
     shard_bytes: int = SHARD_BYTES,
-) -> list[str]:
-    """The same of tensors that `read(name)` gives: no more than one shard is in memory at a time.
+) -> None:
+    """The same for tensors that `read(name)` returns: at most one shard is in memory at a time."""
+    num_bytes = {name: math.prod(size) * dtype.itemsize for name, size in sizes.items()}
+    write_shards(num_bytes, lambda name: read(name).to("cpu", dtype), folder, shard_bytes)
 
-    The names of the files that hold weights come back.
-    """
-    shards = split_shards(
-        {name: math.prod(size) * dtype.itemsize for name, size in sizes.items()}, shard_bytes
-    )
+
+def write_shards(
+    num_bytes: Mapping[str, int], read: Callable[[str], Tensor], folder: Path, shard_bytes: int
+) -> None:
+    """Write tensors, each in the dtype that `read(name)` returns; `num_bytes` are their sizes."""
+    shards = split_shards(num_bytes, shard_bytes)
+    count = len(shards)
     files = {
-        WEIGHTS
-        if len(shards) == 1
-        else f"model-{number:05d}-of-{len(shards):05d}.safetensors": names
+        WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors": names
         for number, names in enumerate(shards, start=1)
     }
     for file, names in files.items():
-        shard = {name: read(name).to("cpu", dtype).contiguous() for name in names}
+        shard = {name: read(name).contiguous() for name in names}
         with new_file(folder / file) as aside:
             _save_file(shard, aside)
     written = set(files)
-    if len(shards) > 1:
+    if count > 1:
         written.add(INDEX)
-        total = sum(map(math.prod, sizes.values())) * dtype.itemsize
         where = {name: file for file, names in files.items() for name in names}
-        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+        index = {"metadata": {"total_size": sum(num_bytes.values())}, "weight_map": where}
+        write_json(folder / INDEX, index)
     # a model.safetensors left from an earlier save would be read in place of new shards
     for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
         if stale.name not in written:
             stale.unlink(missing_ok=True)
     sync(folder)
-    return list(files)
 
 
 def _save_file(tensors: dict[str, Tensor], path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Models of families without a decoder of ours, trained as transformers computes them."""
+"""Model families without a native decoder, computed by transformers. Start with `load.py`."""

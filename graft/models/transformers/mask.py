@@ -1,11 +1,11 @@
 """The tree mask in the forms that transformers' attention takes.
 
-A prepared mask [1, 1, K, K] is used as it is. Models whose layers differ take one for each kind of
-layer, by name. A sliding window of 3 lets a token see itself and two before it, counted along its own
-path and not along the packed list:
+A prepared mask [1, 1, K, K] is used unchanged. Models with several kinds of layers take one mask per
+kind, by name. A sliding window of 3 lets a token attend to itself and the two before it, counted along
+its own path and not along the packed list:
 
-    "12" -> "abc"     tokens      1 2 a b c d e      full: d sees 1 2 d
-         -> "de"      positions   0 1 2 3 4 2 3      window of 3: d sees 1 2 d, e sees 2 d e
+    "12" -> "abc"     tokens      1 2 a b c d e      full: d attends to 1 2 d
+         -> "de"      positions   0 1 2 3 4 2 3      window of 3: d to 1 2 d, e to 2 d e
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from torch import Tensor
 from graft.models.tree.packing import interval_mask
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-READ = {"sliding_window", "sliding_window_pattern", "max_window_layers"}
-"""Entries of a config that speak of windows and that layer kinds and `sliding_window` cover."""
+KNOWN_WINDOWS = {"sliding_window", "sliding_window_pattern", "max_window_layers"}
+"""Config entries on windows that `layer_types` and `sliding_window` cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:
-    """How far the layers of a model see."""
+    """Which tokens the layers of a model attend to."""
 
     kinds: tuple[str, ...] = (FULL,)
-    """Of layers, each once; with several the model takes a mask for each."""
+    """The distinct kinds of layers; a model with several takes a mask for each."""
     window: int = 0
-    """Tokens that a sliding layer sees, itself among them."""
+    """Tokens that a sliding layer attends to, the query itself included; 0: no sliding layer."""
 
     @classmethod
     def of(cls, config: Any) -> TreeMask:
-        """From a transformers config of a text model; a ValueError says what we cannot mask."""
+        """From a transformers config of a text model; a ValueError names what cannot be masked."""
         kinds = tuple(sorted(set(getattr(config, "layer_types", None) or ())))
         window = getattr(config, "sliding_window", None)
         if not kinds:
             is_used = window is not None and getattr(config, "use_sliding_window", True)
             kinds = (SLIDING,) if is_used else (FULL,)
         if unknown := sorted(set(kinds) - {FULL, SLIDING}):
-            raise ValueError(f"it has layers of the kind {', '.join(unknown)}")
+            raise ValueError(f"it has layers of kind {', '.join(unknown)}")
         if SLIDING in kinds and (not isinstance(window, int) or window < 1):
             raise ValueError(f"its layers slide over a window of sliding_window={window!r}")
         if limits := _other_limits(config):
-            raise ValueError(f"its config limits what tokens see by {', '.join(limits)}")
+            raise ValueError(f"its config limits attention by {', '.join(limits)}")
         return cls(kinds, window if SLIDING in kinds and isinstance(window, int) else 0)
 
     def masks(self, ends: Tensor, positions: Tensor, additive: torch.dtype | None) -> Any:
-        """What the model is given as attention_mask: one mask, or one for each kind of layer.
+        """The model's `attention_mask`: one mask, or one for each kind of layer.
 
-        True where a query may look; `additive` asks for numbers of that kind that are added instead.
+        True where a query may attend; with `additive` a mask of that dtype, to be added to scores.
         """
         tree = interval_mask(ends)
         seen: Mapping[str, Tensor] = {FULL: tree}
@@ -71,12 +71,12 @@ def _shaped(seen: Tensor, additive: torch.dtype | None) -> Tensor:
 
 
 def _other_limits(config: Any) -> list[str]:
-    """Windows and chunks by names we do not know: a short probe would not reach their end."""
+    """Windows and chunks under unknown names: a short probe would not reach their end."""
     return sorted(
         f"{name}={value}"
         for name, value in config.to_dict().items()
         if ("window" in name or "chunk" in name)
-        and name.lstrip("_") not in READ
+        and name.lstrip("_") not in KNOWN_WINDOWS
         and isinstance(value, int)
         and not isinstance(value, bool)
         and value > 0

@@ -1,14 +1,14 @@
-"""Does a model's attention honour a tree mask? Tried out on a small tree at loading.
+"""Tests at loading, on a small tree, whether a model's attention honours a tree mask.
 
-    4 prompt tokens, forked:  a a a a a ─ b b b        each path alone, one row through the module: truth
-                                        └ c c c c c c  all paths side by side, filled up: must be the same
-                              d d d d d d d            packed as a tree: the same, or it is not used
+    4 prompt tokens, forked:  a a a a a ─ b b b        each path alone in one call: the reference
+                                        └ c c c c c c  all paths as padded rows: must match it
+                              d d d d d d d            packed as a tree: matches, or is not used
 
-Whether a model passes depends on its code and not on its weights: one that builds its mask from a
-padding mask, counts positions by itself, or carries a state from token to token does not. A gap counts
-against that of the crudest mistake, all tokens read as one text: a model of tiny weights says nearly
-the same whatever it reads. While the probe runs sliding windows are narrow, else a few tokens would
-never reach the end of one.
+Whether a model passes depends on its code and not on its weights. One that builds its mask from a
+padding mask, counts positions internally, or carries a state from token to token fails. The gap is also
+compared with that of the worst mistake, all tokens read as one text, because a model of tiny weights
+gives nearly the same log-probs for any context. Sliding windows are narrowed while the probe runs, so
+that its few tokens reach the end of one.
 """
 
 from __future__ import annotations
@@ -16,77 +16,78 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from graft.models.shape import UnsupportedModel
 from graft.models.transformers.mask import TreeMask
+from graft.models.transformers.model import TransformersModel
 from graft.models.transformers.rows import paths_of
 from graft.models.transformers.shape import fixed_length
 from graft.models.tree.forest import Forest
 from graft.tolerances import tolerances
 from graft.types import Author, Episode, Leaf, Span, Task
 
-if TYPE_CHECKING:
-    from graft.models.transformers.model import TransformersModel
-
 SPANS: list[tuple[int, int | None]] = [(4, None), (5, 0), (3, 1), (6, 1), (7, 0)]
-"""Tokens of each span of the tree, and the number of the span it follows."""
-NARROW = 4
-"""Tokens that a sliding window holds while the probe runs."""
-SHARE = 1 / 8
-"""How large a gap may be beside that of all tokens read as one text."""
+"""Number of tokens of each span of the tree, and the index of its parent."""
+PROBE_WINDOW = 4
+"""Size of sliding windows while the probe runs."""
+MAX_GAP_SHARE = 1 / 8
+"""Largest gap that passes, as a share of the gap of all tokens read as one text."""
 
 
 @torch.no_grad()
-def settle(model: TransformersModel) -> list[str]:
-    """Find out how the model can be asked, set it, and say what the user should know of it."""
+def run_probe(model: TransformersModel) -> list[str]:
+    """Set the model's `body` and `tree_mask` to what works, and return notes for the user."""
     forest = probe_forest(model)
-    agreeing = tolerances(model.dtype).transformers_gap
-    why_not, sight = "", None
+    tolerance = tolerances(model.dtype).transformers_gap
+    why_not, tree_mask = "", None
     try:
-        sight = TreeMask.of(model.module.config.get_text_config())
+        tree_mask = TreeMask.of(model.module.config.get_text_config())
     except ValueError as error:
         why_not = str(error)
     with narrow_windows(model.module):
-        truth = _truth(model, forest)
-        _settle_body(model, forest, truth, agreeing)
-        if sight is not None:
-            model.sight = replace(sight, window=NARROW) if sight.window else sight
-            crude = float((_as_one_text(model, forest) - truth).abs().mean())
-            gap, why = _gap(model, forest, truth)
-            if gap > min(agreeing, SHARE * crude):
+        reference = _reference(model, forest)
+        _find_body(model, forest, reference, tolerance)
+        if tree_mask is not None:
+            is_sliding = tree_mask.window > 0
+            model.tree_mask = replace(tree_mask, window=PROBE_WINDOW) if is_sliding else tree_mask
+            worst_gap = float((_as_one_text(model, forest) - reference).abs().mean())
+            gap, why = _gap(model, forest, reference)
+            if gap > min(tolerance, MAX_GAP_SHARE * worst_gap):
                 why_not = why or f"log-probs under it are {gap:.2g} off on average"
-    model.sight = None if why_not else sight
+    model.tree_mask = None if why_not else tree_mask
     return _notes(model, why_not)
 
 
-def _truth(model: TransformersModel, forest: Forest) -> Tensor:
+def _reference(model: TransformersModel, forest: Forest) -> Tensor:
     try:
-        return alone(model, forest)
-    except Exception as error:  # whatever its code stops with
+        return separate_logprobs(model, forest)
+    except Exception as error:  # transformers code may raise anything
         raise UnsupportedModel(
-            f"{model.architecture} cannot be run on a few tokens: {_told(error)}"
+            f"{model.architecture} failed on a few tokens: {_describe(error)}"
         ) from error
 
 
-def _settle_body(model: TransformersModel, forest: Forest, truth: Tensor, agreeing: float) -> None:
-    """Find the part below the head: the first candidate with which paths give what each gives alone."""
+def _find_body(
+    model: TransformersModel, forest: Forest, reference: Tensor, tolerance: float
+) -> None:
+    """Set `body` to the first candidate with which padded rows match the reference."""
     names = {id(part): name for name, part in model.module.named_modules() if name}
     bodies = (model.module.base_model, model.module.get_decoder())
     why = ""
     candidates = dict.fromkeys(names[id(body)] for body in bodies if id(body) in names)
     for name in [*candidates, None]:
         model.body = name
-        gap, why = _gap(model, forest, truth)
-        if gap <= agreeing:
+        gap, why = _gap(model, forest, reference)
+        if gap <= tolerance:
             return
         why = why or f"{gap:.2g} apart on average"
     raise UnsupportedModel(
-        f"{model.architecture} cannot be trained as a causal language model: paths of a tree side by "
-        f"side give other log-probs than each by itself ({why}), so what it says of a token depends on "
+        f"{model.architecture} cannot be trained as a causal language model: padded rows give other "
+        f"log-probs than the same texts one at a time ({why}), so its log-prob of a token depends on "
         "more than the tokens before it"
     )
 
@@ -96,26 +97,26 @@ def _notes(model: TransformersModel, why_not: str) -> list[str]:
     if why_not:
         notes.append(
             f"plain packing: {model.shape.family} cannot use the tree mask ({why_not}), so every path "
-            "is computed by itself. The numbers are the same; a prompt is computed again for each of "
-            "its samples, which takes up to that many times the time and the memory"
+            "is a row of its own. The numbers are the same; a prompt is computed again for each of "
+            "its samples, which multiplies time and memory by up to the number of samples"
         )
     if model.body is None:
         notes.append(
-            f"the head of {model.shape.family} cannot be run by itself: logits of all tokens of a "
+            f"the head of {model.shape.family} cannot be run on chunks: logits of all tokens of a "
             "micro-batch are held at once; lower train.tokens_per_micro if memory runs out"
         )
     if limit := fixed_length(model.module.config.get_text_config()):
         notes.append(
-            f"the positions of {model.shape.family} are turned otherwise once a text exceeds {limit} "
-            f"tokens, in all rows of its micro-batch, so texts up to {limit} tokens can be trained"
+            f"the rope frequencies of {model.shape.family} change once a text exceeds {limit} tokens, "
+            f"in all rows of its micro-batch, so only texts up to {limit} tokens can be trained"
         )
     return notes
 
 
 def probe_forest(model: TransformersModel) -> Forest:
-    """A small tree of random tokens, every one of them trained but the prompt's."""
+    """A small tree of random tokens; all but the prompt's are trained."""
     config = model.module.config.get_text_config()
-    special = {  # the place of an image is no text
+    special = {  # such as placeholders of images
         value
         for part in (model.module.config, config)
         for name, value in part.to_dict().items()
@@ -142,8 +143,8 @@ def probe_forest(model: TransformersModel) -> Forest:
     return Forest(rows, mask, model.device)
 
 
-def alone(model: TransformersModel, forest: Forest) -> Tensor:
-    """[U] log-probs from each path by itself, one call of the module for each."""
+def separate_logprobs(model: TransformersModel, forest: Forest) -> Tensor:
+    """[U] log-probs, each path in a separate call of the module."""
     log_p = torch.zeros(len(forest.tokens), model.shape.vocab_size, device=model.device)
     for path in paths_of(forest.runs):
         index = torch.from_numpy(path).to(model.device)
@@ -161,28 +162,28 @@ def _log_p(model: TransformersModel, tokens: Tensor) -> Tensor:
     return model.module(input_ids=tokens[None]).logits[0].float().log_softmax(-1)
 
 
-def _gap(model: TransformersModel, forest: Forest, truth: Tensor) -> tuple[float, str]:
-    """How far the model's answers are from the truth on average; what stopped it if it gave none."""
+def _gap(model: TransformersModel, forest: Forest, reference: Tensor) -> tuple[float, str]:
+    """Mean distance of the model's log-probs from the reference; inf and the reason if it failed."""
     try:
-        gap = (model.action_logprobs(forest)[0] - truth).abs().mean()
-    except Exception as error:  # not our code: a mask it does not expect may break it anywhere
-        return float("inf"), f"it stops with {_told(error)}"
+        gap = (model.action_logprobs(forest)[0] - reference).abs().mean()
+    except Exception as error:  # an unexpected mask may fail anywhere in transformers' code
+        return float("inf"), f"it fails with {_describe(error)}"
     return (float(gap), "") if gap.isfinite() else (float("inf"), "it gives no finite numbers")
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 @contextmanager
 def narrow_windows(module: Any) -> Iterator[None]:
-    """Sliding windows of NARROW tokens wherever a config has one."""
+    """Set every sliding window of the module's configs to PROBE_WINDOW tokens."""
     configs = {id(part.config): part.config for part in module.modules() if hasattr(part, "config")}
     with ExitStack() as stack:
         for config in configs.values():
             window = getattr(config, "sliding_window", None)
             if isinstance(window, int):
-                config.sliding_window = NARROW
+                config.sliding_window = PROBE_WINDOW
                 stack.callback(_restore(config, window))
         yield
 

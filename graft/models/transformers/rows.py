@@ -1,13 +1,12 @@
-"""Plain packing: every path of a forest as a row of its own, for models that take no tree mask.
+"""Plain packing: each path of a forest as one row, for models that accept no tree mask.
 
     R paths, C tokens of the longest, K tokens of the forest, U trained ones
 
     "12" -> "abc"        forest   0 1 2 3 4 5 6      rows   1 2 a b c      index   0 1 2 3 4
          -> "de"         tokens   1 2 a b c d e             1 2 d e .              0 1 5 6 6
 
-A row is filled up behind its end, where a causal model looks at nothing it has to answer for. The
-prompt is computed in both rows, and read in the first: what stands behind "2" is asked of one place
-only, so a trained token counts once, and its gradient is the tree's.
+Rows are padded at the end, where padding cannot affect a causal model. The prompt is computed in both
+rows and read from the first only, so a trained token counts once, and its gradient is that of the tree.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from graft.models.tree.packing import TokenRun
 
 
 def paths_of(runs: Sequence[TokenRun]) -> list[np.ndarray]:
-    """The tokens of each path from a root to a tip, by their numbers in the forest."""
+    """The token indices of each path from a root to a leaf."""
     above = {interval for run in runs for interval in run.path}
     return [
         np.concatenate([np.arange(a, b) for a, b in [*run.path, (run.start, run.stop)]])
@@ -32,12 +31,12 @@ def paths_of(runs: Sequence[TokenRun]) -> list[np.ndarray]:
 
 
 def path_rows(runs: Sequence[TokenRun]) -> tuple[Tensor, Tensor]:
-    """[R, C] token of the forest in each cell, and [K] the cell (r * C + c) each token is read in."""
+    """[R, C] the forest token in each cell, and [K] the cell (r * C + c) that each token is read from."""
     paths = paths_of(runs)
     longest = max(map(len, paths), default=0)
     index = np.zeros((len(paths), longest), dtype=np.int64)
     cells = np.zeros(max((run.stop for run in runs), default=0), dtype=np.int64)
-    for number in reversed(range(len(paths))):  # the first row that holds a token has the last word
+    for number in reversed(range(len(paths))):  # the first row that holds a token is written last
         path = paths[number]
         index[number, : len(path)] = path
         index[number, len(path) :] = path[-1]

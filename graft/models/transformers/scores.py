@@ -1,7 +1,7 @@
-"""What a learner asks about logits [u, V]: the same as `logprobs`, of a head that is not ours.
+"""Log-probs and entropies from logits [u, V]: the counterpart of `logprobs` for transformers' heads.
 
-There the head is one matrix and its backward pass is written out. Here it is whatever the model does,
-with its bias, its scale or its soft cap, so autograd goes through it and chunks are computed again.
+In `logprobs` the head is one matrix and its backward pass is written out. Here a head may have a bias, a
+scale or a soft cap, so autograd differentiates it and chunks are recomputed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def score_logits(
     temperature: float = 1.0,
     vocab_size: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Log-prob [u] of each action and entropy [u]; with `vocab_size` that of any token.
+    """Log-prob [u] of each action and entropy [u]; with `vocab_size` also the log-prob of any token.
 
-    `allowed` is [u, V]: what could be drawn at each place.
+    `allowed` is [u, V]: the actions that could be drawn.
     """
     log_p = _as_sampled(logits, allowed, temperature).log_softmax(-1)
     logp = log_p.gather(1, actions[:, None])[:, 0]
@@ -35,7 +35,7 @@ def score_logits(
 def find_likeliest(
     logits: Tensor, actions: Tensor, allowed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob [u] of each action, and whether no other is likelier: what greedy decoding does."""
+    """Log-prob [u] of each action, and whether greedy decoding would choose it."""
     logits = _as_sampled(logits, allowed, 1.0)
     chosen = logits.gather(1, actions[:, None])[:, 0]
     return chosen - logits.logsumexp(-1), logits.argmax(-1) == actions

@@ -1,4 +1,4 @@
-"""The sizes of a model that transformers computes: what learner and planner ask of a shape."""
+"""The sizes of a model that transformers computes, as the learner and the planner use them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 UNBOUNDED = 2**20
-"""Positions of a model that names no limit, as recurrent ones do."""
+"""Positions of a model without a limit, such as a recurrent one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransformersShape:
-    """Sizes under the names of `Shape`; those that a family has no notion of are 0."""
+    """Sizes under the names of `ModelShape`; 0 for those that a family does not have."""
 
     family: str
     vocab_size: int
@@ -22,12 +22,12 @@ class TransformersShape:
     kv_heads: int
     head_dim: int
     ff: int
-    """Of the MLP that one token passes through: with experts, all those it is sent to."""
+    """Width of the MLP that one token passes through; with experts, of all its active ones."""
     tied: bool
     max_positions: int
     num_params: int
     extra: int = 0
-    """Actions beyond the vocabulary; the head is the model's own and has no place for any."""
+    """Actions beyond the vocabulary; always 0, because the head is transformers' own."""
 
     @property
     def head_rows(self) -> int:
@@ -43,7 +43,7 @@ class TransformersShape:
 
     @classmethod
     def of(cls, module: Any) -> TransformersShape:
-        """Read from a transformers module and its config, whatever the family calls things."""
+        """Read from a transformers module and its config, under the names of any family."""
         config = module.config.get_text_config()
         head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
         width, heads = embedding.weight.shape[1], _number(config, "num_attention_heads")
@@ -68,9 +68,9 @@ class TransformersShape:
 
 
 def fixed_length(config: Any) -> int:
-    """Tokens up to which the frequencies of a rotary model are the same for every text; 0: always.
+    """Length up to which the rotary frequencies are the same for every text; 0: no such limit.
 
-    Beyond it transformers takes others for all rows of a call, by the longest of them.
+    Beyond it transformers changes them for all rows of a call, by the longest row.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     parts = [part for part in rope.values() if isinstance(part, Mapping)] or [rope]

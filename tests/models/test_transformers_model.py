@@ -1,4 +1,4 @@
-"""Models that transformers computes give a learner what each path alone gives, tree mask or not."""
+"""Models computed by transformers give the log-probs of each path alone, with or without a tree mask."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from graft.models.io.load import ModelFileError, load_model
 from graft.models.shape import UnsupportedModel
 from graft.models.transformers.files import write_folder
+from graft.models.transformers.load import load_transformers_model
 from graft.models.transformers.mask import TreeMask
 from graft.models.transformers.model import TransformersModel
 from graft.models.transformers.rows import path_rows
@@ -68,11 +69,11 @@ CASES: dict[str, dict[str, Any]] = {
     | {"state_size": 4},
 }
 PLAIN = {"bloom", "mpt", "mamba"}
-"""Masks of padding alone, distances counted along the list, a state handed from token to token."""
+"""Models with padding masks only, positions counted along the list, or a recurrent state."""
 
 
 def store(folder: Path, family: str, **changes: Any) -> Path:
-    """A tiny model of a family, every parameter random: unit norms and zero biases prove nothing."""
+    """A tiny model of a family, every parameter random: unit norms and zero biases would hide errors."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(family, **(CASES[family] | changes))
@@ -85,12 +86,12 @@ def store(folder: Path, family: str, **changes: Any) -> Path:
     return folder
 
 
-def open_(folder: Path) -> TransformersModel:
-    return TransformersModel.load(folder, torch.float32, "cpu")
+def load(folder: Path) -> TransformersModel:
+    return load_transformers_model(folder, torch.float32, "cpu")
 
 
 def theirs(folder: Path) -> Any:
-    """The same by transformers alone, with its plainest attention."""
+    """The same model in transformers, with eager attention."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
@@ -120,7 +121,7 @@ class Case:
         return (logp_NT * self.weights[0] + entropy_NT * self.weights[1]).sum()
 
     def by_hand(self, module: Any, temperature: float, allowed: Tensor | None) -> Any:
-        """[N, T] log-probs and entropies, each row by itself through the whole module."""
+        """[N, T] log-probs and entropies, each row in a separate call of the whole module."""
         logp_NT, entropy_NT = torch.zeros(self.mask.shape), torch.zeros(self.mask.shape)
         for number, row in enumerate(self.rows):
             tokens = torch.tensor([token for span in row.spans for token in span.tokens])
@@ -149,8 +150,8 @@ def same(found: Any, wanted: Any, tolerance: float = 1e-4) -> None:
 @pytest.mark.parametrize("family", CASES)
 def test_numbers_and_gradients_of_a_tree_are_those_of_its_rows(family: str, tmp_path: Path) -> None:
     case, folder = Case(), store(tmp_path, family)
-    model, peer = open_(folder), theirs(folder)
-    assert (model.sight is None) == (family in PLAIN), model.notes
+    model, peer = load(folder), theirs(folder)
+    assert (model.tree_mask is None) == (family in PLAIN), model.notes
     assert any("plain packing" in note for note in model.notes) == (family in PLAIN)
     assert model.body is not None
 
@@ -171,7 +172,7 @@ def test_numbers_and_gradients_of_a_tree_are_those_of_its_rows(family: str, tmp_
 @pytest.mark.parametrize("family", ["gemma2", "phi3", "qwen3_moe", "mixtral", "gpt2", "mamba"])
 def test_what_is_saved_opens_in_transformers_with_equal_logits(family: str, tmp_path: Path) -> None:
     folder = store(tmp_path / "theirs", family)
-    model = open_(folder)
+    model = load(folder)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01)  # as if trained
@@ -190,10 +191,10 @@ def test_what_is_saved_opens_in_transformers_with_equal_logits(family: str, tmp_
     }
 
 
-def test_experts_leave_as_single_matrices_from_a_state_dict_gathered_elsewhere(
+def test_experts_of_a_gathered_state_dict_are_exported_as_single_matrices(
     tmp_path: Path,
 ) -> None:
-    model = open_(store(tmp_path, "qwen3_moe"))
+    model = load(store(tmp_path, "qwen3_moe"))
     gathered = {name: tensor.clone() * 2 for name, tensor in model.state_dict().items()}
     stored = load_file(tmp_path / "model.safetensors")
     weights = model.hf_weights(gathered)
@@ -207,7 +208,7 @@ def test_a_save_in_half_precision_keeps_the_config_and_replaces_older_shards(
     tmp_path: Path,
 ) -> None:
     folder = store(tmp_path / "theirs", "gpt2", resid_pdrop=0.25)
-    model = open_(folder)
+    model = load(folder)
     weights = model.hf_weights()
     write_folder(weights, {}, tmp_path / "ours", torch.float32, set(), shard_bytes=20_000)
     assert len(list((tmp_path / "ours").glob("model-*.safetensors"))) > 2
@@ -217,7 +218,7 @@ def test_a_save_in_half_precision_keeps_the_config_and_replaces_older_shards(
     model.save(tmp_path / "ours", torch.bfloat16, source=folder)
     assert [f.name for f in (tmp_path / "ours").glob("model*")] == ["model.safetensors"]
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert config["resid_pdrop"] == 0.25  # off while training, and still what the model says
+    assert config["resid_pdrop"] == 0.25  # off while training, and kept in the saved config
     assert config["dtype"] == "bfloat16"
     for name, tensor in load_file(tmp_path / "ours" / "model.safetensors").items():
         same(tensor, weights[name].bfloat16(), 0)
@@ -232,9 +233,9 @@ def test_buffers_are_saved_as_they_are(tmp_path: Path) -> None:
     assert stored["count"].item() == 300
 
 
-def test_llama_is_what_our_own_decoder_computes(tmp_path: Path) -> None:
+def test_llama_equals_the_native_decoder(tmp_path: Path) -> None:
     case, folder = Case(), store(tmp_path, "llama")
-    model, decoder = open_(folder), load_model(folder)
+    model, decoder = load(folder), load_model(folder)
     how = (case.forest, 0.7, case.allowed, V - 10)
     for ours, others in zip(
         model.action_logprobs(*how), decoder.action_logprobs(*how), strict=True
@@ -253,7 +254,7 @@ def test_llama_is_what_our_own_decoder_computes(tmp_path: Path) -> None:
 def test_nothing_is_dropped_while_training(tmp_path: Path) -> None:
     noise = {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
     case, folder = Case(), store(tmp_path, "gpt2", **noise)
-    model, peer = open_(folder), theirs(folder)
+    model, peer = load(folder), theirs(folder)
     for recompute in (False, True):
         model.recompute = recompute
         model.train()
@@ -262,14 +263,14 @@ def test_nothing_is_dropped_while_training(tmp_path: Path) -> None:
 
 def test_routers_are_not_jittered_while_training(tmp_path: Path) -> None:
     case, folder = Case(), store(tmp_path, "mixtral", router_jitter_noise=0.5)
-    model, peer = open_(folder), theirs(folder)
+    model, peer = load(folder), theirs(folder)
     model.recompute = True
     same(case.forest.logprobs(model), case.by_hand(peer, 1.0, None))
 
 
 @pytest.mark.parametrize("family", ["mistral", "mamba"])
 def test_recompute_runs_blocks_again_and_changes_no_gradient(family: str, tmp_path: Path) -> None:
-    case, model = Case(), open_(store(tmp_path, family))
+    case, model = Case(), load(store(tmp_path, family))
     calls: list[int] = []
     (block,) = model.block_classes()
     for part in model.modules():
@@ -293,7 +294,7 @@ def test_recompute_runs_blocks_again_and_changes_no_gradient(family: str, tmp_pa
 def test_a_head_in_chunks_gives_the_same_and_holds_few_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case, model = Case(), open_(store(tmp_path, "gemma2"))  # its head caps what it says
+    case, model = Case(), load(store(tmp_path, "gemma2"))  # its head caps logits
     sizes: list[int] = []
     head = model.module.get_output_embeddings()
     head.register_forward_hook(lambda _m, _i, out: sizes.append(out.shape[-2]))
@@ -306,7 +307,9 @@ def test_a_head_in_chunks_gives_the_same_and_holds_few_logits(
         torch.stack(numbers).sum().backward()
         found.append((numbers, gradients(model)))
     count = len(case.forest.actions)
-    assert max(sizes) == 7 and sum(sizes) == 2 * count  # forward, and again on the way back
+    assert (
+        max(sizes) == 7 and sum(sizes) == 2 * count
+    )  # once in the forward and once in the backward pass
     same(found[0], found[1], 1e-5)
 
 
@@ -314,7 +317,7 @@ def test_a_head_in_chunks_gives_the_same_and_holds_few_logits(
 def test_a_forest_with_nothing_to_train_still_reaches_every_weight(
     family: str, tmp_path: Path
 ) -> None:
-    model = open_(store(tmp_path, family))
+    model = load(store(tmp_path, family))
     rows = list(group([1, 2], [[11, 12], [14]], [1.0, 0.0]).trajectories())
     nothing = Forest(rows, torch.zeros(2, 2, dtype=torch.bool), torch.device("cpu"))
     logp, entropy = model.action_logprobs(nothing, 1.0, torch.ones(1, V, dtype=torch.bool))
@@ -328,8 +331,7 @@ def test_a_forest_with_nothing_to_train_still_reaches_every_weight(
 def test_a_window_counts_along_the_path() -> None:
     rows = list(group([1, 2], [[11, 12, 13], [14, 15]], [1.0, 0.0]).trajectories())
     packed = pack(rows)
-    sight = TreeMask((FULL, SLIDING), window=3)
-    masks = sight.masks(packed.ends, packed.positions, None)
+    masks = TreeMask((FULL, SLIDING), window=3).masks(packed.ends, packed.positions, None)
 
     def seen(kind: str, query: int) -> list[int]:
         return masks[kind][0, 0, query].nonzero()[:, 0].tolist()
@@ -341,7 +343,7 @@ def test_a_window_counts_along_the_path() -> None:
     assert added.min() == torch.finfo(torch.float32).min
 
 
-def test_paths_stand_in_rows_and_each_token_is_read_once() -> None:
+def test_paths_become_rows_and_each_token_is_read_once() -> None:
     rows: list[Trajectory] = list(
         group([1, 2], [[11, 12, 13], [14, 15]], [1.0, 0.0]).trajectories()
     )
@@ -350,30 +352,30 @@ def test_paths_stand_in_rows_and_each_token_is_read_once() -> None:
     assert cells.tolist() == [0, 1, 2, 3, 4, 7, 8]
 
 
-def test_a_window_wider_than_any_probe_is_tried_out_and_put_back(tmp_path: Path) -> None:
-    model = open_(store(tmp_path, "mistral", sliding_window=100))
-    assert model.sight == TreeMask((SLIDING,), window=100)
+def test_a_window_wider_than_the_probe_is_narrowed_and_restored(tmp_path: Path) -> None:
+    model = load(store(tmp_path, "mistral", sliding_window=100))
+    assert model.tree_mask == TreeMask((SLIDING,), window=100)
     assert model.module.config.sliding_window == 100
 
 
-def test_limits_of_attention_that_are_not_understood_lead_to_plain_packing(tmp_path: Path) -> None:
+def test_unknown_limits_of_attention_lead_to_plain_packing(tmp_path: Path) -> None:
     shape = {"vocab_size": V, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
     CASES["gpt_neo"] = shape | {"attention_types": [[["global", "local"], 1]], "window_size": 6}
     case, folder = Case(), store(tmp_path, "gpt_neo", max_position_embeddings=64)
-    model = open_(folder)
+    model = load(folder)
     assert any("plain packing" in n and "window_size=6" in n for n in model.notes)
     same(case.forest.logprobs(model), case.by_hand(theirs(folder), 1.0, None))
 
 
-def test_a_probe_in_half_precision_tells_tree_from_plain(tmp_path: Path) -> None:
+def test_a_probe_in_half_precision_distinguishes_tree_from_plain(tmp_path: Path) -> None:
     for family in ("mistral", "mixtral", "gemma2", "bloom"):
-        model = TransformersModel.load(store(tmp_path / family, family), torch.bfloat16, "cpu")
+        model = load_transformers_model(store(tmp_path / family, family), torch.bfloat16, "cpu")
         assert model.dtype == torch.bfloat16
-        assert (model.sight is None) == (family in PLAIN), (family, model.notes)
+        assert (model.tree_mask is None) == (family in PLAIN), (family, model.notes)
 
 
 def test_only_the_device_of_a_loaded_model_changes(tmp_path: Path) -> None:
-    model = open_(store(tmp_path, "llama"))
+    model = load(store(tmp_path, "llama"))
     assert model.to(device="cpu", dtype=torch.float32) is model.to(torch.float32) is model
     with pytest.raises(ValueError, match=r"in torch\.float32 cannot be cast to torch\.bfloat16"):
         model.to(torch.bfloat16)
@@ -392,40 +394,40 @@ def config_only(folder: Path, **entries: Any) -> Path:
         ({"model_type": "vit"}, "no causal language model for vit"),
         ({"model_type": "mistral", "quantization_config": {"bits": 4}}, "quantised"),
         ({"model_type": "gemma3", "text_config": {"quantization_config": {"a": 1}}}, "quantised"),
-        ({"model_type": "new", "auto_map": {"AutoModel": "x.y"}}, "code of its own .* never runs"),
-        ({"model_type": "new"}, "model_type='new', which transformers .* does not know"),
+        ({"model_type": "new", "auto_map": {"AutoModel": "x.y"}}, "Python code .* never runs"),
+        ({"model_type": "new"}, "model_type='new', which transformers .* does not support"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(entries: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        open_(config_only(tmp_path, **entries))
+        load(config_only(tmp_path, **entries))
 
 
 def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
     CASES["bert"] = {k: v for k, v in SMALL.items() if k != "head_dim"}
     with pytest.raises(UnsupportedModel, match="depends on more than the tokens before it"):
-        open_(store(tmp_path, "bert"))
+        load(store(tmp_path, "bert"))
 
 
 def test_broken_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="no model at"):
-        open_(tmp_path / "nowhere")
+        load(tmp_path / "nowhere")
     with pytest.raises(ModelFileError, match=r"no config\.json"):
-        open_(tmp_path)
+        load(tmp_path)
     with pytest.raises(ModelFileError, match="transformers cannot load"):
-        open_(config_only(tmp_path / "empty", model_type="mistral"))
+        load(config_only(tmp_path / "empty", model_type="mistral"))
     with pytest.raises(ModelFileError, match=r"config\.json' is not accepted"):
-        open_(config_only(tmp_path / "odd", model_type="mistral", hidden_size="wide"))
+        load(config_only(tmp_path / "odd", model_type="mistral", hidden_size="wide"))
     folder = store(tmp_path / "torn", "mistral")
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelFileError, match=r"lacks weights .* model\.layers\.1\.mlp\.up_proj"):
-        open_(folder)
+        load(folder)
 
 
-def test_tensors_that_nobody_computes_are_told_of(tmp_path: Path) -> None:
+def test_unused_tensors_are_reported(tmp_path: Path) -> None:
     folder = store(tmp_path, "mistral")
     weights = load_file(folder / "model.safetensors") | {"model.mtp.weight": torch.zeros(2)}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert any("1 tensors" in n and "model.mtp.weight" in n for n in open_(folder).notes)
+    assert any("1 tensors" in n and "model.mtp.weight" in n for n in load(folder).notes)
