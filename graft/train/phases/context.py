@@ -58,7 +58,7 @@ class RunContext:
     def stop_together(self) -> None:
         """Processes that work together end at the same step."""
         if self.interrupt.waits and self.processes.any(
-            self.interrupt.is_pending, "whether anybody wants to stop"
+            self.interrupt.is_pending, "whether a process was interrupted"
         ):
             raise KeyboardInterrupt
 
