@@ -272,7 +272,7 @@ def test_attempts_under_other_settings_are_not_mixed(how, words, run, tmp_path):
         ("calculator", {"overrides": ["task.args.wings=2"]}, "cannot be posed: .*wings"),
         ("calculator", {"overrides": ["rollout.wings=2"]}, "unknown key 'rollout.wings'"),
         ("calculater", {}, "unknown env|cannot"),
-        ("calculator", {"keep": "reward = 1"}, "cannot be read near"),
+        ("calculator", {"keep": "reward = 1"}, "cannot be parsed near"),
     ],
 )
 def test_what_cannot_be_sampled_says_why_before_a_model_is_read(
@@ -385,7 +385,7 @@ def test_an_attempt_that_was_cut_is_not_taught_to_end_there():
     [row] = episode.trajectories()
     assert spans_of_attempt(row, chat) == [{"author": "policy", "text": "on and on", "end": False}]
     episode.spans[1].text = "on and \ufffd"  # the model of bytes was cut within a character
-    with pytest.raises(NotRecordable, match="part of a character"):
+    with pytest.raises(NotRecordable, match="an incomplete character"):
         spans_of_attempt(row, chat)
 
 

@@ -317,5 +317,6 @@ def test_the_run_says_that_tokens_are_weighed(tmp_path):
         components.engine.close()
         return "\n".join(components.notes)
 
-    assert "up to 2 versions old" in notes(staleness=2) and "at most 2 times" in notes(staleness=2)
+    stale = notes(staleness=2)
+    assert "up to 2 versions old" in stale and "at most 2 (algo.importance_cap)" in stale
     assert "versions old" not in notes()
