@@ -28,7 +28,7 @@ def decoding(bench: Bench) -> list[Row]:
         return []
     table: list[Row] = []
     for groups, members, shared, own in FAMILIES:
-        pages = _families(groups, members, shared // PAGE, own // PAGE)
+        pages = _sibling_table(groups, members, shared // PAGE, own // PAGE)
         once, by_all = (
             _decode(bench, pages, shared + own, is_shared) for is_shared in (True, False)
         )
@@ -47,7 +47,7 @@ def decoding(bench: Bench) -> list[Row]:
     return table
 
 
-def _families(groups: int, members: int, shared: int, own: int) -> np.ndarray:
+def _sibling_table(groups: int, members: int, shared: int, own: int) -> np.ndarray:
     """[rows, pages], scattered over the pool."""
     numbers = np.random.default_rng(0).permutation(groups * (shared + members * own)) + 1
     stems, tails = np.split(numbers, [groups * shared])
