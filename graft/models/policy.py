@@ -22,7 +22,7 @@ from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTION_ROWS, extra_rows
 from graft.models.io.save import TokenIds, save_configs, save_model, save_rows, write_weights
 from graft.models.io.tensor_names import hf_names
-from graft.models.parallel.parts import is_split
+from graft.models.parallel.shards import is_sharded
 from graft.models.shape import ModelShape
 
 
@@ -83,7 +83,7 @@ def save_policy(
 def whole_state(policy: Any) -> dict[str, Tensor]:
     """The state dict of a model of transformers', brought together where it is split."""
     return {
-        name: tensor.full_tensor() if is_split(tensor) else tensor
+        name: tensor.full_tensor() if is_sharded(tensor) else tensor
         for name, tensor in policy.state_dict().items()
     }
 

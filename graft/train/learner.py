@@ -36,7 +36,7 @@ from graft.algos.losses import Loss, value_loss
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.lora.training import Lora
-from graft.models.parallel.parts import is_split
+from graft.models.parallel.shards import is_sharded
 from graft.models.shape import ARCHITECTURES
 from graft.models.tree.forest import Forest
 from graft.protocols import Engine
@@ -90,7 +90,7 @@ class Learner:
 
     def __post_init__(self) -> None:
         shape = self.policy.shape
-        self.is_joint = any(map(is_split, self.policy.parameters()))
+        self.is_joint = any(map(is_sharded, self.policy.parameters()))
         if self.processes.world > 1:  # chosen by free memory, which may differ between them
             most = self.processes.most(-self.tokens_per_micro, "the size of micro-batches")
             self.tokens_per_micro = -int(most)
@@ -152,7 +152,7 @@ class Learner:
                 tokens[:, vocab_size:] = (
                     False  # it is the policy, which has head rows for other actions
                 )
-            with self.lora.holding(self.anchor):
+            with self.lora.using(self.anchor):
                 yield self.policy, tokens
 
     def _over_micros(
@@ -347,7 +347,7 @@ def check_served(
     publish = publish or (lambda: engine.load(None, version=engine.version))
     lora = learner.lora
     tokens = _probe_tokens(learner, length)
-    with nullcontext() if lora is None else lora.holding(lora.loud()):
+    with nullcontext() if lora is None else lora.using(lora.random_snapshot()):
         publish()
         scored = engine.score([tokens], [[1]], [tokens[1:]], 0, learner.temperature)[0][0][0]
         served = torch.tensor(scored)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from graft.models.device import has_kernels
 from graft.models.grad_sum import GRAD_SUM
-from graft.models.parallel.parts import copies, is_split, local
+from graft.models.parallel.shards import is_sharded, local, num_replicas
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 
 Schedule = Callable[[int], float]
@@ -46,7 +46,7 @@ def schedule(kind: str, warmup: int, total: int, floor: float) -> Schedule:
 
 def _master(weight: Tensor) -> Tensor:
     """The tensor that AdamW steps: the fp32 weight, this process's part of it, or an fp32 copy."""
-    if is_split(weight):
+    if is_sharded(weight):
         return local(weight).float()  # the same memory, if it is fp32 already
     if weight.dtype == torch.float32:
         return weight
@@ -79,9 +79,9 @@ class Optimizer:
         self.processes = processes
         self.masters = [_master(weight) for weight in self.weights]
         pairs = list(zip(self.weights, self.masters, strict=True))
-        self._split = [(w, m) for w, m in pairs if is_split(w)]  # a master is this process's part
+        self._split = [(w, m) for w, m in pairs if is_sharded(w)]  # a master is this process's part
         self._copied = [  # weights with a master of their own
-            (w, m) for w, m in pairs if m is not w and not is_split(w)
+            (w, m) for w, m in pairs if m is not w and not is_sharded(w)
         ]
         for weight, master in self._copied:
             if weight.ndim == 2 and has_kernels(weight.device):
@@ -170,7 +170,9 @@ class Optimizer:
             return torch.nn.utils.get_total_norm(grads)
         # a part that several processes hold is counted once
         shares = [
-            m.grad.float().square().sum() / copies(w) for w, m in self._split if m.grad is not None
+            m.grad.float().square().sum() / num_replicas(w)
+            for w, m in self._split
+            if m.grad is not None
         ]
         device = self.masters[0].device
         square = torch.stack(shares).sum() if shares else torch.zeros((), device=device)

@@ -31,7 +31,7 @@ def lora_on(decoder: Decoder, targets=LINEARS, rank: int = 3, **more) -> Lora:
 
 
 def stir(lora: Lora, size: float = 0.1) -> None:
-    """Adapters that do something, as training would leave them."""
+    """Non-zero adapters, as after training."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for up in lora.up:
@@ -124,7 +124,7 @@ def test_a_bf16_model_is_rounded_once_from_fp32_adapters():
     assert {p.grad.dtype for p in lora.parameters()} == {torch.float32}
 
 
-def test_only_adapters_are_parameters_and_they_are_counted_without_making_them():
+def test_only_adapters_are_parameters_and_they_are_counted_without_creating_them():
     shape = replace(SHAPE, tied=False)
     for targets in (LINEARS, ["k_proj"], TARGETS):
         lora = lora_on(Decoder(shape).initialise(0), targets)
@@ -140,17 +140,17 @@ def test_only_adapters_are_parameters_and_they_are_counted_without_making_them()
     assert trained == ["blocks.0.out.weight", "blocks.1.out.weight"]
 
 
-def test_holding_other_adapters_is_undone_to_the_bit():
+def test_using_other_adapters_is_undone_bit_for_bit():
     decoder = Decoder(SHAPE).initialise(1)
     at_first = logits(decoder).detach()
     lora = lora_on(decoder)
     start = lora.snapshot()
     stir(lora)
     now = {name: p.detach().clone() for name, p in decoder.named_parameters()}
-    with lora.holding(start):
+    with lora.using(start):
         assert torch.equal(logits(decoder), at_first)
     assert all(torch.equal(p, now[name]) for name, p in decoder.named_parameters())
-    with pytest.raises(RuntimeError, match="inside"), lora.holding(lora.loud()):
+    with pytest.raises(RuntimeError, match="inside"), lora.using(lora.random_snapshot()):
         assert float((logits(decoder).detach() - at_first).abs().mean()) > 0.05
         raise RuntimeError("inside")
     assert all(torch.equal(p, now[name]) for name, p in decoder.named_parameters())
@@ -184,7 +184,7 @@ def saved(tmp_path: Path, **changes) -> tuple[Path, Path, Decoder, Lora]:
     return base, tmp_path / "adapter", decoder, lora
 
 
-def test_what_is_loaded_is_what_was_saved_to_the_bit(tmp_path):
+def test_loading_restores_what_was_saved_bit_for_bit(tmp_path):
     base, folder, decoder, lora = saved(tmp_path)
     assert base_of(folder) == str(base)
     merged = copy.deepcopy(decoder)  # as a checkpoint holds it
@@ -223,7 +223,7 @@ def test_another_base_another_rank_and_lost_files_are_refused(tmp_path):
         ({"rank": 0}, "rank=0"),
     ],
 )
-def test_adapters_that_cannot_be_are_refused(changes, message):
+def test_impossible_adapters_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         lora_on(Decoder(SHAPE).initialise(0), **changes)
 
@@ -253,7 +253,7 @@ def test_peft_computes_the_same_from_base_and_adapter(tmp_path, changes):
     assert torch.equal(layer.lora_B["default"].weight, lora.up[7 + 2])
 
 
-def test_kernels_hand_down_the_gradients_that_plain_products_do(kernel_device, monkeypatch):
+def test_kernels_give_adapters_the_gradients_of_plain_products(kernel_device, monkeypatch):
     shape = ModelShape(vocab_size=32, width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ff=32)
 
     def gradients(has_kernels: bool) -> list[Tensor]:

@@ -24,7 +24,7 @@ from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names, hf_views
 from graft.models.parallel.critic import sharded_critic
 from graft.models.parallel.decoder import ShardedDecoder, shard
-from graft.models.parallel.parts import bounds, copies, gather, local, part
+from graft.models.parallel.shards import gather, local, local_slices, num_replicas, shard_range
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.models.tree.forest import Forest
 from graft.types import Author, Episode, Trajectory
@@ -45,8 +45,8 @@ SHAPES = {
     "llama untied, all biases, actions": LLAMA,
 }
 NEAR = 1e-5
-"""Of values as they are, of gradients in proportion to the largest number of the same parameter. The
-plain decoder, its rows in one pass and in two, differs by up to 8e-7 from itself."""
+"""Tolerance: absolute for values, relative to the largest entry of the parameter for gradients. The plain
+decoder differs by up to 8e-7 between its rows in one pass and in two."""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def forest_of(rows: list[Trajectory]) -> Forest:
 
 
 def loss_of(model: Decoder, rows: list[Trajectory], numbers: range, allowed: Tensor) -> Any:
-    """Any loss that looks at everything; a row weighs the same wherever it is computed."""
+    """A loss of all results; the weight of a row does not depend on the process."""
     forest = forest_of(rows)
     if model.shape.extra:
         found = forest.vocab_logprobs(model, 0.7, allowed)
@@ -216,11 +216,11 @@ def weights_survive(shape: ModelShape, dp: int, tp: int) -> dict[str, Any]:
     model.copy_to(into)
     model.copy_to(half)
     rank = dist.get_rank()
-    model.copy_to(into if rank == 0 else None)  # whoever has none only takes part
+    model.copy_to(into if rank == 0 else None)  # processes without one only take part
     states = zip(into.parameters(), plain.parameters(), strict=True)
     halves = zip(half.parameters(), plain.parameters(), strict=True)
     weights = model.hf_weights(torch.bfloat16)
-    squares = sum(float(local(p).square().sum()) / copies(p) for p in model.parameters())
+    squares = sum(float(local(p).square().sum()) / num_replicas(p) for p in model.parameters())
     total = torch.tensor([squares])
     dist.all_reduce(total)
     return {
@@ -255,13 +255,13 @@ def test_weights_come_out_of_two_by_two_as_they_went_in(four, shape):
         assert all(found.values()), found
 
 
-def places(model: ShardedDecoder) -> list[str]:
-    """Parameters whose place torch's own checkpoints would not know."""
+def misplaced(model: ShardedDecoder) -> list[str]:
+    """Parameters whose position torch's checkpoints would get wrong."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     wrong: list[str] = []
     for name, p in model.hf_parameters().items():
-        box = bounds(p)
+        box = local_slices(p)
         size, start = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
         known = tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))
         if local(p).numel() and known != box:
@@ -272,7 +272,7 @@ def places(model: ShardedDecoder) -> list[str]:
 
 @pytest.mark.parametrize("dp, tp", [(1, 1), (2, 2), (3, 2), (4, 3)])
 @pytest.mark.parametrize("vocab_size", [7, 100, 101])
-def test_torch_knows_where_every_part_belongs(vocab_size, dp, tp):
+def test_torch_knows_the_position_of_every_shard(vocab_size, dp, tp):
     """7 rows over tp 2, then dp 3: torch believes that row 6 is in process (2, 0), not in (2, 1)."""
     from torch.distributed.tensor import debug
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -284,21 +284,21 @@ def test_torch_knows_where_every_part_belongs(vocab_size, dp, tp):
         try:
             mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
             model = split(plain, mesh)
-            assert places(model) == []
+            assert misplaced(model) == []
             for name, view in hf_names(plain).items():
                 p = model.hf_parameters()[name]
-                assert torch.equal(local(p), view[bounds(p)]), name
+                assert torch.equal(local(p), view[local_slices(p)]), name
         finally:
             dist.destroy_process_group()
             debug._clear_sharding_prop_cache()  # torch remembers the mesh of the rank before
 
 
-def test_parts_are_those_of_torch_chunk():
+def test_shards_are_those_of_torch_chunk():
     for size in range(12):
-        for parts in range(1, 6):
-            ends = [part(size, parts, i) for i in range(parts)]
+        for count in range(1, 6):
+            ends = [shard_range(size, count, i) for i in range(count)]
             assert [b - a for a, b in ends if b > a] == [
-                len(x) for x in torch.arange(size).chunk(parts) if len(x)
+                len(x) for x in torch.arange(size).chunk(count) if len(x)
             ]
 
 
@@ -310,7 +310,7 @@ def from_folder(folder: str, dp: int, tp: int) -> bool:
 
 
 @pytest.mark.parametrize("dp, tp", [(2, 1), (1, 2)], ids=["dp 2", "tp 2"])
-def test_a_saved_folder_is_read_part_by_part(pair, tmp_path, dp, tp):
+def test_a_saved_folder_is_read_tensor_by_tensor(pair, tmp_path, dp, tp):
     save_model(random_decoder(QWEN2), tmp_path, shard_bytes=4000)
     assert pair.run(from_folder, str(tmp_path), dp, tp) == [True, True]
 
@@ -335,7 +335,7 @@ def test_actions_that_were_not_stored_are_drawn_as_in_one_process(pair):
 
 
 def steps(dp: int, tp: int, recompute: bool, offload: bool) -> dict[str, float]:
-    """Three steps of two micro-batches each, and a look without gradients before each step."""
+    """Three steps of two micro-batches each, and a pass without gradients before each step."""
     shape, mesh = replace(QWEN3, extra=3), grid(dp, tp)
     plain = random_decoder(shape)
     model = split(plain, mesh, recompute=recompute, offload=offload)
@@ -343,7 +343,7 @@ def steps(dp: int, tp: int, recompute: bool, offload: bool) -> dict[str, float]:
     rows = some_rows(shape, 6)
     allowed = some_allowed(shape, rows)
     mine = torch.optim.SGD(plain.parameters(), lr=0.05)
-    parts = [local(p) for p in model.hf_parameters().values()]
+    shards = [local(p) for p in model.hf_parameters().values()]
     for _ in range(3):
         loss_of(plain, rows, range(len(rows)), allowed)[0].backward()
         mine.step()
@@ -353,7 +353,7 @@ def steps(dp: int, tp: int, recompute: bool, offload: bool) -> dict[str, float]:
             loss_of(model, [rows[i] for i in numbers], numbers, allowed)[0].backward()
         with torch.no_grad():
             loss_of(model, rows[:2], range(2), allowed)
-            for p, held in zip(model.hf_parameters().values(), parts, strict=True):
+            for p, held in zip(model.hf_parameters().values(), shards, strict=True):
                 held -= 0.05 * local(p.grad)
                 p.grad = None
     views = hf_names(plain)
@@ -370,13 +370,13 @@ def steps(dp: int, tp: int, recompute: bool, offload: bool) -> dict[str, float]:
 
 @pytest.mark.parametrize("offload", [False, True], ids=["on device", "offloaded"])
 @pytest.mark.parametrize("dp, tp", [(2, 1), (1, 2)], ids=["dp 2", "tp 2"])
-def test_steps_taken_in_parts_lead_to_the_same_weights(pair, dp, tp, offload):
-    """Weights in `local` are those that are computed with, also right after a look without gradients."""
+def test_sharded_steps_lead_to_the_same_weights(pair, dp, tp, offload):
+    """The model computes with the weights in `local`, also right after a pass without gradients."""
     assert not far(pair.run(steps, dp, tp, offload, offload))
 
 
 @pytest.mark.slow
-def test_steps_taken_in_two_by_two_lead_to_the_same_weights(four):
+def test_steps_sharded_two_by_two_lead_to_the_same_weights(four):
     assert not far(four.run(steps, 2, 2, True, False))
 
 
@@ -400,7 +400,7 @@ def test_a_process_without_rows_takes_part(pair):
 
 
 @pytest.mark.slow
-def test_a_team_without_rows_takes_part(four):
+def test_a_tp_group_without_rows_takes_part(four):
     assert not far(four.run(idle, 2))
 
 
@@ -459,7 +459,7 @@ def criticise(shape: ModelShape, dp: int, tp: int) -> dict[str, float]:
         starts_at_zero = float(gather(critic.value.weight).abs().sum())
         alone.value.weight.copy_(drawn)
         held = local(critic.value.weight)
-        held.copy_(drawn[bounds(critic.value.weight)])
+        held.copy_(drawn[local_slices(critic.value.weight)])
     rows = some_rows(shape, 4)
     allowed = some_allowed(shape, rows)
     numbers = range(len(rows))[mesh.get_local_rank("dp") :: dp]
@@ -508,7 +508,7 @@ def refusal(shape: ModelShape, dp: int, tp: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "shape, words",
+    "shape, message",
     [
         (replace(QWEN3, heads=3, kv_heads=3), "tp=2 does not divide the model's 3 heads"),
         (replace(QWEN3, kv_heads=1), "1 KV heads, and each process needs whole ones"),
@@ -516,27 +516,27 @@ def refusal(shape: ModelShape, dp: int, tp: int) -> str:
         (replace(QWEN3, vocab_size=1), "without any of the 1 rows of the vocabulary"),
     ],
 )
-def test_what_a_grid_cannot_compute_is_refused_in_words(pair, shape, words):
-    for said in pair.run(refusal, shape, 1, 2):
-        assert words in said
-        assert "tp may be 1" in said or "use a smaller tp" in said
+def test_what_a_mesh_cannot_compute_is_refused(pair, shape, message):
+    for refused in pair.run(refusal, shape, 1, 2):
+        assert message in refused
+        assert "tp may be 1" in refused or "use a smaller tp" in refused
 
 
 @pytest.mark.slow
-def test_rows_that_no_checkpoint_could_place_are_refused(four):
-    for said in four.run(refusal, replace(QWEN3, width=9), 2, 2):
-        assert "nor dp=2 the width 9" in said
+def test_rows_that_a_checkpoint_could_not_position_are_refused(four):
+    for refused in four.run(refusal, replace(QWEN3, width=9), 2, 2):
+        assert "nor dp=2 the width 9" in refused
 
 
 def other_refusals() -> list[str]:
-    said: list[str] = []
+    messages: list[str] = []
     plain, mesh = random_decoder(QWEN3), grid(1, 2)
     model = split(plain, mesh)
 
     def note(kind: type[Exception], function: Any, *args: Any) -> None:
         with pytest.raises(kind) as error:
             function(*args)
-        said.append(str(error.value))
+        messages.append(str(error.value))
 
     def from_wider() -> None:
         read = reader(random_decoder(replace(QWEN3, ff=24)))
@@ -547,10 +547,10 @@ def other_refusals() -> list[str]:
     note(ModelFileError, from_wider)
     note(ValueError, model.copy_to, random_decoder(QWEN2))
     note(ValueError, model.initialise, 5)
-    return said
+    return messages
 
 
-def test_wrong_meshes_sizes_and_replicas_are_refused_in_words(pair):
+def test_wrong_meshes_sizes_and_replicas_are_refused(pair):
     for mesh, size, replica, drawn in pair.run(other_refusals):
         assert "('dp',)" in mesh and "('dp', 'tp')" in mesh
         assert "gate_proj.weight is [24, 8]; the model's shape says [12, 8]" in size
@@ -564,7 +564,7 @@ def test_wrong_meshes_sizes_and_replicas_are_refused_in_words(pair):
 def fail_in_one() -> None:
     if dist.get_rank() == 1:
         raise RuntimeError("the second process stumbled")
-    dist.barrier()  # for ever, if nobody killed us
+    dist.barrier()  # waits until the process is killed
 
 
 def stay_away() -> None:

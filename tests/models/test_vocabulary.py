@@ -1,4 +1,4 @@
-"""A head in two parts gives what the whole one gives, and the same gradients."""
+"""A head in two shards gives the results and gradients of the whole head."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from graft.models.logprobs import likeliest, score_actions
 from graft.models.parallel.regions import enter, leave
 from graft.models.parallel.vocabulary import (
     embed_rows,
-    likeliest_shared,
-    score_nothing,
-    score_shared,
+    likeliest_sharded,
+    score_no_actions,
+    score_sharded,
 )
 from tests.processes import Processes
 
@@ -28,7 +28,7 @@ def pair() -> Iterator[Processes]:
 
 
 def mine(whole: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """This process's rows, of which the first has the larger share, and where they begin."""
+    """This process's rows (process 0 has one more if the count is odd) and the index of the first."""
     half = -(-len(whole) // 2)
     return whole.chunk(2)[dist.get_rank()].clone().requires_grad_(), half * dist.get_rank()
 
@@ -37,7 +37,7 @@ def worked() -> list[float]:
     weight, first = mine(torch.tensor([6.0, 2, 1, 3]).log()[:, None])
     hidden, modes = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
     group = dist.group.WORLD
-    logp, entropy, vocab_logp = score_shared(
+    logp, entropy, vocab_logp = score_sharded(
         hidden, weight, first, torch.tensor([3]), modes, None, 1.0, 4, group
     )
     logp.sum().backward()
@@ -52,7 +52,7 @@ def test_the_worked_case_of_the_docstring(pair):
 
 
 def compare(elements: int, vocab_size: int | None, temperature: float, has_mask: bool) -> float:
-    """The largest difference between a head of 17 rows and its parts of 9 and 8, in 11 positions."""
+    """The largest difference between a head of 17 rows and its shards of 9 and 8, at 11 positions."""
     module.CHUNK_ELEMENTS = elements
     torch.manual_seed(0)
     hidden = torch.randn(11, 6, requires_grad=True)
@@ -60,7 +60,7 @@ def compare(elements: int, vocab_size: int | None, temperature: float, has_mask:
     actions = torch.randint(0, 17, (11,))
     modes = torch.randint(0, 3, (11,))
     allowed = torch.rand(3, 17) > 0.4
-    allowed[2, :9] = False  # nothing of the first part may be drawn
+    allowed[2, :9] = False  # nothing of the first shard may be drawn
     actions[modes == 2] = 12
     allowed[modes, actions] = True
     allowed = allowed if has_mask else None
@@ -68,16 +68,16 @@ def compare(elements: int, vocab_size: int | None, temperature: float, has_mask:
     how = modes, allowed, temperature, vocab_size
     want = score_actions(hidden, weight, actions, *how)
     wanted = torch.autograd.grad((torch.stack(want) * grads).sum(), (hidden, weight))
-    part, first = mine(weight.detach())
+    shard, first = mine(weight.detach())
     group = dist.group.WORLD
-    got = score_shared(enter(hidden, group), part, first, actions, *how, group)
-    gotten = torch.autograd.grad((torch.stack(got) * grads).sum(), (hidden, part))
+    got = score_sharded(enter(hidden, group), shard, first, actions, *how, group)
+    gotten = torch.autograd.grad((torch.stack(got) * grads).sum(), (hidden, shard))
     pairs = [
         *zip(got, want, strict=True),
         (gotten[0], wanted[0]),
-        (gotten[1], wanted[1][first : first + len(part)]),
+        (gotten[1], wanted[1][first : first + len(shard)]),
     ]
-    best = likeliest_shared(hidden, part, first, actions, modes, allowed, group)
+    best = likeliest_sharded(hidden, shard, first, actions, modes, allowed, group)
     pairs += zip(
         best, likeliest(hidden, weight, actions, modes=modes, allowed=allowed), strict=True
     )
@@ -87,7 +87,7 @@ def compare(elements: int, vocab_size: int | None, temperature: float, has_mask:
 @pytest.mark.parametrize("has_mask", [True, False], ids=["mask", "no mask"])
 @pytest.mark.parametrize("vocab_size", [None, 13, 5], ids=["all", "13 words", "5 words"])
 @pytest.mark.parametrize("elements", [1, 1 << 20], ids=["one row a chunk", "all at once"])
-def test_parts_of_a_head_are_the_whole_head(pair, elements, vocab_size, has_mask):
+def test_shards_of_a_head_equal_the_whole_head(pair, elements, vocab_size, has_mask):
     assert (
         max(pair.run(compare, elements, vocab_size, 0.7, has_mask)) < 1e-5
     )  # gradients are up to 10: rounding
@@ -97,7 +97,7 @@ def tie() -> list[bool]:
     weight, first = mine(torch.ones(4, 1))
     hidden, actions = torch.ones(4, 1), torch.arange(4)
     modes = torch.zeros_like(actions)
-    return likeliest_shared(hidden, weight, first, actions, modes, None, dist.group.WORLD)[
+    return likeliest_sharded(hidden, weight, first, actions, modes, None, dist.group.WORLD)[
         1
     ].tolist()
 
@@ -107,11 +107,11 @@ def test_of_equally_likely_actions_the_first_is_the_likeliest(pair):
 
 
 def extremes(logits: list[float]) -> list[float]:
-    """Action 1 leads token 0, the only one, by 200: fp32 sees no share of it."""
+    """Action 1 leads token 0, the only one, by 200: its probability rounds to 0 in fp32."""
     weight, first = mine(torch.tensor(logits)[:, None])
     actions, group = torch.tensor([0]), dist.group.WORLD
     modes = torch.zeros_like(actions)
-    logp, _, vocab_logp = score_shared(
+    logp, _, vocab_logp = score_sharded(
         torch.ones(1, 1), weight, first, actions, modes, None, 1.0, 1, group
     )
     (logp - vocab_logp).sum().backward()
@@ -132,7 +132,7 @@ def embedded() -> tuple[list, list]:
     return rows.tolist(), weight.grad[:, 0].tolist()
 
 
-def test_each_token_is_embedded_by_whoever_holds_its_row(pair):
+def test_each_token_is_embedded_by_the_process_that_holds_its_row(pair):
     here, there = pair.run(embedded)
     assert here[0] == there[0] == [[8, 9], [0, 1], [4, 5], [8, 9]]
     assert here[1] + there[1] == [1, 0, 1, 0, 2]
@@ -147,13 +147,13 @@ def borders() -> tuple[float, float, float]:
     return y.item(), x.grad.item(), factor.grad.item()
 
 
-def test_a_region_adds_up_what_leaves_it_and_the_gradient_of_what_entered(pair):
+def test_a_region_sums_its_outputs_and_the_gradients_of_its_inputs(pair):
     assert pair.run(borders) == [(15.0, 30.0, 50.0)] * 2
 
 
 def test_nothing_to_train_keeps_the_graph_connected():
     hidden, weight = torch.randn(0, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
-    found = score_nothing(hidden, weight, 3)
+    found = score_no_actions(hidden, weight, 3)
     assert [x.shape for x in found] == [(0,)] * 3
     found[0].sum().backward()
     assert float(weight.grad.abs().sum()) == 0.0 and hidden.grad.shape == (0, 8)

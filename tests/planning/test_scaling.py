@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from benchmarks.scaling import FITTED, growth, ratio_rows, single_device_checks
 from graft.commands.plan import plan
 from graft.config import ConfigError, load_config
-from graft.models.parallel.decoder import check_split
+from graft.models.parallel.decoder import check_mesh
 from graft.models.shape import UnsupportedModel
 from graft.planning.hardware import GPUS, SHAPES, gpu_named, shape_named, slice_of, tp_sizes
 from graft.planning.layouts import GpuLayout
@@ -271,7 +271,7 @@ def test_learners_are_split_only_as_the_sharded_decoder_allows(gpus: int, vocab_
         mesh = SimpleNamespace(mesh_dim_names=("dp", "tp"), shape=(gpus // tp, tp))
         with nullcontext() if tp in tried else pytest.raises((UnsupportedModel, AssertionError)):
             assert gpus % tp == 0
-            check_split(shape, mesh)
+            check_mesh(shape, mesh)
 
 
 def test_dynamic_sampling_never_runs_ahead():

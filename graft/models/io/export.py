@@ -48,7 +48,7 @@ from graft.models.io.save import (
 )
 from graft.models.io.tensor_names import hf_names
 from graft.models.lora.merging import read_adapter
-from graft.models.lora.training import ADAPTER, ADAPTER_CONFIG, base_named
+from graft.models.lora.training import ADAPTER, ADAPTER_CONFIG, named_base
 from graft.models.shape import ModelShape
 from graft.text.chat import Chat, TemplateRewrites
 from graft.text.template import TemplateError
@@ -108,7 +108,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def _named_base(folder: Path) -> Path:
-    named = base_named(read_json(folder / ADAPTER_CONFIG))
+    named = named_base(read_json(folder / ADAPTER_CONFIG))
     why: Exception | None = None
     try:
         base = find_model(named) if named else Path()
@@ -200,7 +200,7 @@ def export_adapter(
             f"`{ACTIONS}` holds head rows of actions beyond the vocabulary; PEFT and transformers "
             f"take no notice of it."
         )
-    base = base_named(read_json(place / ADAPTER_CONFIG))
+    base = named_base(read_json(place / ADAPTER_CONFIG))
     if not base or split_name(base) is None or Path(base).exists():
         notes.append(
             f"`{ADAPTER_CONFIG}` names the base by a path of the machine it was trained on: write the "

@@ -17,7 +17,7 @@ from typing import Any
 
 from graft.files import read_object
 from graft.models.io.hub import cached_copy, origin_of, split_name
-from graft.models.lora.training import base_named
+from graft.models.lora.training import named_base
 
 LICENSE = ("license", "license_name", "license_link")
 DEEPEST = 16
@@ -52,7 +52,7 @@ def lineage_of(path: str, run: Path | None = None, depth: int = 0) -> Lineage:
         return _on_the_hub(*named)
     adapters = here / "adapter_config.json"
     if adapters.is_file() and not (here / "config.json").is_file():
-        return lineage_of(base_named(read_object(adapters)), None, depth + 1)
+        return lineage_of(named_base(read_object(adapters)), None, depth + 1)
     started = _run_of(here)
     if started is not None:  # a run or checkpoint: what that one started from
         return lineage_of(_model_path(started), started, depth + 1)

@@ -1,0 +1,1 @@
+"""LoRA adapters: trained ones (`training.py`) and finished ones that are merged (`merging.py`)."""

@@ -1,8 +1,8 @@
-"""A finished adapter in PEFT's form: changes of low rank that are added to a base once and for all.
+"""A finished LoRA adapter in PEFT's format, which is merged into its base.
 
     W = W0 + s B A        A [r, in], B [out, r], s = alpha / r
 
-Those that are being trained are `lora.Lora`.
+Adapters in training are `lora.training.Lora`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Adapter:
     origin: str
 
     def check(self, sizes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise unless every change is one of a weight of its size."""
+        """Raise unless every change fits a weight of the base."""
         for name, (down, up) in self.pairs.items():
             if name not in sizes:
                 raise ModelFileError(
@@ -49,7 +49,7 @@ class Adapter:
                 )
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
-        """W0 + s B A in fp32, where there is a change; else the weight as it is."""
+        """W0 + s B A in fp32; a weight without a change is returned unchanged."""
         if name not in self.pairs:
             return weight
         down, up = self.pairs[name]
@@ -57,14 +57,14 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """The adapters of a PEFT folder; forms of LoRA that are more than W0 + s B A are refused."""
+    """The adapter in a PEFT folder; variants of LoRA other than W0 + s B A are refused."""
     config = read_json(folder / ADAPTER_CONFIG)
     file = folder / ADAPTER
     if not file.exists():
         raise ModelFileError(f"'{folder}' has {ADAPTER_CONFIG} but no {ADAPTER}; copy it there")
     tensors: dict[str, Tensor] = {}
     with open_tensors(file) as stored:
-        for name in stored.keys():  # noqa: SIM118  # no mapping: it has no other way to ask
+        for name in stored.keys():  # noqa: SIM118  # not a mapping
             tensors[name] = read_tensor(stored, name, folder)
     return make_adapter(tensors, config, f"'{file}'")
 
@@ -83,21 +83,25 @@ def make_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], origi
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
         raise ModelFileError(
-            f"{origin}: r={rank!r}, lora_alpha={alpha!r}: without both as numbers nobody can say "
-            f"how much the adapters add"
+            f"{origin}: r={rank!r}, lora_alpha={alpha!r}: both must be numbers, because "
+            f"they give the scale of the adapters; correct {ADAPTER_CONFIG}"
         )
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix(PREFIX).replace(".default.weight", ".weight")
         module, found, half = plain.removesuffix(".weight").rpartition(".lora_")
         if not found or half not in ("A", "B") or tensor.ndim != 2:
-            raise UnsupportedModel(f"{origin}: {name} is no adapter's A or B, so it is not merged")
+            raise UnsupportedModel(
+                f"{origin}: {name} is not A or B of an adapter, so it is not merged"
+            )
         if tensor.shape[half == "B"] != rank:
             raise ModelFileError(
                 f"{origin}: {name} is {list(tensor.shape)}, and the config says r={rank}"
             )
         halves.setdefault(f"{module}.weight", {})[half] = tensor
     if alone := [name for name, pair in halves.items() if len(pair) != 2]:
-        raise ModelFileError(f"{origin} has only one of A and B for {alone[0]}; it is not whole")
+        raise ModelFileError(
+            f"{origin} has only one of A and B for {alone[0]}; copy the whole adapter file"
+        )
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return Adapter({name: (p["A"], p["B"]) for name, p in halves.items()}, scale, origin)

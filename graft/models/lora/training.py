@@ -1,10 +1,10 @@
-"""Adapters of low rank: a few numbers are trained, and every product stays as it is.
+"""LoRA adapters in training: few parameters are trained, and the model computes as without them.
 
     W [out, in] = W0 + s B A        A [r, in], B [out, r], s = alpha / r
 
-The model holds W, the merged matrix, and no second path beside it. So the engine samples from the very
+The model holds W, the merged matrix, and no second path beside it. So the engine samples from the
 weights that are trained, and every kernel works as without adapters. The gradient of W is turned into
-those of A and B the moment it is complete, and forgotten:
+those of A and B as soon as it is complete, and freed:
 
     dA = s Bᵀ dW                    dB = s dW Aᵀ
 
@@ -13,11 +13,11 @@ One output, two inputs, r = 1, s = 2:
     W0 = [10 20], A = [1 3], B = [0.5]      W  = [11 23]
     dW = [1 -1]                             dA = [1 -1], dB = [-4]
 
-After a step W is written anew from W0, A and B, at its old address. W0 waits in host memory; the GPU
-holds one set of weights. A and B are fp32 whatever the model is, and they are all that the optimizer
-knows. Rows of actions beyond the vocabulary have no W0 worth keeping: they are trained whole.
+After a step W is recomputed from W0, A and B, in place. W0 is kept in host memory; the GPU holds one set
+of weights. A and B are fp32 for any dtype of the model, and they are all that the optimizer updates.
+Rows of actions beyond the vocabulary have no W0 worth keeping: they are trained in full.
 
-On disk they are a folder in PEFT's form; every reader of such folders can put it on the same base.
+On disk adapters are a folder in PEFT's format.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from graft.models.shape import ModelShape
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """PEFT's names for the two files of an adapter."""
 PREFIX = "base_model.model."
-"""What PEFT puts before a module's own name."""
+"""PEFT's prefix of module names."""
 HEAD = "lm_head"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", HEAD)
-"""What can have an adapter: the matrices of a block, and a head that is not the embedding."""
+"""Modules that can have an adapter: the matrices of a block, and a head that is not tied."""
 FINGERPRINT = "base"
-"""Entry of the adapter file's metadata: which weights it was trained on."""
+"""Metadata key of the adapter file: a hash of the weights it was trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Target:
     """Rows of one of the model's weights that an adapter changes."""
 
     name: str
-    """Hugging Face's, without its ".weight"."""
+    """Hugging Face's tensor name without ".weight"."""
     weight: nn.Parameter
     rows: slice
     base: Tensor
@@ -69,10 +69,10 @@ class Target:
 class Lora(nn.Module):
     """The adapters of one decoder; its parameters are A and B of each target, and rows of actions.
 
-    decoder   has its targets' gradients taken away from now on; everything else is frozen
+    decoder   its target weights get gradient hooks; all other weights are frozen
     targets   modules by the last part of their names: q_proj, ..., down_proj, lm_head
-    origin    the path of the model that W0 is read from, as an adapter's config names it
-    base      a decoder that holds W0, where `decoder` is merged already; None: `decoder` itself
+    origin    the path of the model of W0, for the adapter's config
+    base      a decoder that holds W0, if `decoder` is merged already; None: `decoder` itself
     """
 
     def __init__(
@@ -88,7 +88,9 @@ class Lora(nn.Module):
     ) -> None:
         super().__init__()
         if rank < 1:
-            raise ValueError(f"rank={rank}: adapters need 1 or more; without any, make no Lora")
+            raise ValueError(
+                f"rank={rank}: adapters need 1 or more; to train without them, create no Lora"
+            )
         if unknown := [name for name in targets if name not in TARGETS]:
             raise ValueError(f"unknown target {unknown[0]!r}; known: {', '.join(TARGETS)}")
         if not targets:
@@ -101,8 +103,8 @@ class Lora(nn.Module):
         self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
         self.names, self.origin, self.shape = list(dict.fromkeys(targets)), origin, decoder.shape
         self.targets = [
-            Target(name, weight, rows, _kept(held.detach()[rows], weight.device))
-            for name, weight, held, rows in _find(decoder, base or decoder, self.names)
+            Target(name, weight, rows, _host_copy(source.detach()[rows], weight.device))
+            for name, weight, source, rows in _find(decoder, base or decoder, self.names)
         ]
         kind = torch.promote_types(decoder.dtype, torch.float32)
         generator = torch.Generator().manual_seed(seed)
@@ -116,34 +118,33 @@ class Lora(nn.Module):
             self.up.append(
                 nn.Parameter(torch.zeros(size_out, rank, dtype=kind, device=decoder.device))
             )
-        self._head = [
-            decoder.head_weight
-        ]  # in a list: it is the model's, not one of our parameters
+        # in a list, so that it is not registered as a parameter of this module
+        self._head = [decoder.head_weight]
         rows = extra_rows(decoder).to(kind, copy=True) if self.shape.extra else None
         self.rows = None if rows is None else nn.Parameter(rows)
-        self._take_gradients(decoder)
+        self._hook_gradients(decoder)
         self._fingerprint = ""
 
     @property
     def head(self) -> Tensor:
         return self._head[0]
 
-    def _take_gradients(self, decoder: Decoder) -> None:
+    def _hook_gradients(self, decoder: Decoder) -> None:
         decoder.requires_grad_(False)
-        owned: dict[Tensor, list[int]] = {}
+        hooked: dict[Tensor, list[int]] = {}
         for number, target in enumerate(self.targets):
-            owned.setdefault(target.weight, []).append(number)
+            hooked.setdefault(target.weight, []).append(number)
         if self.rows is not None:
-            owned.setdefault(self.head, [])
-        for weight, numbers in owned.items():
+            hooked.setdefault(self.head, [])
+        for weight, numbers in hooked.items():
             weight.requires_grad_(True)
             weight.register_post_accumulate_grad_hook(
-                lambda complete, numbers=numbers: self._hand_down(complete, numbers)
+                lambda complete, numbers=numbers: self._pass_gradient(complete, numbers)
             )
 
     @torch.no_grad()
-    def _hand_down(self, weight: Tensor, numbers: list[int]) -> None:
-        """Turn the gradient of a weight into those of its adapters, and forget it."""
+    def _pass_gradient(self, weight: Tensor, numbers: list[int]) -> None:
+        """Turn the gradient of a weight into those of its adapters, and free it."""
         grad, weight.grad = weight.grad, None
         if grad is None:
             return
@@ -153,27 +154,27 @@ class Lora(nn.Module):
             _sum_of(down).addmm_(up.T, part, alpha=self.scale)
             _sum_of(up).addmm_(part, down.T, alpha=self.scale)
         if self.rows is not None and weight is self.head:
-            _sum_of(self.rows).add_(grad[self._beyond])
+            _sum_of(self.rows).add_(grad[self._extra_rows])
 
     @property
-    def _beyond(self) -> slice:
+    def _extra_rows(self) -> slice:
         return slice(self.shape.vocab_size, self.shape.vocab_size + self.shape.extra)
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Write the model's weights anew, each where it is: W0 + s B A, rounded once."""
+        """Recompute the model's weights in place: W0 + s B A, rounded once."""
         for target, down, up in zip(self.targets, self.down, self.up, strict=True):
             base = target.base.to(up.device, non_blocking=True)
             total = torch.addmm(base.to(up.dtype), up, down, alpha=self.scale)
             target.weight[target.rows].copy_(total)
         if self.rows is not None:
-            self.head[self._beyond].copy_(self.rows)
+            self.head[self._extra_rows].copy_(self.rows)
 
     @contextmanager
-    def holding(self, adapters: Mapping[str, Tensor]) -> Iterator[None]:
-        """The model with other adapters, a `snapshot` of some moment; with its own again after.
+    def using(self, adapters: Mapping[str, Tensor]) -> Iterator[None]:
+        """Use other adapters (a `snapshot`) inside the context, and restore the current ones after it.
 
-        With those of the beginning it is the base: a reference that needs no memory of its own.
+        With the snapshot of the start the model is the base: a reference policy without a copy.
         """
         own = self.snapshot()
         try:
@@ -185,13 +186,15 @@ class Lora(nn.Module):
             self.merge()
 
     def snapshot(self) -> dict[str, Tensor]:
-        """A copy of all numbers as they are now."""
+        """A copy of the current adapters and rows."""
         return {name: value.clone() for name, value in self.state_dict().items()}
 
     @torch.no_grad()
-    def loud(self, share: float = 0.2) -> dict[str, Tensor]:
-        """Adapters that change each target by about this share of it, at random: nobody who serves
-        the model could miss them. A new adapter's B is 0 and cannot be heard at all."""
+    def random_snapshot(self, share: float = 0.2) -> dict[str, Tensor]:
+        """Random adapters that change each target by about this share of its norm.
+
+        Fresh adapters are a no-op (B is 0), so checks that an engine applies adapters use these.
+        """
         generator = torch.Generator().manual_seed(0)
         numbers = self.snapshot()
         for index, target in enumerate(self.targets):
@@ -202,14 +205,14 @@ class Lora(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """Which W0 it is. Of values rounded to bf16, so that a model's dtype does not matter."""
+        """A hash of W0 rounded to bf16, so that the dtype of the model does not matter."""
         if not self._fingerprint:
             sums = [int(_bits(target.base).sum(dtype=torch.int64)) for target in self.targets]
             self._fingerprint = hashlib.blake2b(repr(sums).encode(), digest_size=8).hexdigest()
         return self._fingerprint
 
     def save(self, folder: Path) -> None:
-        """Write the adapters as PEFT reads them, in fp32: what is loaded is what was trained."""
+        """Write the adapters in PEFT's format, in fp32, so that loading restores them exactly."""
         folder.mkdir(parents=True, exist_ok=True)
         alpha = int(self.alpha) if self.alpha == int(self.alpha) else self.alpha
         named = None if Path(self.origin).exists() else split_name(self.origin)
@@ -229,9 +232,9 @@ class Lora(nn.Module):
             "inference_mode": True,
         }
         tensors = {name: value.cpu().contiguous() for name, value in self._tensors().items()}
-        told = {"format": "pt", FINGERPRINT: self.fingerprint}
+        metadata = {"format": "pt", FINGERPRINT: self.fingerprint}
         with new_file(folder / ADAPTER) as aside:
-            _save_file(tensors, aside, told)
+            _save_file(tensors, aside, metadata)
         if self.rows is not None:
             rows = {ROWS: self.rows.detach().cpu().contiguous()}
             with new_file(folder / ACTIONS) as aside:
@@ -241,20 +244,20 @@ class Lora(nn.Module):
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Take over what `save` wrote for adapters like these, and merge."""
+        """Read what `save` wrote for the same targets and rank, and merge."""
         file = folder / ADAPTER
         if not file.exists():
             raise ModelFileError(
-                f"'{folder}' has no {ADAPTER}: the adapters that were trained are gone; go on from "
+                f"'{folder}' has no {ADAPTER}: the trained adapters are gone; resume from "
                 f"another checkpoint, or start a new run"
             )
         with open_tensors(file) as stored:
-            told = stored.metadata() or {}
+            metadata = stored.metadata() or {}
             found = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        if told.get(FINGERPRINT, self.fingerprint) != self.fingerprint:
+        if metadata.get(FINGERPRINT, self.fingerprint) != self.fingerprint:
             raise ModelFileError(
                 f"the adapters in '{folder}' were trained on other weights than those in "
-                f"'{self.origin}' now; give them back the model they were trained on"
+                f"'{self.origin}' now; restore the model they were trained on"
             )
         own = self._tensors()
         if self.rows is not None:
@@ -275,7 +278,7 @@ class Lora(nn.Module):
         self.merge()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """PEFT's names -> our own tensors."""
+        """PEFT's names -> A and B."""
         named: dict[str, Tensor] = {}
         for target, down, up in zip(self.targets, self.down, self.up, strict=True):
             named[f"{PREFIX}{target.name}.lora_A.weight"] = down.detach()
@@ -288,20 +291,20 @@ def base_of(folder: Path) -> str:
     file = folder / ADAPTER_CONFIG
     if not file.exists():
         raise ModelFileError(
-            f"'{file}' is missing: the adapters that were trained are gone; go on from another "
+            f"'{file}' is missing: the trained adapters are gone; resume from another "
             f"checkpoint, or start a new run"
         )
-    return base_named(read_json(file))
+    return named_base(read_json(file))
 
 
-def base_named(config: Mapping[str, Any]) -> str:
+def named_base(config: Mapping[str, Any]) -> str:
     """The base that an adapter_config.json names: a path, or a hub name with its revision."""
     name, revision = str(config.get("base_model_name_or_path") or ""), config.get("revision")
     return f"{name}@{revision}" if name and revision and split_name(name) else name
 
 
 def target_sizes(shape: ModelShape, targets: Sequence[str]) -> list[tuple[int, int]]:
-    """(out, in) of every matrix that has an adapter, counted without making one."""
+    """(out, in) of every matrix that has an adapter, without creating any."""
     width, q, kv, ff = shape.width, shape.q_size, shape.kv_size, shape.ff
     sizes = {
         "q_proj": (q, width),
@@ -317,7 +320,7 @@ def target_sizes(shape: ModelShape, targets: Sequence[str]) -> list[tuple[int, i
 
 
 def num_trained(shape: ModelShape, rank: int, targets: Sequence[str]) -> int:
-    """Numbers the optimizer knows: rank 2 on a matrix [6, 4] has 2 * (6 + 4)."""
+    """Number of trained parameters: rank 2 on a matrix [6, 4] has 2 * (6 + 4)."""
     adapters = sum(rank * (out + into) for out, into in target_sizes(shape, targets))
     return adapters + shape.extra * shape.width
 
@@ -325,22 +328,22 @@ def num_trained(shape: ModelShape, rank: int, targets: Sequence[str]) -> int:
 def _find(
     decoder: Decoder, base: Decoder, targets: Sequence[str]
 ) -> Iterator[tuple[str, nn.Parameter, Tensor, slice]]:
-    """Name, weight, where W0 is, and rows of every target, in the order of the computation."""
-    weights, held = dict(decoder.named_parameters()), dict(base.named_parameters())
+    """Name, weight, the tensor that holds W0, and rows of every target, in order of computation."""
+    weights, sources = dict(decoder.named_parameters()), dict(base.named_parameters())
     for name, where in hf_rows(decoder.shape).items():
         module, _, kind = name.rpartition(".")
         if kind == "weight" and module.rpartition(".")[2] in targets:
             rows = slice(where.start, where.stop)
-            yield module, weights[where.parameter], held[where.parameter], rows
+            yield module, weights[where.parameter], sources[where.parameter], rows
 
 
-def _kept(rows: Tensor, device: torch.device) -> Tensor:
-    """A copy in host memory, pinned for a GPU, which then reads it without waiting for the host."""
+def _host_copy(rows: Tensor, device: torch.device) -> Tensor:
+    """A copy in host memory, pinned for a GPU, so that transfers are asynchronous."""
     if device.type != "cuda":
         return rows.to("cpu", copy=True)
     try:
         return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows)
-    except RuntimeError:  # no more memory may be pinned: slower, and all the same
+    except RuntimeError:  # out of pinnable memory: slower, same result
         return rows.to("cpu", copy=True)
 
 
@@ -354,8 +357,8 @@ def _bits(values: Tensor) -> Tensor:
     return values.to(torch.bfloat16).contiguous().view(torch.int16)
 
 
-def _save_file(tensors: dict[str, Tensor], path: Path, told: dict[str, str]) -> None:
+def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     try:
-        save_file(tensors, path, told)
-    except SafetensorError as error:  # its own name for a disk that takes no more
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # such as a full disk
         raise OSError(f"safetensors could not write {path.name}: {error}") from error

@@ -1,4 +1,4 @@
-"""A critic over the same grid of processes as its policy (see `sharded`)."""
+"""A critic sharded over the same mesh as its policy (see `decoder`)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 
 from graft.models.decoder import Attend
-from graft.models.parallel.decoder import ShardedDecoder, over_tp, own, spread
-from graft.models.parallel.parts import local
+from graft.models.parallel.decoder import ShardedDecoder, apply_fsdp, own, shard_over_tp
+from graft.models.parallel.shards import local
 
 
 class ValueHead(nn.Module):
-    """One number of each hidden state, in fp32; it starts at zero."""
+    """One value per hidden state, in fp32; its weights start at zero."""
 
     def __init__(self, width: int, mesh: DeviceMesh) -> None:
         super().__init__()
         weight, bias = torch.zeros(1, width, device="meta"), torch.zeros(1, device="meta")
-        self.weight = over_tp(weight, mesh, Replicate())
-        self.bias = over_tp(bias, mesh, Replicate())
+        self.weight = shard_over_tp(weight, mesh, Replicate())
+        self.bias = shard_over_tp(bias, mesh, Replicate())
 
     def forward(self, hidden: Tensor) -> Tensor:
         # a product with a vector: FSDP warns of results that are views, such as one column
@@ -27,7 +27,7 @@ class ValueHead(nn.Module):
 
 
 class ShardedCritic(nn.Module):
-    """A `critic.Critic` over the same grid as its policy; `sharded_critic` makes one."""
+    """A `critic.Critic` on the mesh of its policy; `sharded_critic` makes one."""
 
     def __init__(self, body: ShardedDecoder) -> None:
         super().__init__()
@@ -40,21 +40,21 @@ class ShardedCritic(nn.Module):
         return self.value(self.body(tokens, positions, attend))
 
     def hf_parameters(self) -> dict[str, nn.Parameter]:
-        """Those of its body, and its value head's."""
+        """The parameters of the body and of the value head."""
         value = {"value.weight": self.value.weight, "value.bias": self.value.bias}
         return {**self.body.hf_parameters(), **value}
 
 
 def sharded_critic(policy: ShardedDecoder) -> ShardedCritic:
-    """A critic that starts from the policy's present weights, each process from its own part."""
+    """A critic that starts from the policy's present weights, each process from its own shards."""
     body = ShardedDecoder(policy.shape, policy.mesh, policy.dtype, policy.offload)
     body.recompute = policy.recompute
     critic = ShardedCritic(body)
-    spread(critic, body, exact=[critic.value])
-    parts = policy.hf_parameters()
+    apply_fsdp(critic, body, exact=[critic.value])
+    shards = policy.hf_parameters()
     for name, parameter in critic.hf_parameters().items():
-        if name in parts:
-            local(parameter).copy_(local(parts[name]))
+        if name in shards:
+            local(parameter).copy_(local(shards[name]))
         else:
             local(parameter).zero_()
     return critic

@@ -1,22 +1,22 @@
-"""A decoder that several processes hold together: each has a part of every matrix.
+"""A decoder sharded over several processes: each holds a shard of every matrix.
 
-The processes form a grid, `mesh`, with the dimensions "dp" and "tp". Of 4 processes as 2 x 2, and of
+The processes form a `mesh` with the dimensions "dp" and "tp". With 4 processes as 2 x 2, and
 q_proj.weight with 8 rows, process (dp i, tp j) keeps two rows:
 
                     tp 0        tp 1
-    dp 0            0 1         4 5         together tp 0 and tp 1 compute one forest, each with the
-    dp 1            2 3         6 7         heads that its rows make; dp 0 and dp 1 compute two forests
+    dp 0            0 1         4 5         tp 0 and tp 1 compute one forest together, each with the
+    dp 1            2 3         6 7         heads of its rows; dp 0 and dp 1 compute two forests
 
-Over tp (tensor parallelism) a process computes with nothing but its own rows and columns, and what is
-known is added up at the borders (`regions`, `vocabulary`). Over dp (FSDP2) the parts of one block are
-brought together shortly before it is computed and let go behind it; gradients are ADDED UP over dp, not
-averaged: a loss that is weighted by the whole batch gives the gradient of the whole batch.
+Over tp (tensor parallelism) a process computes with its own rows and columns only, and results are
+summed at the ends of regions (`regions`, `vocabulary`). Over dp (FSDP2) the shards of one block are
+gathered shortly before it is computed and freed after it; gradients are SUMMED over dp, not averaged: a
+loss that is weighted by the whole batch gives the gradient of the whole batch.
 
-Every parameter is one tensor of a Hugging Face checkpoint and a DTensor on the whole grid, so a
-checkpoint of it knows no layout. The one exception are actions beyond the vocabulary: they are further
-rows of the head, as in any decoder (see `extra`).
+Every parameter is one tensor of a Hugging Face checkpoint and a DTensor on the whole mesh, so a
+checkpoint does not depend on the layout. The one exception are actions beyond the vocabulary: they are
+further rows of the head, as in any decoder (see `extra_actions`).
 
-All functions that are called collective here wait until every process of the grid has called them.
+Functions marked "collective" wait until every process of the mesh has called them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from graft.models.io.tensor_names import hf_names, hf_rows
 from graft.models.kv_slots import KVSlots
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import add_linear, add_norm, embed, linear, norm_linear, qk_rotate
-from graft.models.parallel.parts import bounds, device_of, gather, local, part
 from graft.models.parallel.regions import enter, leave
+from graft.models.parallel.shards import device_of, gather, local, local_slices, shard_range
 from graft.models.parallel.vocabulary import (
     embed_rows,
-    likeliest_shared,
-    score_nothing,
-    score_shared,
+    likeliest_sharded,
+    score_no_actions,
+    score_sharded,
 )
 from graft.models.shape import ModelShape, UnsupportedModel
 
@@ -66,15 +66,15 @@ OUR_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "mlp_norm",
 }
-"""Modules that are called otherwise in a checkpoint; the others have its names."""
+"""Names of modules in a checkpoint -> ours, where they differ."""
 
 Read = Callable[[str], Tensor | None]
-"""A whole tensor by its Hugging Face name. Of ACTION_ROWS alone there may be None: they are drawn."""
+"""A whole tensor by its Hugging Face name; None, for ACTION_ROWS only: they are drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)
-class ShardGroup:
-    """The processes that compute one forest together, and which of them this one is."""
+class TensorParallelGroup:
+    """The processes that compute one forest together, and the index of this one."""
 
     group: ProcessGroup
     size: int
@@ -82,18 +82,18 @@ class ShardGroup:
 
 
 class ShardedNorm(Norm):
-    """The weight of a norm, the same in every process of a team."""
+    """The weight of a norm, replicated over tp."""
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         return add_norm(x, delta, own(self.weight), self.eps)
 
 
 class ShardedBlock(nn.Module):
-    """A `decoder.Block` with a team's share of heads and of the MLP's width, its matrices apart."""
+    """A `decoder.Block` with this process's share of heads and MLP width, and separate matrices."""
 
-    def __init__(self, shape: ModelShape, index: int, team: ShardGroup) -> None:
+    def __init__(self, shape: ModelShape, index: int, tp: TensorParallelGroup) -> None:
         super().__init__()
-        self.index, self.shape, self.team = index, shape, team
+        self.index, self.shape, self.tp = index, shape, tp
         width = shape.width
         self.attn_norm = ShardedNorm(width, shape.norm_eps)
         self.q_proj = nn.Linear(width, shape.q_size, bias=shape.qkv_bias)
@@ -118,83 +118,85 @@ class ShardedBlock(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         if kv_slots is not None:
             raise ValueError(
-                "a decoder that is split over processes cannot keep keys and values in an engine's "
-                "pages; sample from a plain decoder that `copy_to` writes the weights into"
+                "a decoder that is sharded over processes cannot write keys and values to an engine's "
+                "pages; sample from a plain decoder that `copy_to` copies the weights into"
             )
-        x, qkv = self._into(x, delta, self.attn_norm, self.q_proj, self.k_proj, self.v_proj)
-        x, delta = self._out(x, self._see(qkv, cos, sin, attend), self.o_proj)
-        x, gate_up = self._into(x, delta, self.mlp_norm, self.gate_proj, self.up_proj)
-        return self._out(x, gate_up, self.down_proj, gate=True)
+        x, qkv = self._norm_project(x, delta, self.attn_norm, self.q_proj, self.k_proj, self.v_proj)
+        x, delta = self._project_out(x, self._attend(qkv, cos, sin, attend), self.o_proj)
+        x, gate_up = self._norm_project(x, delta, self.mlp_norm, self.gate_proj, self.up_proj)
+        return self._project_out(x, gate_up, self.down_proj, gate=True)
 
-    def _into(
+    def _norm_project(
         self, x: Tensor, delta: Tensor | None, norm: Norm, *linears: nn.Linear
     ) -> tuple[Tensor, Tensor]:
-        """The stream with delta added to it, and the products of its norm, side by side."""
+        """x + delta, and the concatenated projections of its norm."""
         scale = own(norm.weight)
         weight = torch.cat([own(each.weight) for each in linears])
         has_bias = linears[0].bias is not None
         bias = torch.cat([own(each.bias) for each in linears]) if has_bias else None
-        if self.team.size == 1:
+        if self.tp.size == 1:
             return norm_linear(x, delta, scale, norm.eps, weight, bias)
-        # apart: the norm is everybody's, and its gradient must be whole when it gets there
+        # not fused: the norm is replicated, and its gradient must be summed before it
         x, normed = add_norm(x, delta, scale, norm.eps)
-        return x, linear(enter(normed, self.team.group), weight, bias)
+        return x, linear(enter(normed, self.tp.group), weight, bias)
 
-    def _out(
+    def _project_out(
         self, x: Tensor, y: Tensor, to: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         weight, bias = own(to.weight), None if to.bias is None else own(to.bias)
-        if self.team.size == 1:
+        if self.tp.size == 1:
             return add_linear(x, y, weight, bias, gate)
-        delta = leave(linear(y, weight, None, gate), self.team.group)
+        delta = leave(linear(y, weight, None, gate), self.tp.group)
         return x, delta if bias is None else delta + bias
 
-    def _see(self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """[T, H*d]: what the heads that are here found."""
-        shape, size = self.shape, self.team.size
+    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """[T, H*d]: the output of this process's heads."""
+        shape, size = self.shape, self.tp.size
         heads, kv_heads = shape.heads // size, shape.kv_heads // size
         weights = self._head_norm(self.q_norm), self._head_norm(self.k_norm)
         q, k, v = qk_rotate(qkv, *weights, shape.norm_eps, cos, sin, heads, kv_heads)
         return attend(self.index, q, k, v).reshape(len(qkv), heads * shape.head_dim)
 
     def _head_norm(self, norm: Norm | None) -> Tensor | None:
-        if norm is None or self.team.size == 1:
+        if norm is None or self.tp.size == 1:
             return None if norm is None else own(norm.weight)
-        return enter(own(norm.weight), self.team.group)  # each sees the gradient of its heads
+        return enter(
+            own(norm.weight), self.tp.group
+        )  # each process has the gradient of its heads only
 
 
 def own(parameter: Tensor) -> Tensor:
-    """What this process computes with, once FSDP has brought a parameter together; with autograd."""
+    """The tensor this process computes with, after FSDP has gathered a parameter; with autograd."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 class ShardedDecoder(Decoder):
-    """A decoder of parts; `shard` makes one. The processes of a team must be given the same forest."""
+    """A sharded decoder; `shard` makes one. All processes of a tp group must get the same forest."""
 
     is_whole = False
 
     def __init__(
         self, shape: ModelShape, mesh: DeviceMesh, dtype: torch.dtype, offload: bool
     ) -> None:
-        check_split(shape, mesh)
-        team = ShardGroup(mesh.get_group("tp"), mesh["tp"].size(), mesh.get_local_rank("tp"))
+        check_mesh(shape, mesh)
+        tp = TensorParallelGroup(mesh.get_group("tp"), mesh["tp"].size(), mesh.get_local_rank("tp"))
         with torch.device("meta"):
             super().__init__(shape)
-            self.blocks = nn.ModuleList(ShardedBlock(shape, i, team) for i in range(shape.layers))
+            self.blocks = nn.ModuleList(ShardedBlock(shape, i, tp) for i in range(shape.layers))
             self.norm = ShardedNorm(shape.width, shape.norm_eps)
-        self.mesh, self.team, self.compute_dtype, self.offload = mesh, team, dtype, offload
-        # while it computes, FSDP puts what it brought together in the place of parameters
-        self.held: dict[str, nn.Parameter] = {}
+        self.mesh, self.tp, self.compute_dtype, self.offload = mesh, tp, dtype, offload
+        # during a forward pass FSDP replaces the parameters by gathered tensors
+        self.sharded_parameters: dict[str, nn.Parameter] = {}
         for name, parameter in self.hf_parameters().items():
-            _set(self, _our_name(name), over_tp(parameter, mesh, _placement(name)))
+            _set(self, _our_name(name), shard_over_tp(parameter, mesh, _placement(name)))
 
     @property
     def own_heads(self) -> tuple[int, int]:
-        return self.shape.heads // self.team.size, self.shape.kv_heads // self.team.size
+        return self.shape.heads // self.tp.size, self.shape.kv_heads // self.tp.size
 
     @property
     def device(self) -> torch.device:
-        """Where it computes, wherever its parameters wait meanwhile."""
+        """The device it computes on; offloaded parameters are elsewhere."""
         return device_of(self.mesh)
 
     @property
@@ -204,9 +206,9 @@ class ShardedDecoder(Decoder):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         weight = self.embed.weight
-        if self.team.size == 1:
+        if self.tp.size == 1:
             return embed(tokens, own(weight))
-        return embed_rows(tokens, own(weight), self._first_row(weight), self.team.group)
+        return embed_rows(tokens, own(weight), self._first_row(weight), self.tp.group)
 
     def _score(
         self,
@@ -217,44 +219,43 @@ class ShardedDecoder(Decoder):
         temperature: float,
         vocab_size: int | None,
     ) -> tuple[Tensor, ...]:
-        weight, group = own(self.head_weight), self.team.group
-        how = actions, modes, allowed, temperature, vocab_size
+        weight, group = own(self.head_weight), self.tp.group
+        args = actions, modes, allowed, temperature, vocab_size
         if not len(actions):
-            return score_nothing(hidden, weight, vocab_size)
-        if self.team.size == 1:
-            return score_actions(hidden, weight, *how)
+            return score_no_actions(hidden, weight, vocab_size)
+        if self.tp.size == 1:
+            return score_actions(hidden, weight, *args)
         first = self._first_row(self.head_weight)
-        return score_shared(enter(hidden, group), weight, first, *how, group)
+        return score_sharded(enter(hidden, group), weight, first, *args, group)
 
     def _likeliest(
         self, hidden: Tensor, actions: Tensor, modes: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        weight, group = own(self.head_weight), self.team.group
-        if self.team.size == 1:
+        weight, group = own(self.head_weight), self.tp.group
+        if self.tp.size == 1:
             return likeliest(hidden, weight, actions, modes=modes, allowed=allowed)
         first = self._first_row(self.head_weight)
-        return likeliest_shared(hidden, weight, first, actions, modes, allowed, group)
+        return likeliest_sharded(hidden, weight, first, actions, modes, allowed, group)
 
     def _first_row(self, weight: Tensor) -> int:
-        return part(len(weight), self.team.size, self.team.index)[0]
+        return shard_range(len(weight), self.tp.size, self.tp.index)[0]
 
     def initialise(self, seed: int) -> Decoder:
         raise ValueError(
-            f"a decoder that is split over processes draws no weights (seed {seed}): "
+            f"a decoder that is sharded over processes draws no weights (seed {seed}): "
             "give `shard` a `read` that returns them"
         )
 
     def hf_parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter by its Hugging Face name, in the order of the computation.
 
-        The head has rows of actions beyond the vocabulary, if the shape has such; so does a tied
-        embedding.
+        The head, or a tied embedding, includes the rows of actions beyond the vocabulary.
         """
-        return self.held or self._find_parameters()
+        return self.sharded_parameters or self._find_parameters()
 
     def _find_parameters(self) -> dict[str, nn.Parameter]:
-        is_there = self.shape.tied or self.head is not None
-        names = [name for name in hf_rows(self.shape) if is_there or name != HEAD]
+        has_head = self.shape.tied or self.head is not None
+        names = [name for name in hf_rows(self.shape) if has_head or name != HEAD]
         return {name: cast(nn.Parameter, _get(self, _our_name(name))) for name in names}
 
     def full(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -262,11 +263,11 @@ class ShardedDecoder(Decoder):
         return gather(self.hf_parameters()[name], dtype)
 
     def hf_weights(self, dtype: torch.dtype | None = None) -> Mapping[str, Tensor]:
-        """What a Hugging Face checkpoint holds; a tensor is brought together when it is asked for.
+        """The tensors of a Hugging Face checkpoint; each is gathered when it is read.
 
-        Collective: every process asks for the same names in the same order, as `.items()` does.
+        Collective: every process must read the same names in the same order, as `.items()` does.
         """
-        return _Whole(self, dtype)
+        return _GatheredWeights(self, dtype)
 
     def extra_rows(self, dtype: torch.dtype | None = None) -> Tensor:
         """[extra, D]: the head's rows of actions beyond the vocabulary; collective."""
@@ -278,7 +279,7 @@ class ShardedDecoder(Decoder):
     def copy_to(self, decoder: Decoder | None) -> None:
         """Write all weights into a plain decoder of the same shape, in its own dtype; collective.
 
-        None in a process that keeps no such decoder: it only takes part.
+        Pass None in a process that has no such decoder: it only takes part in the gathering.
         """
         if decoder is not None and decoder.shape != self.shape:
             raise ValueError(
@@ -296,7 +297,7 @@ class ShardedDecoder(Decoder):
                 rows.copy_(whole[self.shape.vocab_size :][: len(rows)])
 
 
-class _Whole(Mapping[str, Tensor]):
+class _GatheredWeights(Mapping[str, Tensor]):
     def __init__(self, decoder: ShardedDecoder, dtype: torch.dtype | None) -> None:
         self.decoder, self.dtype = decoder, dtype
 
@@ -311,18 +312,18 @@ class _Whole(Mapping[str, Tensor]):
         return len(self.decoder.hf_parameters())
 
 
-def check_split(shape: ModelShape, mesh: DeviceMesh) -> None:
-    """Raise unless this grid can compute this shape."""
+def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
+    """Raise unless a decoder of this shape can be sharded over the mesh."""
     if mesh.mesh_dim_names != ("dp", "tp"):
         raise ValueError(
-            f"the mesh has the dimensions {mesh.mesh_dim_names}; a decoder is split over "
+            f"the mesh has the dimensions {mesh.mesh_dim_names}; a decoder is sharded over "
             "('dp', 'tp'), in that order; either may be 1"
         )
     check_sizes(shape, *mesh.shape)
 
 
 def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
-    """Raise unless `tp` processes can split a layer of this shape, and `dp` groups of them its weights."""
+    """Raise unless `tp` processes can share a layer of this shape, and `dp` groups its weights."""
     sizes = {"heads": shape.heads, "KV heads": shape.kv_heads, "MLP columns": shape.ff}
     for what, size in sizes.items():
         if size % tp:
@@ -333,7 +334,7 @@ def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
                 f"ones of its own; tp may be {', '.join(map(str, fitting))}"
             )
     for rows in {shape.vocab_size, shape.head_rows}:
-        start, stop = part(rows, tp, tp - 1)
+        start, stop = shard_range(rows, tp, tp - 1)
         if start == stop:
             raise UnsupportedModel(
                 f"tp={tp} leaves a process without any of the {rows} rows of the vocabulary; use a "
@@ -342,7 +343,7 @@ def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
         if rows % tp and shape.width % dp:
             raise UnsupportedModel(
                 f"tp={tp} does not divide the {rows} rows of the vocabulary, nor dp={dp} the width "
-                f"{shape.width}: one of the two must, or no checkpoint of it could be resumed; "
+                f"{shape.width}: one of the two must, or a checkpoint could not be resumed; "
                 "change either number"
             )
 
@@ -357,27 +358,27 @@ def _our_name(name: str) -> str:
 
 
 def _placement(name: str) -> Placement:
-    """How a parameter is split over tp."""
+    """How a parameter is sharded over tp."""
     *_, module, kind = name.split(".")
     if module in BY_ROWS:
         return Shard(0)
     return Shard(1) if module in BY_COLUMNS and kind == "weight" else Replicate()
 
 
-def over_tp(parameter: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
-    # no process has anything to send: there are no numbers yet
+def shard_over_tp(parameter: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
+    # src_data_rank=None: the parameter is on the meta device, so there is nothing to send
     return nn.Parameter(distribute_tensor(parameter, mesh["tp"], [placement], src_data_rank=None))
 
 
 def _over_dp(parameter: nn.Parameter) -> Shard:
-    """By rows; where tp could not divide them evenly by columns, see `check_split`.
+    """By rows; by columns where tp does not divide the rows evenly, see `check_mesh`.
 
-    torch has no true name for rows that are split twice and unevenly: a checkpoint would put some
-    of them in the wrong place.
+    torch cannot describe rows that are sharded twice and unevenly: a checkpoint would put some of
+    them in the wrong position.
     """
-    split = cast(DTensor, parameter)
-    by_rows = split.placements[0].is_shard(0)
-    return Shard(1 if by_rows and len(split) % split.device_mesh.size() else 0)
+    sharded = cast(DTensor, parameter)
+    by_rows = sharded.placements[0].is_shard(0)
+    return Shard(1 if by_rows and len(sharded) % sharded.device_mesh.size() else 0)
 
 
 def _get(module: nn.Module, name: str) -> Tensor:
@@ -390,36 +391,36 @@ def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     setattr(module.get_submodule(owner), kind, parameter)
 
 
-def spread(root: nn.Module, decoder: ShardedDecoder, exact: Sequence[nn.Module] = ()) -> None:
-    """Split everything over dp, block by block, and give it memory; `exact` ones compute in fp32."""
+def apply_fsdp(root: nn.Module, decoder: ShardedDecoder, exact: Sequence[nn.Module] = ()) -> None:
+    """Shard all parameters over dp, block by block, and allocate them; `exact` modules compute in fp32."""
     mesh, dtype = decoder.mesh["dp"], decoder.compute_dtype
-    # the stream comes in as it is: on a GPU it is fp32, and a cast would round it in each block
+    # no cast of inputs: on a GPU the stream is fp32, and a cast would round it in each block
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,
     )
     plain = MixedPrecisionPolicy(cast_forward_inputs=False)
-    waiting = CPUOffloadPolicy(pin_memory=decoder.device.type != "cpu") if decoder.offload else None
+    offload = CPUOffloadPolicy(pin_memory=decoder.device.type != "cpu") if decoder.offload else None
     for module in (*exact, *decoder.blocks, root):
-        split = fully_shard(
+        sharded = fully_shard(
             module,
             mesh=mesh,
             shard_placement_fn=_over_dp,
             mp_policy=plain if module in exact else policy,
-            offload_policy=waiting or OffloadPolicy(),
+            offload_policy=offload or OffloadPolicy(),
         )
-        split.set_gradient_divide_factor(1.0)  # a sum
-        split.set_force_sum_reduction_for_comms(True)  # gloo multiplies nothing on the way
-    root.register_forward_hook(_let_go)
+        sharded.set_gradient_divide_factor(1.0)  # a sum
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale inside a reduction
+    root.register_forward_hook(_reshard_after_inference)
     root.to_empty(device="cpu" if decoder.offload else decoder.device)
-    decoder.held = decoder._find_parameters()
+    decoder.sharded_parameters = decoder._find_parameters()
 
 
-def _let_go(root: nn.Module, *_: object) -> None:
-    """After a forward pass without gradients embedding and head are not kept for a backward pass.
+def _reshard_after_inference(root: nn.Module, *_: object) -> None:
+    """After a forward pass without gradients, free the gathered embedding and head.
 
-    FSDP would use them as they are in the next forward pass, even if a step was taken meanwhile.
+    FSDP would reuse them in the next forward pass, even after an optimizer step.
     """
     if not torch.is_grad_enabled():
         cast(FSDPModule, root).reshard()
@@ -434,14 +435,14 @@ def shard(
     offload: bool = False,
     recompute: bool = False,
 ) -> ShardedDecoder:
-    """A decoder over the grid, filled tensor by tensor: no process ever holds more than one whole.
+    """A decoder on the mesh, read tensor by tensor: a process holds at most one whole tensor.
 
     Parameters are fp32; `dtype` is what it computes in. `offload` keeps them on the CPU between uses,
-    `recompute` keeps no activations inside of blocks.
+    `recompute` is activation checkpointing of the blocks.
     """
     decoder = ShardedDecoder(shape, mesh, dtype, offload)
     decoder.recompute = recompute
-    spread(decoder, decoder)
+    apply_fsdp(decoder, decoder)
     head = EMBEDDING if shape.tied else HEAD
     for name, parameter in decoder.hf_parameters().items():
         size = list(parameter.shape)
@@ -455,7 +456,7 @@ def shard(
         _write(parameter, whole)
         if name == head and shape.extra:
             rows = read(ACTION_ROWS)
-            rows = _drawn(shape) if rows is None else rows
+            rows = _random_rows(shape) if rows is None else rows
             if tuple(rows.shape) != (shape.extra, shape.width):
                 raise ModelFileError(
                     f"{ACTION_ROWS} is {list(rows.shape)}; the model's shape says "
@@ -465,16 +466,16 @@ def shard(
     return decoder
 
 
-def _drawn(shape: ModelShape) -> Tensor:
-    """Rows of actions that start from no token, as `extra.extend` draws them."""
+def _random_rows(shape: ModelShape) -> Tensor:
+    """Rows of actions that start from no token, as `extra_actions.extend` draws them."""
     generator = torch.Generator().manual_seed(SEED)
     bound = 1 / math.sqrt(shape.width)
     return torch.empty(shape.extra, shape.width).uniform_(-bound, bound, generator=generator)
 
 
 def _write(parameter: Tensor, whole: Tensor, first: int = 0) -> None:
-    """Put what is here of the rows from `first` on into this process's part."""
-    rows, *columns = bounds(cast(DTensor, parameter))
+    """Write rows from `first` on into this process's shard, as far as they belong to it."""
+    rows, *columns = local_slices(cast(DTensor, parameter))
     start, stop = max(rows.start, first), min(rows.stop, first + len(whole))
     if start < stop:
         here = local(parameter)[start - rows.start : stop - rows.start]

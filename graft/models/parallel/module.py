@@ -1,6 +1,6 @@
-"""Any module split over processes with FSDP2, block by block: what `sharded` does for our own decoder.
+"""FSDP2 for any module, block by block: the counterpart of `decoder` for transformers' modules.
 
-Gradients are added up over the processes, not averaged, as everywhere here. The module keeps its dtype.
+Gradients are summed over the processes, not averaged. The module keeps its dtype.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from torch.distributed.fsdp import (
 def shard_module(
     module: nn.Module, block_classes: Collection[type[nn.Module]], mesh: DeviceMesh, offload: bool
 ) -> None:
-    """Split its parameters over the dimension "dp" of the mesh."""
+    """Shard its parameters over the dimension "dp" of the mesh."""
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-    waiting = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
+    offload_policy = (
+        CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
+    )
     blocks = [part for part in module.modules() if type(part) in block_classes]
     for part in (*blocks, module):
-        split = fully_shard(part, mesh=mesh["dp"], mp_policy=policy, offload_policy=waiting)
-        split.set_gradient_divide_factor(1.0)
-        split.set_force_sum_reduction_for_comms(True)
+        sharded = fully_shard(
+            part, mesh=mesh["dp"], mp_policy=policy, offload_policy=offload_policy
+        )
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)

@@ -1,14 +1,14 @@
-"""The two borders of a region that a group of processes computes together.
+"""The two ends of a tensor-parallel region.
 
-Inside, each process multiplies with its own rows of a matrix, then with its own columns of the next:
-what it finds is one summand of the result, and the sum over the group is the result. Two processes,
-each with one of two hidden numbers, outside of the region one stream x:
+Inside the region each process multiplies with its own rows of one matrix, then with its own columns of
+the next; the sum over the group is the result. Two processes, each with one of two hidden units, outside
+of the region the replicated stream x:
 
-    enter   x -> x, x         backward: what both want of x, added up
+    enter   x -> x, x         backward: the sum of both gradients of x
     leave   a, b -> a + b     backward: the same gradient for both
 
-Everything outside is computed by every process alike, so each of them has the same stream, the same
-loss, and the same gradient of what it holds a copy of.
+Everything outside is computed identically in every process, so each has the same stream, the same loss,
+and the same gradient of replicated weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        # a copy: autograd may hand the same gradient to somebody else
+        # a copy: autograd may pass the same gradient to another node
         total = grads[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
         return total, None
@@ -48,10 +48,10 @@ class _Leave(torch.autograd.Function):
 
 
 def enter(x: Tensor, group: ProcessGroup) -> Tensor:
-    """x, the same in every process of the group; its gradient is the sum of theirs."""
+    """x, replicated in the group; its gradient is the sum over the processes."""
     return _Enter.apply(x, group)
 
 
 def leave(x: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of the group's x, written over it: it must be contiguous and of no further use."""
+    """The sum of x over the group, in place: x must be contiguous and not be used again."""
     return _Leave.apply(x, group)

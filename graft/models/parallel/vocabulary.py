@@ -1,19 +1,19 @@
-"""Embedding and head whose rows are spread over a group of processes, without gathering any logits.
+"""Embedding and head with their rows sharded over a group of processes; logits are never gathered.
 
-    U positions, D width, V actions of which v rows are here, from row `first` on
+    U positions, D width, V actions of which v rows are local, from row `first` on
 
-Each process goes over its own rows in chunks and keeps four numbers a position, of which one maximum
-and one sum over the group make the result. Logits ln 6, ln 2 here and ln 1, ln 3 there, action 3:
+Each process computes its own rows in chunks and keeps four numbers per position; one maximum and one sum
+over the group combine them. Logits ln 6, ln 2 in process 0 and ln 1, ln 3 in process 1, action 3:
 
                   largest m    sum s of e^(z-m)    sum of (z-m) e^(z-m)    z of the action
-    here          ln 6         1 + 2/6             -0.366                  0
-    there         ln 3         1 + 1/3             -0.366                  ln 3
+    process 0     ln 6         1 + 2/6             -0.366                  0
+    process 1     ln 3         1 + 1/3             -0.366                  ln 3
     both          ln 6         12/6                log-prob ln(3/12)       entropy 1.199
 
-A sum whose largest term was m is worth e^(m-M) as much once the largest of all, M, is known. The
-backward pass computes each chunk again (as `logprobs` does) and needs nobody: log-prob and entropy are
-the same in all processes, so each knows the gradient of its own logits. What the hidden states get is
-one summand of it; `regions.enter` adds them up.
+A sum relative to m is scaled by e^(m-M) once M, the largest of all, is known. The backward pass
+recomputes each chunk (as `logprobs` does) and communicates nothing: log-prob and entropy are the same in
+all processes, so each can compute the gradient of its own logits. The gradient of the hidden states is a
+sum over processes, which `regions.enter` computes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from graft.models.logprobs import chunk_of, logits_of
 from graft.models.ops import embed
 from graft.models.parallel.regions import leave
 
-NOTHING = float("-inf")
+NEG_INF = float("-inf")
 
 
 def embed_rows(tokens: Tensor, weight: Tensor, first: int, group: ProcessGroup) -> Tensor:
-    """[T, D]: each token's row from whoever holds it."""
+    """[T, D]: each token's row, from the process that holds it."""
     at = tokens - first
-    is_here = (at >= 0) & (at < len(weight))
+    is_local = (at >= 0) & (at < len(weight))
     found = embed(at.clamp(0, len(weight) - 1), weight)
-    return leave(found.masked_fill(~is_here[:, None], 0.0), group)
+    return leave(found.masked_fill(~is_local[:, None], 0.0), group)
 
 
-class _Rows:
-    """This process's rows of the head, and what may be drawn of them."""
+class _HeadShard:
+    """This process's rows of the head, and which of them may be drawn."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class _Rows:
         return logits_of(hidden[part], self.weight, self.temperature, rows)
 
     def find(self, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """The column of each action, any where it is not here, and whether it is."""
+        """The local column of each action (any column if it is not local), and whether it is local."""
         at = actions - self.first
         return at.clamp(0, len(self.weight) - 1), (at >= 0) & (at < len(self.weight))
 
 
-class _SharedHead(torch.autograd.Function):
+class _ShardedHead(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
@@ -83,24 +83,24 @@ class _SharedHead(torch.autograd.Function):
         chunk: int,
         group: ProcessGroup,
     ) -> tuple[Tensor, ...]:
-        rows = _Rows(weight, first, modes, allowed, temperature, vocab_size)
+        rows = _HeadShard(weight, first, modes, allowed, temperature, vocab_size)
         count = len(actions)
-        most = hidden.new_full((2, count), NOTHING, dtype=torch.float32)  # of all, of tokens
+        most = hidden.new_full((2, count), NEG_INF, dtype=torch.float32)  # of all, of tokens
         sums = hidden.new_zeros((4, count), dtype=torch.float32)
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
             logits = rows.logits(hidden, part)
-            at, is_here = rows.find(actions[part])
-            sums[2, part] = logits.gather(1, at[:, None])[:, 0].masked_fill_(~is_here, 0.0)
+            at, is_local = rows.find(actions[part])
+            sums[2, part] = logits.gather(1, at[:, None])[:, 0].masked_fill_(~is_local, 0.0)
             if rows.vocab_size:
                 most[1, part], sums[3, part] = _sum_exp(logits[:, : rows.vocab_size])[:2]
             most[0, part], sums[0, part], sums[1, part] = _sum_exp(logits)
         own = most.clone()
         dist.all_reduce(most, ReduceOp.MAX, group)
-        # e^(m-M) and, where that is not 0, m-M; a process none of whose rows may be drawn has 0
-        late = torch.where(own == NOTHING, NOTHING, own - most)
-        share = late.exp()
-        sums[1] = share[0] * (sums[1] + late[0].masked_fill(own[0] == NOTHING, 0.0) * sums[0])
+        # m-M and e^(m-M); 0 for a process none of whose rows may be drawn
+        log_share = torch.where(own == NEG_INF, NEG_INF, own - most)
+        share = log_share.exp()
+        sums[1] = share[0] * (sums[1] + log_share[0].masked_fill(own[0] == NEG_INF, 0.0) * sums[0])
         sums[0] *= share[0]
         sums[3] *= share[1]
         dist.all_reduce(sums, group=group)
@@ -113,15 +113,15 @@ class _SharedHead(torch.autograd.Function):
             vocab_logp = most[1] + sums[3].log() - log_sum
             vocab_logp.masked_fill_(actions >= vocab_size, 0.0)
         ctx.save_for_backward(hidden, weight, actions, modes, allowed, log_sum, entropy, vocab_logp)
-        ctx.how = first, temperature, vocab_size, chunk
+        ctx.options = first, temperature, vocab_size, chunk
         return (logp, entropy) if vocab_logp is None else (logp, entropy, vocab_logp)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         grad_logp, grad_entropy, *others = grads
         hidden, weight, actions, modes, allowed, log_sum, entropy, vocab_logp = ctx.saved_tensors
-        first, temperature, vocab_size, chunk = ctx.how
-        rows = _Rows(weight, first, modes, allowed, temperature, vocab_size)
+        first, temperature, vocab_size, chunk = ctx.options
+        rows = _HeadShard(weight, first, modes, allowed, temperature, vocab_size)
         grad_vocab = others[0].masked_fill(actions >= vocab_size, 0.0) if others else None
         grad_hidden = torch.empty_like(hidden)
         is_frozen = not ctx.needs_input_grad[1]
@@ -131,10 +131,10 @@ class _SharedHead(torch.autograd.Function):
             part = slice(start, start + chunk)
             log_p = rows.logits(hidden, part).sub_(log_sum[part, None])
             p = log_p.exp()
-            # the same derivatives as in `logprobs`, of the columns that are here
+            # the same derivatives as in `logprobs`, for the local columns
             d_logits = p * -grad_logp[part, None]
-            at, is_here = rows.find(actions[part])
-            chosen = grad_logp[part].masked_fill(~is_here, 0.0)
+            at, is_local = rows.find(actions[part])
+            chosen = grad_logp[part].masked_fill(~is_local, 0.0)
             d_logits.scatter_add_(1, at[:, None], chosen[:, None])
             if with_entropy:
                 surprise = torch.where(p > 0, log_p, 0.0) + entropy[part, None]
@@ -155,15 +155,15 @@ class _SharedHead(torch.autograd.Function):
 def _sum_exp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The largest, m, the sum of e^(z-m), and that of (z-m) e^(z-m); -inf, 0, 0 if all are -inf."""
     most = logits.amax(-1)
-    is_empty = most == NOTHING
+    is_empty = most == NEG_INF
     less = logits - most.masked_fill(is_empty, 0.0)[:, None]
     weight = less.exp()
-    spread = weight * less.masked_fill_(less == NOTHING, 0.0)
+    spread = weight * less.masked_fill_(less == NEG_INF, 0.0)
     return most, weight.sum(-1), spread.sum(-1)
 
 
-def score_nothing(hidden: Tensor, weight: Tensor, vocab_size: int | None) -> tuple[Tensor, ...]:
-    """What there is to say of no actions: nothing, but connected to the graph.
+def score_no_actions(hidden: Tensor, weight: Tensor, vocab_size: int | None) -> tuple[Tensor, ...]:
+    """Empty results that are connected to the graph.
 
     A process whose micro-batch has nothing to train must still take part in the backward pass.
     """
@@ -172,7 +172,7 @@ def score_nothing(hidden: Tensor, weight: Tensor, vocab_size: int | None) -> tup
     return (nothing,) * (2 if vocab_size is None else 3)
 
 
-def score_shared(
+def score_sharded(
     hidden: Tensor,
     weight: Tensor,
     first: int,
@@ -183,19 +183,19 @@ def score_shared(
     vocab_size: int | None,
     group: ProcessGroup,
 ) -> tuple[Tensor, ...]:
-    """What `logprobs.score_actions` finds, of a head whose rows from `first` on are here.
+    """`logprobs.score_actions` for a head of which this process holds the rows from `first` on.
 
-    Every process of the group gives the same hidden states, behind `regions.enter`, and gets the
-    same numbers. `allowed` has the columns of the whole head.
+    Every process of the group passes the same hidden states, after `regions.enter`, and gets the
+    same results. `allowed` has the columns of the whole head.
     """
     chunk = chunk_of(hidden, weight)
-    return _SharedHead.apply(
+    return _ShardedHead.apply(
         hidden, weight, actions, modes, allowed, first, temperature, vocab_size, chunk, group
     )
 
 
 @torch.no_grad()
-def likeliest_shared(
+def likeliest_sharded(
     hidden: Tensor,
     weight: Tensor,
     first: int,
@@ -204,24 +204,24 @@ def likeliest_shared(
     allowed: Tensor | None,
     group: ProcessGroup,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob [U] of each action, and whether no other is likelier; of equals the first one counts."""
-    rows = _Rows(weight, first, modes, allowed, 1.0, None)
+    """Log-prob [U] of each action, and whether it is the likeliest; of equals the first one is."""
+    rows = _HeadShard(weight, first, modes, allowed, 1.0, None)
     count = len(actions)
-    most = hidden.new_full((count,), NOTHING, dtype=torch.float32)
+    most = hidden.new_full((count,), NEG_INF, dtype=torch.float32)
     sums = hidden.new_zeros((2, count), dtype=torch.float32)
     best = torch.zeros_like(actions)
     chunk = chunk_of(hidden, weight)
     for start in range(0, count, chunk):
         part = slice(start, start + chunk)
         logits = rows.logits(hidden, part)
-        at, is_here = rows.find(actions[part])
-        sums[1, part] = logits.gather(1, at[:, None])[:, 0].masked_fill_(~is_here, 0.0)
+        at, is_local = rows.find(actions[part])
+        sums[1, part] = logits.gather(1, at[:, None])[:, 0].masked_fill_(~is_local, 0.0)
         best[part] = logits.argmax(-1) + first
         most[part], sums[0, part], _ = _sum_exp(logits)
     own = most.clone()
     dist.all_reduce(most, ReduceOp.MAX, group)
     best.masked_fill_(own < most, torch.iinfo(best.dtype).max)
     dist.all_reduce(best, ReduceOp.MIN, group)
-    sums[0] *= torch.where(own == NOTHING, NOTHING, own - most).exp()
+    sums[0] *= torch.where(own == NEG_INF, NEG_INF, own - most).exp()
     dist.all_reduce(sums, group=group)
     return sums[1] - most - sums[0].log(), best == actions

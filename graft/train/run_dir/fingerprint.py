@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from graft.files import write_json
-from graft.models.parallel.parts import bounds, is_split, local, part
+from graft.models.parallel.shards import is_sharded, local, local_slices, shard_range
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.learner import Learner
 from graft.train.run_dir.optimizer_state import layout_free
@@ -60,8 +60,8 @@ def fingerprints(
     with torch.no_grad():
         sums = [_sum(tensor, dtype) for tensor in tensors.values()]
     totals = torch.stack([s.to(device or sums[0].device) for s in sums]) if sums else None
-    if totals is not None and any(map(is_split, tensors.values())):
-        whole = torch.tensor([not is_split(t) for t in tensors.values()], device=totals.device)
+    if totals is not None and any(map(is_sharded, tensors.values())):
+        whole = torch.tensor([not is_sharded(t) for t in tensors.values()], device=totals.device)
         added = totals.masked_fill(whole, 0)
         processes.add([added], "the fingerprint of the weights")
         totals = torch.where(whole, totals, added)
@@ -124,16 +124,16 @@ def _sum(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 def _corner(tensor: Any) -> tuple[int, int]:
     """Row and column of the whole matrix at which this process's part begins."""
-    if not is_split(tensor):
+    if not is_sharded(tensor):
         return 0, 0
     mesh = tensor.device_mesh
     if mesh.ndim > 1:
-        starts = [where.start for where in bounds(tensor)]
+        starts = [where.start for where in local_slices(tensor)]
     else:
         placement, starts = tensor.placements[0], [0] * tensor.ndim
         if not placement.is_replicate():
             size, index = tensor.shape[placement.dim], mesh.get_local_rank()
-            starts[placement.dim] = part(size, mesh.size(), index)[0]
+            starts[placement.dim] = shard_range(size, mesh.size(), index)[0]
     if any(starts[2:]):
         raise ValueError(f"a tensor {list(tensor.shape)} is split beyond its second dimension")
     rows, columns = (*starts, 0, 0)[:2]
@@ -141,7 +141,7 @@ def _corner(tensor: Any) -> tuple[int, int]:
 
 
 def _is_first_copy(tensor: Any) -> bool:
-    if not is_split(tensor):
+    if not is_sharded(tensor):
         return True
     at = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
     return all(index == 0 for index, placement in at if placement.is_replicate())

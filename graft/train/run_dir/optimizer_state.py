@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.io.tensor_names import whole_views
-from graft.models.parallel.parts import as_split, is_split
+from graft.models.parallel.shards import as_sharded, is_sharded
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer
 from graft.train.run_dir.folder import RunStopped
@@ -46,7 +46,7 @@ def _moments(owner: str, optimizer: Optimizer, module: nn.Module) -> dict[str, T
     for name, kinds in optimizer.moments().items():
         parameter = parameters[name]
         for kind, tensor in kinds.items():
-            whole = as_split(tensor, parameter) if is_split(parameter) else tensor
+            whole = as_sharded(tensor, parameter) if is_sharded(parameter) else tensor
             by_kind.setdefault(kind, {})[name] = whole
     return {
         f"{owner}/{kind}/{name}": tensor
