@@ -152,7 +152,7 @@ def sample(
         raise typer.BadParameter(
             "give an environment, as `graft envs` lists them", param_hint="ENV"
         )
-    harvest = sample_rows(
+    sampled = sample_rows(
         source,
         env_id,
         out,
@@ -169,7 +169,7 @@ def sample(
         api=api,
         say=tell,
     )
-    typer.echo(json.dumps(harvest.to_json()) if as_json else harvest.sentence)
+    typer.echo(json.dumps(sampled.to_json()) if as_json else sampled.sentence)
 
 
 def tell(text: str) -> None:

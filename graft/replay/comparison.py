@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from graft.models.tree.packing import response
-from graft.replay.recorded_step import Place, RecordedStep
+from graft.replay.recorded_step import RecordedStep, RowKey
 from graft.train.learner import SAMPLING_GAP, Learner
 from graft.train.rl import StepResult
 from graft.train.run_dir.fingerprint import Prints, combine, differing, weights_prints
@@ -138,48 +138,46 @@ def _rows(step: RecordedStep, made: StepResult, tolerance: float) -> Iterator[St
     }
     for what, (grid_NT, get, floor) in grids.items():
         now = {
-            place: row[:length]
-            for place, row, length in zip(
-                places, grid_NT.float().cpu().numpy(), lengths, strict=True
-            )
+            key: row[:length]
+            for key, row, length in zip(places, grid_NT.float().cpu().numpy(), lengths, strict=True)
         }
-        recorded = {place: get(row) for place, row in step.rows.items()}
+        recorded = {key: get(row) for key, row in step.rows.items()}
         verdict, text = _compare_rows(now, recorded, step.episodes, tolerance, floor)
         yield StepDifference(step.number, what, verdict, text)
 
 
 def _compare_rows(
-    now: Mapping[Place, np.ndarray],
-    recorded: Mapping[Place, np.ndarray],
+    now: Mapping[RowKey, np.ndarray],
+    recorded: Mapping[RowKey, np.ndarray],
     episodes: Sequence[Episode],
     tolerance: float,
     floor: float,
 ) -> tuple[str, str]:
-    apart: list[tuple[float, Place, int]] = []
-    for place in dict.fromkeys((*recorded, *now)):
-        mine, theirs = now.get(place), recorded.get(place)
+    apart: list[tuple[float, RowKey, int]] = []
+    for key in dict.fromkeys((*recorded, *now)):
+        mine, theirs = now.get(key), recorded.get(key)
         if mine is None or theirs is None or len(mine) != len(theirs):
             has = [f"{0 if row is None else len(row)} tokens" for row in (mine, theirs)]
-            return DIFFERS, f"{_where(place, episodes)} has {has[0]}, recorded {has[1]}"
+            return DIFFERS, f"{_where(key, episodes)} has {has[0]}, recorded {has[1]}"
         off = _off(mine, theirs, floor)
         if (off > tolerance).any():
             token = int(off.argmax())
-            apart.append((float(off[token]), place, token))
+            apart.append((float(off[token]), key, token))
     count = sum(map(len, now.values()))
     if not apart:
         return PASS, f"{count:,} tokens of {len(now)} rows"
 
-    def described(which: tuple[float, Place, int]) -> str:
-        _, place, token = which
-        values = f"{now[place][token]:.9g}, recorded {recorded[place][token]:.9g}"
-        return f"{_where(place, episodes)}, token {token}: {values}"
+    def described(which: tuple[float, RowKey, int]) -> str:
+        _, key, token = which
+        values = f"{now[key][token]:.9g}, recorded {recorded[key][token]:.9g}"
+        return f"{_where(key, episodes)}, token {token}: {values}"
 
     worst = max(apart, key=lambda which: which[0])
     more = "" if worst == apart[0] else f"; most at {described(worst)}"
     return DIFFERS, f"{len(apart)} of {len(now)} rows differ, first at {described(apart[0])}{more}"
 
 
-def _where(place: Place, episodes: Sequence[Episode]) -> str:
-    line, leaf, context = place
+def _where(key: RowKey, episodes: Sequence[Episode]) -> str:
+    line, leaf, context = key
     task = episodes[line].task.id if line < len(episodes) else f"line {line + 1}"
     return f"task {task}, leaf {leaf}" + (f", context {context}" if context else "")

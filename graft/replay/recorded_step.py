@@ -12,7 +12,7 @@ from graft.train.run_dir.fingerprint import StepRecord, read_record
 from graft.train.run_dir.token_log import TokenRow, learned_path, read_learned
 from graft.types import Episode
 
-Place = tuple[int, int, int]
+RowKey = tuple[int, int, int]
 """Line of an episode, leaf, context of the leaf."""
 
 
@@ -51,7 +51,7 @@ class RecordedStep:
         return read_record(self.run, self.number)
 
     @cached_property
-    def rows(self) -> dict[Place, TokenRow] | None:
+    def rows(self) -> dict[RowKey, TokenRow] | None:
         try:
             return read_learned(learned_path(self.run, self.number))
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):

@@ -15,7 +15,7 @@ from graft.actions.actions import load_actions
 from graft.config import ConfigError
 from graft.data.readers import ChatRow
 from graft.data.rows import read_rows
-from graft.datagen import rejection_sampling as harvest
+from graft.datagen import rejection_sampling
 from graft.datagen.attempt_log import AttemptLog
 from graft.datagen.rejection_sampling import RejectionSampling, sample_rows
 from graft.engine.errors import EngineError
@@ -118,7 +118,9 @@ def test_attempts_that_are_there_are_not_sampled_again(whole, run, tmp_path, mon
     """A finished file takes another condition, and another ending, without a model."""
     journal = tmp_path / "good.attempts.jsonl"
     journal.write_bytes((whole.parent / "good.attempts.jsonl").read_bytes())
-    monkeypatch.setattr(harvest, "build_run", lambda *_, **__: pytest.fail("sampled again"))
+    monkeypatch.setattr(
+        rejection_sampling, "build_run", lambda *_, **__: pytest.fail("sampled again")
+    )
     out = tmp_path / "good.parquet"
     found = sample_rows(
         str(run),
@@ -278,7 +280,9 @@ def test_attempts_under_other_settings_are_not_mixed(how, words, run, tmp_path):
 def test_what_cannot_be_sampled_says_why_before_a_model_is_read(
     env, how, words, run, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(harvest, "build_run", lambda *_, **__: pytest.fail("read a model"))
+    monkeypatch.setattr(
+        rejection_sampling, "build_run", lambda *_, **__: pytest.fail("read a model")
+    )
     with pytest.raises(ValueError, match=words):
         sample_rows(str(run), env, str(tmp_path / "x.jsonl"), **{"tasks": 2, "samples": 2, **how})
     assert list(tmp_path.iterdir()) == []
@@ -402,9 +406,9 @@ def test_a_rewritten_history_is_a_row_for_every_prompt(tmp_path):
     episode.leaves.append(Leaf((1, 3), reward=1.0, metrics={"turns": 2.0}))
     log = AttemptLog(tmp_path / "good.attempts.jsonl", {})
     setting = SimpleNamespace(chat=chat, actions=None)
-    harvest.SampleWork(None, setting, log, None, 1, len).note(0, episode)  # type: ignore[arg-type]
+    rejection_sampling.SampleWork(None, setting, log, None, 1, len).note(0, episode)  # type: ignore[arg-type]
     found = RejectionSampling(str(tmp_path / "good.jsonl"), str(log.path), tasks=1)
-    harvest.gather(log, read_condition("turns == 2"), found, "")
+    rejection_sampling.gather(log, read_condition("turns == 2"), found, "")
     log.close()
     rows = lines(tmp_path / "good.jsonl")
     assert [row["messages"] for row in rows] == [[first], [second]]

@@ -28,7 +28,7 @@ LENGTH = 6
 """Tokens of a turn."""
 
 
-class Asking(BaseEnv):
+class OneQuestion(BaseEnv):
     """Two turns: "abcde]" is answered with "?;" the first time, and ends the attempt the second."""
 
     env_id = "asking"
@@ -68,7 +68,7 @@ class Slow:
         self.pace, self.holds, self.version = pace, holds or {}, 0
         self.holding: Counter[int] = Counter()  # by version
         self.weights: list = []
-        self.running: set[Saying] = set()
+        self.running: set[PendingText] = set()
         self.threads: set[str] = set()
         self.is_closed = False
 
@@ -76,8 +76,8 @@ class Slow:
         return Voice(self, list(tokens))
 
     def pause(self):
-        for saying in self.running:
-            saying.is_paused = True
+        for pending_text in self.running:
+            pending_text.is_paused = True
         self.running.clear()
 
     def load(self, weights, version):
@@ -89,7 +89,7 @@ class Slow:
         self.is_closed = True
 
 
-class Saying:
+class PendingText:
     is_paused = False
 
 
@@ -109,8 +109,8 @@ class Voice:
         pass
 
     async def sample(self, sampling, grammar=None):
-        engine, saying, version = self.engine, Saying(), self.engine.version
-        engine.running.add(saying)
+        engine, pending_text, version = self.engine, PendingText(), self.engine.version
+        engine.running.add(pending_text)
         whole = LETTERS.encode("abcde]")
         said: list[int] = []
         finish = Finish.STOP
@@ -118,21 +118,21 @@ class Voice:
             for token in whole[sampling.num_begun :]:
                 await asyncio.sleep(engine.pace())
                 if len(said) == engine.holds.get(version):
-                    await self.hold(saying, version)
-                if saying.is_paused:
+                    await self.hold(pending_text, version)
+                if pending_text.is_paused:
                     finish = Finish.PAUSE
                     break
                 said.append(token)
         finally:
-            engine.running.discard(saying)
+            engine.running.discard(pending_text)
         self.tokens += said
         zeros = [0.0] * len(said)
         return Completion(said, said, zeros, zeros, [0] * len(said), finish, version)
 
-    async def hold(self, saying, version):
+    async def hold(self, pending_text, version):
         self.engine.holding[version] += 1
         try:
-            while not saying.is_paused:
+            while not pending_text.is_paused:
                 await asyncio.sleep(0.001)
         finally:
             self.engine.holding[version] -= 1
@@ -146,7 +146,7 @@ def until(is_so) -> None:
 
 
 def collector_config(
-    engine=None, make_env=Asking, samples=2, concurrency=256, **changes
+    engine=None, make_env=OneQuestion, samples=2, concurrency=256, **changes
 ) -> CollectorConfig:
     given = {"sampling": Sampling(max_tokens=20), **changes}
     setup = RolloutSetup(
@@ -182,7 +182,7 @@ def closing():
 
 
 def test_both_collectors_give_the_same_episodes_in_the_order_of_the_tasks(closing):
-    class Quick(Asking):
+    class Quick(OneQuestion):
         blocking = False  # spans are written in the order in which threads come back
 
     here, apart = (
@@ -229,7 +229,9 @@ def test_no_more_tasks_grow_at_a_time_than_concurrency_says(closing):
             now -= 1
 
     collector = closing(
-        AsyncCollector(collector_config(make_env=lambda: Asking(wait), samples=1, concurrency=2))
+        AsyncCollector(
+            collector_config(make_env=lambda: OneQuestion(wait), samples=1, concurrency=2)
+        )
     )
     several = [collector.submit(request(step, tasks=3)) for step in (1, 2)]
     assert [len(pending.result()) for pending in several] == [3, 3] and most == 2
@@ -290,7 +292,9 @@ def test_a_tool_that_is_waited_for_does_not_keep_a_discarded_attempt(closing):
             let_go.wait(20)
 
     collector = closing(
-        AsyncCollector(collector_config(engine, lambda: Asking(wait), samples=1), discards=True)
+        AsyncCollector(
+            collector_config(engine, lambda: OneQuestion(wait), samples=1), discards=True
+        )
     )
     pending = collector.submit(request(tasks=1))
     until(lambda: asked)
@@ -308,7 +312,9 @@ def test_finished_episodes_of_a_step_under_way_are_not_thrown_away(closing):
             slow.wait(20)
 
     collector = closing(
-        AsyncCollector(collector_config(make_env=lambda: Asking(wait), samples=1), discards=True)
+        AsyncCollector(
+            collector_config(make_env=lambda: OneQuestion(wait), samples=1), discards=True
+        )
     )
     pending = collector.submit(request(tasks=2))
     until(lambda: waits and len(collector._runner._running) == 1)  # task 0 is done
@@ -341,7 +347,7 @@ def test_an_attempt_that_is_thrown_away_and_given_up_at_once_does_not_begin_anew
 
         engine = Slow(holds={0: 4})
         runner = AttemptRunner(
-            collector_config(engine, lambda: Asking(on_reset=count), samples=1), discards=True
+            collector_config(engine, lambda: OneQuestion(on_reset=count), samples=1), discards=True
         )
         attempt = asyncio.create_task(runner.attempt(Task("t", "asking"), request(), 0))
         while not engine.holding[0]:
@@ -382,7 +388,7 @@ def test_no_token_is_older_than_the_bound_and_nobody_runs_further_ahead(ahead, s
         furthest.append(number // tasks + 1 - learning)
 
     engine = Slow(pace=lambda: latency(0.002))
-    make_env = lambda: Asking(lambda env: time.sleep(latency(0.01)), on_reset)  # noqa: E731
+    make_env = lambda: OneQuestion(lambda env: time.sleep(latency(0.01)), on_reset)  # noqa: E731
     collector = AsyncCollector(collector_config(engine, make_env, samples=2), discards=discards)
     try:
         collector.load(None, version=0)
@@ -485,7 +491,9 @@ def test_an_environment_that_raises_is_data_as_everywhere(closing):
     def wait(env):
         raise OSError("no such disk")
 
-    collector = closing(AsyncCollector(collector_config(make_env=lambda: Asking(wait), samples=1)))
+    collector = closing(
+        AsyncCollector(collector_config(make_env=lambda: OneQuestion(wait), samples=1))
+    )
     [episode] = collector.submit(request(tasks=1)).result()
     assert episode.leaves[0].status is Status.ENV_ERROR
     assert "no such disk" in episode.spans[1].info["error"]
@@ -505,7 +513,7 @@ def test_weights_that_the_engine_refuses_are_an_error_of_whoever_sends_them(clos
 def test_a_thread_that_ends_takes_nobody_with_it_into_silence(closing):
     """What asyncio does not hold back ends the thread's event loop: all that is asked of it says so."""
 
-    class Leaving(Asking):
+    class Leaving(OneQuestion):
         blocking = False
 
         def respond(self, action):
@@ -522,7 +530,7 @@ def test_a_thread_that_ends_takes_nobody_with_it_into_silence(closing):
 
 
 def test_an_environment_that_calls_exit_fails_its_attempt_and_nothing_else(closing):
-    class Leaving(Asking):
+    class Leaving(OneQuestion):
         blocking = False
 
         def respond(self, action):
@@ -536,7 +544,7 @@ def test_an_environment_that_calls_exit_fails_its_attempt_and_nothing_else(closi
 def test_an_engine_that_nobody_can_reach_is_named_when_the_deadline_has_passed(closing):
     let_go, held = threading.Event(), []
 
-    class Holding(Asking):
+    class Holding(OneQuestion):
         blocking = False  # and yet it waits: everything on the event loop waits with it
 
         def respond(self, action):
@@ -564,7 +572,9 @@ def test_closing_gives_up_what_is_under_way_at_once(discards):
         forever.wait(30)
 
     engine = Slow(pace=lambda: 0.001)
-    collector = AsyncCollector(collector_config(engine, lambda: Asking(wait)), discards=discards)
+    collector = AsyncCollector(
+        collector_config(engine, lambda: OneQuestion(wait)), discards=discards
+    )
     pending = [collector.submit(request(step, tasks=8)) for step in (1, 2, 3)]
     until(lambda: len(waits) == 48)  # tools of 3 steps of 8 tasks with 2 attempts each
     collector.load(None, version=1)

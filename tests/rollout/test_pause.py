@@ -36,7 +36,7 @@ TASK = Task("t", "asking")
 JOB = RolloutRequest([TASK], "a step")
 
 
-class Asking(BaseEnv):
+class OneQuestion(BaseEnv):
     """A turn that ends in "]" or a, b, c is answered with "?;"; any other ends the attempt."""
 
     env_id = "asking"
@@ -54,7 +54,7 @@ class Asking(BaseEnv):
         return Turn(reward=float(len(action)), terminated=True)
 
 
-class Talking(Asking):
+class Talking(OneQuestion):
     stop = ()
 
 
@@ -79,7 +79,7 @@ def decoder(seed: int, letters: FastTokenizer = LETTERS, extra: int = 0) -> Deco
 
 
 def setup_of(
-    model: Decoder, make_env=Asking, letters=LETTERS, actions=None, kernels=None, **how
+    model: Decoder, make_env=OneQuestion, letters=LETTERS, actions=None, kernels=None, **how
 ) -> RolloutSetup:
     engine = NativeEngine(
         model,
@@ -285,7 +285,7 @@ class Fragment:
 
 def fragments(pieces, tokenizer=LETTERS, **how) -> RolloutSetup:
     given = {"sampling": Sampling(max_tokens=24, min_tokens=5), **how}
-    return RolloutSetup(Fragments(pieces), Chat(tokenizer), lambda task: Asking(), **given)
+    return RolloutSetup(Fragments(pieces), Chat(tokenizer), lambda task: OneQuestion(), **given)
 
 
 def test_words_and_characters_across_a_seam_are_whole_where_somebody_reads_them():

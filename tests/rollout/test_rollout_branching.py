@@ -37,7 +37,7 @@ LETTERS = FastTokenizer.characters("abcdefghijklmnopqrstuvwxyz]?;")
 TASK = Task("t", "asking")
 
 
-class Asking(BaseEnv):
+class OneQuestion(BaseEnv):
     """Every turn that ends in "]" is answered with "?;"; any other ends the attempt."""
 
     env_id = "asking"
@@ -58,7 +58,7 @@ class Asking(BaseEnv):
         return Turn(reward=float(action.endswith("z")), terminated=True)
 
 
-class Speaker:
+class ScriptedEngine:
     """An engine that samples what `script(trajectory, turn)` gives: a text and one entropy per token.
 
     Trajectories are counted in the order in which they are made; a fork goes on with its source's turn.
@@ -117,9 +117,9 @@ class Voice:
         return Completion(tokens, tokens, zeros, entropies, [0] * len(tokens), finish, 0)
 
 
-def scripted(script, pause=lambda: 0, make_env=Asking, **changes) -> RolloutSetup:
+def scripted(script, pause=lambda: 0, make_env=OneQuestion, **changes) -> RolloutSetup:
     given = {"sampling": Sampling(max_tokens=40), "max_turns": 20, **changes}
-    engine = Speaker(script, pause)
+    engine = ScriptedEngine(script, pause)
     return RolloutSetup(
         engine=engine, chat=Chat(LETTERS), make_env=lambda task: make_env(), **given
     )
@@ -374,7 +374,7 @@ def test_there_are_always_exactly_n_leaves(samples, roots, beam, chance, order, 
         text = "".join(rng.choices("abcd", k=rng.randint(1, 6))) + ("]" if turn < last else "z")
         return text, [rng.random() * 3 for _ in text]
 
-    class Faulty(Asking):
+    class Faulty(OneQuestion):
         def respond(self, action):
             if rng.random() < 0.1:
                 raise ToolError("gone")
@@ -400,7 +400,7 @@ def test_there_are_always_exactly_n_leaves(samples, roots, beam, chance, order, 
 
 
 def test_a_copy_of_the_environment_that_fails_costs_a_fork_and_no_leaf():
-    class Uncopied(Asking):
+    class Uncopied(OneQuestion):
         forkable = False
         made = 0
 
@@ -418,7 +418,7 @@ def test_a_copy_of_the_environment_that_fails_costs_a_fork_and_no_leaf():
 
 @pytest.mark.parametrize("how", [arpo(6), aepo(6), arpo(6, faithful=True), independent(6)])
 def test_a_root_whose_environment_cannot_be_made_is_a_leaf_that_says_so(how):
-    class Scarce(Asking):
+    class Scarce(OneQuestion):
         forkable = False
         made = 0
 
@@ -435,7 +435,7 @@ def test_a_root_whose_environment_cannot_be_made_is_a_leaf_that_says_so(how):
 
 
 def test_an_environment_that_raises_when_it_is_copied_costs_its_forks():
-    class Uncopyable(Asking):
+    class Uncopyable(OneQuestion):
         def fork(self):
             if self.heard:
                 raise OSError("cannot be copied now")
@@ -459,7 +459,7 @@ def test_a_turn_that_is_begun_and_full_is_a_turn_like_any_other():
 
 
 def test_aepos_first_attempt_is_read_over_all_its_contexts():
-    class Anew(Asking):
+    class Anew(OneQuestion):
         observe_as = "prompt"
 
     def script(trajectory, turn):  # a context that begins anew has no number
@@ -564,7 +564,7 @@ def real_setup(**changes):
         policy, tokenizer=LETTERS, eos_ids=(LETTERS.eos_id,), kv_tokens=8192, page_size=4
     )
     given = {"sampling": Sampling(max_tokens=12), "max_turns": 5, "max_context": 96, **changes}
-    given.setdefault("make_env", lambda task: Asking())
+    given.setdefault("make_env", lambda task: OneQuestion())
     return policy, RolloutSetup(engine=engine, chat=Chat(LETTERS), **given)
 
 
@@ -609,7 +609,7 @@ def test_without_branching_the_numbers_are_grpos(roots):
 
 
 def test_a_stop_string_may_lie_across_what_was_begun_and_the_rest():
-    class Words(Asking):
+    class Words(OneQuestion):
         stop = ("ab",)
 
     _, setup = real_setup(make_env=lambda task: Words())
@@ -623,7 +623,7 @@ def test_a_stop_string_may_lie_across_what_was_begun_and_the_rest():
 def test_failed_leaves_leave_no_trace_in_the_gradient():
     """A step in which tools break for some equals the step without those leaves."""
 
-    class Breaks(Asking):
+    class Breaks(OneQuestion):
         def respond(self, action):
             if action.startswith(tuple("abcdef")) and action.endswith("]"):
                 raise ToolError("the tool is gone")

@@ -63,7 +63,7 @@ class Quiz(BaseEnv):
         return Turn(answer)
 
 
-class Speaker:
+class ScriptedEngine:
     """An engine whose contexts say given texts in turn; `spell` makes tokens of them."""
 
     version = 1
@@ -75,20 +75,20 @@ class Speaker:
 
     def open(self, tokens, key=None):
         self.opened.append(list(tokens))
-        return Saying(self, list(tokens))
+        return ScriptedContext(self, list(tokens))
 
 
-class Saying:
+class ScriptedContext:
     mode = None
 
-    def __init__(self, engine: Speaker, tokens: list[int]) -> None:
+    def __init__(self, engine: ScriptedEngine, tokens: list[int]) -> None:
         self.engine, self.tokens = engine, tokens
 
     def append(self, tokens):
         self.tokens += tokens
 
     def fork(self, key=None, at=None):
-        return Saying(self.engine, self.tokens[:at])
+        return ScriptedContext(self.engine, self.tokens[:at])
 
     def close(self):
         pass
@@ -102,7 +102,7 @@ class Saying:
 
 def attempt(chat: Chat, says: Sequence[str], env: Quiz, spell: Any = None, **more: Any) -> Episode:
     setup = RolloutSetup(
-        engine=Speaker(chat.tokenizer, says, spell),  # type: ignore[arg-type]
+        engine=ScriptedEngine(chat.tokenizer, says, spell),  # type: ignore[arg-type]
         chat=chat,
         make_env=lambda task: env.fork(),
         sampling=Sampling(max_tokens=500),
@@ -300,7 +300,7 @@ def test_forks_have_the_history_of_their_past_and_no_other():
     says = [SAYS[0], SAYS[1], "<think>\nb\n</think>\n\nB<|im_end|>", "C<|im_end|>", "D<|im_end|>"]
     env = Quiz("and 4?", "and 5?")
     setup = RolloutSetup(
-        engine=Speaker(chat.tokenizer, says),  # type: ignore[arg-type]
+        engine=ScriptedEngine(chat.tokenizer, says),  # type: ignore[arg-type]
         chat=chat,
         make_env=lambda task: env.fork(),
         sampling=Sampling(max_tokens=500),
@@ -404,7 +404,7 @@ def test_a_twin_out_of_the_past_has_the_history_of_that_past():
     says = [called('{"query": "x"}'), SAYS[0], SAYS[1], SAYS[1]]
     env = Quiz(["A"], "and 4?")
     setup = RolloutSetup(
-        engine=Speaker(chat.tokenizer, says),  # type: ignore[arg-type]
+        engine=ScriptedEngine(chat.tokenizer, says),  # type: ignore[arg-type]
         chat=chat,
         make_env=lambda task: env.fork(),
         sampling=Sampling(max_tokens=500),

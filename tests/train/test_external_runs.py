@@ -195,8 +195,8 @@ def test_scores_and_data_of_such_a_run_leave_its_servers_alone(base, fake, tmp_p
     table, _, _ = evaluate_checkpoints(source, tasks=2, every_checkpoint=True, say=print)
     assert len(table.rows) == 2 and not table.problems  # run.keep_last
     out = str(tmp_path / "rows.jsonl")
-    harvest = sample_rows(source, "calculator", out, tasks=2, samples=2, keep="turns>0", say=print)
-    assert harvest.failed == 0 and harvest.rows
+    sampled = sample_rows(source, "calculator", out, tasks=2, samples=2, keep="turns>0", say=print)
+    assert sampled.failed == 0 and sampled.rows
     assert len(fake.asked) == before
 
 
