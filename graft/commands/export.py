@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from graft.models.io.export import Exported
-    from graft.models.io.load import Stored
+    from graft.models.io.load import StoredModel
     from graft.models.io.model_card import Origin
     from graft.text.tokenizer import FastTokenizer
 
@@ -134,7 +134,7 @@ class _Subject:
 
     model: Path
     """Its folder or file; of verl's shards the folder with their config and tokenizer."""
-    stored: Stored
+    stored: StoredModel
     tokenizer: FastTokenizer
     origin: Origin
     converted: str

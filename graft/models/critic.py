@@ -1,4 +1,4 @@
-"""A critic: a decoder whose head is one number, the value of each state."""
+"""A critic: a decoder with a scalar head, the value of each state."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from graft.models.decoder import Attend, Decoder
 
 
 class Critic(nn.Module):
-    """Starts from the policy's own weights; the value head starts at zero."""
+    """Starts from the policy's weights; the value head starts at zero."""
 
     def __init__(self, policy: Decoder) -> None:
         super().__init__()
         self.body = copy.deepcopy(policy)
-        self.body.head = None  # never used: values need no vocabulary
+        self.body.head = None  # unused: values need no vocabulary
         self.value = nn.Linear(policy.shape.width, 1, bias=True, device=policy.device)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)

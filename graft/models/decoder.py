@@ -1,14 +1,13 @@
-"""The decoder: plain maths on a flat list of tokens. It knows neither batches nor caches.
+"""The decoder: plain maths on a flat list of tokens, without batches or caches.
 
     T tokens, D width, H query heads, K key/value heads, d head size
 
-Tokens of many sequences lie side by side in one list; their positions come with them, and who may
-see whom is the business of `attend`, which every layer calls with its queries, keys and values. The
-engine passes an `attend` over KV pages, the learner one over a packed tree: one model, two uses, the
-same weights in memory.
+Tokens of many sequences are concatenated in one list, with their positions. Which tokens attend to which
+is decided by `attend`, which every layer calls with its queries, keys and values. The engine passes an
+`attend` over KV pages, the learner one over a packed tree: one model, two uses, the same weights.
 
-The stream x and what the last layer adds to it, `delta`, travel side by side: on a GPU the next norm
-adds them on its way, and the sum costs no pass over memory of its own.
+The residual stream x and the last layer's contribution to it, `delta`, are passed separately: on a GPU
+the next norm adds them, which saves a pass over memory.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from graft.models.ops import (
 from graft.models.shape import ModelShape, rope_frequencies
 
 Attend = Callable[[int, Tensor, Any, Any], Tensor]
-"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they have a `KVSlots`."""
+"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they were written to `KVSlots`."""
 
 
 class PackedTokens(Protocol):
@@ -55,7 +54,7 @@ class PackedTokens(Protocol):
 
 
 LEAST_POSITIONS = 2**16
-"""Positions that a GPU's table of angles holds at least, beyond what the model was trained on."""
+"""Least number of positions in a GPU's table of angles, even if the model's window is shorter."""
 
 
 class Norm(nn.Module):
@@ -72,9 +71,9 @@ class Norm(nn.Module):
 
 
 class Angles:
-    """cos and sin of every position's angles, made once per device.
+    """cos and sin of every position's angles, computed once per device.
 
-    No module: its numbers belong to no state dict, and a model's `.to(bfloat16)` must not round them.
+    Not a module: its tensors belong to no state dict, and `.to(bfloat16)` must not round them.
     """
 
     def __init__(self, shape: ModelShape) -> None:
@@ -93,10 +92,10 @@ class Angles:
         return angles.cos() * factor, angles.sin() * factor
 
     def look_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The same read from a table: two kernels, which a CUDA graph can hold once it is made.
+        """The same from a table: two kernels, which a CUDA graph can record once the table exists.
 
-        The table ends where the model's window does, or at LEAST_POSITIONS if that is further; a GPU
-        has no way to answer a position beyond it, other than stopping.
+        The table has as many positions as the model's window, and at least LEAST_POSITIONS; a
+        position beyond it is a device-side error.
         """
         device = positions.device
         if device not in self.tables:
@@ -136,8 +135,8 @@ class Block(nn.Module):
         kv_slots: KVSlots | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         x, qkv = self._norm_linear(x, delta, self.attn_norm, self.qkv)
-        seen = self._see(qkv, cos, sin, attend, kv_slots)
-        x, delta = add_linear(x, seen, self.out.weight, self.out.bias)
+        attended = self._attend(qkv, cos, sin, attend, kv_slots)
+        x, delta = add_linear(x, attended, self.out.weight, self.out.bias)
         x, gate_up = self._norm_linear(x, delta, self.mlp_norm, self.gate_up)
         return add_linear(x, gate_up, self.down.weight, self.down.bias, gate=True)
 
@@ -146,21 +145,21 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         return norm_linear(x, delta, norm.weight, norm.eps, linear.weight, linear.bias)
 
-    def _see(
+    def _attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kv_slots: KVSlots | None
     ) -> Tensor:
-        """[T, H*d]: what the heads found."""
+        """[T, H*d]: the output of the heads."""
         shape = self.shape
         q_weight = None if self.q_norm is None else self.q_norm.weight
         k_weight = None if self.k_norm is None else self.k_norm.weight
         heads = (q_weight, k_weight, shape.norm_eps, cos, sin, shape.heads, shape.kv_heads)
         if kv_slots is None:
-            found = attend(self.index, *qk_rotate(qkv, *heads))
+            output = attend(self.index, *qk_rotate(qkv, *heads))
         else:
-            found = attend(
+            output = attend(
                 self.index, qk_rotate_to_slots(qkv, *heads, kv_slots, self.index), None, None
             )
-        return found.reshape(len(qkv), shape.q_size)
+        return output.reshape(len(qkv), shape.q_size)
 
 
 class Decoder(nn.Module):
@@ -169,14 +168,16 @@ class Decoder(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.shape = shape
-        # a tied embedding is the head too; its rows behind the vocabulary are never embedded
+        # a tied embedding is the head too; its rows beyond the vocabulary are never embedded
         embedded = shape.head_rows if shape.tied else shape.vocab_size
         self.embed = nn.Embedding(embedded, shape.width)
         self.blocks = nn.ModuleList(Block(shape, i) for i in range(shape.layers))
         self.norm = Norm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.head_rows, bias=False)
         self.angles = Angles(shape)
-        self.recompute = False  # activation checkpointing: spend a third more time, keep no block
+        self.recompute = (
+            False  # activation checkpointing: a third more time, no activations of blocks
+        )
 
     @property
     def head_weight(self) -> Tensor:
@@ -184,11 +185,11 @@ class Decoder(nn.Module):
         return self.embed.weight if self.head is None else self.head.weight
 
     is_whole = True
-    """Whether all of it is in this process; see `sharded`."""
+    """Whether all weights are in this process; see `parallel.decoder`."""
 
     @property
     def own_heads(self) -> tuple[int, int]:
-        """Query and KV heads that are computed here."""
+        """Number of query and KV heads that this process computes."""
         return self.shape.heads, self.shape.kv_heads
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -204,7 +205,7 @@ class Decoder(nn.Module):
         return self.embed.weight.dtype
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of every token's angles, [T, d/2]: in fp32 for kernels, else as the weights."""
+        """cos and sin of every token's angles, [T, d/2]: in fp32 for kernels, else in the weights' dtype."""
         if has_kernels(positions.device):
             return self.angles.look_up(positions)
         cos, sin = self.angles.compute(positions)
@@ -220,9 +221,9 @@ class Decoder(nn.Module):
     ) -> Any:
         """Hidden states after the last norm, [T, D], of tokens [T] at positions [T].
 
-        With `kv_slots` keys and values are stored there, and `attend` reads them itself. What
-        `then` makes of the hidden states is returned in their stead: a head belongs in here, for a
-        model that is split over processes has its weights together only as long as it runs.
+        With `kv_slots` keys and values are written there, and `attend` reads them from there. With
+        `then` its result on the hidden states is returned instead: heads run in here, because a
+        sharded model has its weights gathered only during the forward pass.
         """
         x, delta = self._embed(tokens), None
         cos, sin = self.rope(positions)
@@ -298,12 +299,12 @@ class Decoder(nn.Module):
     def initialise(self, seed: int) -> Decoder:
         """Random weights of variance 1/fan_in; zero biases, unit norms.
 
-        Two exceptions keep a token's own embedding audible in the stream: what a block adds starts
-        smaller by sqrt(2 * layers), and an embedding that is not also the head has variance 1.
-        With them three seeds of the quickstart copied results right in 74 to 88% of the cases after
-        350 steps; without them one of three was at 31% after 450.
+        Two exceptions keep a token's embedding large in the stream: the output of a block starts smaller
+        by sqrt(2 * layers), and an embedding that is not tied to the head has variance 1. With them
+        three seeds of the quickstart copied results right in 74 to 88% of the cases after 350 steps;
+        without them one of three was at 31% after 450.
 
-        Actions beyond the vocabulary are drawn last: the rest is as without them.
+        Actions beyond the vocabulary are drawn last, so the other weights are as without them.
         """
         vocab_size = self.shape.vocab_size
         generator = torch.Generator().manual_seed(seed)
@@ -322,14 +323,14 @@ class Decoder(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
         if self.shape.extra:
-            beyond = self.head_weight[vocab_size:].zero_()[: self.shape.extra]
+            extra = self.head_weight[vocab_size:].zero_()[: self.shape.extra]
             scale = 1 / math.sqrt(self.shape.width)
-            beyond.copy_(torch.randn(beyond.shape, generator=generator) * scale)
+            extra.copy_(torch.randn(extra.shape, generator=generator) * scale)
         return self
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The simplest `attend`: all T tokens are one sequence."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return seen[0].transpose(0, 1)
+    output = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return output[0].transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Where to compute, and in what precision."""
+"""The choice of device and dtype."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from importlib.util import find_spec
 import torch
 
 
-def choose_device(asked: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one."""
-    if asked == "auto":
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(asked)
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {asked!r} was asked for, but torch sees no GPU; use device=auto")
+        raise ValueError(f"device={name!r}, but torch finds no GPU; use device=auto")
     return device
 
 
@@ -26,20 +26,20 @@ def has_native_bf16(device: torch.device) -> bool:
     return bool(probe is not None and probe())
 
 
-def choose_dtype(asked: str, device: torch.device) -> tuple[torch.dtype, str]:
-    """The dtype to use, and a sentence for the user where it is not the one asked for."""
-    if asked == "auto":
+def choose_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
+    """The dtype to use, and a note for the user if it is not the requested one."""
+    if name == "auto":
         native = device.type != "cpu" and has_native_bf16(device)
         return (torch.bfloat16 if native else torch.float32), ""
-    if asked == "bfloat16" and not has_native_bf16(device):
+    if name == "bfloat16" and not has_native_bf16(device):
         return torch.float32, (
-            f"bfloat16 was asked for, but this {device.type} computes it in software, hundreds of "
-            "times slower; float32 is used instead"
+            f"dtype=bfloat16, but this {device.type} emulates it, hundreds of times slower; "
+            "float32 is used instead"
         )
-    return getattr(torch, asked), ""
+    return getattr(torch, name), ""
 
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Whether our Triton kernels run there; without them the same is computed by plain PyTorch."""
+    """Whether our Triton kernels run on the device; otherwise plain PyTorch computes the same."""
     return device.type == "cuda" and find_spec("triton") is not None

@@ -1,14 +1,13 @@
 """Actions beyond the vocabulary: rows of the head that no embedding has.
 
-A model of 3 tokens learns two more actions, which begin as likely as tokens 0 and 2 are:
+A model of 3 tokens learns two more actions, which start as likely as tokens 0 and 2:
 
     extend(decoder, [0, 2])         head row   0  1  2 | 3  4 | 5 .. 66
-                                    copy of            | 0  2 | zeros that pad it; nobody chooses them
+                                    copy of            | 0  2 | zero padding, never sampled
 
-Their ids, 3 and 4, are labels only. What such an action writes into the context is text, so the model
-never reads an id without an embedding. On disk a model with actions is a Hugging Face folder like any
-other, with their rows beside the weights in `actions.safetensors`: whoever does not know of them finds
-the plain model.
+Their ids, 3 and 4, are labels only. Such an action writes text into the context, so the model never
+reads an id without an embedding. On disk a model with actions is a plain Hugging Face folder with the
+rows in an additional file, `actions.safetensors`, which other programs ignore.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ ACTIONS = "actions.safetensors"
 """The file of a model's extra rows: one tensor, ROWS [extra, width]."""
 ROWS = "rows"
 ACTION_ROWS = "actions.rows"
-"""What these rows are called among weights that travel; no checkpoint of others has the name."""
+"""Name of these rows among weights that are sent to engines; no Hugging Face tensor has it."""
 SEED = 0
-"""Of rows that start from no token: the same in every run, whatever else a run draws."""
+"""Seed of rows that start from no token, independent of the seed of the run."""
 
 
 def extend(decoder: Decoder, init_tokens: Sequence[int | None]) -> Decoder:
     """The decoder with one more head row per entry: a copy of that token's, or a random one.
 
-    All other weights are shared with `decoder`, which is not meant to be used any further: training
-    the one changes the other. Actions it may have had already are replaced.
+    All other weights are shared with `decoder`, which should not be used any further: training one
+    changes the other. Actions that it had already are replaced.
     """
     vocab_size, width = decoder.shape.vocab_size, decoder.shape.width
-    outside = [token for token in init_tokens if token is not None and not 0 <= token < vocab_size]
-    if outside:
+    unknown = [token for token in init_tokens if token is not None and not 0 <= token < vocab_size]
+    if unknown:
         raise ValueError(
-            f"an action cannot start from token {outside[0]}: the model has {vocab_size} tokens; "
+            f"an action cannot start from token {unknown[0]}: the model has {vocab_size} tokens; "
             f"give one of them, or None for a random row"
         )
-    # as a linear layer of torch starts, drawn on the CPU: every device gets the same numbers
+    # as torch initialises a linear layer; drawn on the CPU, so that all devices get the same numbers
     generator = torch.Generator().manual_seed(SEED)
     bound = 1 / math.sqrt(width)
     rows = torch.empty(len(init_tokens), width).uniform_(-bound, bound, generator=generator)
@@ -60,12 +59,12 @@ def extend(decoder: Decoder, init_tokens: Sequence[int | None]) -> Decoder:
 
 
 def load_rows(decoder: Decoder, folder: str | os.PathLike[str]) -> Decoder | None:
-    """The decoder with the actions that were saved in `folder`; None: there are none."""
+    """The decoder with the actions saved in `folder`; None: there are none."""
     file = Path(folder) / ACTIONS
     if not file.exists():
         return None
     with open_tensors(file) as stored:
-        if ROWS not in stored.keys():  # noqa: SIM118  # no mapping: it has no other way to ask
+        if ROWS not in stored.keys():  # noqa: SIM118  # not a mapping
             raise ModelFileError(
                 f"'{file}' holds {', '.join(stored.keys()) or 'nothing'}, not the tensor {ROWS!r}; "
                 f"save the model again, or remove the file to load it without its actions"
@@ -74,7 +73,8 @@ def load_rows(decoder: Decoder, folder: str | os.PathLike[str]) -> Decoder | Non
     if rows.ndim != 2 or rows.shape[1] != decoder.shape.width:
         raise ModelFileError(
             f"{ROWS!r} in '{file}' is {list(rows.shape)}, and the model is {decoder.shape.width} "
-            f"wide: the actions are those of another model"
+            f"wide: the actions belong to another model; remove the file to load it "
+            f"without them"
         )
     return _with_rows(decoder, rows)
 
@@ -91,7 +91,7 @@ def _with_rows(decoder: Decoder, rows: Tensor) -> Decoder:
     weight = torch.zeros(shape.head_rows, shape.width, dtype=old.dtype, device=old.device)
     weight[: shape.vocab_size] = old.detach()[: shape.vocab_size]
     weight[shape.vocab_size : shape.vocab_size + len(rows)] = rows.to(weight)
-    with torch.device("meta"):  # nothing of it stays but the sizes of its ends
+    with torch.device("meta"):  # all of its weights are replaced below
         extended = Decoder(shape)
     extended.blocks, extended.norm, extended.angles = decoder.blocks, decoder.norm, decoder.angles
     extended.recompute = decoder.recompute

@@ -1,7 +1,7 @@
-"""The fp32 sum that a weight's gradients are added to, where the optimizer gives it one.
+"""The fp32 tensor that a weight's gradients are added to, if the optimizer attached one.
 
-`train.optimizer` attaches it, the products of `kernels.products` add to it: no rounding to bf16 on the
-way, and no second copy of the gradient.
+`train.optimizer` attaches it, the products of `kernels.products` add to it: no rounding to bf16, and no
+second copy of the gradient.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 GRAD_SUM = "grad_sum"
-"""The attribute of a weight."""
+"""Name of the weight's attribute."""
 
 
 def grad_sum_of(weight: Tensor) -> Tensor | None:

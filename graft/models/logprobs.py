@@ -1,13 +1,13 @@
-"""Log-probs and entropies of chosen actions, without ever holding all the logits.
+"""Log-probs and entropies of chosen actions, without holding all logits at once.
 
     U positions, D width, V actions, of which the first `vocab_size` are tokens
 
-The head runs over chunks of positions; the backward pass computes each chunk again. What stays in
-memory is [U] numbers, not [U, V]. A GPU with Triton takes `kernels.head`, its twin is here.
+The head runs on chunks of positions, and the backward pass recomputes each chunk: [U] numbers stay in
+memory, not [U, V]. A GPU with Triton uses `kernels.head` instead.
 
-Whoever compares with a model that knows tokens alone asks for the log-prob of drawing any token at
-all: the chosen token's log-prob minus it is what the logits of the tokens alone would give. Tokens
-a, b and the action "call", probabilities 0.6, 0.2 and 0.2, a was drawn:
+To compare with a model that has no extra actions, subtract the log-prob of drawing any token: the
+difference is the log-prob under the logits of the tokens alone. Tokens a, b and the action "call",
+probabilities 0.6, 0.2 and 0.2, a was drawn:
 
     log-prob ln 0.6    of any token ln 0.8    difference ln 0.75, as of a against b alone
 """
@@ -23,12 +23,12 @@ from torch import Tensor
 from graft.models.device import has_kernels
 
 CHUNK_ELEMENTS = 1 << 22
-"""Logits per chunk on a CPU (16 MB in fp32): large enough for the matrix product, small enough to
-stay near the cache. A GPU takes far larger ones."""
+"""Logits per chunk on a CPU (16 MB in fp32): large enough for an efficient matrix product, small
+enough for the cache. A GPU uses far larger chunks."""
 
 
 def logits_of(hidden: Tensor, weight: Tensor, temperature: float, allowed: Tensor | None) -> Tensor:
-    """[u, V] in fp32, as the sampler sees them: scaled, forbidden actions at -inf."""
+    """[u, V] in fp32, as in the sampler: divided by the temperature, forbidden actions at -inf."""
     logits = F.linear(hidden, weight).float()
     if temperature != 1.0:
         logits /= temperature
@@ -60,7 +60,7 @@ class _ChunkedHead(torch.autograd.Function):
             logp[part] = log_p.gather(1, actions[part, None])[:, 0]
             entropy[part] = _entropy(log_p)
             if vocab_logp is not None and vocab_size is not None:
-                # not 1 minus the rest: where actions have nearly all, that is what rounding left
+                # not log(1 - rest): where actions have nearly all mass, that is rounding error
                 drawn = log_p[:, :vocab_size].logsumexp(-1)
                 vocab_logp[part] = drawn.masked_fill_(actions[part] >= vocab_size, 0.0)
         ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, vocab_logp)
@@ -117,7 +117,7 @@ def action_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-prob [U] of each action and entropy [U] of the distribution it was drawn from.
 
-    `allowed[modes]` are the actions that could be drawn: the very rows the sampler used.
+    `allowed[modes]` are the actions that could be drawn, as in the sampler.
     """
     logp, entropy = score_actions(hidden, weight, actions, modes, allowed, temperature, None)
     return logp, entropy
@@ -149,7 +149,7 @@ def score_actions(
     temperature: float,
     vocab_size: int | None,
 ) -> tuple[Tensor, ...]:
-    """Log-prob and entropy of each action, [U] each; with `vocab_size` that of any token, too."""
+    """Log-prob and entropy of each action, [U] each; with `vocab_size` also the log-prob of any token."""
     if not len(actions):  # keep the graph connected: a micro-batch may have nothing to train
         nothing = (hidden.sum() * 0.0 + weight.sum() * 0.0).expand(0)
         return (nothing,) * (2 if vocab_size is None else 3)
@@ -167,7 +167,7 @@ def score_actions(
 
 
 def chunk_of(hidden: Tensor, weight: Tensor) -> int:
-    """Positions whose logits are held at a time."""
+    """Number of positions whose logits are held at a time."""
     budget = CHUNK_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS * 64
     return max(1, budget // len(weight))
 
@@ -181,7 +181,7 @@ def likeliest(
     modes: Tensor,
     allowed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob [U] of each action, and whether no other is likelier: what greedy decoding does."""
+    """Log-prob [U] of each action, and whether greedy decoding would choose it."""
     logp = torch.empty(len(actions), device=hidden.device)
     is_best = torch.empty(len(actions), device=hidden.device, dtype=torch.bool)
     chunk = chunk_of(hidden, weight)

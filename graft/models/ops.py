@@ -2,10 +2,10 @@
 
     T tokens, D width, H query heads, K key/value heads, d head size, F width of the MLP
 
-Written out with autograd's own pieces each of them is a dozen small passes over memory, most of
-them in the backward; by hand it is three or four, and in a Triton kernel one. What is computed is
-defined here, in plain PyTorch; a device with kernels computes the same in `graft.models.kernels`.
-Sums are kept in fp32 whatever the weights are.
+Composed of autograd's operations each of them is a dozen passes over memory, most of them in the backward
+pass; written by hand it is three or four, and in a Triton kernel one. The definitions are here, in plain
+PyTorch; a device with kernels computes the same in `graft.models.kernels`. Sums are in fp32 for any
+dtype of the weights.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + delta, and rms_norm of that sum; without a delta the sum is x itself. [T, D] each"""
+    """x + delta, and rms_norm of that sum; without a delta the sum is x. [T, D] each"""
     if has_kernels(x.device):
         from graft.models.kernels import norm
 
@@ -64,7 +64,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return add_norm(x, None, weight, eps)[1]
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
     left, right = x.chunk(2, dim=-1)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     out_left, out_right = out.chunk(2, dim=-1)
@@ -79,12 +79,16 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1.0)
+        return _rotate(x, cos, sin, 1.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         cos, sin = ctx.saved_tensors
-        return _turn(grads[0], cos, sin, -1.0), None, None  # a rotation's transpose turns back
+        return (
+            _rotate(grads[0], cos, sin, -1.0),
+            None,
+            None,
+        )  # the transpose of a rotation is its inverse
 
 
 def qk_rotate(
@@ -97,10 +101,10 @@ def qk_rotate(
     heads: int,
     kv_heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q [T, H, d], k [T, K, d] and v [T, K, d] out of q|k|v side by side, [T, (H+2K) d].
+    """q [T, H, d], k [T, K, d] and v [T, K, d] from the concatenated q|k|v, [T, (H+2K) d].
 
-    Heads of q and k are normed where there are weights [d] for it, then each pair (i, i + d/2) of
-    them is turned by its position's angle, given as cos and sin [T, d/2]. v is as it was.
+    Heads of q and k are normed if there are weights [d] for it, then each pair (i, i + d/2) is
+    rotated by its position's angle, given as cos and sin [T, d/2]. v is unchanged.
     """
     if has_kernels(qkv.device):
         from graft.models.kernels import rope
@@ -109,7 +113,7 @@ def qk_rotate(
     all_heads = heads + 2 * kv_heads
     qkv = qkv.view(len(qkv), all_heads, qkv.shape[1] // all_heads)
     qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
-    if q_weight is not None and k_weight is not None:  # both at once, head by head
+    if q_weight is not None and k_weight is not None:  # both in one call
         weights = [q_weight.expand(heads, -1), k_weight.expand(kv_heads, -1)]
         qk = _RmsNorm.apply(qk, torch.cat(weights), eps)
     q, k = _Rotate.apply(qk, cos[:, None], sin[:, None]).split([heads, kv_heads], dim=1)
@@ -159,7 +163,7 @@ class _Gate(torch.autograd.Function):
 
 
 def silu_gate(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of gate|up side by side, [T, 2F] -> [T, F]"""
+    """silu(gate) * up of the concatenated gate|up, [T, 2F] -> [T, F]"""
     if has_kernels(gate_up.device):
         from graft.models.kernels import gate
 
@@ -168,11 +172,11 @@ def silu_gate(gate_up: Tensor) -> Tensor:
 
 
 FEW_ROWS = 4
-"""Rows up to which a matrix product waits for its weights alone; see `kernels.skinny`."""
+"""Most rows for which a matrix product is bound by reading its weights; see `kernels.skinny`."""
 
 
 def has_few_rows(x: Tensor) -> bool:
-    """Whether a kernel of ours beats the library's product: a few rows that only pass through."""
+    """Whether our kernel is faster than the library's product: few rows, no gradients."""
     return len(x) <= FEW_ROWS and not torch.is_grad_enabled() and has_kernels(x.device)
 
 
@@ -206,9 +210,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gate: bool = F
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:
-    """weight[tokens], [T, D]: the beginning of the stream, which kernels keep in fp32.
+    """weight[tokens], [T, D]: the start of the residual stream, which kernels keep in fp32.
 
-    In bf16 each of its sums, two a layer, would round off a share of all that was added before.
+    In bf16 each of its sums, two per layer, would round off part of what was added before.
     """
     if has_kernels(weight.device):
         from graft.models.kernels import products
@@ -220,9 +224,9 @@ def embed(tokens: Tensor, weight: Tensor) -> Tensor:
 def add_linear(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, gate: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The stream and what is still to be added to it, together x + linear(y).
+    """The stream and its pending addition (or None); their sum is x + linear(y).
 
-    A CPU adds inside the matrix product where there is no bias; a GPU leaves it to the next norm.
+    A CPU adds inside the matrix product if there is no bias; on a GPU the next norm adds.
     """
     if x.is_cuda or bias is not None:
         return x, linear(y, weight, bias, gate)
@@ -245,5 +249,5 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """x[index] for a flat index; the backward adds rows up instead of sorting indices."""
+    """x[index] for a flat index; the backward pass sums rows instead of sorting indices."""
     return _Gather.apply(x, index)

@@ -1,11 +1,11 @@
-"""What is asked of a policy whatever it is: a decoder, one that is split, or a model of transformers'.
+"""Operations on any kind of policy: a decoder, a sharded decoder, or a transformers model.
 
     weights_of    whole tensors by Hugging Face name, for engines and files
-    save_policy   a folder that transformers opens
-    host_copy     the same numbers in the host's memory, to be written while training goes on
+    save_policy   write a folder that transformers opens
+    host_copy     a copy in host memory, to be written while training continues
 
-All processes that hold a part of a split policy must call these together, and read the weights in
-their order: each tensor is brought together when it is read.
+For a sharded policy these are collective: all its processes call them and read the weights in their
+order, because each tensor is gathered when it is read.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def weights_of(policy: Any) -> Mapping[str, Tensor]:
     if not isinstance(policy, Decoder):
         return policy.hf_weights(whole_state(policy))
     if not policy.is_whole:
-        return _Gathered(policy)
+        return _GatheredPolicy(policy)
     rows = {ACTION_ROWS: extra_rows(policy)} if policy.shape.extra else {}
     return {**hf_names(policy), **rows}
 
 
-class _Gathered(Mapping[str, Tensor]):
-    """The tensors of a split policy, each brought together when it is read."""
+class _GatheredPolicy(Mapping[str, Tensor]):
+    """The tensors of a sharded policy, each gathered when it is read."""
 
     def __init__(self, policy: Any) -> None:
         self.policy, self.weights = policy, policy.hf_weights()
@@ -60,7 +60,7 @@ def save_policy(
     special: TokenIds,
     source: str | os.PathLike[str] | None,
 ) -> None:
-    """Write config and weights into the folder; None: come along while another process writes."""
+    """Write config and weights; folder None: only take part, because another process writes."""
     if not isinstance(policy, Decoder):
         state = whole_state(policy)
         if folder is not None:
@@ -81,15 +81,15 @@ def save_policy(
 
 
 def whole_state(policy: Any) -> dict[str, Tensor]:
-    """The state dict of a model of transformers', brought together where it is split."""
+    """The state dict of a transformers model, gathered if it is sharded."""
     return {
         name: tensor.full_tensor() if is_sharded(tensor) else tensor
         for name, tensor in policy.state_dict().items()
     }
 
 
-class _Kept:
-    """A model of transformers' as it was, to be saved."""
+class _HostCopy:
+    """A transformers model with a copy of its state dict in host memory, to be saved."""
 
     def __init__(self, policy: Any, state: Mapping[str, Tensor]) -> None:
         self.policy = policy
@@ -98,32 +98,32 @@ class _Kept:
     def state_dict(self) -> Mapping[str, Tensor]:
         return self.state
 
-    def save(self, folder: Path, **how: Any) -> None:
-        self.policy.save(folder, **how)
+    def save(self, folder: Path, **options: Any) -> None:
+        self.policy.save(folder, **options)
 
 
 def whole_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Of each tensor of a Hugging Face checkpoint of this shape."""
+    """The size of each tensor of a Hugging Face checkpoint of this shape."""
     with torch.device("meta"):
         return {name: tuple(tensor.shape) for name, tensor in hf_names(Decoder(shape)).items()}
 
 
 @torch.no_grad()
 def host_copy(policy: Any, *, keep: bool) -> Any:
-    """A policy to be saved, in the host's memory; None where it is not kept."""
+    """A copy of the policy in host memory, to be saved; None unless `keep`."""
     if not isinstance(policy, Decoder):
         state = whole_state(policy)
-        return _Kept(policy, state) if keep else None
+        return _HostCopy(policy, state) if keep else None
     weights = weights_of(policy)
     with torch.device("meta"):
         copy = Decoder(policy.shape)
     if keep:
         copy = copy.to(policy.dtype).to_empty(device="cpu")
         if policy.shape.extra:
-            copy.head_weight.zero_()  # rows that only pad
+            copy.head_weight.zero_()  # padding rows
     views = weights_of(copy) if keep else {}
     for name in weights:
-        tensor = weights[name]  # brought together by everybody, wanted or not
+        tensor = weights[name]  # gathers: every process must read it, also without keep
         if keep:
             views[name].copy_(tensor)
     return copy if keep else None

@@ -1,4 +1,4 @@
-"""The numbers that make a decoder, and the `config.json` they are written as (`hf_config` reads one)."""
+"""The sizes of a decoder, and the `config.json` that describes them (`io.hf_config` reads one)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-"""The families our decoder computes exactly; model_type -> Hugging Face class."""
+"""Families with a native decoder: model_type -> Hugging Face class."""
 
 
 EXTRA_MULTIPLE = 64
-"""Rows behind the vocabulary come in so many: products and masks stay as aligned as without them."""
+"""Rows beyond the vocabulary are padded to a multiple of this, which keeps products and masks aligned."""
 
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 NOT_COMPUTED = {
-    "dynamic": "turns the positions of a text otherwise once it exceeds max_position_embeddings "
-    "tokens, so keys of its beginning no longer hold. Up to that length it changes nothing: if no "
+    "dynamic": "changes the rotation of all positions once a text exceeds max_position_embeddings "
+    "tokens, so cached keys become wrong. Up to that length it changes nothing: if no "
     "context exceeds it (rollout.max_context), delete the entry from config.json",
-    "longrope": "has two sets of frequencies, and which of them counts depends on the length of the "
-    "text, so keys of its beginning no longer hold when it grows",
+    "longrope": "has two sets of frequencies and chooses between them by the length of the "
+    "text, so cached keys become wrong when it grows",
 }
 """Why our decoder does not compute a rope type."""
 
 
 class UnsupportedModel(ValueError):
-    """A checkpoint our decoder cannot compute exactly; the text says which part."""
+    """A checkpoint that the native decoder cannot compute exactly; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class ModelShape:
     rope_scaling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_positions: int = 4096
     extra: int = 0
-    """Actions beyond the vocabulary: rows of the head that are never embedded. No `config.json`
-    speaks of them; `graft.models.extra_actions` gives them to a model."""
+    """Actions beyond the vocabulary: rows of the head that are never embedded. They are not in
+    `config.json`; `graft.models.extra_actions` adds them to a model."""
 
     def __post_init__(self) -> None:
         if self.family not in ARCHITECTURES:
@@ -67,23 +67,25 @@ class ModelShape:
             )
         if self.heads % self.kv_heads:
             raise UnsupportedModel(
-                f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}: query heads share "
-                "key-value heads evenly"
+                f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: each key-value "
+                "head serves the same number of query heads"
             )
         if self.head_dim % 2:
-            raise UnsupportedModel(f"head_dim={self.head_dim} is odd; rotary positions need pairs")
+            raise UnsupportedModel(
+                f"head_dim={self.head_dim} is odd; rotary positions need an even number"
+            )
         if self.vocab_size < 1 or self.layers < 1:
             raise UnsupportedModel(
-                f"vocab_size={self.vocab_size}, layers={self.layers}: need 1 each"
+                f"vocab_size={self.vocab_size}, layers={self.layers}: both must be 1 or more"
             )
         if self.extra < 0:
-            raise UnsupportedModel(f"extra={self.extra}: a head cannot lose rows; need 0 or more")
+            raise UnsupportedModel(f"extra={self.extra}: must be 0 or more")
 
     @property
     def head_rows(self) -> int:
-        """What the head scores: tokens, actions beyond them, padding that nobody may choose.
+        """Rows of the head: tokens, actions beyond them, padding that is never sampled.
 
-        >>> Shape(vocab_size=256).head_rows, Shape(vocab_size=256, extra=18).head_rows
+        >>> ModelShape(vocab_size=256).head_rows, ModelShape(vocab_size=256, extra=18).head_rows
         (256, 320)
         """
         return self.vocab_size + -(-self.extra // EXTRA_MULTIPLE) * EXTRA_MULTIPLE
@@ -104,7 +106,7 @@ class ModelShape:
         return self.layers * block + ends * self.width
 
     def to_hf(self) -> dict[str, Any]:
-        """The `config.json` from which both we and transformers build this very decoder."""
+        """The `config.json` from which graft and transformers build this decoder."""
         rope = {"rope_type": "default", **self.rope_scaling, "rope_theta": self.rope_theta}
         config: dict[str, Any] = {
             "architectures": [ARCHITECTURES[self.family]],
@@ -134,8 +136,8 @@ class ModelShape:
 def rope_frequencies(shape: ModelShape) -> tuple[list[float], float]:
     """Radians per position for each pair of a head, and the factor on cos and sin.
 
-    Plain: theta**(-2i/d). Scaling stretches some or all of them so that positions beyond the
-    trained window look like positions inside it.
+    Unscaled: theta**(-2i/d). Scaling lowers some or all of them so that positions beyond the
+    trained window get angles inside it.
     """
     half = shape.head_dim // 2
     if shape.rope_theta <= 0:
@@ -148,7 +150,7 @@ def rope_frequencies(shape: ModelShape) -> tuple[list[float], float]:
     if kind not in ROPE_TYPES:
         why = NOT_COMPUTED.get(kind, "is not known")
         raise UnsupportedModel(
-            f"rope_type={kind!r} {why}. Computed are {', '.join(ROPE_TYPES)}: take a variant of the "
+            f"rope_type={kind!r} {why}. Supported are {', '.join(ROPE_TYPES)}: use a variant of the "
             "model with one of these"
         )
     factor = _positive(scaling, "factor")
@@ -160,8 +162,8 @@ def rope_frequencies(shape: ModelShape) -> tuple[list[float], float]:
     window = _positive(scaling, "original_max_position_embeddings", shape.max_positions)
 
     def stretch(frequency: float) -> float:
-        turns = window * frequency / (2 * math.pi)  # full circles inside the trained window
-        # without room between the two factors there is no ramp: a step at the lower one
+        turns = window * frequency / (2 * math.pi)  # full rotations inside the trained window
+        # with equal factors there is no ramp but a step
         ramp = (turns - low) / (high - low) if high > low else float(turns >= low)
         keep = min(max(ramp, 0.0), 1.0)
         return keep * frequency + (1 - keep) * frequency / factor
@@ -187,9 +189,11 @@ def _yarn(shape: ModelShape, plain: list[float], factor: float) -> tuple[list[fl
     window = _positive(scaling, "original_max_position_embeddings", shape.max_positions)
     half = len(plain)
     if shape.rope_theta == 1:
-        raise UnsupportedModel("rope_theta=1.0 with yarn: all pairs turn alike; need another theta")
+        raise UnsupportedModel(
+            "rope_theta=1.0 with yarn: all pairs rotate alike; use another theta"
+        )
 
-    def pair_turning(turns: float) -> float:  # index of the pair that turns so often in the window
+    def pair_turning(turns: float) -> float:  # index of the pair with this number of rotations
         return half * math.log(window / (turns * 2 * math.pi)) / math.log(shape.rope_theta)
 
     first = pair_turning(_positive({"beta_fast": scaling.get("beta_fast") or 32}, "beta_fast"))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import causal
-from graft.models.io.fill import ModelFileError
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
+from graft.models.io.tensors import ModelFileError
 from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
 from graft.models.transformers.load import load_transformers_model
 from tests.models.test_transformers_model import Case, store
@@ -125,7 +125,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_type": "linear"}}, "lacks the entry 'factor'"),
     ({"rope_parameters": YARN | {"rope_theta": 1.0}}, r"rope_theta=1\.0 with yarn"),
     ({"rope_parameters": LLAMA3 | {"low_freq_factor": 0.0}}, r"low_freq_factor=0\.0"),
-    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' turns"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic' changes"),
     ({"rope_parameters": LONG}, "rope_type='longrope' has two sets of frequencies"),
     ({"rope_parameters": {"rope_type": "su", "factor": 2.0}}, "rope_type='su' is not known"),
     ({"rope_parameters": {"rope_type": "proportional"}}, "rope_type='proportional'"),

@@ -13,7 +13,7 @@ from graft.train.build import build_run
 from graft.train.memory.device_memory import DeviceMemory
 
 CPU = torch.device("cpu")
-IN_SOFTWARE = "bfloat16 was asked for, but this cpu computes it in software"
+IN_SOFTWARE = "dtype=bfloat16, but this cpu emulates it"
 
 
 @pytest.mark.parametrize("is_native", [True, False])

@@ -22,7 +22,7 @@ from graft.files import write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTIONS, extend
 from graft.models.io.export import ExportError, appear_at_once, open_source
-from graft.models.io.gguf_write import split_name
+from graft.models.io.gguf_write import pre_tokenizer_name
 from graft.models.io.load import ModelFileError, load_model
 from graft.models.io.model_card import read_origin
 from graft.models.io.save import save_model
@@ -354,7 +354,7 @@ def test_wrong_usage_is_told_in_one_line(tmp_path: Path, export: Any) -> None:
     out = tmp_path / "out"
     cases: list[tuple[list[object], int, str]] = [
         ([], 2, "give a checkpoint or run to export, or --from-verl"),
-        ([source], 2, "say where to: --out FOLDER, --gguf FILE"),
+        ([source], 2, "give a target: --out FOLDER, --gguf FILE"),
         ([source, "--out", out, "--shard-size", "many"], 2, "'many' is no size"),
         ([source, "--out", out, "--dtype", "int4"], 2, "'int4' is not written"),
         (
@@ -613,7 +613,7 @@ def test_ways_of_splitting_have_llama_cpps_names_or_are_refused() -> None:
 
     def named(*parts: dict[str, Any]) -> str:
         pre = {"type": "Sequence", "pretokenizers": [*parts, {"type": "ByteLevel"}]}
-        return split_name({"model": {"type": "BPE"}, "pre_tokenizer": pre}, ["a b"])
+        return pre_tokenizer_name({"model": {"type": "BPE"}, "pre_tokenizer": pre}, ["a b"])
 
     def split(name: str) -> dict[str, Any]:
         return {"type": "Split", "pattern": {"Regex": known[name]}}
@@ -643,7 +643,7 @@ def greedy_by_graft(folder: Path, prompts: Sequence[str], max_tokens: int) -> li
     from graft.evaluate.generate import Generator
     from graft.types import Sampling
 
-    generator = Generator(folder, device="cpu", dtype="float32")
+    generator = Generator.open(folder, device="cpu", dtype="float32")
     drawn = generator(prompts, Sampling(temperature=0.0, max_tokens=max_tokens))
     return [answers[0]["tokens"] for answers in drawn]
 

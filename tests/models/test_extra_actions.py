@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder, causal
 from graft.models.extra_actions import extend, extra_rows, load_rows
-from graft.models.io.fill import ModelFileError
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
+from graft.models.io.tensors import ModelFileError
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.train.memory.footprint import num_parameters
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder, causal
-from graft.models.io.fill import ModelFileError
 from graft.models.io.gguf_read import INSIDE, OUTSIDE, gguf_tokenizer_files, hf_name, unpair_rows
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
+from graft.models.io.tensors import ModelFileError
 from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
 
 LLAMA = ModelShape(
@@ -220,9 +220,13 @@ def test_files_that_we_cannot_compute_are_refused(tmp_path: Path) -> None:
     decoder = random_decoder(LLAMA)
     cases: list[tuple[dict[str, Any], type[ValueError], str]] = [
         ({"expert_count": 8}, UnsupportedModel, "mixture of experts"),
-        ({"rope.dimension_count": 8}, UnsupportedModel, "rope.dimension_count=8, heads have 16"),
+        (
+            {"rope.dimension_count": 8},
+            UnsupportedModel,
+            "dimension_count=8, but the head size is 16",
+        ),
         ({"attention.head_count_kv": [2, 4]}, UnsupportedModel, r"differs by layer: \[2, 4\]"),
-        ({"rope.scaling.type": "longrope"}, UnsupportedModel, "'longrope' is not computed"),
+        ({"rope.scaling.type": "longrope"}, UnsupportedModel, "'longrope' is not supported"),
         ({"attention.causal": False}, UnsupportedModel, r"llama\.attention\.causal=0 changes what"),
         (
             {"attention.sliding_window": 8},
@@ -235,7 +239,7 @@ def test_files_that_we_cannot_compute_are_refused(tmp_path: Path) -> None:
         ({"rope.scaling.yarn_log_multiplier": 0.1}, UnsupportedModel, "yarn_log_multiplier"),
         ({"rope.scale_linear": 2.0}, UnsupportedModel, "rope.scale_linear=2"),
         ({"feed_forward_length": None}, ModelFileError, r"lacks the entry llama\.feed_forward_"),
-        ({"split.count": 3}, ModelFileError, "one of 3 parts; join them"),
+        ({"split.count": 3}, ModelFileError, "one of 3 shards; join them"),
         ({"block_count": 3}, ModelFileError, r"missing: model\.layers\.2\."),
         (
             {"tensors": {"blk.0.ssm_in.weight": torch.ones(2)}},

@@ -450,7 +450,7 @@ def test_push_says_what_is_missing(
     assert (
         "--push uploads the folder that --out writes" in refused("--gguf", "x", "--push", "me/n")[1]
     )
-    assert "--public is about --push" in refused("--out", "a", "--public")[1]
+    assert "--public needs --push" in refused("--out", "a", "--public")[1]
     assert "a name on the hub is OWNER/NAME" in refused("--out", "a", "--push", "new")[1]
     assert refused("--out", "a", "--push", "me/new") == (
         1,

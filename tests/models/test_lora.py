@@ -257,7 +257,7 @@ def test_kernels_give_adapters_the_gradients_of_plain_products(kernel_device, mo
     shape = ModelShape(vocab_size=32, width=32, layers=2, heads=2, kv_heads=1, head_dim=16, ff=32)
 
     def gradients(has_kernels: bool) -> list[Tensor]:
-        for module in ("decoder", "functions"):
+        for module in ("decoder", "ops"):
             monkeypatch.setattr(f"graft.models.{module}.has_kernels", lambda _: has_kernels)
         decoder = Decoder(shape).initialise(1).to(kernel_device)
         lora = lora_on(decoder)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from graft.models.decoder import Decoder
-from graft.models.io.fill import ModelFileError
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model, split_shards
 from graft.models.io.tensor_names import hf_names, hf_rows
+from graft.models.io.tensors import ModelFileError
 from graft.models.shape import ModelShape, UnsupportedModel
 
 SHAPE = ModelShape(
@@ -254,7 +254,7 @@ def test_a_folder_without_config_is_not_a_model(folder: Path) -> None:
     with pytest.raises(ModelFileError, match=r"has no config\.json, so it is not a model folder$"):
         load_model(folder)
     (folder / "tiny.gguf").touch()
-    with pytest.raises(ModelFileError, match=r"pass it itself: .*tiny\.gguf"):
+    with pytest.raises(ModelFileError, match=r"pass its path: .*tiny\.gguf"):
         load_model(folder)
 
 

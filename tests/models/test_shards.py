@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.io.fill import ModelFileError
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
+from graft.models.io.tensors import ModelFileError
 from graft.models.io.verl_shards import (
     ShardRecord,
     is_verl,

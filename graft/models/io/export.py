@@ -33,7 +33,7 @@ from graft.models.io.load import (
     INDEX,
     WEIGHTS,
     ModelFileError,
-    Stored,
+    StoredModel,
     open_model,
     open_tensors,
     read_json,
@@ -86,13 +86,13 @@ class ExportError(RuntimeError):
 
 
 @contextmanager
-def open_source(path: Path, base: Path | None = None) -> Iterator[Stored]:
+def open_source(path: Path, base: Path | None = None) -> Iterator[StoredModel]:
     """A checkpoint, a Hugging Face folder, a .gguf file, or a folder of adapters and their base."""
     if path.suffix == ".gguf" and path.is_file():
         decoder = load_gguf(path)
         tensors = hf_names(decoder)
         sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        yield Stored(decoder.shape, sizes, tensors.__getitem__, decoder.dtype, f"'{path}'")
+        yield StoredModel(decoder.shape, sizes, tensors.__getitem__, decoder.dtype, f"'{path}'")
     elif (path / ADAPTER_CONFIG).exists() and not has_weights(path):
         adapter = read_adapter(path)
         with open_model(base or _named_base(path)) as stored:
@@ -135,7 +135,7 @@ class Exported:
 
 
 def export_model(
-    stored: Stored,
+    stored: StoredModel,
     tokenizer: FastTokenizer,
     folder: Path,
     *,

@@ -1,6 +1,6 @@
-"""GGUF files (llama.cpp): one file with quantised weights, the shape and the tokenizer in it.
+"""GGUF files (llama.cpp): one file with quantised weights, the shape and the tokenizer.
 
-Weights are dequantised while they are read; the decoder that comes out is an ordinary one.
+Weights are dequantised while they are read; the result is an ordinary decoder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.io.fill import ModelFileError, fill
+from graft.models.io.tensors import ModelFileError, build_decoder
 from graft.models.shape import ARCHITECTURES, ModelShape, UnsupportedModel, rope_frequencies
 from graft.text.tokenizer import FastTokenizer
 
@@ -43,7 +43,7 @@ INSIDE = {
 }
 ROPE_FACTORS = "rope_freqs.weight"
 ENDS = ("eos", "eot", "eom")
-"""Of a text, a turn, a message: sampling stops at each."""
+"""Ends of a text, a turn and a message: sampling stops at each."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
     "logit_scale": (0, 1),
@@ -65,7 +65,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_ext_factor": (1, -1),
     "rope.scaling.yarn_log_multiplier": (0,),
 }
-"""Entries that change the function in llama.cpp, and the values with which they do not."""
+"""Entries that change the function in llama.cpp: the values with which they do not."""
 
 
 def load_gguf(
@@ -90,11 +90,11 @@ def load_gguf(
             return unpair_rows(weight, shape.kv_heads)
         return weight
 
-    return fill(shape, stored, read, origin=f"'{path}'", dtype=dtype, device=device)
+    return build_decoder(shape, stored, read, origin=f"'{path}'", dtype=dtype, device=device)
 
 
 def open_gguf(path: Path) -> GGUFReader:
-    """The file, mapped into memory; its tensors are read when they are asked for."""
+    """The file, memory-mapped; a tensor is read when it is used."""
     try:
         from gguf import GGUFReader
     except ModuleNotFoundError as error:
@@ -105,20 +105,20 @@ def open_gguf(path: Path) -> GGUFReader:
         raise ModelFileError(f"no GGUF file at '{path}'")
     try:
         reader = GGUFReader(path)
-    except (ValueError, IndexError, KeyError) as error:  # bad magic; cut off; doubled entries
+    except (ValueError, IndexError, KeyError) as error:  # bad magic; truncated; duplicate entries
         raise ModelFileError(
             f"'{path}' ({path.stat().st_size} bytes) is not a whole GGUF file ({error}); "
             f"download it again"
         ) from error
-    if (parts := _value(reader, "split.count", 1)) > 1:
+    if (count := _value(reader, "split.count", 1)) > 1:
         raise ModelFileError(
-            f"'{path}' is one of {parts} parts; join them first: llama-gguf-split --merge"
+            f"'{path}' is one of {count} shards; join them first: llama-gguf-split --merge"
         )
     return reader
 
 
 def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
-    """The Shape that the metadata and the list of tensors describe."""
+    """The ModelShape that the metadata and the list of tensors describe."""
     family = _value(reader, "general.architecture", "")
     if family not in ARCHITECTURES:
         raise UnsupportedModel(
@@ -129,7 +129,7 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
     def get(key: str, default: Any = None) -> Any:
         value = _value(reader, f"{family}.{key}", default)
         if value is None:
-            raise ModelFileError(f"'{path}' lacks the entry {family}.{key}; is it a whole model?")
+            raise ModelFileError(f"'{path}' lacks the entry {family}.{key}; is the file complete?")
         if isinstance(value, list):  # one number per layer
             raise UnsupportedModel(f"'{path}': {family}.{key} differs by layer: {value}")
         return value
@@ -139,21 +139,23 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
     for key, neutral in NEUTRAL.items():
         if (value := _value(reader, f"{family}.{key}", None)) not in (None, *neutral):
             raise UnsupportedModel(
-                f"'{path}': {family}.{key}={value} changes what the model computes, and our decoder "
-                "leaves it out; take another model"
+                f"'{path}': {family}.{key}={value} changes what the model computes, and the native "
+                "decoder does not support it; use another model"
             )
     if 0 < (window := get("attention.sliding_window", 0)) < get("context_length"):
         raise UnsupportedModel(
-            f"'{path}': {family}.attention.sliding_window={window}; only full attention is computed"
+            f"'{path}': {family}.attention.sliding_window={window}; only full attention is supported"
         )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if "token_embd.weight" not in tensors:
-        raise ModelFileError(f"'{path}' has no token_embd.weight; is it a whole model?")
+        raise ModelFileError(f"'{path}' has no token_embd.weight; is the file complete?")
     width, heads = get("embedding_length"), get("attention.head_count")
     head_dim = get("attention.key_length", width // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if get(key, head_dim) != head_dim:
-            raise UnsupportedModel(f"'{path}': {family}.{key}={get(key)}, heads have {head_dim}")
+            raise UnsupportedModel(
+                f"'{path}': {family}.{key}={get(key)}, but the head size is {head_dim}; they must be equal"
+            )
     is_biased = "blk.0.attn_q.bias" in tensors
     shape = ModelShape(
         family=family,
@@ -174,7 +176,7 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
         rope_theta=_shortest(get("rope.freq_base", 10_000.0)),
         max_positions=get("context_length"),
     )
-    # a factor without a type is linear to llama.cpp
+    # llama.cpp treats a factor without a type as linear
     is_scaled = get("rope.scaling.factor", 0.0) not in (0.0, 1.0)
     scaling = get("rope.scaling.type", "linear" if is_scaled else "none")
     if ROPE_FACTORS in tensors:
@@ -184,7 +186,7 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
         return shape
     if scaling not in ("linear", "yarn"):
         raise UnsupportedModel(
-            f"'{path}': rope scaling {scaling!r} is not computed; known: none, linear, yarn"
+            f"'{path}': rope scaling {scaling!r} is not supported; known: none, linear, yarn"
         )
     rope: dict[str, Any] = {"rope_type": scaling, "factor": _shortest(get("rope.scaling.factor"))}
     if scaling == "yarn":
@@ -197,7 +199,7 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
 
 
 def _llama3_scaling(shape: ModelShape, factors: list[float], path: Path) -> dict[str, Any]:
-    """Llama 3.1's scaling from the divisors of each frequency, all that a GGUF file keeps of it.
+    """Llama 3.1's scaling from the divisor of each frequency, which is all that a GGUF file stores.
 
     The largest divisor is the factor (8 or 32); the other three numbers are those of every Llama 3
     release, and the divisors they give must be the stored ones.
@@ -222,7 +224,7 @@ def _llama3_scaling(shape: ModelShape, factors: list[float], path: Path) -> dict
 
 
 def hf_name(name: str) -> str:
-    """Hugging Face's name of a GGUF tensor; an unknown one stays as it is and is reported so.
+    """Hugging Face's name of a GGUF tensor; an unknown name is returned unchanged and reported later.
 
     >>> hf_name("blk.3.attn_q.weight")
     'model.layers.3.self_attn.q_proj.weight'
@@ -239,8 +241,8 @@ def hf_name(name: str) -> str:
 def unpair_rows(weight: Tensor, heads: int) -> Tensor:
     """Rows of q or k from llama.cpp's order to Hugging Face's.
 
-    llama.cpp turns neighbouring rows of a head together, Hugging Face row i with row i + d/2:
-    one head of size 4 stored as rows [0, 2, 1, 3] comes back as [0, 1, 2, 3].
+    llama.cpp rotates pairs of neighbouring rows of a head, Hugging Face row i with row i + d/2:
+    one head of size 4 stored as rows [0, 2, 1, 3] becomes [0, 1, 2, 3].
     """
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
@@ -253,7 +255,7 @@ def dequantise(tensor: ReaderTensor, path: Path) -> Tensor:
     except NotImplementedError as error:
         raise UnsupportedModel(
             f"'{path}': {tensor.name} is quantised as {tensor.tensor_type.name}, which the "
-            f"installed gguf package cannot undo; pip install -U gguf, or take another quantisation"
+            f"installed gguf package cannot dequantise; pip install -U gguf, or use another quantisation"
         ) from error
 
 
@@ -268,8 +270,8 @@ def gguf_tokenizer_files(path: str | os.PathLike[str], folder: str | os.PathLike
         Path(alone, path.name).symlink_to(path)
         tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
     if split == "smollm":
-        # transformers does not know this one and splits "a  5" as "a", " ", " ", "5"; the model was
-        # trained on "a", "  ", "5": digits are cut off before the spaces are grouped
+        # transformers does not support this one and splits "a  5" as "a", " ", " ", "5"; the model
+        # was trained on "a", "  ", "5": digits are split off before spaces are grouped
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -298,5 +300,5 @@ def _value(reader: GGUFReader, key: str, default: Any) -> Any:
 
 
 def _shortest(value: float) -> float:
-    """GGUF keeps fp32: 9.999999747e-06 was written as 1e-05."""
+    """GGUF stores fp32: 9.999999747e-06 was 1e-05."""
     return float(f"{value:.7g}")

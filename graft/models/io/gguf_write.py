@@ -1,11 +1,11 @@
-"""GGUF files (llama.cpp) from a model and its tokenizer: the other direction of `gguf.py`.
+"""GGUF files (llama.cpp) from a model and its tokenizer: the inverse of `gguf_read`.
 
     model.layers.3.self_attn.q_proj.weight  ->  blk.3.attn_q.weight, for llama with paired rows
-    "Ġhello"                                ->  tokenizer.ggml.tokens[...], as byte-level BPE spells it
+    "Ġhello"                                ->  tokenizer.ggml.tokens[...], as in byte-level BPE
 
-Matrices are stored as asked (f32, f16, bf16, q8_0), vectors always as f32, as llama.cpp does. Tensors
-pass through one at a time. The tokenizers that can be written are those of byte-level BPE whose way of
-splitting text has a name in llama.cpp, and the two of graft's own that are the same without merges.
+Matrices are stored in the requested type (f32, f16, bf16, q8_0), vectors always as f32, as llama.cpp
+does, one tensor at a time. Supported tokenizers are byte-level BPE with a pre-tokenizer that llama.cpp
+has a name for, and graft's two own tokenizers, which are byte-level BPE without merges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from graft.files import new_file, sync
 from graft.models.io.export import ExportError, check_fits
 from graft.models.io.gguf_read import INSIDE, OUTSIDE, ROPE_FACTORS
-from graft.models.io.load import Stored
+from graft.models.io.load import StoredModel
 from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
@@ -36,30 +36,30 @@ if TYPE_CHECKING:
 
 KINDS = ("f32", "f16", "bf16", "q8_0")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-"""llama.cpp's kinds of tokens."""
-WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
+"""llama.cpp's token types."""
+LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
 SPLITS = {
-    WORDS + r"\p{N}{1,3}|": "llama-bpe",  # digits by threes: Llama 3
-    WORDS + r"\p{N}|": "qwen2",  # one by one: Qwen 2, 2.5 and 3
+    LETTERS + r"\p{N}{1,3}|": "llama-bpe",  # digits by threes: Llama 3
+    LETTERS + r"\p{N}|": "qwen2",  # one by one: Qwen 2, 2.5 and 3
 }
-"""Part of a tokenizer's regular expression -> llama.cpp's name for it. The two great families cut words
-alike and numbers differently; what cuts words in another way is neither."""
+"""Part of a pre-tokenizer's regular expression -> llama.cpp's name. Both families split letters alike and
+digits differently; a tokenizer that splits letters in another way is neither."""
 
 ENDS_BESIDE_EOS = ("eot_token_id", "eom_token_id")
-"""Places in a GGUF file for tokens that end a text: of a turn, of a message."""
+"""GGUF keys for tokens that end a turn or a message."""
 
 
 def write_gguf(
-    stored: Stored, tokenizer: FastTokenizer, path: Path, kind: str = "f16", name: str = ""
+    stored: StoredModel, tokenizer: FastTokenizer, path: Path, kind: str = "f16", name: str = ""
 ) -> None:
     """Write one whole GGUF file at `path`; it appears when it is complete."""
     gguf = _package()
     if kind not in KINDS:
-        raise ValueError(f"GGUF type {kind!r} is not written; known: {', '.join(KINDS)}")
+        raise ValueError(f"GGUF type {kind!r} is not supported; known: {', '.join(KINDS)}")
     stored.check()
     check_fits(stored.shape, tokenizer)
     metadata = {**shape_metadata(stored.shape), **tokenizer_metadata(tokenizer, stored.shape)}
-    with _whole(path) as aside:
+    with _explained_file(path) as aside:
         writer = gguf.GGUFWriter(aside, stored.shape.family)
         try:
             writer.add_name(name or path.stem)
@@ -91,8 +91,8 @@ def _package() -> Any:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path`; a failed write is explained."""
+def _explained_file(path: Path) -> Iterator[Path]:
+    """A temporary path that is renamed to `path`; a failed write raises ExportError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_file(path) as aside:
@@ -100,13 +100,13 @@ def _whole(path: Path) -> Iterator[Path]:
         sync(path.parent)
     except OSError as error:
         raise ExportError(
-            f"cannot write '{path}' ({error}); nothing was left behind: make room, or give another "
+            f"cannot write '{path}' ({error}); no partial file is left: free disk space, or give another "
             f"--gguf"
         ) from error
 
 
 def shape_metadata(shape: ModelShape) -> dict[str, Any]:
-    """What llama.cpp wants to know of a decoder, below its architecture's name."""
+    """llama.cpp's metadata of a decoder, under the name of its architecture."""
     family = shape.family
     return {
         f"{family}.{key}": value
@@ -131,14 +131,14 @@ def shape_metadata(shape: ModelShape) -> dict[str, Any]:
 def _rope_metadata(shape: ModelShape) -> dict[str, Any]:
     scaling = shape.rope_scaling
     kind = scaling.get("rope_type", "default")
-    if kind in ("default", "llama3"):  # Llama 3's is a tensor of divisors
+    if kind in ("default", "llama3"):  # Llama 3's scaling is a tensor of divisors
         return {}
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling["factor"])}
-    odd = {"attention_factor", "mscale", "mscale_all_dim", "truncate"} & set(scaling)
-    if kind != "yarn" or odd:
-        what = f" with {', '.join(sorted(odd))}" if odd else ""
-        raise UnsupportedModel(f"rope scaling {kind!r}{what} has no form in GGUF that we know")
+    unsupported = {"attention_factor", "mscale", "mscale_all_dim", "truncate"} & set(scaling)
+    if kind != "yarn" or unsupported:
+        what = f" with {', '.join(sorted(unsupported))}" if unsupported else ""
+        raise UnsupportedModel(f"rope scaling {kind!r}{what} cannot be stored in a GGUF file")
     window = scaling.get("original_max_position_embeddings") or shape.max_positions
     return {
         "rope.scaling.type": "yarn",
@@ -150,27 +150,27 @@ def _rope_metadata(shape: ModelShape) -> dict[str, Any]:
 
 
 def tokenizer_metadata(tokenizer: FastTokenizer, shape: ModelShape) -> dict[str, Any]:
-    """The tokenizer as llama.cpp keeps it: tokens by id, their kinds, merges in order."""
+    """The tokenizer in llama.cpp's form: tokens by id, their types, merges in order."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         file = Path(folder, "tokenizer.json")
         content = json.loads(file.read_text(encoding="utf-8"))
-        opening = tokenizers.Tokenizer.from_file(str(file)).encode("", add_special_tokens=True).ids
+        prefix = tokenizers.Tokenizer.from_file(str(file)).encode("", add_special_tokens=True).ids
     model, added = content["model"], content.get("added_tokens") or []
     vocab: dict[str, int] = model.get("vocab") or {}
     if not isinstance(vocab, dict):
-        raise _unwritten(f"a {model.get('type')} tokenizer")
+        raise _unsupported(f"a {model.get('type')} tokenizer")
     merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges") or []]
     named = {entry["content"] for entry in added}
-    words = {token: index for token, index in vocab.items() if token not in named}
+    plain = {token: index for token, index in vocab.items() if token not in named}
     if model.get("type") == "WordLevel":
-        words = {_spelled(token): index for token, index in words.items()}
-        pre = "gpt-2"  # nothing is merged, so it does not matter how text is split
+        plain = {_byte_level(token): index for token, index in plain.items()}
+        pre = "gpt-2"  # nothing is merged, so the pre-tokenizer does not matter
     else:
-        pre = split_name(content, merges)
+        pre = pre_tokenizer_name(content, merges)
     tokens = [f"[PAD{index}]" for index in range(shape.vocab_size)]
     kinds = [UNUSED] * shape.vocab_size
-    for token, index in words.items():
+    for token, index in plain.items():
         tokens[index], kinds[index] = token, NORMAL
     for entry in added:
         tokens[entry["id"]] = entry["content"]
@@ -181,11 +181,11 @@ def tokenizer_metadata(tokenizer: FastTokenizer, shape: ModelShape) -> dict[str,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.add_bos_token": tokenizer.bos_id is not None
-        and opening[:1] == [tokenizer.bos_id],
+        and prefix[:1] == [tokenizer.bos_id],
     }
     if merges:
         found["tokenizer.ggml.merges"] = merges
-    else:  # readers that find no merges look for scores, of which none will join two tokens
+    else:  # without merges readers expect scores; equal ones join no tokens
         found["tokenizer.ggml.scores"] = [0.0] * shape.vocab_size
     ids = {
         "bos_token_id": tokenizer.bos_id,
@@ -201,48 +201,48 @@ def tokenizer_metadata(tokenizer: FastTokenizer, shape: ModelShape) -> dict[str,
 
 
 def ends_beside_eos(tokenizer: FastTokenizer) -> list[int]:
-    """Tokens that end a turn or a text, without the eos token itself; those of turns first."""
+    """Tokens that end a turn or a text, except the eos token; those of turns first."""
     turn_ends = sorted(Chat(tokenizer).end_ids) if tokenizer.chat_template is not None else []
     return [i for i in dict.fromkeys([*turn_ends, *tokenizer.eos_ids]) if i != tokenizer.eos_id]
 
 
-def _unwritten(what: str) -> UnsupportedModel:
+def _unsupported(what: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{what} has no form in GGUF that is written here: only byte-level BPE as Qwen, Llama 3, "
-        f"SmolLM and GPT-2 have it. Export with --out and convert that folder with llama.cpp's "
+        f"{what} cannot be written to GGUF: only byte-level BPE as in Qwen, Llama 3, "
+        f"SmolLM and GPT-2 is supported. Export with --out and convert that folder with llama.cpp's "
         f"convert_hf_to_gguf.py"
     )
 
 
-def _spelled(character: str) -> str:
-    """A character of a character tokenizer as byte-level BPE spells it: " " is "Ġ"."""
+def _byte_level(character: str) -> str:
+    """A character of a character tokenizer in byte-level BPE: " " is "Ġ"."""
     if len(character.encode()) != 1:
-        raise _unwritten(f"a tokenizer of characters with {character!r}, which is several bytes,")
+        raise _unsupported(f"a tokenizer of characters with {character!r}, which is several bytes,")
     level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return level.pre_tokenize_str(character)[0][0]
 
 
-def split_name(content: Mapping[str, Any], merges: list[str]) -> str:
-    """llama.cpp's name for the way in which a tokenizer.json cuts text before it merges."""
+def pre_tokenizer_name(content: Mapping[str, Any], merges: list[str]) -> str:
+    """llama.cpp's name for the pre-tokenizer of a tokenizer.json."""
     model, pre = content["model"], content.get("pre_tokenizer") or {}
-    parts = pre.get("pretokenizers") or [pre]
-    is_bytes = any(part.get("type") == "ByteLevel" for part in parts)
+    steps = pre.get("pretokenizers") or [pre]
+    is_bytes = any(step.get("type") == "ByteLevel" for step in steps)
     if model.get("type") != "BPE" or model.get("byte_fallback") or not is_bytes:
-        raise _unwritten(f"a {model.get('type')} tokenizer that is not byte-level")
+        raise _unsupported(f"a {model.get('type')} tokenizer that is not byte-level")
     if not merges:
         return "gpt-2"
-    for part in parts:
-        if part.get("type") == "Digits":
+    for step in steps:
+        if step.get("type") == "Digits":
             return "smollm"
-        if part.get("type") == "Split":
-            pattern = str((part.get("pattern") or {}).get("Regex", ""))
+        if step.get("type") == "Split":
+            pattern = str((step.get("pattern") or {}).get("Regex", ""))
             for known, name in SPLITS.items():
                 if known in pattern:
                     return name
-            raise _unwritten(f"a tokenizer that splits text by {pattern[:60]!r}")
-    if any(part.get("use_regex", True) for part in parts if part.get("type") == "ByteLevel"):
+            raise _unsupported(f"a tokenizer that splits text by {pattern[:60]!r}")
+    if any(step.get("use_regex", True) for step in steps if step.get("type") == "ByteLevel"):
         return "gpt-2"
-    raise _unwritten("a tokenizer that merges across whole lines")
+    raise _unsupported("a tokenizer that merges across whole lines")
 
 
 def gguf_name(name: str) -> str:
@@ -258,8 +258,8 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_INSIDE[part]}.{kind}"
 
 
-_OUTSIDE = {theirs: ours for ours, theirs in OUTSIDE.items()}
-_INSIDE = {theirs: ours for ours, theirs in INSIDE.items()}
+_OUTSIDE = {hf: gguf for gguf, hf in OUTSIDE.items()}
+_INSIDE = {hf: gguf for gguf, hf in INSIDE.items()}
 
 
 def pair_rows(weight: Tensor, heads: int) -> Tensor:
@@ -267,8 +267,8 @@ def pair_rows(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def _write_tensors(gguf: Any, writer: GGUFWriter, stored: Stored, kind: str) -> None:
-    """All sizes first, as the format wants it, then the numbers, tensor by tensor."""
+def _write_tensors(gguf: Any, writer: GGUFWriter, stored: StoredModel, kind: str) -> None:
+    """First all sizes, as the format requires, then the data, tensor by tensor."""
     shape = stored.shape
     kinds: dict[str, Any] = {}
     factors = _rope_factors(shape)
@@ -293,11 +293,11 @@ def _write_tensors(gguf: Any, writer: GGUFWriter, stored: Stored, kind: str) -> 
         writer.write_tensor_data(gguf.quantize(weight.contiguous().numpy(), kinds[name]))
 
 
-def _kind_of(size: tuple[int, ...], asked: str) -> str:
-    """Vectors are f32; rows that are no whole number of q8_0's blocks of 32 are f16."""
+def _kind_of(size: tuple[int, ...], kind: str) -> str:
+    """Vectors are f32; rows that are not a multiple of q8_0's block of 32 are f16."""
     if len(size) == 1:
         return "f32"
-    return "f16" if asked == "q8_0" and size[-1] % 32 else asked
+    return "f16" if kind == "q8_0" and size[-1] % 32 else kind
 
 
 def _rope_factors(shape: ModelShape) -> np.ndarray | None:

@@ -20,42 +20,42 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.io.fill import ModelFileError, fill
 from graft.models.io.hf_config import read_shape
+from graft.models.io.tensors import ModelFileError, build_decoder
 from graft.models.shape import ModelShape, UnsupportedModel
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
 READABLE = {
-    "F64": torch.float32,  # nothing here computes in more
+    "F64": torch.float32,  # nothing here computes in fp64
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""How safetensors names the kinds of numbers we read; what a copy of them is stored as."""
+"""Supported dtypes by safetensors' names, and the dtype a copy is stored in."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A model on a disk: its sizes are known, its tensors are read one by one when asked for."""
+class StoredModel:
+    """A model on disk: its sizes are known, each tensor is read when it is used."""
 
     shape: ModelShape
     sizes: Mapping[str, tuple[int, ...]]
     """Hugging Face's tensor names, without the second copy of a tied head."""
     read: Callable[[str], Tensor]
     dtype: torch.dtype
-    """What its embedding is stored as."""
+    """The dtype of its embedding."""
     origin: str
-    """Where it is, as messages name it."""
+    """Its path, for messages."""
 
     def load(self, dtype: torch.dtype, device: torch.device | str) -> Decoder:
-        return fill(
+        return build_decoder(
             self.shape, self.sizes, self.read, origin=self.origin, dtype=dtype, device=device
         )
 
     def check(self) -> None:
-        """Raise unless names and sizes are those of the config; costs neither memory nor reading."""
-        fill(
+        """Raise unless names and sizes are those of the config; reads no tensor."""
+        build_decoder(
             self.shape,
             self.sizes,
             lambda name: torch.empty(self.sizes[name], device="meta"),
@@ -82,8 +82,8 @@ def load_model(
 
 
 @contextmanager
-def open_model(path: Path) -> Iterator[Stored]:
-    """The Hugging Face folder at `path`, its files open as long as the context lasts."""
+def open_model(path: Path) -> Iterator[StoredModel]:
+    """The Hugging Face folder at `path`, its files are open inside the context."""
     if not path.exists():
         raise ModelFileError(
             f"no model at '{path}': there is no such folder or file. Commands and model.path also take a "
@@ -101,7 +101,7 @@ def open_model(path: Path) -> Iterator[Stored]:
         if tied_head is not None:
             _check_tied(path, tied_head, files)
         kind = files[EMBEDDING].get_slice(EMBEDDING).get_dtype() if EMBEDDING in files else ""
-        yield Stored(
+        yield StoredModel(
             shape,
             {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()},
             lambda name: read_tensor(files[name], name, path),
@@ -120,7 +120,7 @@ def read_config(folder: Path) -> dict[str, Any]:
                 f"FOLDER merges them with their base into a model, or give the base model"
             )
         ggufs = sorted(found.name for found in folder.glob("*.gguf"))
-        hint = f"; to load a GGUF file pass it itself: {folder / ggufs[0]}" if ggufs else ""
+        hint = f"; to load a GGUF file pass its path: {folder / ggufs[0]}" if ggufs else ""
         raise ModelFileError(f"'{folder}' has no config.json, so it is not a model folder{hint}")
     return read_json(file)
 
@@ -136,7 +136,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def shape_of(config: dict[str, Any], file: Path) -> ModelShape:
-    """The Shape of a parsed config.json; everything we cannot compute is refused here."""
+    """The ModelShape of a parsed config.json; what the decoder cannot compute is refused."""
     try:
         shape = read_shape(config)
     except KeyError as error:
@@ -149,24 +149,24 @@ def shape_of(config: dict[str, Any], file: Path) -> ModelShape:
 
 
 def _open_weights(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Tensor name -> the open file that holds it, without buffers that we compute ourselves."""
+    """Tensor name -> the open file that holds it, without buffers that the decoder computes."""
     if (folder / WEIGHTS).exists():
         file = stack.enter_context(open_tensors(folder / WEIGHTS))
         found = dict.fromkeys(file.keys(), file)
     elif (folder / INDEX).exists():
         weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
-        opened = {
+        open_files = {
             shard: stack.enter_context(open_tensors(folder / shard))
             for shard in sorted(set(weight_map.values()))
         }
-        names = {shard: set(file.keys()) for shard, file in opened.items()}
+        names = {shard: set(file.keys()) for shard, file in open_files.items()}
         for name, shard in weight_map.items():
             if name not in names[shard]:
                 raise ModelFileError(
-                    f"'{folder / shard}' lacks {name}, which {INDEX} says it holds; "
+                    f"'{folder / shard}' lacks {name}, which {INDEX} lists for it; "
                     f"the shards are of different downloads or saves"
                 )
-        found = {name: opened[shard] for name, shard in weight_map.items()}
+        found = {name: open_files[shard] for name, shard in weight_map.items()}
     else:
         raise ModelFileError(_no_weights(folder))
     return {name: file for name, file in found.items() if not name.endswith("rotary_emb.inv_freq")}
@@ -187,7 +187,9 @@ def _no_weights(folder: Path) -> str:
 def open_tensors(file: Path) -> Any:
     """A safetensors file, to be read tensor by tensor."""
     if not file.exists():
-        raise ModelFileError(f"'{file}' is listed in {INDEX} but is not there; finish the download")
+        raise ModelFileError(
+            f"'{file}' is listed in {INDEX} but does not exist; finish the download"
+        )
     with file.open("rb") as raw:
         if raw.read(19) == b"version https://git":
             raise ModelFileError(
@@ -212,13 +214,13 @@ def read_tensor(file: Any, name: str, folder: Path) -> Tensor:
 
 
 def _check_tied(folder: Path, head_file: Any, files: dict[str, Any]) -> None:
-    """Some tools store a tied head a second time: harmless if it is the embedding."""
+    """Some tools also store a tied head: it must equal the embedding."""
     if EMBEDDING in files and not torch.equal(
         read_tensor(head_file, "lm_head.weight", folder),
         read_tensor(files[EMBEDDING], EMBEDDING, folder),
     ):
         raise ModelFileError(
             f"'{folder}': config.json has tie_word_embeddings=true, but lm_head.weight differs "
-            f"from {EMBEDDING}; set tie_word_embeddings to false if the head is its own matrix, "
+            f"from {EMBEDDING}; set tie_word_embeddings to false if the head is a matrix of its own, "
             f"or delete lm_head.weight"
         )

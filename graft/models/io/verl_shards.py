@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.io.fill import ModelFileError
-from graft.models.io.load import EMBEDDING, Stored, read_config, read_json, shape_of
+from graft.models.io.load import EMBEDDING, StoredModel, read_config, read_json, shape_of
 from graft.models.io.tensor_names import hf_names
+from graft.models.io.tensors import ModelFileError
 from graft.models.lora.merging import Adapter, make_adapter
 from graft.models.lora.training import ADAPTER_CONFIG, PREFIX
 from graft.models.shape import ModelShape, UnsupportedModel
@@ -81,7 +81,7 @@ def is_verl(folder: Path) -> bool:
 
 
 @contextmanager
-def open_shards(folder: Path, base: Path | None = None) -> Iterator[Stored]:
+def open_shards(folder: Path, base: Path | None = None) -> Iterator[StoredModel]:
     """The whole model of a verl checkpoint; its tensors are joined when they are asked for.
 
     `base` is the Hugging Face folder it was trained from; without one the `huggingface` folder that
@@ -130,7 +130,7 @@ def open_shards(folder: Path, base: Path | None = None) -> Iterator[Stored]:
     dtype = getattr(torch, str(kind), None)
     if not isinstance(dtype, torch.dtype):
         dtype = torch.bfloat16
-    yield Stored(shape, sizes, read, dtype, f"'{folder}'")
+    yield StoredModel(shape, sizes, read, dtype, f"'{folder}'")
 
 
 def find_shards(folder: Path) -> list[Path]:

@@ -41,8 +41,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from graft.models.decoder import Attend, Decoder, Norm
 from graft.models.extra_actions import ACTION_ROWS, SEED, extra_rows
-from graft.models.io.fill import ModelFileError
 from graft.models.io.tensor_names import hf_names, hf_rows
+from graft.models.io.tensors import ModelFileError
 from graft.models.kv_slots import KVSlots
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import add_linear, add_norm, embed, linear, norm_linear, qk_rotate

@@ -1,4 +1,4 @@
-"""An empty decoder, filled tensor by tensor: peak memory is one model and one tensor."""
+"""Builds a decoder from named tensors, one at a time: peak memory is one model and one tensor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from graft.models.shape import ModelShape
 
 
 class ModelFileError(ValueError):
-    """Files that do not make a model; the text names the file, the tensor and the way out."""
+    """Files that are not a usable model; the message names the file, the tensor and what to do."""
 
 
-def fill(
+def build_decoder(
     shape: ModelShape,
     stored: Mapping[str, tuple[int, ...]],
     read: Callable[[str], Tensor],
@@ -25,9 +25,9 @@ def fill(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Decoder:
-    """A decoder whose tensors come from `read(name)`; `stored` are the sizes that `origin` holds.
+    """A decoder with tensors from `read(name)`; `stored` are the sizes of the tensors in `origin`.
 
-    Names and sizes are compared first, so a wrong checkpoint costs neither memory nor reading.
+    Names and sizes are compared first, so a wrong checkpoint is refused before anything is read.
     """
     with torch.device("meta"):
         decoder = Decoder(shape).to(dtype)
@@ -54,7 +54,7 @@ def _compare(
         listed = "; ".join(f"{what}: {_some(names)}" for what, names in faults.items() if names)
         raise ModelFileError(
             f"the tensors in {origin} are not those of its config. {listed}. "
-            f"Use the config and weights of one and the same model"
+            f"Use config and weights of the same model"
         )
 
 
