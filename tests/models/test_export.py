@@ -21,7 +21,7 @@ from graft.commands.export import size_in_bytes
 from graft.files import write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTIONS, extend
-from graft.models.io.export import ExportError, appear_at_once, open_source
+from graft.models.io.export import ExportError, atomic_folder, open_source
 from graft.models.io.gguf_write import pre_tokenizer_name
 from graft.models.io.load import ModelFileError, load_model
 from graft.models.io.model_card import read_origin
@@ -323,12 +323,12 @@ def test_force_spares_what_is_no_export_or_more_than_one(tmp_path: Path, export:
 
 def test_an_error_half_way_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
     full = pytest.raises(ExportError, match=r"cannot write .*out' \(.*No space left.*MB are free")
-    with full, appear_at_once(tmp_path / "out", 10, force=False) as aside:
+    with full, atomic_folder(tmp_path / "out", 10, force=False) as aside:
         (aside / "half").touch()
         raise OSError(28, "No space left on device")
     assert not list(tmp_path.iterdir())
     full = pytest.raises(ExportError, match=r"about 1,000,000,000,000 MB are needed")
-    with full, appear_at_once(tmp_path / "out", 10**18, force=False):
+    with full, atomic_folder(tmp_path / "out", 10**18, force=False):
         pytest.fail("there was no room")
     assert not list(tmp_path.iterdir())
 

@@ -462,7 +462,7 @@ def test_push_says_what_is_missing(
     assert code == 1 and "your login may not do this with 'others/new'" in wrong
     assert Path("a/model.safetensors").exists()  # what was written stays
     code, wrong = refused("--out", "b", "--push", "me/tiny")
-    assert code == 1 and "'me/tiny' is on the hub already and everybody can read it" in wrong
+    assert code == 1 and "'me/tiny' is a public repository on the hub already" in wrong
     hub.broken = 503
     code, wrong = refused("--out", "c", "--push", "me/new")
     assert code == 1 and "Traceback" not in wrong

@@ -1,15 +1,15 @@
-"""A checkpoint as a folder for everybody else: sharded weights, configs, tokenizer, model card.
+"""Exports a checkpoint as a Hugging Face folder: sharded weights, configs, tokenizer, model card.
 
     runs/quick/checkpoints/rl-000040  ->  quick-hf/  config.json  generation_config.json
                                                      model.safetensors, or shards and their index
                                                      tokenizer.json  chat_template.jinja  README.md
 
-Weights pass through one shard at a time. The folder is written aside, as `.quick-hf.partial`, and
-renamed when it is whole: under its own name it is complete or absent. The card ends with a mark that
-nobody sees rendered. Only a folder with the mark, and without a file of anybody else's, is ever replaced.
+One shard is in memory at a time. The folder is written as `.quick-hf.partial` and renamed when it is
+complete. The card ends with a mark in an HTML comment; only a folder with the mark, and without files that
+no export writes, is ever replaced.
 
-Adapters trained by LoRA lie below weights that they are already part of, and those are exported. A
-folder with adapters alone is merged with its base on the way: W0 + (alpha / r) B A.
+A LoRA checkpoint already holds the merged weights, and those are exported. A folder with adapters alone
+is merged with its base: W0 + (alpha / r) B A.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from graft.text.tokenizer import FastTokenizer
 
 CARD = "README.md"
 MARK = "<!-- written by graft export -->"
-"""The last line of the card: such a folder can be made again, and so it may be replaced."""
+"""The last line of the card: --force may replace such a folder, because it can be exported again."""
 WRITTEN = re.compile(
     r"(model|model-\d+-of-\d+|actions|adapter_model)\.safetensors|model\.safetensors\.index\.json"
     r"|(config|generation_config|tokenizer|tokenizer_config|actions|adapter_config)\.json"
     r"|chat_template\.jinja|additional_chat_templates(/.+\.jinja)?|README\.md"
 )
-"""Names in an exported folder; one that is not among them was put there by somebody."""
+"""Names that an export writes; a folder with any other name is not replaced."""
 UNTRAINED = (
     "repetition_penalty",
     "encoder_repetition_penalty",
@@ -82,7 +82,7 @@ UNTRAINED = (
 
 
 class ExportError(RuntimeError):
-    """Nothing was exported; the text says why and what to do."""
+    """Nothing was exported; the message says why and what to do."""
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def export_model(
     if actions is not None and not actions.exists():
         actions = None
     num_bytes = sum(map(math.prod, stored.sizes.values())) * dtype.itemsize
-    with appear_at_once(folder, num_bytes, force=force, keep=source) as aside:
+    with atomic_folder(folder, num_bytes, force=force, keep=source) as aside:
         write_weights(stored.sizes, stored.read, aside, dtype=dtype, shard_bytes=shard_bytes)
         base = source if is_folder else None
         save_configs(stored.shape, aside, dtype, special, generation, base)
@@ -182,32 +182,32 @@ def export_adapter(
     force: bool = False,
 ) -> Exported:
     """Write the adapters of a LoRA checkpoint alone, as PEFT reads them."""
-    places = [source, *(file.parent for file in source.glob(f"*/{ADAPTER_CONFIG}"))]
-    place = next((place for place in places if (place / ADAPTER_CONFIG).exists()), None)
-    if place is None:
+    folders = [source, *(file.parent for file in source.glob(f"*/{ADAPTER_CONFIG}"))]
+    adapter = next((path for path in folders if (path / ADAPTER_CONFIG).exists()), None)
+    if adapter is None:
         raise ModelFileError(
             f"'{source}' has no {ADAPTER_CONFIG}: it was trained without adapters (lora.rank=0); "
             f"leave --adapter out to export its weights"
         )
-    read_adapter(place)  # whole, or it says what is missing
-    files = {name: place / name for name in (ADAPTER_CONFIG, ADAPTER)}
+    read_adapter(adapter)  # raises if it is incomplete
+    files = {name: adapter / name for name in (ADAPTER_CONFIG, ADAPTER)}
     notes: list[str] = []
     if (source / ACTIONS).exists():
-        own = place / ACTIONS  # trained in full beside the adapters, and kept there in fp32
+        own = adapter / ACTIONS  # trained in full and stored in fp32 with the adapters
         files[ACTIONS] = own if own.exists() else source / ACTIONS
         files["actions.json"] = source / "actions.json"
         notes.append(
             f"`{ACTIONS}` holds head rows of actions beyond the vocabulary; PEFT and transformers "
-            f"take no notice of it."
+            f"ignore it."
         )
-    base = named_base(read_json(place / ADAPTER_CONFIG))
+    base = named_base(read_json(adapter / ADAPTER_CONFIG))
     if not base or split_name(base) is None or Path(base).exists():
         notes.append(
             f"`{ADAPTER_CONFIG}` names the base by a path of the machine it was trained on: write the "
             f"base's name on the hub into base_model_name_or_path before you publish the adapters."
         )
     num_bytes = files[ADAPTER].stat().st_size
-    with appear_at_once(folder, num_bytes, force=force, keep=source) as aside:
+    with atomic_folder(folder, num_bytes, force=force, keep=source) as aside:
         for name, file in files.items():
             if file.exists():
                 shutil.copyfile(file, aside / name)
@@ -219,7 +219,7 @@ def export_adapter(
 def _write_card(folder: Path, text: str) -> None:
     card = folder / CARD
     card.write_text(f"{text.rstrip()}\n\n{MARK}\n", encoding="utf-8")
-    for file in folder.glob("*.safetensors"):  # written for their owner alone; this is for others
+    for file in folder.glob("*.safetensors"):  # written with mode 0600; an export is to be shared
         file.chmod(card.stat().st_mode)
 
 
@@ -238,7 +238,7 @@ def check_fits(shape: ModelShape, tokenizer: FastTokenizer) -> None:
 
 
 def _carry_actions(file: Path, folder: Path, shape: ModelShape) -> str:
-    """Copy the rows of actions beyond the vocabulary; the sentence says what becomes of them."""
+    """Copy the rows of actions beyond the vocabulary; returns a note for the card."""
     with open_tensors(file) as stored:
         sizes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
     if list(sizes) != [ROWS] or len(sizes[ROWS]) != 2 or sizes[ROWS][1] != shape.width:
@@ -265,7 +265,7 @@ def _generation_config(source: Path) -> dict[str, Any]:
 def generation_config(
     tokenizer: FastTokenizer, given: Mapping[str, Any], notes: list[str]
 ) -> tuple[TokenIds, dict[str, Any]]:
-    """(ids for config.json, the generation config): the base's, and whatever ends a turn is an eos id.
+    """(ids for config.json, the generation config): the base's, with all ends of turns as eos ids.
 
     With ChatML's template and eos "<|endoftext|>" (id 0, "<|im_end|>" is 2): eos_token_id [0, 2].
     """
@@ -299,13 +299,13 @@ def _turn_ends(tokenizer: FastTokenizer, notes: list[str]) -> Sequence[int]:
 
 
 @contextmanager
-def appear_at_once(
+def atomic_folder(
     folder: Path, num_bytes: int, *, force: bool, keep: Path | None = None
 ) -> Iterator[Path]:
-    """A fresh folder to write into; renamed to `folder` at the end, or gone if that is not reached.
+    """A temporary folder to write into; renamed to `folder` at the end, removed on failure.
 
-    num_bytes   about how much will be written; refused at once where there is no room for it
-    keep        must survive, and so may not lie in what is replaced
+    num_bytes   estimate of what will be written; refused at once if the disk has less space
+    keep        a path that must not be inside a folder that is replaced
     """
     folder = folder.resolve()
     _refuse_to_overwrite(folder, force, keep)
@@ -317,7 +317,7 @@ def appear_at_once(
     except OSError as error:
         raise ExportError(
             f"cannot write '{folder}' ({error}); {free_megabytes(folder):,.0f} MB are free there, "
-            f"about {num_bytes / 1e6:,.0f} MB are needed. Nothing was left behind: make room, or "
+            f"about {num_bytes / 1e6:,.0f} MB are needed. No partial folder is left: free disk space, or "
             f"give another --out"
         ) from error
 
@@ -341,7 +341,7 @@ def _refuse_to_overwrite(folder: Path, force: bool, keep: Path | None) -> None:
 
 
 def _not_ours(folder: Path) -> str:
-    """Why a folder is more than an export that can be made again; empty if it is no more."""
+    """Why a folder is not just an export; empty if it is one."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
     if others := [name for name in names if not WRITTEN.fullmatch(name)]:
         return f"holds {_listed(others)}, which no export writes"

@@ -1,4 +1,4 @@
-"""A parsed `config.json` of Llama, Qwen2 or Qwen3 as a Shape, every entry read as transformers reads it.
+"""A parsed `config.json` of Llama, Qwen2 or Qwen3 as a ModelShape, every entry read as transformers reads it.
 
 The rule for entries: one that changes the function is computed, or the model is refused. Entries of
 other families that would change it (`final_logit_softcapping`) are refused too unless their value
@@ -21,7 +21,7 @@ from graft.models.shape import (
 )
 
 POSITIONS = {"llama": 2048, "qwen2": 32_768, "qwen3": 32_768}
-"""What transformers takes for an absent max_position_embeddings."""
+"""transformers' defaults of max_position_embeddings."""
 LOOKS_AHEAD = "a token would also attend to later ones, and a policy writes from left to right"
 NOT_OURS = "it scales or caps numbers in other families, and our decoder would leave that out"
 NOT_ROTATED = "it rotates positions in another way than our decoder does"
@@ -93,17 +93,17 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def read_rope(config: Mapping[str, Any], positions: int) -> tuple[float, dict[str, Any]]:
-    """(theta, scaling) as transformers chooses among the places they may stand in.
+    """(theta, scaling), chosen among the possible entries as transformers does.
 
     `rope_scaling` wins over `rope_parameters`; inside, `rope_type` over `type`, and `rope_theta` over
     the one beside; but `original_max_position_embeddings` beside wins over the one inside.
     """
-    place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    rope = config.get(place) or {}
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = config.get(key) or {}
     if not isinstance(rope, Mapping):
-        raise _wrong(place, rope, "need a JSON object")
-    if nested := [key for key, value in rope.items() if isinstance(value, Mapping)]:
-        raise _wrong(place, f"{{{', '.join(nested)}}}", ONE_FOR_ALL)
+        raise _wrong(key, rope, "need a JSON object")
+    if nested := [name for name, value in rope.items() if isinstance(value, Mapping)]:
+        raise _wrong(key, f"{{{', '.join(nested)}}}", ONE_FOR_ALL)
     rope = dict(rope)
     partial = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1):

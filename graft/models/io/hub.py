@@ -5,8 +5,8 @@
 
 A folder or file of that name on this machine wins, and what looks like a path (./x, /x, a/b/c, x.gguf) is
 never looked up. Downloaded are the files that a model is read from, not pickles or other formats beside
-them, into HF_HOME; an interrupted download goes on where it stopped. With HF_HUB_OFFLINE=1, or where the
-hub cannot be reached, a whole copy in the cache is used.
+them, into HF_HOME; an interrupted download is resumed. With HF_HUB_OFFLINE=1, or if the hub cannot be
+reached, a complete copy in the cache is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graft.models.io.load import INDEX, WEIGHTS, read_json
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^@\s]+))?")
 FILES = re.compile(r"config\.json|.*\.(gguf|safetensors|ya?ml|json|jsonl)")
-"""Second parts of a path that are a file's name rather than a model's."""
+"""Names after the slash that are a file's rather than a model's."""
 READ = re.compile(
     r"[^/]+\.(json|jinja|model|tiktoken)|(merges|vocab)\.txt|README\.md"
     r"|(actions|adapter_model)\.safetensors|additional_chat_templates/[^/]+\.jinja"
@@ -33,7 +33,7 @@ SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 class HubError(RuntimeError):
-    """The hub did not give or take a model; the text says why and what to do."""
+    """A download or upload failed; the message says why and what to do."""
 
 
 def split_name(path: str) -> tuple[str, str] | None:
@@ -51,9 +51,9 @@ def split_name(path: str) -> tuple[str, str] | None:
 
 
 def find_model(path: str, weights: bool = True) -> Path:
-    """The folder or file at `path`; of a name on the hub that of its copy here, downloaded if need be.
+    """The folder or file at `path`; for a name on the hub its cached copy, downloaded if necessary.
 
-    weights   False: only configs and tokenizer, for those who ask for sizes
+    weights   False: only configs and tokenizer
     """
     named = None if Path(path).exists() else split_name(path)
     return Path(path) if named is None else _copy_of(*named, weights)
@@ -72,7 +72,7 @@ def origin_of(folder: Path) -> tuple[str, str] | None:
     return f"{owner}/{name}", parts[-1]
 
 
-@lru_cache(maxsize=64)  # the same commit for every part of a run that asks
+@lru_cache(maxsize=64)  # the same commit throughout a run
 def _copy_of(name: str, revision: str, weights: bool) -> Path:
     unreachable: Exception | None = None
     if not _is_offline():
@@ -180,7 +180,7 @@ def check_push(name: str) -> None:
 
 
 def push_folder(folder: Path, name: str, *, public: bool) -> str:
-    """Upload a folder into a repository of the hub, which is made if it is not there; its address."""
+    """Upload a folder to a repository of the hub, created if necessary; returns its address."""
     from huggingface_hub import HfApi
 
     check_push(name)
@@ -189,8 +189,8 @@ def push_folder(folder: Path, name: str, *, public: bool) -> str:
         api.create_repo(name, private=not public, exist_ok=True)
         if not public and not api.model_info(name).private:
             raise HubError(
-                f"'{name}' is on the hub already and everybody can read it; give --public to upload "
-                "there, or another name"
+                f"'{name}' is a public repository on the hub already; give --public to upload "
+                "to it, or another name"
             )
         api.upload_folder(
             repo_id=name, folder_path=folder, commit_message="Upload a model with graft export"
@@ -221,7 +221,7 @@ def _explained(error: Exception, name: str, revision: str = "main") -> Exception
             f"{endpoint()}/{name}/tree/main"
         )
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
-        # without a login the hub answers alike for what is private and what is nowhere
+        # without a login the hub gives the same answer for private and missing repositories
         seen = (
             "the hub has no model of this name that your login may see: check the spelling, or ask its "
             f"owner for access; a token may have expired: {LOGIN}"
@@ -253,7 +253,7 @@ def _no_answer(name: str, error: Exception) -> str:
 
 
 def _is_unreachable(error: Exception) -> bool:
-    """Whether no answer came, or one of a hub that is out of order."""
+    """Whether the hub did not answer, or answered with a server error."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
     library = type(error).__module__.partition(".")[0]
     return status >= 500 or isinstance(error, ConnectionError) or library.startswith("http")

@@ -3,8 +3,8 @@
     runs/rl      model.path: runs/warm         the base of the run that it names, and so on
     runs/warm    model.path: Qwen/Qwen3-0.6B   a name on the hub; its card in the cache has the license
 
-A card goes to others, so paths of this machine are no part of it: a folder without a name on the hub is
-called by its own name alone.
+A card is published, so it contains no paths of this machine: a folder without a name on the hub is
+called by its last path component.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graft.models.lora.training import named_base
 
 LICENSE = ("license", "license_name", "license_link")
 DEEPEST = 16
-"""Runs that started from each other, at most."""
+"""Longest chain of runs that started from each other."""
 PATHS = re.compile(r"(?<![\w.:/<*~-])(?:~|[A-Za-z]:\\|/)(?:[^\s'\"`,;<>()\[\]{}|/\\]*[/\\])+")
 """The folders of an absolute path, up to its last part; addresses (https://...) are none."""
 

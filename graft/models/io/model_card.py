@@ -1,14 +1,14 @@
 """The model card: where weights come from, what they score, how to load them.
 
-Everything is read from the run's own files, so a card never says more than was measured:
+Everything is read from the files of the run, so a card states only what was measured:
 
     runs/quick/config.yaml                    the recipe
     runs/quick/summary.json                   scores before and after, versions, machine
     runs/quick/evaluations/*.json             tables of `graft eval`: the rows of this checkpoint
     runs/quick/checkpoints/rl-000040/         the weights; state.json has a held-out score, if any
 
-A summary is written at the end of a run. Its scores "after" are those of the checkpoint that it names,
-and an earlier one does not get them.
+A summary is written at the end of a run. Its scores "after" belong to the checkpoint that it names and
+are not shown for an earlier one.
 """
 
 from __future__ import annotations

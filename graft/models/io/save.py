@@ -1,7 +1,7 @@
 """Models to a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` opens.
 
-Every file is written beside its place, flushed to the disk and then renamed: a file is whole or
-absent. To make the folder as a whole appear at once, save into a fresh one and rename that.
+Every file is written under a temporary name, flushed and renamed: a file is complete or absent. For an
+atomic folder, save into a temporary one and rename it.
 """
 
 from __future__ import annotations
@@ -124,12 +124,12 @@ def write_shards(
 def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path, {"format": "pt"})
-    except SafetensorError as error:  # its own name for a disk that takes no more
+    except SafetensorError as error:  # such as a full disk
         raise OSError(f"safetensors could not write {path.name}: {error}") from error
 
 
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
-    """Names in order, cut before a shard would exceed its bytes; a bigger tensor stands alone.
+    """Names in order, split before a shard would exceed its bytes; a larger tensor is a shard of its own.
 
     >>> split_shards({"a": 3, "b": 3, "c": 9, "d": 1}, shard_bytes=6)
     [['a', 'b'], ['c'], ['d']]
@@ -184,7 +184,7 @@ def save_configs(
 
 
 def ids_of(tokenizer: FastTokenizer, turn_ends: Iterable[int] = ()) -> TokenIds:
-    """The special ids of a tokenizer as `config.json` has them; whatever ends a turn is an eos id.
+    """The special ids of a tokenizer as in `config.json`; every token that ends a turn is an eos id.
 
     eos "<|endoftext|>" 0, and "<|im_end|>" 2 ends a turn: {"eos_token_id": [0, 2], ...}
     """

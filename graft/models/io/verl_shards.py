@@ -1,17 +1,17 @@
-"""verl's FSDP checkpoints: a model cut into one pickle per process, read back as whole tensors.
+"""verl's FSDP checkpoints: a model sharded into one pickle per process, read as whole tensors.
 
 global_step_10/actor/model_world_size_2_rank_0.pt        rows 0 and 1 of a [3, 4] weight
 global_step_10/actor/model_world_size_2_rank_1.pt        row 2
 global_step_10/actor/huggingface/                        config and tokenizer, no weights
 global_step_10/actor/lora_adapter/adapter_config.json    with LoRA: its alpha
 
-Each pickle says how its tensors were cut: a mesh of processes, [0, 1] above, and a placement for each
-axis of the mesh: Shard(0) is cut along rows, Replicate is the same everywhere. What has no placement
-is whole if it has the config's size, and else cut along rows.
+Each pickle describes how its tensors were sharded: a mesh of processes, [0, 1] above, and a placement
+for each axis of the mesh: Shard(0) is by rows, Replicate is a copy. A tensor without a placement is whole
+if it has the config's size, and else sharded by rows.
 
-A pickle can run any code when it is read, so these never are: torch reads them with weights_only, and
-the classes of torch.distributed they name are played by records that only keep what they are given.
-Shards of any torch version are read alike, and no process group is needed.
+Unpickling can run any code, so torch reads the files with weights_only, and the classes of
+torch.distributed that they name are replaced by records that only store their arguments. So shards of
+any torch version can be read, without a process group.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from graft.models.shape import ModelShape, UnsupportedModel
 
 NAME = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 STANDARD = "torch.distributed."
-"""Classes of these modules may be named in a shard; a record plays them."""
+"""A shard may name classes of these modules; a record stands in for them."""
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 LORA_META = "lora_train_meta.json"
 
 
 class ShardRecord:
-    """Plays a class that a pickle names: keeps what it is given, runs nothing."""
+    """Stands in for a class that a pickle names: stores its arguments, runs nothing."""
 
     def __new__(cls, *args: Any) -> ShardRecord:
         record = super().__new__(cls)
@@ -60,20 +60,20 @@ class ShardRecord:
 
 
 def entry(record: Any, *names: str) -> Any:
-    """The first of these that a record was given: torch has renamed some. None: none of them."""
+    """The first of these attributes that a record has (torch has renamed some), or None."""
     known = vars(record) if isinstance(record, ShardRecord) else {}
     return next((known[name] for name in names if name in known), None)
 
 
-class CutTensor(Tensor):
-    """Plays DTensor, which torch insists on building as a tensor; nothing is computed with it."""
+class ShardedTensorRecord(Tensor):
+    """Stands in for DTensor, which torch builds as a tensor; nothing is computed with it."""
 
     _local_tensor: Tensor
     _spec: ShardRecord
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise TypeError(f"{func} of a tensor that is still in parts")
+        raise TypeError(f"{func} of a tensor that is still sharded")
 
 
 def is_verl(folder: Path) -> bool:
@@ -82,7 +82,7 @@ def is_verl(folder: Path) -> bool:
 
 @contextmanager
 def open_shards(folder: Path, base: Path | None = None) -> Iterator[StoredModel]:
-    """The whole model of a verl checkpoint; its tensors are joined when they are asked for.
+    """The whole model of a verl checkpoint; each tensor is joined when it is read.
 
     `base` is the Hugging Face folder it was trained from; without one the `huggingface` folder that
     verl writes beside the shards gives the config.
@@ -97,12 +97,12 @@ def open_shards(folder: Path, base: Path | None = None) -> Iterator[StoredModel]
         odd = sorted(set(names[0]).symmetric_difference(*names[1:]))
         raise ModelFileError(
             f"the shards in '{folder}' hold different tensors ({', '.join(odd[:3])}); "
-            f"are they of one and the same step?"
+            f"are they of the same step?"
         )
     whole = {
         plain_name(name): _Joined(name, [shard[name] for shard in ranks], folder)
         for name in names[0]
-        if not name.endswith("rotary_emb.inv_freq")  # we compute it ourselves
+        if not name.endswith("rotary_emb.inv_freq")  # the decoder computes it
     }
     adapter = _take_adapter(whole, folder)
     wanted = _sizes(shape)
@@ -182,15 +182,15 @@ def read_shard(file: Path) -> dict[str, Tensor]:
     """Tensor names -> what this rank holds, mapped from the disk; no code of the file is run."""
     serialization = torch.serialization
     held = serialization.get_safe_globals()
-    serialization.clear_safe_globals()  # or the real classes would be built, with a process group
+    serialization.clear_safe_globals()  # else the real classes would be built, which need a process group
     try:
         named = serialization.get_unsafe_globals_in_checkpoint(file)
-        if foreign := sorted(name for name in named if not name.startswith(STANDARD)):
+        if unexpected := sorted(name for name in named if not name.startswith(STANDARD)):
             raise ModelFileError(
-                f"'{file}' is refused: it is a pickle that asks for {', '.join(foreign[:4])}, and "
+                f"'{file}' is refused: it is a pickle that asks for {', '.join(unexpected[:4])}, and "
                 f"tensors need no such thing; reading it could run code. Nothing of it was run"
             )
-        with serialization.safe_globals([(_player(name), name) for name in named]):
+        with serialization.safe_globals([(_stand_in(name), name) for name in named]):
             content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except ModelFileError:
         raise
@@ -220,9 +220,9 @@ def read_shard(file: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def _player(name: str) -> type:
+def _stand_in(name: str) -> type:
     return (
-        CutTensor
+        ShardedTensorRecord
         if name.endswith(".DTensor")
         else type(name.rpartition(".")[2], (ShardRecord,), {})
     )
@@ -240,30 +240,30 @@ def plain_name(name: str) -> str:
 
 
 class _Joined:
-    """One tensor's parts, in the order of the ranks."""
+    """The shards of one tensor, in the order of the ranks."""
 
-    def __init__(self, name: str, parts: Sequence[Tensor], folder: Path) -> None:
-        self.name, self.parts, self.folder = name, parts, folder
-        kinds = {isinstance(part, CutTensor) for part in parts}
+    def __init__(self, name: str, shards: Sequence[Tensor], folder: Path) -> None:
+        self.name, self.shards, self.folder = name, shards, folder
+        kinds = {isinstance(shard, ShardedTensorRecord) for shard in shards}
         if len(kinds) > 1:
             raise self._fault("is a DTensor in some shards and a plain tensor in others")
-        self.is_cut = kinds == {True}
+        self.has_placements = kinds == {True}
 
     def size(self, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
         """Of the whole tensor; `wanted` is what the config says, if it knows this name."""
-        first = self.parts[0]
-        if self.is_cut:
+        first = self.shards[0]
+        if self.has_placements:
             return tuple(first.shape)  # a DTensor's own size is that of the whole
-        local = {tuple(part.shape) for part in self.parts}
+        local = {tuple(shard.shape) for shard in self.shards}
         if local == {tuple(first.shape)} and wanted == tuple(first.shape):
             return tuple(first.shape)  # every rank has all of it
-        rows = sum(part.shape[0] if part.ndim else 1 for part in self.parts)
+        rows = sum(shard.shape[0] if shard.ndim else 1 for shard in self.shards)
         return (rows, *first.shape[1:])
 
     def join(self, size: tuple[int, ...]) -> Tensor:
         try:
-            whole = self._by_mesh() if self.is_cut else self._by_rows(size)
-        except (RuntimeError, TypeError, LookupError) as error:  # torch's, of parts that do not fit
+            whole = self._by_mesh() if self.has_placements else self._by_rows(size)
+        except (RuntimeError, TypeError, LookupError) as error:  # torch's, if shards do not fit
             raise self._fault(f"cannot be joined ({error})") from error
         if tuple(whole.shape) != size:
             raise self._fault(
@@ -272,20 +272,20 @@ class _Joined:
         return whole
 
     def _by_rows(self, size: tuple[int, ...]) -> Tensor:
-        first = self.parts[0]
-        if tuple(first.shape) != size or len(self.parts) == 1:
-            return torch.cat([part.detach() for part in self.parts])
-        if not all(torch.equal(first, other) for other in self.parts[1:]):
+        first = self.shards[0]
+        if tuple(first.shape) != size or len(self.shards) == 1:
+            return torch.cat([shard.detach() for shard in self.shards])
+        if not all(torch.equal(first, other) for other in self.shards[1:]):
             raise self._fault("is whole in every shard, but not the same")
         return first.detach()
 
     def _by_mesh(self) -> Tensor:
-        spec = getattr(self.parts[0], "_spec", None)
+        spec = getattr(self.shards[0], "_spec", None)
         mesh = mesh_of(entry(spec, "mesh"))
         if mesh is None:
-            raise self._fault("does not say over which processes it was cut")
-        # every copy along a replicated axis is alike, so its first one will do
-        local = [_local_of(part, self) for part in self.parts]
+            raise self._fault("does not name the processes it was sharded over")
+        # copies along a replicated axis are equal: the first is used
+        local = [_local_of(shard, self) for shard in self.shards]
         if any(not 0 <= rank < len(local) for rank in mesh.flatten().tolist()):
             raise self._fault(
                 f"is spread over ranks {mesh.tolist()}, and there are {len(local)} shards"
@@ -316,10 +316,10 @@ class _Joined:
         )
 
 
-def _local_of(part: Tensor, joined: _Joined) -> Tensor:
-    local = getattr(part, "_local_tensor", None)
+def _local_of(shard: Tensor, joined: _Joined) -> Tensor:
+    local = getattr(shard, "_local_tensor", None)
     if not isinstance(local, Tensor):
-        raise joined._fault("has a shard without numbers")
+        raise joined._fault("has a shard without data")
     return local.detach()
 
 
@@ -347,7 +347,7 @@ def _flat(value: Any) -> list[int]:
 
 
 def _sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """What a config says that each tensor measures; a tied head may be there a second time."""
+    """The size of each tensor by the config; a tied head may be stored too."""
     with torch.device("meta"):
         sizes = {name: tuple(view.shape) for name, view in hf_names(Decoder(shape)).items()}
     return {"lm_head.weight": sizes[EMBEDDING], **sizes}
