@@ -120,9 +120,9 @@ def test_an_export_has_the_generation_config_of_its_input(
     tmp_path: Path,
     export: Any,  # noqa: F811
 ) -> None:
-    told = done(export, folder, "--out", tmp_path / "out")
+    result = done(export, folder, "--out", tmp_path / "out")
     assert generation(tmp_path / "out") == generation(folder)
-    assert not told["notes"]
+    assert not result["notes"]
     one = {"eos_token_id": generation(folder)["eos_token_id"][1], "foo": {"bar": [1]}}
     write_json(folder / "generation_config.json", one)
     done(export, folder, "--out", tmp_path / "other")
@@ -169,9 +169,11 @@ def test_gguf_keeps_three_and_tells_of_more(tmp_path: Path, export: Any) -> None
     pytest.importorskip("gguf")
     source = checkpoint(tmp_path, tokenizer=chatml_tokenizer())
     write_json(source / "generation_config.json", {"eos_token_id": [5]})
-    told = done(export, source, "--gguf", tmp_path / "a.gguf")
-    assert not told["notes"]
+    result = done(export, source, "--gguf", tmp_path / "a.gguf")
+    assert not result["notes"]
     assert set(open_tokenizer(tmp_path / "a.gguf").eos_ids) == {258, 260, 5}
     write_json(source / "generation_config.json", {"eos_token_id": [5, 6]})
-    told = done(export, source, "--gguf", tmp_path / "b.gguf")
-    assert told["notes"] == ["The eos ids [6] have no place in a GGUF file beside the other three."]
+    result = done(export, source, "--gguf", tmp_path / "b.gguf")
+    assert result["notes"] == [
+        "The eos ids [6] have no place in a GGUF file beside the other three."
+    ]

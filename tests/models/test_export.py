@@ -1,4 +1,4 @@
-"""Exports: whole or absent, opened by transformers, told truly by their card; GGUF and adapters."""
+"""Exports: whole or absent, opened by transformers, described correctly by their card; GGUF and adapters."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def assert_same(one: Decoder, other: Decoder) -> None:
 def test_a_run_becomes_a_folder_with_all_its_parts(tmp_path: Path, export: Any) -> None:
     source = checkpoint(tmp_path)
     out = tmp_path / "out"
-    told = done(export, tmp_path / "quick", "--out", out, "--shard-size", "20KB")
+    result = done(export, tmp_path / "quick", "--out", out, "--shard-size", "20KB")
     names = {file.name for file in out.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors.index.json"} <= names
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "README.md"} <= names
@@ -125,7 +125,7 @@ def test_a_run_becomes_a_folder_with_all_its_parts(tmp_path: Path, export: Any) 
     total = sum(t.numel() * 4 for shard in shards for t in load_file(shard).values())
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == total
-    assert sorted(told["files"]) == sorted(names) and told["dtype"] == "float32"
+    assert sorted(result["files"]) == sorted(names) and result["dtype"] == "float32"
     assert_same(load_model(out), load_model(source))
     assert len({file.stat().st_mode for file in out.iterdir()}) == 1  # all as readable as the card
 
@@ -176,11 +176,11 @@ def test_what_ends_a_turn_ends_generation_and_penalties_are_told_of(
         source / "generation_config.json",
         {"eos_token_id": [258, 7], "temperature": 0.7, "repetition_penalty": 1.05},
     )
-    told = done(export, source, "--out", tmp_path / "out")
+    result = done(export, source, "--out", tmp_path / "out")
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [258, 7, 260]
     assert generation["temperature"] == 0.7 and generation["repetition_penalty"] == 1.05
-    assert any("repetition_penalty=1.05" in note for note in told["notes"])
+    assert any("repetition_penalty=1.05" in note for note in result["notes"])
     assert "repetition_penalty=1.05" in (tmp_path / "out" / "README.md").read_text()
 
 
@@ -297,7 +297,7 @@ def test_force_spares_what_is_no_export_or_more_than_one(tmp_path: Path, export:
     source = checkpoint(tmp_path / "one")
     other = checkpoint(tmp_path / "two")  # another run's checkpoint
     (other / "trainer.pt").write_bytes(b"moments")
-    model = tmp_path / "model"  # a model of somebody's, with a card of its own
+    model = tmp_path / "model"  # a model with a card that graft did not write
     save_model(load_model(source), model)
     digits().save(model)
     (model / "README.md").write_text("# mine\n")
@@ -349,7 +349,7 @@ def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path
 # what is refused
 
 
-def test_wrong_usage_is_told_in_one_line(tmp_path: Path, export: Any) -> None:
+def test_wrong_usage_is_reported_in_one_line(tmp_path: Path, export: Any) -> None:
     source = checkpoint(tmp_path)
     out = tmp_path / "out"
     cases: list[tuple[list[object], int, str]] = [

@@ -103,7 +103,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
             "TRANSFORMERS_OFFLINE",
         ):
             monkeypatch.delenv(name, raising=False)
-        # a login of whoever runs the tests is none of the tests'
+        # the tests must not use the login of the user who runs them
         monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.chdir(tmp_path)
         hub_module._copy_of.cache_clear()

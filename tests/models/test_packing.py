@@ -94,10 +94,10 @@ def test_a_forest_is_what_a_token_by_token_walk_writes(seeds: list[int], rng):
     found = torch.stack([getattr(packed, name) for name in names], dim=1)
     assert found.tolist() == token_by_token(samples)
     for number, row in enumerate(samples):
-        told = [token for span in response(row) for token in span.tokens]
+        tokens = [token for span in response(row) for token in span.tokens]
         source = packed.source[number]
-        assert packed.tokens[source[: len(told)]].tolist() == told
-        assert (source[len(told) :] == len(packed)).all()
+        assert packed.tokens[source[: len(tokens)]].tolist() == tokens
+        assert (source[len(tokens) :] == len(packed)).all()
     for run in packed.runs:
         assert packed.parents[run.start + 1 : run.stop].tolist() == list(
             range(run.start, run.stop - 1)
