@@ -93,7 +93,7 @@ def test_ones_own_task_is_attempted_with_the_tools_and_has_no_reward():
 def test_a_model_takes_the_environment_that_is_named(folder: Path, tmp_path: Path):
     model = tmp_path / "model"
     model.symlink_to(folder / "runs/a/checkpoints/rl-000001")
-    with pytest.raises(ConfigError, match=r"nothing says which environment .* --env ID"):
+    with pytest.raises(ConfigError, match=r"environment is unknown; give --env ID"):
         say(str(model))
     found = told(
         str(model),

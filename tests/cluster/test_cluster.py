@@ -342,7 +342,7 @@ def test_learners_that_die_more_often_than_allowed_end_the_run(place: Path, clus
     run.thread.join(120)
     assert isinstance(run.found, RunStopped)
     assert "a learner died once (cluster.restarts=0)" in str(run.found)
-    assert "the same command goes on" in str(run.found)
+    assert "the same command resumes" in str(run.found)
 
 
 def test_two_learners_give_the_same_numbers_also_when_the_second_dies(
@@ -456,7 +456,7 @@ def test_a_worker_that_dies_at_every_start_ends_the_run_with_its_cause(
 
 @pytest.mark.parametrize(
     ("asked", "room"),
-    [("cluster.workers=4", "room for 4"), ("cluster.cpus=5", "room for 0")],
+    [("cluster.workers=4", "can place 4"), ("cluster.cpus=5", "can place 0")],
 )
 def test_more_than_the_cluster_has_is_refused_at_once(
     place: Path, cluster: Any, asked: str, room: str

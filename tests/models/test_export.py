@@ -355,7 +355,7 @@ def test_wrong_usage_is_reported_in_one_line(tmp_path: Path, export: Any) -> Non
     cases: list[tuple[list[object], int, str]] = [
         ([], 2, "give a checkpoint or run to export, or --from-verl"),
         ([source], 2, "give a target: --out FOLDER, --gguf FILE"),
-        ([source, "--out", out, "--shard-size", "many"], 2, "'many' is no size"),
+        ([source, "--out", out, "--shard-size", "many"], 2, "'many' is not a size"),
         ([source, "--out", out, "--dtype", "int4"], 2, "'int4' is not written"),
         (
             [source, "--out", out, "--adapter", "--merge"],
