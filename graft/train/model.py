@@ -113,7 +113,9 @@ def open_policy(
 def load_reference(path: Path, policy: Any) -> Any:
     """A frozen model of the policy's kind, with the weights at `path`."""
     if not isinstance(policy, Decoder):
-        reference = type(policy).load(path, dtype=policy.dtype, device=policy.device)
+        from graft.models.transformers.load import load_transformers_model
+
+        reference = load_transformers_model(path, dtype=policy.dtype, device=policy.device)
     elif policy.is_whole:
         reference = load_model(path, dtype=policy.dtype, device=policy.device)
     else:

@@ -360,12 +360,12 @@ def test_wrong_usage_is_reported_in_one_line(tmp_path: Path, export: Any) -> Non
         (
             [source, "--out", out, "--adapter", "--merge"],
             2,
-            "--merge weights that they are part of",
+            "--merge the merged weights",
         ),
         (
             [source, "--out", out, "--merge", "--adapter"],
             2,
-            "--merge weights that they are part of",
+            "--merge the merged weights",
         ),
         ([source, "--out", out, "--gguf", source], 1, "is a folder, and GGUF is one file"),
         ([source, "--gguf", source, "--force"], 1, "is a folder, and GGUF is one file"),
