@@ -142,6 +142,7 @@ class PolicyLearner:
         for engine in self.policy.engines:
             engine.check_idle()
         self.trainer.temperature = _temperature(listed)
+        _refuse_lone_attempts(listed, self.components.algo.preset)
         rollouts = StepRollouts(listed)
         with Interrupt().held():
             try:
@@ -295,6 +296,17 @@ def _refuse_the_dead(episodes: Sequence[Episode]) -> None:
             f"none of the {count} attempts came to its end, mostly: {commonest_failure(episodes)}. Nothing "
             "was trained: repair the environment or tool. leaf.status says how each attempt ended, and "
             "span.info['traceback'] where it broke"
+        )
+
+
+def _refuse_lone_attempts(episodes: Sequence[Episode], preset: Any) -> None:
+    from graft.train.monitor.settings_check import compares_attempts
+
+    credit = compares_attempts(preset)
+    if credit and all(len(episode.leaves) == 1 for episode in episodes):
+        raise UserCodeError(
+            f"every episode has one attempt, and the credit {credit!r} compares the attempts at a task: "
+            "all advantages would be 0. Collect with samples=8, or use Learner(algo='reinforce')"
         )
 
 

@@ -138,6 +138,9 @@ def test_episodes_of_a_step(engine):
         learner.step([])
     with pytest.raises(UserCodeError, match=r"episodes\[0\] is the text 'x'"):
         learner.step(["x"])  # type: ignore[list-item]
+    lone = graft.collect(engine, Letters, tasks=2, samples=1, max_tokens=2)
+    with pytest.raises(UserCodeError, match="every episode has one attempt, and the credit 'grpo'"):
+        learner.step(lone)
     [greedy] = graft.collect(engine, Letters, tasks=1, samples=1, max_tokens=2, temperature=0)
     with pytest.raises(UserCodeError, match=r"learner\.step\(\[episode\]\)"):
         learner.step(greedy)  # type: ignore[arg-type]

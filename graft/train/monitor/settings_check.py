@@ -35,7 +35,7 @@ def compares_attempts(preset: Preset) -> str:
 
 
 def _credits(preset: Preset) -> list[tuple[str, Any]]:
-    names = [part if isinstance(part, str) else part[0] for part in preset.credit]
+    names = [part[0] if isinstance(part, tuple) else part for part in preset.credit]
     return [(name, resolve(name, CREDITS, "credit")) for name in names]
 
 
