@@ -70,7 +70,7 @@ def _run(config: Any, as_json: bool) -> None:
     from graft.train.distributed.process_group import ProcessGroup
 
     if config.cluster.address:
-        from graft.cluster.learners import train_on_cluster
+        from graft.cluster.supervisor import train_on_cluster
         from graft.train.monitor.display import Display
 
         with Display(config.train.steps, json=as_json) as display:
@@ -99,11 +99,7 @@ def _train(config: Any, as_json: bool, processes: Any) -> None:
     except KeyboardInterrupt:
         if processes.failure is not None:
             raise  # the failure of another process arrives like this; it is reported elsewhere
-        if any(session.folder.checkpoints.glob("*/state.json")):
-            saved = f"the progress is saved in {session.folder.path}"
-            display.note(f"interrupted; {saved}, and the same command resumes from there")
-        else:
-            display.note("interrupted before the first checkpoint; nothing was saved")
+        display.note(session.folder.interruption_note())
         raise
     if not processes.is_first:
         return

@@ -9,7 +9,7 @@ import transformers
 from torch.utils import tensorboard
 
 import graft.cli
-import graft.cluster.learners
+import graft.cluster.supervisor
 import graft.datagen.demonstrations
 import graft.datagen.rejection_sampling
 import graft.evaluate.run

@@ -93,7 +93,7 @@ def _run(config: Config, progress: bool | None) -> RunResult:
     shown = is_watched() if progress is None else progress
     with run_display(config.train.steps, shown) as display:
         if config.cluster.address:
-            from graft.cluster.learners import train_on_cluster
+            from graft.cluster.supervisor import train_on_cluster
 
             summary = train_on_cluster(config, display).summary
         else:

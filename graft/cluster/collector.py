@@ -9,8 +9,7 @@ back to the front of the queue, and a new worker is started.
     t2 t3 t4 t5 t6   t0 t1         worker 2 starts, gets the present weights and takes t2, t3
 
 An episode is counted when its result is taken from the one worker that is responsible for it: none is
-counted twice, and each repeated one is counted in `rollout/redone`. Every request to a worker has a name
-and a deadline; a worker that does not answer counts as dead.
+counted twice, and each repeated one is counted in `rollout/redone`.
 """
 
 from __future__ import annotations
@@ -21,129 +20,72 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from graft.cluster.ray_import import cause_of, ray_module
-from graft.cluster.rollout_worker import Attempted, RolloutWorker
+from graft.cluster.rollout_worker import AttemptResult, RolloutWorker
 from graft.cluster.weight_transfer import WeightBroadcast, described, packed, send
+from graft.cluster.worker import (
+    PING_EVERY,
+    ClusterWorker,
+    PendingAttempts,
+    WorkerAttempt,
+    WorkerStage,
+)
 from graft.config import Config
-from graft.deadlines import clock, waiting
-from graft.rollout.collectors.background import FutureRollouts
+from graft.deadlines import waiting
 from graft.rollout.collectors.collector import PendingRollouts
 from graft.rollout.collectors.request import RolloutRequest
 from graft.train.run_dir.folder import RunStopped
-from graft.types import Episode, Task
 
 SCALE = "workers.json"
 """File in the run's folder with the wanted number of workers; written by `graft scale`."""
-LOOK = 0.2
+POLL = 0.2
 """Seconds between two polls of arrived results."""
-PING = 2.0
-"""Seconds between two pings of a worker."""
-SILENCE = 60.0
+ANSWER_TIMEOUT = 60.0
 """Seconds without an answer after which a worker counts as dead, or `parallel.deadline` if less."""
-TO_START = 300.0
+START_TIMEOUT = 300.0
 """Seconds for loading a model, or `parallel.deadline` if more; pings are not answered meanwhile."""
-TO_PLACE = 60.0
+PLACEMENT_TIMEOUT = 60.0
 """Seconds, or `parallel.deadline` if more, for Ray to place at least one worker."""
-FAILED_STARTS = 3
+MAX_FAILED_STARTS = 3
 """Workers beyond the wanted number that may die in a row before their first episode."""
-MOST_DEATHS = 5
+MAX_DEATHS = 5
 """Workers that may die during one attempt before the attempt counts as the cause."""
-MOST_DELAY = 60.0
+MAX_DELAY = 60.0
 """Seconds between two failing starts."""
-
-
-@dataclass(slots=True, eq=False)
-class WorkerAttempt:
-    """One task of a request, from the queue to its episode."""
-
-    task: Task
-    request: RolloutRequest
-    """The request without its tasks, since it is sent with each of them."""
-    index: int
-    """Of the task in the whole request."""
-    done: Callable[[Episode], None]
-    failed: Callable[[BaseException], None]
-    deaths: int = 0
-    """Workers that died during this attempt."""
-
-
-class WorkerStage(IntEnum):
-    """Stage of a worker: being placed by Ray, building its engine, loading the weights."""
-
-    PLACING = 0
-    STARTING = 1
-    LOADING = 2
-    READY = 3
-
-
-@dataclass(slots=True, eq=False)
-class ClusterWorker:
-    number: int
-    actor: Any
-    step: Any
-    """The pending call that leads to the next stage; None when ready."""
-    stage: WorkerStage = WorkerStage.PLACING
-    name: str = ""
-    running: dict[Any, WorkerAttempt] = field(default_factory=dict[Any, WorkerAttempt])
-    num_done: int = 0
-    taking: Any = None
-    """The version of the weights sent to a starting worker."""
-    ping: Any = None
-    made: float = field(default_factory=time.monotonic)
-    asked: float = math.inf
-    """Time of the oldest unanswered ping."""
-    heard: float = 0.0
-    is_retired: bool = False
-    """Gets no more tasks, and ends when its tasks are done."""
-    has_complained: bool = False
-
-    def __str__(self) -> str:
-        return f"worker {self.number} ({self.name})" if self.name else f"worker {self.number}"
-
-    @property
-    def is_ready(self) -> bool:
-        return self.stage is WorkerStage.READY and not self.is_retired
-
-    @property
-    def references(self) -> list[Any]:
-        """Futures of the pending answers."""
-        return [*self.running, *(one for one in (self.ping, self.step) if one is not None)]
 
 
 class RayCollector:
     """Collects on the workers of a Ray cluster; one thread communicates with them."""
 
     def __init__(
-        self, config: Config, folder: Path, say: Callable[[str], None], cwd: str = "."
+        self, config: Config, folder: Path, note: Callable[[str], None], cwd: str = "."
     ) -> None:
-        self.config, self.folder, self.say, self.cwd = config, folder, say, cwd
+        self.config, self.folder, self.note, self.cwd = config, folder, note, cwd
         self.ray = ray_module()
         self.limit = max(1, config.rollout.concurrency)
         self.deadline = config.parallel.deadline
-        self.patience = min(SILENCE, self.deadline)
+        self.patience = min(ANSWER_TIMEOUT, self.deadline)
         self.wanted = config.cluster.workers
         self.workers: list[ClusterWorker] = []
         self.queue: deque[WorkerAttempt] = deque()
         self.redone = self.discarded = 0
-        self._made = self._failed_starts = self._met = 0
-        self._hire_at = 0.0
-        self._looked = time.monotonic()
-        self._scale_read: tuple[int, int] | None = None
+        self._num_started = self._num_failed_starts = self._num_groups = 0
+        self._start_after = 0.0
+        self._checked_at = time.monotonic()
+        self._scale_text = ""
         self._weights: tuple[Any, int] | None = None  # (reference in the store, version)
-        self._group_spec: WeightBroadcast | None = None
+        self._group: WeightBroadcast | None = None
         self._members: list[ClusterWorker] = []
         self._store: Any = None
         self._lock = threading.RLock()  # never held during a wait
-        self._broken: BaseException | None = None
-        self._is_over = threading.Event()
-        self._something = threading.Event()
-        self._first_came = threading.Event()
+        self._error: BaseException | None = None
+        self._is_closed = threading.Event()
+        self._wakeup = threading.Event()
+        self._first_ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="graft-workers", daemon=True)
         self._thread.start()
 
@@ -151,46 +93,37 @@ class RayCollector:
 
     def wait(self) -> None:
         """Wait until one worker is ready: faults of the recipe are known then."""
-        with waiting("the first worker to be ready", max(TO_START, self.deadline)):
-            self._first_came.wait()
+        with waiting("the first worker to be ready", max(START_TIMEOUT, self.deadline)):
+            self._first_ready.wait()
         self._check()
 
     def submit(self, request: RolloutRequest) -> PendingRollouts:
-        future: Future[list[Episode]] = Future()
-        episodes: list[Episode | None] = [None] * len(request.tasks)
-        left = len(request.tasks)
         small = replace(request, tasks=(), indices=None)
-
-        def keep(number: int, episode: Episode) -> None:
-            nonlocal left
-            episodes[number] = episode
-            left -= 1
-            if not left and not future.done():
-                future.set_result([e for e in episodes if e is not None])
-
-        def fail(error: BaseException) -> None:
-            if not future.done():
-                future.set_exception(error)
-
+        attempts = [WorkerAttempt(task, small, index) for index, task in request.numbered()]
         with self._lock:
             self._check()
-            if not request.tasks:
-                future.set_result([])
-            for number, (index, task) in enumerate(request.numbered()):
-                done = _bound(keep, number)
-                self.queue.append(WorkerAttempt(task, small, index, done, fail))
-        self._something.set()
-        return FutureRollouts(future, f"{request.name} from {self.wanted} workers")
+            self.queue.extend(attempts)
+        self._wakeup.set()
+        return PendingAttempts(attempts, f"{request.name} from {self.wanted} workers")
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Send the weights to all workers and wait until each has them or is gone."""
         assert weights is not None, "workers share no memory with the learner"
         self._check()
         with waiting(f"all workers to take version {version} of the weights", self.deadline):
-            if self.config.cluster.sync == "broadcast":
-                self._broadcast(weights, version)
-            else:
-                self._load_from_store(self._put(weights, version), version)
+            is_broadcast = self.config.cluster.sync == "broadcast"
+            if is_broadcast:
+                weights = {name: weights[name] for name in weights}
+            reference = self.ray.put(packed(weights))  # also for workers that start later
+            with self._lock:
+                self._weights = reference, version
+                ready = [worker for worker in self.workers if worker.stage is WorkerStage.READY]
+            if is_broadcast and ready:
+                ready = self._broadcast(weights, version, ready)
+            loads = {worker: worker.actor.load.remote(reference, version) for worker in ready}
+            for worker, error in self._load_errors(loads, version).items():
+                if error:
+                    self._fail(RunStopped(f"{worker} cannot take the weights: {error}"))
         self._check()
 
     def counts(self) -> dict[str, float]:
@@ -204,8 +137,8 @@ class RayCollector:
             }
 
     def close(self) -> None:
-        self._is_over.set()
-        self._something.set()
+        self._is_closed.set()
+        self._wakeup.set()
         self._thread.join(10.0)
         with self._lock:
             for worker in self.workers:
@@ -216,175 +149,145 @@ class RayCollector:
         """The state of each worker, shown during long waits: {"worker 0": "has 3 episodes in progress"}."""
         now = time.monotonic()
         with self._lock:
-            told: dict[str, str] = {}
-            for worker in self.workers:
-                if worker.stage is WorkerStage.READY:
-                    many = len(worker.running)
-                    does = f"has {many} episode{'s'[: many != 1]} in progress"
-                    if (silent := _silence(worker, now)) > 2 * PING:
-                        does += f" and has not answered since {clock(silent)}"
-                else:
-                    stages = ("waits to be placed", "starts", "takes the weights")
-                    does = f"{stages[worker.stage]}, since {clock(now - worker.made)}"
-                told[f"{worker}"] = does
-            return told or {"workers": "there are none"}
+            table = {f"{worker}": worker.describe(now) for worker in self.workers}
+        return table or {"workers": "there are none"}
 
     def _check(self) -> None:
-        if self._broken is not None:
-            raise self._broken
+        if self._error is not None:
+            raise self._error
 
     # weights
 
-    def _put(self, weights: Mapping[str, Any], version: int) -> list[ClusterWorker]:
-        """Into the store for workers that start later; running workers get them at once."""
-        reference = self.ray.put(packed(weights))
-        with self._lock:
-            self._weights = reference, version
-            return [worker for worker in self.workers if worker.stage is WorkerStage.READY]
-
-    def _load_from_store(self, workers: list[ClusterWorker], version: int) -> None:
-        assert self._weights is not None
-        reference = self._weights[0]
-        loads = {worker: worker.actor.load.remote(reference, version) for worker in workers}
-        for worker, wrong in self._answers(loads, version).items():
-            if wrong:
-                self._give_up(RunStopped(f"{worker} cannot take the weights: {wrong}"))
-
-    def _broadcast(self, weights: Mapping[str, Any], version: int) -> None:
-        """To the running workers; workers that start later get the same through the store."""
-        whole = {name: weights[name] for name in weights}
-        ready = self._put(whole, version)
-        if not ready:
-            return
-        group_spec = self._meet(ready)
-        names = described(whole)
+    def _broadcast(
+        self, weights: Mapping[str, Any], version: int, workers: list[ClusterWorker]
+    ) -> list[ClusterWorker]:
+        """Send by broadcast; returns the workers that did not receive the weights."""
+        group = self._broadcast_group(workers)
+        shapes = described(weights)
         loads = {
-            worker: worker.actor.listen.remote(replace(group_spec, rank=rank), names, version)
-            for rank, worker in enumerate(ready, 1)
+            worker: worker.actor.receive.remote(replace(group, rank=rank), shapes, version)
+            for rank, worker in enumerate(workers, 1)
         }
         try:
-            send(group_spec, whole)
-        except RuntimeError:  # a worker died or does not answer: the store has the weights too
-            missed = ready
+            send(group, weights)
+        except RuntimeError:  # a worker died or does not answer
+            missed = workers
         else:
-            missed = [worker for worker, wrong in self._answers(loads, version).items() if wrong]
+            missed = [
+                worker for worker, error in self._load_errors(loads, version).items() if error
+            ]
         if missed:
-            self._group_spec = None
-            self.say(
+            self._group = None
+            self.note(
                 f"the broadcast of version {version} failed; the weights are sent through the store"
             )
-            self._load_from_store([w for w in missed if w in self.workers], version)
+        return [worker for worker in missed if worker in self.workers]
 
-    def _meet(self, ready: list[ClusterWorker]) -> WeightBroadcast:
+    def _broadcast_group(self, workers: list[ClusterWorker]) -> WeightBroadcast:
         """The process group of the learner and these workers; made again when the workers change."""
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-        if self._group_spec is not None and self._members == ready:
-            return self._group_spec
+        if self._group is not None and self._members == workers:
+            return self._group
         host = self.ray.util.get_node_ip_address()
         if self._store is None:
             self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         backend = "nccl" if self.config.cluster.gpus else "gloo"
-        self._met += 1
-        self._members = ready
-        self._group_spec = WeightBroadcast(
-            host, self._store.port, 0, len(ready) + 1, f"{self._met}", backend, self.patience
+        self._num_groups += 1
+        self._members = workers
+        self._group = WeightBroadcast(
+            host,
+            self._store.port,
+            0,
+            len(workers) + 1,
+            f"{self._num_groups}",
+            backend,
+            self.patience,
         )
-        return self._group_spec
+        return self._group
 
-    def _answers(
-        self, asked: Mapping[ClusterWorker, Any], version: int
+    def _load_errors(
+        self, loads: Mapping[ClusterWorker, Any], version: int
     ) -> dict[ClusterWorker, str]:
-        """The answers of the workers to new weights; dead workers give none."""
-        references = {reference: worker for worker, reference in asked.items()}
-        if not references:
+        """Wait for pending loads: worker -> its error, or "". Workers that die are left out."""
+        owners = {reference: worker for worker, reference in loads.items()}
+        if not owners:
             return {}
         # the other thread removes a silent worker, and its answer is then an error
-        done, late = self.ray.wait(
-            list(references), num_returns=len(references), timeout=self.deadline
-        )
+        done, late = self.ray.wait(list(owners), num_returns=len(owners), timeout=self.deadline)
         for reference in late:
-            why = f"did not take version {version} of the weights in {self.deadline:g} s"
-            self._remove(references[reference], why)
-        found: dict[ClusterWorker, str] = {}
+            reason = f"did not take version {version} of the weights in {self.deadline:g} s"
+            self._remove(owners[reference], reason)
+        errors: dict[ClusterWorker, str] = {}
         for reference in done:
             try:
-                found[references[reference]] = self.ray.get(reference, timeout=self.patience)
+                errors[owners[reference]] = self.ray.get(reference, timeout=self.patience)
             except self.ray.exceptions.RayError as error:
-                self._remove(references[reference], cause_of(error))
-        return found
+                self._remove(owners[reference], cause_of(error))
+        return errors
 
     # the thread that communicates with the workers
 
     def _run(self) -> None:
         try:
-            while not self._is_over.is_set() and self._broken is None:
-                self._keep_count()
-                self._hand_out()
-                self._take_in()
-                self._look_for_silence()
+            while not self._is_closed.is_set() and self._error is None:
+                self._scale_workers()
+                self._assign()
+                self._collect_results()
+                self._check_timeouts()
         except BaseException as error:
-            self._give_up(error)
+            self._fail(error)
 
-    def _give_up(self, error: BaseException) -> None:
-        """Called by any thread; the first cause is reported."""
+    def _fail(self, error: BaseException) -> None:
+        """Called by any thread; the first error is reported."""
         with self._lock:
-            if self._broken is not None:
+            if self._error is not None:
                 return
-            self._broken = error
-            waiting_ones = [*self.queue, *(a for w in self.workers for a in w.running.values())]
+            self._error = error
+            running = [attempt for worker in self.workers for attempt in worker.running.values()]
+            for attempt in (*self.queue, *running):
+                attempt.episode.set_exception(error)
             self.queue.clear()
-        for attempt in waiting_ones:
-            attempt.failed(error)
-        self._first_came.set()
+        self._first_ready.set()
 
-    def _keep_count(self) -> None:
+    def _scale_workers(self) -> None:
         """Start or stop workers until the wanted number runs; it may change at any time."""
         self._read_scale()
         with self._lock:
             active = [worker for worker in self.workers if not worker.is_retired]
-            if len(active) < self.wanted:
-                for worker in [w for w in self.workers if w.is_retired][
-                    : self.wanted - len(active)
-                ]:
-                    worker.is_retired = False  # it has not ended yet
-                    active.append(worker)
-            if time.monotonic() >= self._hire_at:
+            if time.monotonic() >= self._start_after:
                 for _ in range(self.wanted - len(active)):
-                    self._hire()
-            active.sort(
-                key=lambda worker: -worker.stage
-            )  # workers that are not ready are stopped first
+                    self._start_worker()
+            active.sort(key=lambda worker: -worker.stage)  # those not ready are stopped first
             for worker in active[self.wanted :]:
                 worker.is_retired = True
-                self.say(f"{worker} gets no more tasks: {self.wanted} workers are wanted")
+                self.note(f"{worker} gets no more tasks: {self.wanted} workers are wanted")
             for worker in [w for w in self.workers if w.is_retired and not w.running]:
                 self.workers.remove(worker)
                 self.ray.kill(worker.actor)
 
     def _read_scale(self) -> None:
-        asked = self.folder / SCALE
+        path = self.folder / SCALE
         try:
-            seen = asked.stat()
-            if (seen.st_mtime_ns, seen.st_ino) == self._scale_read:
-                return
-            wanted = json.loads(asked.read_text(encoding="utf-8"))["workers"]
-        except FileNotFoundError:
+            text = path.read_text(encoding="utf-8")
+        except OSError:  # `graft scale` was not called
             return
-        except (OSError, ValueError, KeyError, TypeError):
-            wanted = None
-            seen = None
-        if isinstance(wanted, int) and wanted >= 1:
-            if wanted != self.wanted:
-                self.say(f"{wanted} workers are wanted from now on, before {self.wanted}")
+        if text == self._scale_text:
+            return
+        self._scale_text = text
+        try:
+            wanted = int(json.loads(text)["workers"])
+        except (ValueError, KeyError, TypeError):
+            wanted = 0
+        if wanted < 1:
+            self.note(f"{path} does not hold a number of workers; `graft scale RUN N` writes it")
+        elif wanted != self.wanted:
+            self.note(f"{wanted} workers are wanted from now on, before {self.wanted}")
             self.wanted = wanted
-        elif self._scale_read != (0, 0):
-            self.say(f"{asked} does not hold a number of workers; `graft scale RUN N` writes it")
-        self._scale_read = (seen.st_mtime_ns, seen.st_ino) if seen else (0, 0)
 
-    def _hire(self) -> None:
-        cluster, number = self.config.cluster, self._made
-        self._made += 1
+    def _start_worker(self) -> None:
+        cluster, number = self.config.cluster, self._num_started
+        self._num_started += 1
         actor = (
             self.ray.remote(RolloutWorker)
             .options(
@@ -395,134 +298,120 @@ class RayCollector:
             )
             .remote(number, self.cwd)
         )
-        self.workers.append(ClusterWorker(number, actor, step=actor.who.remote()))
+        self.workers.append(ClusterWorker(number, actor, transition=actor.process.remote()))
 
-    def _hand_out(self) -> None:
+    def _assign(self) -> None:
+        """Give each waiting attempt to the ready worker that has the fewest."""
         with self._lock:
             while self.queue:
-                ready = [w for w in self.workers if w.is_ready and len(w.running) < self.limit]
-                if not ready:
+                free = [w for w in self.workers if w.is_ready and len(w.running) < self.limit]
+                if not free:
                     return
-                worker = min(ready, key=lambda w: len(w.running))
+                worker = min(free, key=lambda w: len(w.running))
                 attempt = self.queue.popleft()
-                reference = worker.actor.attempt.remote(
-                    attempt.task, attempt.request, attempt.index
-                )
-                worker.running[reference] = attempt
+                call = worker.actor.attempt.remote(attempt.task, attempt.request, attempt.index)
+                worker.running[call] = attempt
 
-    def _take_in(self) -> None:
+    def _collect_results(self) -> None:
         """Handle what has arrived: episodes, answers to pings, ready workers, deaths."""
         with self._lock:
-            self._ask_who_is_there()
-            owners = {one: worker for worker in self.workers for one in worker.references}
+            self._send_pings()
+            owners = {call: worker for worker in self.workers for call in worker.pending_calls}
         if not owners:
-            self._something.wait(LOOK)
-            self._something.clear()
+            self._wakeup.wait(POLL)
+            self._wakeup.clear()
             return
-        done, _ = self.ray.wait(list(owners), num_returns=1, timeout=LOOK)
+        done, _ = self.ray.wait(list(owners), num_returns=1, timeout=POLL)
         if done:  # and all others that have arrived
             done, _ = self.ray.wait(list(owners), num_returns=len(owners), timeout=0)
         for reference in done:
-            self._take(owners[reference], reference)
+            self._handle(owners[reference], reference)
 
-    def _ask_who_is_there(self) -> None:
+    def _send_pings(self) -> None:
         now = time.monotonic()
-        every = min(PING, self.patience / 3)
+        every = min(PING_EVERY, self.patience / 3)
         for worker in self.workers:
             answers = worker.stage >= WorkerStage.LOADING
-            if answers and worker.ping is None and now - worker.heard > every:
+            if answers and worker.ping is None and now - worker.answered_at > every:
                 worker.ping = worker.actor.ping.remote()
-                worker.asked = now
+                worker.pinged_at = now
 
-    def _look_for_silence(self) -> None:
+    def _check_timeouts(self) -> None:
         now = time.monotonic()
-        stood_still = now - self._looked > self.patience / 2
-        self._looked = now
+        was_suspended = now - self._checked_at > self.patience / 2  # this process itself
+        self._checked_at = now
         with self._lock:
-            if stood_still:  # this process itself was suspended
-                for worker in self.workers:
-                    worker.heard = now
             workers = [*self.workers]
+            if was_suspended:
+                for worker in workers:
+                    worker.answered_at = now
         for worker in workers:
-            starts = worker.stage is WorkerStage.STARTING
-            limit = max(TO_START, self.deadline) if starts else self.patience
-            if _silence(worker, now) > limit:
+            is_starting = worker.stage is WorkerStage.STARTING
+            limit = max(START_TIMEOUT, self.deadline) if is_starting else self.patience
+            if worker.silence(now) > limit:
                 self._remove(worker, f"it has not answered for {limit:g} s")
-        self._look_for_room([w for w in workers if w.stage is WorkerStage.PLACING], workers, now)
-
-    def _look_for_room(
-        self, placing: list[ClusterWorker], workers: list[ClusterWorker], now: float
-    ) -> None:
-        """Ray may take its time while other workers run; without any, waiting is reported and limited."""
-        for worker in placing:
-            if now - worker.made > min(30.0, self.deadline) and not worker.has_complained:
-                worker.has_complained = True
-                self.say(f"{worker} waits to be placed by Ray ({self._asked_for()})")
-        limit = max(TO_PLACE, self.deadline)
-        if placing and len(placing) == len(workers) and now - placing[0].made > limit:
-            self._give_up(
+        limit = max(PLACEMENT_TIMEOUT, self.deadline)
+        is_placed = any(worker.stage > WorkerStage.PLACING for worker in workers)
+        if workers and not is_placed and now - workers[0].created_at > limit:
+            cluster, free = self.config.cluster, self.ray.available_resources()
+            self._fail(
                 RunStopped(
-                    f"Ray could not place a worker in {limit:g} s ({self._asked_for()}); others "
-                    "use the cluster, or machines have left it: see `ray status`"
+                    f"Ray could not place a worker in {limit:g} s (each needs cluster.cpus="
+                    f"{cluster.cpus:g} and cluster.gpus={cluster.gpus:g} of one machine; free on all: "
+                    f"{free.get('CPU', 0.0):g} CPUs, {free.get('GPU', 0.0):g} GPUs); others use the "
+                    "cluster, or machines have left it: see `ray status`"
                 )
             )
 
-    def _asked_for(self) -> str:
-        cluster, free = self.config.cluster, self.ray.available_resources()
-        return (
-            f"each asks for cluster.cpus={cluster.cpus:g} and cluster.gpus={cluster.gpus:g} of one "
-            f"machine; free on all: {free.get('CPU', 0.0):g} CPUs, {free.get('GPU', 0.0):g} GPUs"
-        )
-
-    def _take(self, worker: ClusterWorker, reference: Any) -> None:
+    def _handle(self, worker: ClusterWorker, reference: Any) -> None:
+        """The result of one call."""
         try:
             value = self.ray.get(reference, timeout=self.patience)
         except self.ray.exceptions.RayError as error:
             self._remove(worker, cause_of(error))
             return
-        attempt = None
         with self._lock:
-            if worker not in self.workers:  # already removed, and its attempts are reassigned
-                return
-            worker.heard = time.monotonic()
+            if worker not in self.workers or self._error is not None:
+                return  # its attempts were reassigned, or have failed
+            worker.answered_at = time.monotonic()
             if reference == worker.ping:
-                worker.ping, worker.asked = None, math.inf
-            elif reference == worker.step:
+                worker.ping, worker.pinged_at = None, math.inf
+            elif reference == worker.transition:
                 self._advance(worker, value)
             else:
-                attempt = worker.running.pop(reference)
-                self.discarded += value.discarded
-                self._failed_starts *= worker.num_done > 0
-                worker.num_done += 1
-        if attempt is not None:
-            self._keep(worker, attempt, value)
+                self._finish_attempt(worker, reference, value)
 
-    def _keep(self, worker: ClusterWorker, attempt: WorkerAttempt, found: Attempted) -> None:
-        if found.episode is not None:
-            attempt.done(found.episode)
+    def _finish_attempt(self, worker: ClusterWorker, reference: Any, result: AttemptResult) -> None:
+        if result.episode is None:
+            task = worker.running[reference].task.id
+            self._fail(RunStopped(f"{worker} failed at task {task}: {result.error}"))
             return
-        error = RunStopped(f"{worker} failed at task {attempt.task.id}: {found.wrong}")
-        self._give_up(error)
-        attempt.failed(error)
+        self.discarded += result.num_discarded
+        if worker.num_done == 0:
+            self._num_failed_starts = 0
+        worker.num_done += 1
+        worker.running.pop(reference).episode.set_result(result.episode)
 
     def _advance(self, worker: ClusterWorker, value: Any) -> None:
         """Move a worker to its next stage."""
         if worker.stage is WorkerStage.PLACING:
-            worker.name, worker.stage, worker.asked = value, WorkerStage.STARTING, time.monotonic()
-            worker.step = worker.actor.start.remote(self.config.model_dump(mode="json"))
+            worker.process, worker.stage = value, WorkerStage.STARTING
+            worker.pinged_at = time.monotonic()
+            worker.transition = worker.actor.start.remote(self.config.model_dump(mode="json"))
         elif value:
-            self._give_up(RunStopped(f"{worker} cannot start: {value}"))
-        elif self._weights is not worker.taking:  # also if newer weights were sent meanwhile
-            worker.stage, worker.asked, worker.taking = WorkerStage.LOADING, math.inf, self._weights
+            self._fail(RunStopped(f"{worker} cannot start: {value}"))
+        elif self._weights is not worker.weights:  # also if newer weights were sent meanwhile
+            worker.stage, worker.pinged_at = WorkerStage.LOADING, math.inf
+            worker.weights = self._weights
             assert self._weights is not None
-            worker.step = worker.actor.load.remote(*self._weights)
+            worker.transition = worker.actor.load.remote(*self._weights)
         else:
-            worker.stage, worker.asked = WorkerStage.READY, math.inf
-            worker.step = worker.taking = None
-            self.say(f"{worker} is ready")
-            self._first_came.set()
+            worker.stage, worker.pinged_at = WorkerStage.READY, math.inf
+            worker.transition = worker.weights = None
+            self.note(f"{worker} is ready")
+            self._first_ready.set()
 
-    def _remove(self, worker: ClusterWorker, why: str) -> None:
+    def _remove(self, worker: ClusterWorker, reason: str) -> None:
         """Remove a worker; its attempts go back to the front of the queue."""
         with self._lock:
             if worker not in self.workers:
@@ -532,40 +421,32 @@ class RayCollector:
             self.queue.extendleft(reversed(attempts))
             self.redone += len(attempts)
             for attempt in attempts:
-                attempt.deaths += 1
+                attempt.num_deaths += 1
             is_failed_start = not worker.num_done and (attempts or worker.stage < WorkerStage.READY)
             if is_failed_start:
-                self._failed_starts += 1
-                delay = min(MOST_DELAY, 2.0 ** (self._failed_starts - 2))
-                self._hire_at = time.monotonic() + delay
-            self._group_spec = None
+                self._num_failed_starts += 1
+                delay = min(MAX_DELAY, 2.0 ** (self._num_failed_starts - 2))
+                self._start_after = time.monotonic() + delay
+            self._group = None
             is_alone = not any(other.num_done for other in self.workers)
             self.ray.kill(worker.actor)
-        many = len(attempts)
-        again = f"; its {many} episodes are repeated" if many > 1 else ""
-        self.say(f"{worker} is lost: {why}{again or ('; its episode is repeated' * many)}")
-        if is_failed_start and is_alone and self._failed_starts > FAILED_STARTS + self.wanted:
-            self._give_up(
+        repeated = {0: "", 1: "; its episode is repeated"}
+        again = repeated.get(len(attempts), f"; its {len(attempts)} episodes are repeated")
+        self.note(f"{worker} is lost: {reason}{again}")
+        max_failed = MAX_FAILED_STARTS + self.wanted
+        if is_failed_start and is_alone and self._num_failed_starts > max_failed:
+            self._fail(
                 RunStopped(
-                    f"{self._failed_starts} workers died one after the other without a single episode, "
-                    f"the last one ({worker}): {why}. Check the memory of the machines "
+                    f"{self._num_failed_starts} workers died one after the other without a single "
+                    f"episode, the last one ({worker}): {reason}. Check the memory of the machines "
                     "(cluster.cpus, cluster.gpus) and Ray's logs (/tmp/ray/session_latest/logs)"
                 )
             )
         for attempt in attempts:
-            if attempt.deaths >= MOST_DEATHS:
-                self._give_up(
+            if attempt.num_deaths >= MAX_DEATHS:
+                self._fail(
                     RunStopped(
-                        f"{attempt.deaths} workers died while task {attempt.task.id} was attempted, the "
-                        f"last one ({worker}): {why}. Its environment may be the cause"
+                        f"{attempt.num_deaths} workers died while task {attempt.task.id} was attempted, "
+                        f"the last one ({worker}): {reason}. Its environment may be the cause"
                     )
                 )
-
-
-def _silence(worker: ClusterWorker, now: float) -> float:
-    """Seconds since its oldest unanswered ping."""
-    return now - max(worker.asked, worker.heard) if worker.asked < math.inf else 0.0
-
-
-def _bound(keep: Callable[[int, Episode], None], number: int) -> Callable[[Episode], None]:
-    return lambda episode: keep(number, episode)

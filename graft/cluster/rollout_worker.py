@@ -8,6 +8,7 @@ Errors are returned as text and not raised: the text is written where the cause 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Mapping
@@ -16,17 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from graft.cluster.weight_transfer import UnpackedWeights, WeightBroadcast, receive
+from graft.config import ClusterSection, Config, ParallelSection, check
+from graft.rollout.collectors.attempt_runner import AttemptRunner
+from graft.rollout.collectors.request import RolloutRequest
+from graft.train.distributed.failures import describe
 from graft.types import Episode, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Attempted:
+class AttemptResult:
     """How an attempt ended."""
 
     episode: Episode | None
-    discarded: int = 0
-    """Discarded attempts at this task."""
-    wrong: str = ""
+    num_discarded: int = 0
+    """Discarded attempts of this worker since its last result."""
+    error: str = ""
     """Why there is no episode: an error that would occur on any worker."""
 
 
@@ -38,30 +44,25 @@ class RolloutWorker:
         with suppress(OSError):  # so that relative paths of a recipe work
             os.chdir(folder)
 
-    async def who(self) -> str:
+    async def process(self) -> str:
         return f"pid {os.getpid()} on {socket.gethostname()}"
 
     async def start(self, config: dict[str, Any]) -> str:
         """Build engine and environments; returns the fault of the recipe, if any."""
-        from graft.rollout.collectors.attempt_runner import AttemptRunner
         from graft.train.build import build_run
-        from graft.train.distributed.failures import describe
 
         try:
             recipe = self._recipe(config)
             components = build_run(recipe)
         except Exception as error:
             return describe(error)
-        self.engine = components.engine
         self.runner = AttemptRunner(
             components.collector_config, discards=recipe.rollout.unfinished == "discard"
         )
         return ""
 
-    def _recipe(self, config: dict[str, Any]) -> Any:
+    def _recipe(self, config: dict[str, Any]) -> Config:
         """The run's config without its learner settings: the engine holds the only copy of the weights."""
-        from graft.config import ClusterSection, ParallelSection, check
-
         recipe = check(config)
         run = Path(recipe.run.dir) / recipe.run.name
         exchange = Path(recipe.engine.exchange or run / "exchange") / f"worker-{self.number}"
@@ -77,39 +78,27 @@ class RolloutWorker:
     async def ping(self) -> None:
         """Answer a ping."""
 
-    async def attempt(self, task: Task, request: Any, index: int) -> Attempted:
-        """One episode."""
-        from graft.train.distributed.failures import describe
-
+    async def attempt(self, task: Task, request: RolloutRequest, index: int) -> AttemptResult:
         try:
             episode = await self.runner.attempt(task, request, index)
         except Exception as error:
-            return Attempted(None, wrong=describe(error))
-        # the next attempt to end reports all discarded ones, each once
-        discarded, self.runner.num_discarded = self.runner.num_discarded, 0
-        return Attempted(episode, discarded)
+            return AttemptResult(None, error=describe(error))
+        num_discarded, self.runner.num_discarded = self.runner.num_discarded, 0
+        return AttemptResult(episode, num_discarded)
 
     async def load(self, packed: dict[str, Any], version: int) -> str:
         """Load weights from the object store; returns the fault, if any."""
-        from graft.cluster.weight_transfer import UnpackedWeights
+        return self._load(UnpackedWeights(packed), version)
 
-        return self._renew(UnpackedWeights(packed), version)
-
-    async def listen(self, group_spec: Any, names: dict[str, Any], version: int) -> str:
-        """Receive weights by broadcast from the first learner."""
-        import asyncio
-
-        from graft.cluster.weight_transfer import receive
-
+    async def receive(self, group: WeightBroadcast, shapes: dict[str, Any], version: int) -> str:
+        """Receive weights by broadcast from the first learner; returns the fault, if any."""
         try:  # on a thread, so that pings are answered meanwhile
-            weights = await asyncio.to_thread(receive, group_spec, names)
+            weights = await asyncio.to_thread(receive, group, shapes)
         except RuntimeError as error:
             return f"{error}"
-        return self._renew(weights, version)
+        return self._load(weights, version)
 
-    def _renew(self, weights: Mapping[str, Any], version: int) -> str:
-        from graft.train.distributed.failures import describe
-
+    def _load(self, weights: Mapping[str, Any], version: int) -> str:
         try:
             self.runner.load(weights, version)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A real Ray cluster on this machine: whoever dies, the numbers are those of one process."""
+"""A real Ray cluster on this machine: whichever process dies, the numbers are those of one process."""
 
 import json
 import os
@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from graft.cluster.collector import RayCollector
-from graft.cluster.learners import Finished, train_on_cluster
+from graft.cluster.learner import Finished
 from graft.cluster.ray_import import ray_module
+from graft.cluster.supervisor import train_on_cluster
 from graft.config import Config, ConfigError, load_config
 from graft.rollout.collectors.request import RolloutRequest
 from graft.train.monitor.display import Display
@@ -41,7 +42,7 @@ from pathlib import Path
 from graft.envs.base import BaseEnv
 from graft.types import Turn
 
-IN_WORKER = "graft.cluster.rollout_worker" in sys.modules and "graft.cluster.learners" not in sys.modules
+IN_WORKER = "graft.cluster.rollout_worker" in sys.modules and "graft.cluster.learner" not in sys.modules
 
 
 class Letters(BaseEnv):
@@ -132,7 +133,7 @@ def alone(place: Path) -> Path:
 
 
 class Run:
-    """A run on a thread of its own, so that somebody can disturb it."""
+    """A run on a thread of its own, so that a test can disturb it."""
 
     def __init__(self, place: Path, name: str, *overrides: str) -> None:
         self.folder = place / name
@@ -239,20 +240,20 @@ def test_the_run_to_compare_with_learns_something(alone: Path) -> None:
 
 @pytest.fixture(scope="module")
 def disturbed(place: Path, cluster: Any, alone: Path) -> Run:
-    """One worker is killed, one stands still, and their number changes, all in one run."""
+    """One worker is killed, one is stopped, and their number changes, all in one run."""
     from graft.commands.scale import scale
 
     run = Run(place, "disturbed", "cluster.workers=2", "parallel.deadline=6")
     run.until_step(1)
     run.killed = run.hold()
     os.kill(run.killed, signal.SIGKILL)
-    run.until(lambda: run.lines(f"pid {run.killed} .*is lost"), "a word about the killed one")
+    run.until(lambda: run.lines(f"pid {run.killed} .*is lost"), "a note about the killed worker")
     run.until(lambda: len(run.lines("is ready")) >= 3, "the first replacement")
     run.let_go()
     run.until_step(3)
     run.stopped = run.hold()
     os.kill(run.stopped, signal.SIGSTOP)
-    run.until(lambda: run.lines(f"pid {run.stopped} .*is lost"), "a word about the stopped one")
+    run.until(lambda: run.lines(f"pid {run.stopped} .*is lost"), "a note about the stopped worker")
     scale(str(run.folder), 3)
     run.until(lambda: len(run.lines("is ready")) >= 5, "three workers")
     run.let_go()
@@ -302,7 +303,7 @@ def test_broadcast_gives_the_same_numbers_also_when_a_worker_dies(
     run.until_step(2)
     killed = run.hold()
     os.kill(killed, signal.SIGKILL)
-    run.until(lambda: run.lines(f"pid {killed} .*is lost"), "a word about the killed one")
+    run.until(lambda: run.lines(f"pid {killed} .*is lost"), "a note about the killed worker")
     run.let_go()
     run.finish()
     assert_same(run.folder, alone)
@@ -371,7 +372,7 @@ def test_a_machine_that_leaves_takes_no_episode_with_it(
         run.hold()
     finally:
         cluster.remove_node(machine)
-    run.until(lambda: run.lines("is lost"), "a word about the worker on it")
+    run.until(lambda: run.lines("is lost"), "a note about the worker on it")
     run.let_go()
     run.finish()
     assert_same(run.folder, alone)
@@ -409,11 +410,11 @@ def test_what_is_wrong_in_a_worker_is_all_that_is_on_the_screen(place: Path, clu
     process = command(place, cluster.address, "run.name=wrong", "task.args={wrong: value}")
     text, _ = process.communicate(timeout=200)
     host = re.escape(socket.gethostname())
-    said = (
+    expected = (
         rf"graft: worker 0 \(pid \d+ on {host}\) cannot start: env 'letters:Letters': Letters "
         r"\(letters.py:\d+\) raised ConfigError: wrong=value: letters are out at letters.py:\d+ .*"
     )
-    assert re.fullmatch(said, text.strip()), text
+    assert re.fullmatch(expected, text.strip()), text
     assert process.returncode == 1
 
 
@@ -427,8 +428,8 @@ def test_what_is_wrong_in_the_learner_is_a_mistake_of_usage(place: Path, cluster
 
 def test_a_package_that_only_workers_lack_is_named(place: Path, cluster: Any) -> None:
     config = load_config("letters.yaml", ["task.args={wrong: module}", "cluster.address=here"])
-    said: list[str] = []
-    collector = RayCollector(config, place / "nowhere", said.append, str(place))
+    notes: list[str] = []
+    collector = RayCollector(config, place / "nowhere", notes.append, str(place))
     try:
         with pytest.raises(RunStopped, match=r"worker 0 .* cannot import 'no_such_package'"):
             collector.wait()
@@ -436,36 +437,36 @@ def test_a_package_that_only_workers_lack_is_named(place: Path, cluster: Any) ->
             collector.submit(RolloutRequest([], "nothing"))
     finally:
         collector.close()
-    assert not said
+    assert not notes
 
 
 def test_a_worker_that_dies_at_every_start_ends_the_run_with_its_cause(
     place: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graft.cluster.collector.FAILED_STARTS", 0)
+    monkeypatch.setattr("graft.cluster.collector.MAX_FAILED_STARTS", 0)
     config = load_config("letters.yaml", ["task.args={wrong: exit}", "cluster.address=here"])
-    said: list[str] = []
-    collector = RayCollector(config, place / "nowhere", said.append, str(place))
+    notes: list[str] = []
+    collector = RayCollector(config, place / "nowhere", notes.append, str(place))
     try:
         with pytest.raises(RunStopped, match=r"2 workers died .* was killed"):
             collector.wait()
     finally:
         collector.close()
-    assert len(said) == 2
+    assert len(notes) == 2
 
 
 @pytest.mark.parametrize(
-    ("asked", "room"),
+    ("setting", "capacity"),
     [("cluster.workers=4", "can place 4"), ("cluster.cpus=5", "can place 0")],
 )
 def test_more_than_the_cluster_has_is_refused_at_once(
-    place: Path, cluster: Any, asked: str, room: str
+    place: Path, cluster: Any, setting: str, capacity: str
 ) -> None:
     config = load_config(
-        "letters.yaml", [f"run.dir={place}", "run.name=many", "cluster.address=here", asked]
+        "letters.yaml", [f"run.dir={place}", "run.name=many", "cluster.address=here", setting]
     )
     started = time.monotonic()
-    with pytest.raises(RunStopped, match=room):
+    with pytest.raises(RunStopped, match=capacity):
         train_on_cluster(config, Display(1, quiet=True))
     assert time.monotonic() - started < 5
     assert not (place / "many").exists()
@@ -497,7 +498,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_nothing_behind(place: Path, alone: 
         time.sleep(0.02)
     family = descendants(process.pid)
     assert len(family) > 4
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody gets it
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all processes get it
     text, _ = process.communicate(timeout=200)
     assert process.returncode == 130, text
     assert "the progress is saved" in text

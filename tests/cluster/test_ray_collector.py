@@ -1,4 +1,4 @@
-"""Who has which task, and whose answer counts: the collector of a cluster, with a Ray that is made up."""
+"""Which worker has which task, and whose result counts: the collector of a cluster, on a fake Ray."""
 
 import json
 import math
@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 
 from graft.cluster import collector as module
 from graft.cluster.collector import RayCollector
-from graft.cluster.learners import LearnerResult, refuse_what_has_no_room
 from graft.cluster.ray_import import cause_of, ray_module
-from graft.cluster.rollout_worker import Attempted
+from graft.cluster.rollout_worker import AttemptResult
+from graft.cluster.shared_collector import SharedCollector
+from graft.cluster.supervisor import check_capacity
+from graft.cluster.worker import ClusterWorker
 from graft.config import Config, ConfigError, check
 from graft.rollout.collectors.request import RolloutRequest
 from graft.train.run_dir.folder import RunStopped
@@ -31,7 +33,7 @@ class Died(Exception):
 
 
 class Reference:
-    """An answer that is to come."""
+    """A pending answer."""
 
     def __init__(self, value: Any = None, is_there: bool = False) -> None:
         self.value, self.is_there = value, is_there
@@ -46,11 +48,11 @@ class Method:
         self.actor, self.name = actor, name
 
     def remote(self, *values: Any) -> Reference:
-        return self.actor.asked(self.name, values)
+        return self.actor.call(self.name, values)
 
 
 class Actor:
-    """A worker's process. It answers at once, except to tasks: somebody says `finish`."""
+    """A worker's process. It answers at once, except to tasks: the test calls `finish`."""
 
     def __init__(self, ray: "FakeRay", number: int) -> None:
         self.ray, self.number = ray, number
@@ -62,7 +64,7 @@ class Actor:
     def __getattr__(self, name: str) -> Method:
         return Method(self, name)
 
-    def asked(self, name: str, values: tuple[Any, ...]) -> Reference:
+    def call(self, name: str, values: tuple[Any, ...]) -> Reference:
         reference = Reference()
         self.open.append(reference)
         if self.is_dead:
@@ -76,11 +78,11 @@ class Actor:
     def plain(self, actor: "Actor", name: str, values: tuple[Any, ...]) -> Any:
         if name == "load":
             self.loaded.append(values[1])
-        return f"pid {self.number}" if name == "who" else ""
+        return f"pid {self.number}" if name == "process" else ""
 
     def finish(self, *ids: str) -> None:
         for name in ids:
-            self.attempts.pop(name).answer(Attempted(episode(name)))
+            self.attempts.pop(name).answer(AttemptResult(episode(name)))
 
     def die(self) -> None:
         self.is_dead = True
@@ -99,7 +101,7 @@ class FakeRay:
         self.answers: dict[str, Callable[[Actor, str, tuple[Any, ...]], Any]] = {}
         self.on_get: Callable[[Reference], None] | None = None
         self.stalls = False
-        """Whether the process that asks stands still in its next question, longer than any deadline."""
+        """Whether the calling process is suspended in its next wait, longer than any deadline."""
 
     def remote(self, made: type) -> Any:
         def make(number: int, folder: str) -> Actor:
@@ -149,16 +151,16 @@ def recipe(**sections: dict[str, Any]) -> Config:
 
 
 class Kit:
-    """A collector on the made-up Ray."""
+    """A collector on the fake Ray."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        self.ray, self.said = FakeRay(), list[str]()
+        self.ray, self.notes = FakeRay(), list[str]()
         self.folder, self.config = folder, config
         self.collectors: list[RayCollector] = []
 
     def collector(self, **sections: dict[str, Any]) -> RayCollector:
         collector = RayCollector(
-            recipe(**sections) if sections else self.config, self.folder, self.said.append
+            recipe(**sections) if sections else self.config, self.folder, self.notes.append
         )
         self.collectors.append(collector)
         return collector
@@ -169,7 +171,7 @@ class Kit:
             if found := holds():
                 return found
             time.sleep(0.002)
-        raise AssertionError(f"did not come to it; said: {self.said}")
+        raise AssertionError(f"the condition was not met; notes: {self.notes}")
 
     def having(self, *ids: str) -> Actor:
         """The living worker that has just these tasks."""
@@ -180,14 +182,14 @@ class Kit:
         )
 
     def ready(self, count: int) -> None:
-        self.until(lambda: sum("is ready" in line for line in self.said) >= count)
+        self.until(lambda: sum("is ready" in line for line in self.notes) >= count)
 
 
 @pytest.fixture
 def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kit]:
     kit = Kit(tmp_path, recipe())
     monkeypatch.setattr(module, "ray_module", lambda: kit.ray)
-    monkeypatch.setattr(module, "LOOK", 0.01)
+    monkeypatch.setattr(module, "POLL", 0.01)
     yield kit
     for collector in kit.collectors:
         collector.close()
@@ -215,7 +217,7 @@ def test_what_a_dead_worker_had_is_done_again_once_and_in_its_place(kit: Kit) ->
     assert names(pending.result()) == ["a", "b", "c", "d"]
     assert any(
         "worker 1 (pid 1) is lost" in line and "its episode is repeated" in line
-        for line in kit.said
+        for line in kit.notes
     )
     kit.ready(3)
     counts = collector.counts()
@@ -234,8 +236,8 @@ def test_lost_tasks_go_before_those_that_wait(kit: Kit) -> None:
     assert names(pending.result()) == ["a", "b"]
 
 
-def test_an_episode_that_arrives_while_its_worker_is_buried_counts_once(kit: Kit) -> None:
-    """Whoever sends weights may bury a worker at any moment, on a thread of its own."""
+def test_an_episode_that_arrives_while_its_worker_is_removed_counts_once(kit: Kit) -> None:
+    """The thread that sends weights may remove a worker at any moment."""
     collector = kit.collector()
     kit.ready(2)
     pending = collector.submit(request("a", "b"))
@@ -243,12 +245,12 @@ def test_an_episode_that_arrives_while_its_worker_is_buried_counts_once(kit: Kit
     kit.having("b").finish("b")
     reference = first.attempts["a"]
 
-    def bury(one: Reference) -> None:
+    def remove(one: Reference) -> None:
         if one is reference:
             kit.ray.on_get = None
             collector._remove(next(w for w in collector.workers if w.actor is first), "of a test")
 
-    kit.ray.on_get = bury
+    kit.ray.on_get = remove
     first.finish("a")
     again = kit.having("a")
     assert again is not first
@@ -258,13 +260,13 @@ def test_an_episode_that_arrives_while_its_worker_is_buried_counts_once(kit: Kit
     assert collector.counts()["rollout/redone"] == 1.0
 
 
-def test_one_that_does_not_answer_is_replaced_and_one_that_does_is_not(kit: Kit) -> None:
+def test_only_a_worker_that_does_not_answer_is_replaced(kit: Kit) -> None:
     collector = kit.collector(parallel={"deadline": 0.3})
     kit.ready(2)
     pending = collector.submit(request("a", "b"))
     first, second = kit.having("a"), kit.having("b")
     first.is_frozen = True
-    kit.until(lambda: any("has not answered for 0.3 s" in line for line in kit.said))
+    kit.until(lambda: any("has not answered for 0.3 s" in line for line in kit.notes))
     kit.until(lambda: first.is_dead)
     assert not second.is_dead
     kit.until(lambda: any("a" in a.attempts and not a.is_dead for a in kit.ray.actors))
@@ -273,16 +275,18 @@ def test_one_that_does_not_answer_is_replaced_and_one_that_does_is_not(kit: Kit)
     assert names(pending.result()) == ["a", "b"]
 
 
-def test_a_learner_that_stood_still_does_not_blame_its_workers(kit: Kit) -> None:
+def test_a_suspended_learner_does_not_remove_its_workers(kit: Kit) -> None:
     kit.collector(parallel={"deadline": 0.4})
     kit.ready(2)
     kit.ray.stalls = True
     kit.until(lambda: not kit.ray.stalls)
     time.sleep(0.2)
-    assert not any("is lost" in line for line in kit.said)
+    assert not any("is lost" in line for line in kit.notes)
 
 
-def test_weights_that_come_while_a_worker_starts_are_there_before_its_first_task(kit: Kit) -> None:
+def test_weights_that_are_sent_while_a_worker_starts_are_loaded_before_its_first_task(
+    kit: Kit,
+) -> None:
     may_start = threading.Event()
     waits: list[Reference] = []
     collector = kit.collector(cluster={"address": "here", "workers": 1})
@@ -290,7 +294,7 @@ def test_weights_that_come_while_a_worker_starts_are_there_before_its_first_task
     collector.load({"w": torch.zeros(2)}, 1)
     old = kit.ray.actors[0]
     assert old.loaded == [1]
-    plain = Actor.asked
+    plain = Actor.call
 
     def slow_start(actor: Actor, name: str, values: tuple[Any, ...]) -> Reference:
         if name == "start" and not may_start.is_set():
@@ -298,7 +302,7 @@ def test_weights_that_come_while_a_worker_starts_are_there_before_its_first_task
             return waits[-1]
         return plain(actor, name, values)
 
-    Actor.asked = slow_start  # type: ignore[method-assign]
+    Actor.call = slow_start  # type: ignore[method-assign]
     try:
         old.die()
         kit.until(lambda: waits)
@@ -310,12 +314,12 @@ def test_weights_that_come_while_a_worker_starts_are_there_before_its_first_task
         waits[0].answer("")
         kit.having("a").finish("a")
     finally:
-        Actor.asked = plain  # type: ignore[method-assign]
+        Actor.call = plain  # type: ignore[method-assign]
     assert new.loaded == [2]
     assert names(pending.result()) == ["a"]
 
 
-def test_weights_that_no_worker_can_take_end_the_run(kit: Kit) -> None:
+def test_weights_that_no_worker_can_load_end_the_run(kit: Kit) -> None:
     collector = kit.collector()
     kit.ready(2)
     kit.ray.answers["load"] = lambda *_: "these weights are not the model's"
@@ -328,7 +332,7 @@ def test_weights_that_no_worker_can_take_end_the_run(kit: Kit) -> None:
 def test_workers_that_die_of_new_weights_end_the_run_and_not_in_a_loop(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_DELAY", 0.0)
+    monkeypatch.setattr(module, "MAX_DELAY", 0.0)
     collector = kit.collector()
     kit.ready(2)
     pending = collector.submit(request("a", "b"))
@@ -338,11 +342,11 @@ def test_workers_that_die_of_new_weights_end_the_run_and_not_in_a_loop(
         return Died("The actor is dead because its worker process has died.")
 
     kit.ray.answers["load"] = die
-    with suppress(RunStopped):  # it may have come to that before load is over
+    with suppress(RunStopped):  # the run may end before load returns
         collector.load({"w": torch.zeros(2)}, 1)
     with pytest.raises(RunStopped, match="died one after the other without a single episode"):
         pending.result()
-    assert len(kit.ray.actors) <= 2 + module.FAILED_STARTS + 2 * 2
+    assert len(kit.ray.actors) <= 2 + module.MAX_FAILED_STARTS + 2 * 2
 
 
 def test_a_task_that_ends_every_worker_is_named(kit: Kit) -> None:
@@ -350,43 +354,42 @@ def test_a_task_that_ends_every_worker_is_named(kit: Kit) -> None:
     kit.ready(1)
     pending = collector.submit(request("fine", "deadly"))
     kit.having("fine", "deadly").finish("fine")
-    for _ in range(module.MOST_DEATHS):
+    for _ in range(module.MAX_DEATHS):
         actor = kit.having("deadly")
-        collector._failed_starts = 0  # others work
-        collector._hire_at = 0.0
+        collector._num_failed_starts = 0  # others work
+        collector._start_after = 0.0
         actor.die()
-        collector._hire_at = 0.0
+        collector._start_after = 0.0
         kit.until(lambda actor=actor: not any(w.actor is actor for w in collector.workers))
-        collector._hire_at = 0.0
+        collector._start_after = 0.0
     with pytest.raises(RunStopped, match="5 workers died while task deadly was attempted"):
         pending.result()
 
 
-def test_what_breaks_in_a_worker_reaches_whoever_waits(kit: Kit) -> None:
+def test_an_error_in_a_worker_is_raised_by_result_and_load(kit: Kit) -> None:
     collector = kit.collector()
     kit.ready(2)
     pending = collector.submit(request("a", "b"))
-    kit.having("b").attempts["b"].answer(Attempted(None, wrong="the judge is out"))
+    kit.having("b").attempts["b"].answer(AttemptResult(None, error="the judge is out"))
     with pytest.raises(RunStopped, match=r"worker 1 \(pid 1\) failed at task b: the judge is out"):
         pending.result()
     with pytest.raises(RunStopped, match="the judge is out"):
         collector.load({"w": torch.zeros(2)}, 1)
 
 
-def test_no_room_for_anybody_ends_with_what_was_asked_for(
+def test_a_run_without_any_placed_worker_ends_with_what_each_needs(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TO_PLACE", 0.0)
-    monkeypatch.setattr(Actor, "asked", lambda *_: Reference())
+    monkeypatch.setattr(module, "PLACEMENT_TIMEOUT", 0.0)
+    monkeypatch.setattr(Actor, "call", lambda *_: Reference())
     collector = kit.collector(parallel={"deadline": 0.1})
     with pytest.raises(
         RunStopped, match=r"could not place a worker .*cluster.cpus=1 .*free on all: 1 CPUs"
     ):
         collector.wait()
-    assert any("waits to be placed by Ray" in line for line in kit.said)
 
 
-def test_the_number_changes_with_the_file_and_nobody_is_cut_short(kit: Kit) -> None:
+def test_the_number_changes_with_the_file_and_no_attempt_is_cut_short(kit: Kit) -> None:
     collector = kit.collector()
     kit.ready(2)
     pending = collector.submit(request("a", "b"))
@@ -394,7 +397,7 @@ def test_the_number_changes_with_the_file_and_nobody_is_cut_short(kit: Kit) -> N
     second = kit.having("b")
     scale = kit.folder / module.SCALE
     scale.write_text('{"workers": 1}')
-    kit.until(lambda: any("gets no more tasks: 1 workers are wanted" in line for line in kit.said))
+    kit.until(lambda: any("gets no more tasks: 1 workers are wanted" in line for line in kit.notes))
     later = collector.submit(request("c"))
     first = kit.having("a", "c")
     assert not second.is_dead
@@ -405,15 +408,15 @@ def test_the_number_changes_with_the_file_and_nobody_is_cut_short(kit: Kit) -> N
     assert names(later.result()) == ["c"]
     assert collector.counts()["rollout/redone"] == 0.0
     scale.write_text("{nonsense")
-    kit.until(lambda: any("does not hold a number of workers" in line for line in kit.said))
+    kit.until(lambda: any("does not hold a number of workers" in line for line in kit.notes))
     time.sleep(0.1)
-    assert sum("does not hold a number of workers" in line for line in kit.said) == 1
+    assert sum("does not hold a number of workers" in line for line in kit.notes) == 1
     scale.write_text('{"workers": 3}')
     kit.ready(4)
     assert collector.counts()["rollout/workers"] == 3.0
 
 
-def test_whoever_waits_for_long_is_told_what_each_worker_does(kit: Kit) -> None:
+def test_the_table_has_what_each_worker_does(kit: Kit) -> None:
     collector = kit.collector()
     kit.ready(2)
     collector.submit(request("a", "b", "c"))
@@ -424,8 +427,8 @@ def test_whoever_waits_for_long_is_told_what_each_worker_does(kit: Kit) -> None:
     }
 
 
-def test_learners_that_wait_for_long_episodes_hear_from_the_first() -> None:
-    """Every quarter of the deadline: the episodes come after four of them, and nobody has given up."""
+def test_learners_that_wait_for_long_episodes_get_signs_of_life_from_the_first() -> None:
+    """Every quarter of the deadline: the episodes arrive after four of them, and no learner has failed."""
     asked: list[bool] = []
 
     class Others:
@@ -443,14 +446,14 @@ def test_learners_that_wait_for_long_episodes_hear_from_the_first() -> None:
     began = time.monotonic()
     collector: Any = SimpleNamespace(submit=lambda request: late)
     others: Any = Others()
-    assert LearnerResult(collector, others).submit(request("a")).result() == ["e"]
+    assert SharedCollector(collector, others).submit(request("a")).result() == ["e"]
     assert asked[0] is True
     assert asked[-1] is False
     assert len(asked) >= 3
 
 
 @pytest.mark.parametrize(
-    ("asked", "machines", "is_enough"),
+    ("needed", "machines", "is_enough"),
     [
         ({"workers": 3, "cpus": 1.0}, [{"CPU": 4.0}], True),
         ({"workers": 4, "cpus": 1.0}, [{"CPU": 4.0}], False),
@@ -461,21 +464,21 @@ def test_learners_that_wait_for_long_episodes_hear_from_the_first() -> None:
         ({"workers": 9, "cpus": 0.0}, [{"CPU": 1.0}], True),
     ],
 )
-def test_room_is_counted_machine_by_machine(
-    asked: dict[str, Any], machines: list[dict[str, float]], is_enough: bool
+def test_capacity_is_counted_machine_by_machine(
+    needed: dict[str, Any], machines: list[dict[str, float]], is_enough: bool
 ) -> None:
-    config = recipe(cluster={"address": "here", **asked})
+    config = recipe(cluster={"address": "here", **needed})
     nodes = [{"Alive": True, "Resources": one} for one in machines]
     gone = [{"Alive": False, "Resources": {"CPU": 99.0, "GPU": 99.0}}]
     if is_enough:
-        refuse_what_has_no_room(config, nodes + gone)
+        check_capacity(config, nodes + gone)
     else:
-        with pytest.raises(RunStopped, match="ask for less, or add machines"):
-            refuse_what_has_no_room(config, nodes + gone)
+        with pytest.raises(RunStopped, match="reduce them, or add machines"):
+            check_capacity(config, nodes + gone)
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("text", "cause"),
     [
         (
             "The actor died because of an error raised in its creation task, ray::A()\n  File x\n"
@@ -494,8 +497,8 @@ def test_room_is_counted_machine_by_machine(
         ("something new\nand more", "something new"),
     ],
 )
-def test_of_rays_page_about_a_death_one_line_is_left(said: str, meant: str) -> None:
-    assert cause_of(Died(said)) == meant
+def test_one_line_is_kept_of_rays_report_of_a_death(text: str, cause: str) -> None:
+    assert cause_of(Died(text)) == cause
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,31 +529,31 @@ class TestScale:
         assert json.loads((run / module.SCALE).read_text()) == {"workers": 4}
         assert [file.name for file in run.iterdir() if "part" in file.name] == []
 
-    def test_it_says_that_nobody_runs_the_folder(self, run: Path) -> None:
+    def test_it_reports_that_no_process_runs_the_folder(self, run: Path) -> None:
         done = self.invoke(str(run), "1")
         assert "will have 1 worker\n" in done.output
         assert "no process of this machine runs it now" in done.output
 
     def test_it_refuses_what_is_no_run_and_no_number(self, run: Path, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
-        for given, said in (
+        for given, message in (
             ((str(tmp_path / "empty"), "2"), "is no run"),
             ((str(tmp_path / "none"), "2"), "no run"),
             ((str(run), "0"), "at least one worker"),
         ):
             done = self.invoke(*given)
             assert isinstance(done.exception, ConfigError)
-            assert said in str(done.exception)
+            assert message in str(done.exception)
         assert not (run / module.SCALE).exists()
         assert self.invoke(str(run), "many").exit_code == 2
 
 
-def test_silence_counts_from_the_question_or_the_last_word() -> None:
-    worker = module.ClusterWorker(0, None, None)
-    assert module._silence(worker, 100.0) == 0.0  # nothing was asked
-    worker.asked = 90.0
-    assert module._silence(worker, 100.0) == 10.0
-    worker.heard = 97.0
-    assert module._silence(worker, 100.0) == 3.0
-    worker.asked = math.inf
-    assert module._silence(worker, 100.0) == 0.0
+def test_silence_counts_from_the_ping_or_the_last_answer() -> None:
+    worker = ClusterWorker(0, None, None)
+    assert worker.silence(100.0) == 0.0  # no ping was sent
+    worker.pinged_at = 90.0
+    assert worker.silence(100.0) == 10.0
+    worker.answered_at = 97.0
+    assert worker.silence(100.0) == 3.0
+    worker.pinged_at = math.inf
+    assert worker.silence(100.0) == 0.0

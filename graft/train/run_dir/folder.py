@@ -80,6 +80,10 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def has_checkpoint(self) -> bool:
+        return any(self.checkpoints.glob("*/state.json"))
+
+    @property
     def is_ours(self) -> bool:
         """Whether this process owns the folder."""
         return self._has_claimed
@@ -118,7 +122,7 @@ class RunFolder:
 
         old: Any = OmegaConf.to_container(OmegaConf.load(before))
         differing = differences(old, self.config)
-        has_checkpoint = any(self.checkpoints.glob("*/state.json"))
+        has_checkpoint = self.has_checkpoint
         has_rl = any(self.checkpoints.glob("rl-*/state.json"))
         allowed = MAY_CHANGE if has_rl else MAY_CHANGE | WARM_UP_MAY_CHANGE
         refused = [
@@ -156,6 +160,12 @@ class RunFolder:
         """Record why the run ended early; removed when it continues."""
         with suppress(OSError):  # the disk may be the reason
             write_json(self.path / STOPPED, {"reason": reason, "time": time.time()})
+
+    def interruption_note(self) -> str:
+        if not self.has_checkpoint:
+            return "interrupted before the first checkpoint; nothing was saved"
+        saved = f"the progress is saved in {self.path}"
+        return f"interrupted; {saved}, and the same command resumes from there"
 
     def summary(self, values: dict[str, Any]) -> None:
         with out_of_disk(self.path):
