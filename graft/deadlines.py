@@ -101,13 +101,13 @@ def current() -> list[Wait]:
     return _inner(tuple(_live.values()))
 
 
-def overdue(after: float | None = None) -> list[Wait]:
-    """Waits longer than `after` seconds, or without it longer than their own deadlines.
+def overdue(after: float) -> list[Wait]:
+    """Waits longer than `after` seconds or than their own deadlines.
 
     An outer wait that is overdue is reported even if it consists of many short ones, as in polling.
     """
     live = tuple(_live.values())
-    return _inner([wait for wait in live if (wait.is_late if after is None else wait.age > after)])
+    return _inner([wait for wait in live if wait.age > after or wait.is_late])
 
 
 def _inner(waits: list[Wait] | tuple[Wait, ...]) -> list[Wait]:
@@ -190,9 +190,7 @@ def short_file(file: str) -> str:
 
 
 class Watchdog:
-    """Reports long waits: after `after` seconds, then at doubling intervals.
-
-    after=30, every=30: at 0:30, 1:00, 2:00, 4:00, ... and once when a deadline passes.
+    """Reports long waits: after 30 s at 0:30, 1:00, 2:00, 4:00, ... and once when a deadline passes.
 
     `peers` returns what the other processes do, such as {"rank 1": "is sampling, since 0:42"};
     `is_reported_elsewhere` is True for a wait that another process reports already.
@@ -200,20 +198,15 @@ class Watchdog:
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        note: Callable[[str], None],
         *,
         after: float = 30.0,
-        every: float = 30.0,
         name: str = "",
-        peers: Callable[[], Mapping[str, str]] | None = None,
-        is_reported_elsewhere: Callable[[Wait], bool] | None = None,
+        peers: Callable[[], Mapping[str, str]] = dict,
+        is_reported_elsewhere: Callable[[Wait], bool] = lambda wait: False,
     ) -> None:
-        self.say = say
-        self.after = after
-        self.every = every
-        self.name = name
-        self.peers = peers
-        self.is_reported_elsewhere = is_reported_elsewhere
+        self.note, self.after, self.name = note, after, name
+        self.peers, self.is_reported_elsewhere = peers, is_reported_elsewhere
         self._reported: dict[Wait, tuple[float, bool]] = {}
         """The age at which a wait is reported next, and whether its deadline was reported."""
         self._is_done = threading.Event()
@@ -237,14 +230,13 @@ class Watchdog:
     def _watch(self) -> None:
         # often enough that a report is at most a tenth too late
         while not self._is_done.wait(min(1.0, self.after / 10)):
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Report what is due now."""
-        waits = overdue(self.after) + [wait for wait in overdue() if wait.age <= self.after]
+        waits = overdue(self.after)
         self._reported = {w: self._reported[w] for w in waits if w in self._reported}
-        due = [wait for wait in waits if self._is_due(wait)]
-        due = [wait for wait in due if not self._is_reported_elsewhere(wait)]
+        due = [w for w in waits if self._is_due(w) and not self.is_reported_elsewhere(w)]
         if not due:
             return
         for wait in due:
@@ -252,35 +244,22 @@ class Watchdog:
         lines = [self._line(wait) for wait in due[:MAX_REPORTED]]
         if len(due) > MAX_REPORTED:
             lines.append(f"and {len(due) - MAX_REPORTED} more waits")
+        lines += [f"{peer} {status}" for peer, status in self.peers().items()]
         with suppress(OSError, ValueError):  # a closed output must not end the run
-            self.say("\n".join(lines + self._others()))
+            self.note("\n".join(lines))
 
     def _is_due(self, wait: Wait) -> bool:
-        next_age, knows_late = self._reported.get(wait, (self.after, False))
-        return wait.age > next_age or (wait.is_late and not knows_late)
-
-    def _is_reported_elsewhere(self, wait: Wait) -> bool:
-        try:
-            return self.is_reported_elsewhere is not None and self.is_reported_elsewhere(wait)
-        except Exception:  # unknown: a double report is better than none
-            return False
+        next_age, was_late = self._reported.get(wait, (self.after, False))
+        return wait.age > next_age or (wait.is_late and not was_late)
 
     def _next(self, age: float) -> float:
-        """The ages are after + every x (0, 1, 3, 7, ...)."""
-        step = self.every
-        while self.after + step <= age:
-            step = 2 * step + self.every
-        return self.after + step
+        """The age of the next report."""
+        due = self.after
+        while due <= age:
+            due *= 2
+        return due
 
     def _line(self, wait: Wait) -> str:
         begin = f"{self.name} waits" if self.name else "waiting"
         late = f", past its deadline of {clock(wait.deadline or 0)}" if wait.is_late else ""
         return f"{begin} for {wait.what} since {clock(wait.age)}{late}, in {where(wait)}"
-
-    def _others(self) -> list[str]:
-        if self.peers is None:
-            return []
-        try:
-            return [f"{name} {does}" for name, does in self.peers().items()]
-        except Exception as error:  # the wait of this process must be reported in any case
-            return [f"the other processes cannot be asked: {error}"]

@@ -24,9 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
 from graft.cluster.ray_import import cause_of, ray_module
 from graft.cluster.rollout_worker import AttemptResult, RolloutWorker
-from graft.cluster.weight_transfer import WeightBroadcast, described, packed, send
+from graft.cluster.weight_transfer import BroadcastGroup, described, packed
 from graft.cluster.worker import (
     PING_EVERY,
     ClusterWorker,
@@ -78,7 +80,7 @@ class RayCollector:
         self._checked_at = time.monotonic()
         self._scale_text = ""
         self._weights: tuple[Any, int] | None = None  # (reference in the store, version)
-        self._group: WeightBroadcast | None = None
+        self._group: BroadcastGroup | None = None
         self._members: list[ClusterWorker] = []
         self._store: Any = None
         self._lock = threading.RLock()  # never held during a wait
@@ -169,7 +171,7 @@ class RayCollector:
             for rank, worker in enumerate(workers, 1)
         }
         try:
-            send(group, weights)
+            group.send(weights)
         except RuntimeError:  # a worker died or does not answer
             missed = workers
         else:
@@ -183,10 +185,8 @@ class RayCollector:
             )
         return [worker for worker in missed if worker in self.workers]
 
-    def _broadcast_group(self, workers: list[ClusterWorker]) -> WeightBroadcast:
+    def _broadcast_group(self, workers: list[ClusterWorker]) -> BroadcastGroup:
         """The process group of the learner and these workers; made again when the workers change."""
-        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
         if self._group is not None and self._members == workers:
             return self._group
         host = self.ray.util.get_node_ip_address()
@@ -195,7 +195,7 @@ class RayCollector:
         backend = "nccl" if self.config.cluster.gpus else "gloo"
         self._num_groups += 1
         self._members = workers
-        self._group = WeightBroadcast(
+        self._group = BroadcastGroup(
             host,
             self._store.port,
             0,

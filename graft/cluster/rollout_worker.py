@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graft.cluster.weight_transfer import UnpackedWeights, WeightBroadcast, receive
+from graft.cluster.weight_transfer import BroadcastGroup, UnpackedWeights
 from graft.config import ClusterSection, Config, ParallelSection, check
 from graft.rollout.collectors.attempt_runner import AttemptRunner
 from graft.rollout.collectors.request import RolloutRequest
@@ -90,10 +90,10 @@ class RolloutWorker:
         """Load weights from the object store; returns the fault, if any."""
         return self._load(UnpackedWeights(packed), version)
 
-    async def receive(self, group: WeightBroadcast, shapes: dict[str, Any], version: int) -> str:
+    async def receive(self, group: BroadcastGroup, shapes: dict[str, Any], version: int) -> str:
         """Receive weights by broadcast from the first learner; returns the fault, if any."""
         try:  # on a thread, so that pings are answered meanwhile
-            weights = await asyncio.to_thread(receive, group, shapes)
+            weights = await asyncio.to_thread(group.receive, shapes)
         except RuntimeError as error:
             return f"{error}"
         return self._load(weights, version)

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64, 1: torch.uint8}
 
@@ -51,8 +53,8 @@ class UnpackedWeights(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightBroadcast:
-    """Address, ranks and size of a broadcast group."""
+class BroadcastGroup:
+    """Address, rank and size of a process group that is used for weights only."""
 
     host: str
     port: int
@@ -63,66 +65,47 @@ class WeightBroadcast:
     backend: str
     deadline: float
 
+    @property
+    def device(self) -> str:
+        return "cuda" if self.backend == "nccl" else "cpu"
 
-def join(group_spec: WeightBroadcast) -> Any:
-    """A separate process group, beside any that the process has already."""
-    import torch.distributed as dist
-    from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    def send(self, weights: Mapping[str, Tensor]) -> None:
+        """Send from rank 0, tensor by tensor."""
+        for name in weights:
+            self._broadcast(weights[name].detach().to(self.device).contiguous())
 
-    seconds = timedelta(seconds=group_spec.deadline)
-    store = PrefixStore(
-        group_spec.key,
-        TCPStore(group_spec.host, group_spec.port, is_master=False, timeout=seconds),
-    )
-    if group_spec.backend == "nccl":
-        return dist.ProcessGroupNCCL(store, group_spec.rank, group_spec.world, seconds)  # type: ignore[attr-defined]
-    return dist.ProcessGroupGloo(store, group_spec.rank, group_spec.world, seconds)  # type: ignore[attr-defined]
+    def receive(self, shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
+        """Receive on the other ranks; `shapes` has dtypes and sizes in the order of sending."""
+        found: dict[str, Tensor] = {}
+        for name, (dtype, size) in shapes.items():
+            found[name] = torch.empty(size, dtype=getattr(torch, dtype), device=self.device)
+            self._broadcast(found[name])
+        return found
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        connected(self).broadcast(tensor.view(-1).view(torch.uint8), 0).wait()
 
 
-_groups: dict[str, Any] = {}
+_connected: dict[str, Any] = {}
 """The latest group of this process: key -> process group."""
 
 
-def group_of(group_spec: WeightBroadcast) -> Any:
-    if group_spec.key not in _groups:
-        _groups.clear()
-        _groups[group_spec.key] = join(group_spec)
-    return _groups[group_spec.key]
-
-
-def send(group_spec: WeightBroadcast, weights: Mapping[str, Tensor]) -> None:
-    """Send from rank 0, tensor by tensor."""
-    group = group_of(group_spec)
-    for name in weights:
-        _broadcast(group, _on_link(weights[name].detach(), group_spec.backend))
-
-
-def receive(
-    group_spec: WeightBroadcast, names: Mapping[str, tuple[str, tuple[int, ...]]]
-) -> dict[str, Tensor]:
-    """Receive on the other ranks; `names` are dtypes and sizes in the order of sending."""
-    group = group_of(group_spec)
-    device = "cuda" if group_spec.backend == "nccl" else "cpu"
-    found: dict[str, Tensor] = {}
-    for name, (dtype, size) in names.items():
-        found[name] = torch.empty(size, dtype=getattr(torch, dtype), device=device)
-        _broadcast(group, found[name])
-    return found
+def connected(group: BroadcastGroup) -> Any:
+    """The torch process group, beside any other that the process has."""
+    if group.key not in _connected:
+        timeout = timedelta(seconds=group.deadline)
+        store = TCPStore(group.host, group.port, is_master=False, timeout=timeout)
+        is_nccl = group.backend == "nccl"
+        kind: Any = dist.ProcessGroupNCCL if is_nccl else dist.ProcessGroupGloo
+        prefixed = PrefixStore(group.key, store)
+        _connected.clear()
+        _connected[group.key] = kind(prefixed, group.rank, group.world, timeout)
+    return _connected[group.key]
 
 
 def described(weights: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (dtype, size)."""
     return {
         name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in weights.items()
     }
-
-
-def _on_link(tensor: Tensor, backend: str) -> Tensor:
-    return tensor.to("cuda" if backend == "nccl" else "cpu").contiguous()
-
-
-def _broadcast(group: Any, tensor: Tensor) -> None:
-    flat = tensor.view(-1)
-    if flat.dtype == torch.bfloat16 and flat.device.type == "cpu":
-        flat = flat.view(torch.uint8)  # gloo sends bytes
-    group.broadcast(flat, 0).wait()

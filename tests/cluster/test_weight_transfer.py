@@ -1,8 +1,10 @@
-"""Weights on their way: the same bits arrive, whatever carries them."""
+"""Sent weights arrive bit for bit, through the store and by broadcast."""
 
 import threading
+from collections import UserDict
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,13 @@ import torch
 from torch.distributed import TCPStore
 
 from graft.cluster import weight_transfer as sending
-from graft.cluster.weight_transfer import UnpackedWeights, WeightBroadcast, described, join, packed
+from graft.cluster.weight_transfer import (
+    BroadcastGroup,
+    UnpackedWeights,
+    connected,
+    described,
+    packed,
+)
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -69,39 +77,35 @@ def test_a_parameter_is_sent_without_its_gradient() -> None:
     assert bits.tolist() == [np.float32(1).view(np.int32)] * 2
 
 
+class PerThread(threading.local, UserDict[str, Any]):
+    """A dict of its own in each thread, which stands for a process."""
+
+
 @pytest.fixture
-def group_spec() -> Iterator[WeightBroadcast]:
+def group() -> Iterator[BroadcastGroup]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    yield WeightBroadcast("127.0.0.1", store.port, 0, 3, "1", "gloo", 10.0)
-    del store  # it must outlive the meeting
+    yield BroadcastGroup("127.0.0.1", store.port, 0, 3, "1", "gloo", 10.0)
+    del store  # it must outlive the group
 
 
 def broadcast(
-    group_spec: WeightBroadcast, given: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    group: BroadcastGroup, given: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> list[Any]:
-    """What two workers receive, each on a thread that stands for its process."""
-    groups = threading.local()
-
-    def own_group(one: WeightBroadcast) -> Any:
-        if not hasattr(groups, "found"):
-            groups.found = join(one)
-        return groups.found
-
-    monkeypatch.setattr(sending, "group_of", own_group)
+    """What two workers receive."""
+    monkeypatch.setattr(sending, "_connected", PerThread())
     found: list[Any] = [None, None]
 
-    def listen(number: int) -> None:
+    def receive(number: int) -> None:
         try:
-            mine = replace(group_spec, rank=number + 1)
-            found[number] = sending.receive(mine, described(given))
+            found[number] = replace(group, rank=number + 1).receive(described(given))
         except RuntimeError as error:
             found[number] = error
 
-    threads = [threading.Thread(target=listen, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=receive, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     try:
-        sending.send(group_spec, given)
+        group.send(given)
     finally:
         for thread in threads:
             thread.join(30)
@@ -109,30 +113,31 @@ def broadcast(
 
 
 def test_every_bit_survives_a_broadcast(
-    group_spec: WeightBroadcast, monkeypatch: pytest.MonkeyPatch
+    group: BroadcastGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = weights()
-    for found in broadcast(group_spec, given, monkeypatch):
+    for found in broadcast(group, given, monkeypatch):
         assert_same_bits(found, given)
 
 
-def test_a_broadcast_without_all_members_ends_at_its_deadline(group_spec: WeightBroadcast) -> None:
+def test_a_broadcast_without_all_members_ends_at_its_deadline(group: BroadcastGroup) -> None:
     with pytest.raises(RuntimeError):
-        sending.send(replace(group_spec, world=2, key="alone", deadline=1.0), weights())
+        replace(group, world=2, key="alone", deadline=1.0).send(weights())
 
 
-def test_a_group_is_kept_until_there_is_another_meeting(
-    group_spec: WeightBroadcast, monkeypatch: pytest.MonkeyPatch
+def test_a_group_is_kept_until_another_is_made(
+    group: BroadcastGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
 
-    def make(one: WeightBroadcast) -> str:
-        made.append(one.key)
-        return f"group {one.key}"
+    def make(key: str, *_: Any) -> str:
+        made.append(key)
+        return f"group {key}"
 
-    monkeypatch.setattr(sending, "join", make)
-    monkeypatch.setattr(sending, "_groups", {})
+    monkeypatch.setattr(sending, "PrefixStore", lambda key, store: key)
+    monkeypatch.setattr(sending, "dist", SimpleNamespace(ProcessGroupGloo=make))
+    monkeypatch.setattr(sending, "_connected", {})
     keys = ["1", "1", "2", "2", "1"]
-    found = [sending.group_of(replace(group_spec, key=key)) for key in keys]
+    found = [connected(replace(group, key=key)) for key in keys]
     assert found == [f"group {key}" for key in keys]
     assert made == ["1", "2", "1"]

@@ -22,12 +22,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from graft.deadlines import Wait, skip_frames_in
-from graft.train.distributed.heartbeat import (
-    ProcessesLost,
-    ProcessFailure,
-    RankHeartbeat,
-    within,
-)
+from graft.train.distributed.heartbeat import ProcessesLost, ProcessFailure, RankHeartbeat, within
 from graft.train.distributed.rank_status import name_ranks
 
 skip_frames_in(__file__)
@@ -102,12 +97,15 @@ class FailureHandler:
         """Why `what` broke: a rank failed, ended, or did not arrive in time."""
         heartbeat = self.heartbeat
         is_late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-        failure = self.find(0.5 if is_late else heartbeat.patience, or_gone=True)
+        if is_late:
+            failure = self.find(patience=0.5)
+        else:  # reports are read up to one interval after they were written
+            failure = self.find(heartbeat.patience + heartbeat.interval, or_gone=True)
         if failure is not None:
             return ProcessesLost(f"{what} failed: {failure}", failure)
         heartbeat.refresh()
-        arrived = [r for r, s in heartbeat.statuses().items() if s.waits_for == what]
-        missing = [r for r in heartbeat.peers if r not in (*arrived, heartbeat.rank)]
+        statuses = heartbeat.statuses().items()
+        missing = [r for r, s in statuses if s.collective != what and r != heartbeat.rank]
         table = "".join(f"\n{who} {does}" for who, does in heartbeat.table().items())
         if not is_late:
             seen = str(error).partition("\n")[0]
@@ -121,7 +119,7 @@ class FailureHandler:
         )
 
     def find(self, patience: float, or_gone: bool = False) -> ProcessFailure | None:
-        """The failure that another rank has posted, or a rank that ended without posting one."""
+        """The failure that another rank has posted, or a rank that stopped reporting without one."""
         end = time.monotonic() + patience
         while True:
             found = self.known or self.heartbeat.posted()
@@ -132,7 +130,7 @@ class FailureHandler:
             time.sleep(0.05)
 
     def on_failure(self, failure: ProcessFailure) -> None:
-        """CallText by the heartbeat's thread: another rank has failed while this one is busy."""
+        """Called by the heartbeat's thread: another rank has failed while this one is busy."""
         self.known = failure
         if self._is_ending or not self.is_guarded:
             return
@@ -145,7 +143,7 @@ class FailureHandler:
             self._stop_because(failure)
 
     def on_late(self, wait: Wait) -> None:
-        """CallText by the same thread: NCCL hangs past the deadline, where no exception can be raised."""
+        """Called by the same thread: NCCL hangs past the deadline, where no exception can be raised."""
         if self.is_guarded and not self._is_ending:
             self._fail(self.explain(TimeoutError("timed out"), wait.what), describe)
 
@@ -163,7 +161,7 @@ class FailureHandler:
         )
         before = None if heartbeat.claim() else self.find(patience=2.0)
         if before is None:
-            host = heartbeat.peers[mine.rank].host
+            host = heartbeat.reports[mine.rank].host
             what = f"is gone: {mine.text}" if mine.kind == "gone" else f"failed: {text}"
             to_stderr(f"rank {mine.rank} of {heartbeat.world} on {host} {what}")
             heartbeat.post(mine)

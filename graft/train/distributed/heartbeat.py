@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,15 +20,7 @@ from typing import Any
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from graft.deadlines import Wait, clock, current, skip_frames_in
-from graft.train.distributed.rank_status import (
-    GONE,
-    NOT_STARTED,
-    RankPeer,
-    RankStatus,
-    name_ranks,
-    reported_status,
-    status_table,
-)
+from graft.train.distributed.rank_status import RankReport, RankStatus, name_ranks, status_table
 
 skip_frames_in(__file__)
 
@@ -67,65 +61,47 @@ class RankHeartbeat:
 
     def __init__(self, rank: int, world: int, deadline: float) -> None:
         self.rank, self.world, self.deadline = rank, world, deadline
-        self.interval = min(5.0, deadline / 10)
-        self.peers = {rank: RankPeer() for rank in range(world)}
+        self.interval = min(2.0, deadline / 10)
+        self.patience = max(2.0, 3.5 * self.interval)
+        """Seconds after which a missing report means something."""
+        self.reports: dict[int, RankReport] = {}
+        """By rank; a process that has not started has none."""
         self.phase: tuple[str, float] = ("starting", time.monotonic())
         self.collective: Wait | None = None
         """The collective operation that this process is in."""
         self.on_failure: Callable[[ProcessFailure], None] | None = None
         self.on_late: Callable[[Wait], None] | None = None
-        self.is_store_ours = False
+        self.is_store_ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != "True"
         """Whether rank 0 holds the store, which then ends with it; else torchrun does."""
         self._store: Store | None = None
         self._is_lost = False
-        """Whether the connection to the store broke."""
-        self._is_mute = False
-        """Whether the store once did not answer in time."""
+        """Whether the store does not answer any more."""
         self._read_at = 0.0
-        """When the store last answered; 0: not asked yet."""
-        self._count = 0
+        """When the store last answered; 0: not read yet."""
+        self._num_reports = 0
         self._is_done = threading.Event()
         self._has_news = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="heartbeat", daemon=True)
-
-    @property
-    def patience(self) -> float:
-        """Seconds after which a missing report means something."""
-        return max(2.0, 3.5 * self.interval)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     @property
     def _is_stale(self) -> bool:
         """Whether the store has stopped answering."""
         return bool(self._read_at) and time.monotonic() - self._read_at > self.patience
 
-    def meet(self) -> None:
-        """Register this rank and wait until all are registered."""
-        by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
-        self.is_store_ours = not by_torchrun
-        self._server = self._tcp(is_master=self.rank == 0 and not by_torchrun)  # ends with us
-        self._store = self.connect()
-        me = RankPeer.own()
-        self._write()
-        self._store.set(f"name/{self.rank}", json.dumps([me.host, me.pid, me.pid_namespace]))
+    def join(self) -> None:
+        """Report this rank and wait until all have reported."""
+        self._server = self._tcp(is_master=self.rank == 0 and self.is_store_ours)  # ends with us
+        self._store = store = self.connect()
+        self._write(store)
         end, pause = time.monotonic() + self.deadline, 0.02
-        while not self._store.check([f"name/{rank}" for rank in range(self.world)]):
+        while missing := self._read(store):
             if time.monotonic() > end:
-                missing = [rank for rank in self.peers if not self._is_registered(rank)]
                 raise ProcessesLost(
                     f"waited {self.deadline:g} s for the {self.world} processes of this run to start, "
                     f"and {name_ranks(missing)} did not connect to {_address()}"
                 )
             time.sleep(pause)
             pause = min(1.5 * pause, 0.5)
-        for rank in self.peers:
-            self._is_registered(rank)
-
-    def _is_registered(self, rank: int) -> bool:
-        store = self._store
-        if store is not None and not self.peers[rank].host and store.check([f"name/{rank}"]):
-            found = json.loads(store.get(f"name/{rank}"))
-            self.peers[rank] = RankPeer(*found, heard=time.monotonic())
-        return bool(self.peers[rank].host)
 
     def connect(self) -> Store:
         """A new connection: on a shared one, a blocking call delays all others."""
@@ -133,15 +109,11 @@ class RankHeartbeat:
         return PrefixStore(f"graft/{restart}", self._tcp(is_master=False))
 
     def _tcp(self, is_master: bool) -> Store:
-        if "MASTER_ADDR" not in os.environ:
-            raise ValueError(
-                "RANK is set, but not MASTER_ADDR, the address where the processes meet; start them "
-                "with torchrun, which sets both, or unset RANK to run alone"
-            )
+        host, port = launch_variable("MASTER_ADDR"), int(launch_variable("MASTER_PORT"))
         try:
             return TCPStore(
-                os.environ["MASTER_ADDR"],
-                env_number("MASTER_PORT"),
+                host,
+                port,
                 is_master=is_master,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=self.deadline),
@@ -170,20 +142,12 @@ class RankHeartbeat:
     def is_stopped(self) -> bool:
         return self._is_done.is_set()
 
-    def leave(self) -> None:
-        """After a finished run. The holder of the store ends last: others may still read it."""
-        self._ask(lambda store: store.set(f"left/{self.rank}", ""))
-        self._keep_store_until("left", 5.0)
-
     def linger(self) -> None:
-        """After a failure. The holder of the store waits until the others have read the cause."""
-        self._keep_store_until("heard", 2.0 + 2 * FAILURE_CHECK)
-
-    def _keep_store_until(self, key: str, seconds: float) -> None:
-        end = time.monotonic() + seconds
+        """After a failure, the holder of the store waits until the others have read the cause."""
+        end = time.monotonic() + 2.0 + 2 * FAILURE_CHECK
+        others = [f"read/{rank}" for rank in range(1, self.world)]
         while self.rank == 0 and self.is_store_ours and time.monotonic() < end:
-            others = [r for r, p in self.peers.items() if r and p.life() in ("alive", "unknown")]
-            if self._ask(lambda store, others=others: store.check([f"{key}/{r}" for r in others])):
+            if self._ask(lambda store: store.check(others)):
                 return
             time.sleep(0.02)
 
@@ -199,20 +163,22 @@ class RankHeartbeat:
         return self._ask(self._read_failure)
 
     def gone(self) -> ProcessFailure | None:
-        """A rank whose process has ended, or that has not reported from another machine."""
+        """A rank that has stopped reporting, or rank 0 if its store is gone."""
         self.refresh()
-        for rank, status in self.statuses().items():
-            if status.order != GONE and not (rank == 0 and self._is_lost and self.is_store_ours):
+        for rank, report in self.reports.items():
+            silence = self._silence(report)
+            if rank == 0 and self._is_lost and self.is_store_ours:
+                text = "its store does not answer"
+            elif rank != self.rank and silence > self.patience:
+                text = f"it has not reported for {clock(silence)}"
+            else:
                 continue
-            peer = self.peers[rank]
-            text = "its process was killed (SIGKILL or out of memory)"
-            if status.age is not None and peer.life() == "unknown":
-                text = f"it has not reported for {clock(status.age)}"
-            return ProcessFailure(rank, "gone", f"{text}; it was last {peer.last}", time.time())
+            text += f", its process may have been killed; it was last {report.status.text}"
+            return ProcessFailure(rank, "gone", text, time.time())
         return None
 
     def statuses(self) -> dict[int, RankStatus]:
-        return {rank: self._status(rank) for rank in self.peers}
+        return {rank: self._status(rank) for rank in range(self.world)}
 
     def table(self, without: int = -1) -> dict[str, str]:
         """What each rank does; ranks that do the same are in one line."""
@@ -224,124 +190,117 @@ class RankHeartbeat:
     def is_reported_by_lower_rank(self, wait: Wait) -> bool:
         """Whether a lower rank waits for the same operation: then that one prints the message."""
         statuses = [self._status(rank) for rank in range(self.rank)]
-        return not self._is_stale and any(status.waits_for == wait.what for status in statuses)
+        return not self._is_stale and any(status.collective == wait.what for status in statuses)
+
+    def _silence(self, report: RankReport) -> float:
+        """Seconds without a new report, up to the time when the store last answered."""
+        return (self._read_at or time.monotonic()) - report.read_at
 
     def _status(self, rank: int) -> RankStatus:
-        if rank == self.rank and self.peers[rank].host:
-            return reported_status(self._own_report(), 0.0)
-        if not self._is_registered(rank):
-            return NOT_STARTED
-        return self.peers[rank].status(self._read_at or time.monotonic(), self.patience)
+        if rank == self.rank:
+            return self._own_status()
+        if (report := self.reports.get(rank)) is None:
+            return RankStatus("not started yet")
+        status = report.status
+        if (silence := self._silence(report)) > self.patience:
+            process = f"(pid {report.pid} on {report.host})"
+            return RankStatus(f"silent since {clock(silence)} {process}; it was last {status.text}")
+        return status._replace(age=(status.age or 0.0) + time.monotonic() - report.read_at)
 
-    def _own_report(self) -> dict[str, Any]:
+    def _own_status(self) -> RankStatus:
+        if (wait := self.collective) is not None:
+            return RankStatus(f"waiting for {wait.what}", wait.age, wait.what)
         phase, since = self.phase
-        report: dict[str, Any] = {"phase": phase, "for": time.monotonic() - since}
-        collective, waits = self.collective, current()
-        if collective is not None or waits:
-            wait = collective or waits[0]
-            is_together = collective is not None
-            report |= {"waits_for": wait.what, "waits": wait.age, "is_together": is_together}
-        return report
+        waits = current()
+        within = f" (waiting {clock(waits[0].age)} for {waits[0].what})" if waits else ""
+        return RankStatus(f"{phase}{within}", time.monotonic() - since)
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         """Write and read reports until the end; failures of others are checked more often."""
         next_report = 0.0
+        store = self._store
+        assert store is not None
         while not self._is_done.wait(min(FAILURE_CHECK, self.interval)):
             if not self._is_lost:
                 try:
                     if self._has_news.is_set() or time.monotonic() > next_report:
                         self._has_news.clear()
                         next_report = time.monotonic() + self.interval
-                        self._write()
-                        self._read()
-                    self._check_failure()
+                        self._write(store)
+                        self._read(store)
+                    if self.on_failure is not None and (failure := self._read_failure(store)):
+                        on_failure, self.on_failure = self.on_failure, None
+                        on_failure(failure)
                 except RuntimeError:
                     self._is_lost = True  # rank 0 or torchrun has ended; collectives will fail
-            collective = self.collective
-            if (
-                self.on_late is not None
-                and collective is not None
-                and collective.age > self.deadline + self.interval
-            ):
-                self.on_late(collective)
+            wait, latest = self.collective, self.deadline + self.interval
+            if self.on_late is not None and wait is not None and wait.age > latest:
+                self.on_late(wait)
 
-    def _write(self) -> None:
-        assert self._store is not None
-        self._count += 1
-        report = {"count": self._count, **self._own_report()}
-        self._store.set(f"report/{self.rank}", json.dumps(report))
+    def _write(self, store: Store) -> None:
+        self._num_reports += 1
+        report = [socket.gethostname(), os.getpid(), self._num_reports, self._own_status()]
+        store.set(f"report/{self.rank}", json.dumps(report))
 
     def refresh(self) -> None:
         """Read the others' reports now, if the store answers."""
-        self._ask(lambda store: self._read())
+        self._ask(self._read)
 
-    def _read(self) -> None:
-        store = self._store
-        assert store is not None
-        texts = store.multi_get([f"report/{rank}" for rank in self.peers])
-        for peer, text in zip(self.peers.values(), texts, strict=True):
-            report = json.loads(text)
-            if report["count"] != peer.report.get("count"):
-                peer.report, peer.heard = report, time.monotonic()
+    def _read(self, store: Store) -> list[int]:
+        """Read all reports; returns the ranks that have none."""
+        ranks = range(self.world)
+        missing = [r for r in ranks if r not in self.reports and not store.check([f"report/{r}"])]
+        there = [rank for rank in ranks if rank not in missing]
+        texts = store.multi_get([f"report/{rank}" for rank in there])
+        for rank, text in zip(there, texts, strict=True):
+            host, pid, number, status = json.loads(text)
+            if rank not in self.reports or number != self.reports[rank].number:
+                now = time.monotonic()
+                self.reports[rank] = RankReport(host, pid, number, RankStatus(*status), now)
         self._read_at = time.monotonic()
-
-    def _check_failure(self) -> None:
-        assert self._store is not None
-        if self.on_failure is not None and (failure := self._read_failure(self._store)):
-            on_failure, self.on_failure = self.on_failure, None
-            on_failure(failure)
+        return missing
 
     def _read_failure(self, store: Store) -> ProcessFailure | None:
         if not store.check(["failure"]):
             return None
-        store.set(f"heard/{self.rank}", "")
+        store.set(f"read/{self.rank}", "")
         return ProcessFailure(**json.loads(store.get("failure")))
 
     def _ask(self, question: Callable[[Store], Any]) -> Any:
         """The store's answer; None if it does not answer, and then it is not asked again."""
         store = self._store
-        if store is None or self._is_lost or self._is_mute:
+        if store is None or self._is_lost:
             return None
         try:
             return within(2.0, lambda: question(store))
-        except TimeoutError:
-            self._is_mute = True
-        except RuntimeError:
+        except (TimeoutError, RuntimeError):
             self._is_lost = True
         return None
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
     """The call's result; TimeoutError if it takes longer, while a thread still waits for it."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
+    result: Future[Any] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            result.set_result(call())
         except BaseException as error:
-            errors.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return results[0]
+    threading.Thread(target=run, daemon=True).start()
+    return result.result(seconds)
 
 
 def _address() -> str:
     return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
 
 
-def env_number(name: str) -> int:
-    """A variable that torchrun sets."""
-    text = os.environ.get(name, "")
-    if not text.isdigit():
+def launch_variable(name: str) -> str:
+    """An environment variable that torchrun sets."""
+    if not os.environ.get(name):
         raise ValueError(
-            f"RANK is set, but {name} is {text!r}; start the processes with torchrun, which sets all "
-            "of them, or unset RANK to run alone"
+            f"RANK is set, but not {name}; start the processes with torchrun, which sets both, or "
+            "unset RANK to run alone"
         )
-    return int(text)
+    return os.environ[name]

@@ -38,7 +38,7 @@ from graft.train.distributed.heartbeat import (
     ProcessesLost,
     ProcessFailure,
     RankHeartbeat,
-    env_number,
+    launch_variable,
 )
 
 skip_frames_in(__file__)
@@ -56,12 +56,8 @@ class ProcessGroup:
     returns its own value."""
 
     def __init__(self, deadline: float, device: torch.device) -> None:
-        self.rank = 0
-        self.world = 1
-        self.local_rank = 0
-        self.deadline = deadline
-        self.device = device
-        self._tp = 1
+        self.rank, self.world, self._tp = 0, 1, 1
+        self.deadline, self.device = deadline, device
         self._heartbeat: RankHeartbeat | None = None
         self._failures: FailureHandler | None = None
         self._watchdog: Watchdog | None = None
@@ -72,21 +68,20 @@ class ProcessGroup:
         cls,
         deadline: float,
         device: torch.device | str,
-        say: Callable[[str], None] = to_stderr,
+        note: Callable[[str], None] = to_stderr,
     ) -> ProcessGroup:
-        """Connect to the other processes, if torchrun has started any; `say` prints long waits."""
+        """Connect to the other processes, if torchrun has started any; `note` prints long waits."""
         found = cls(deadline, torch.device(device))
-        under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-        if "RANK" not in os.environ or (env_number("WORLD_SIZE") == 1 and not under_torchrun):
-            found._watchdog = Watchdog(say, after=ALONE_WAITS, every=ALONE_WAITS)
+        if "RANK" in os.environ:
+            found.rank, found.world = int(os.environ["RANK"]), int(launch_variable("WORLD_SIZE"))
+        if found.world == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+            found._watchdog = Watchdog(note, after=ALONE_WAITS)
             found._watchdog.start()
             return found
-        found.rank, found.world = env_number("RANK"), env_number("WORLD_SIZE")
-        found.local_rank = env_number("LOCAL_RANK")
         if found.device.type == "cuda":
-            found.device = _own_gpu(found.local_rank)
+            found.device = _own_gpu(int(launch_variable("LOCAL_RANK")))
         try:
-            found._connect(say)
+            found._connect(note)
         except BaseException:
             found._release()
             raise
@@ -128,17 +123,8 @@ class ProcessGroup:
         with self.together(what):
             payload = pickle.dumps(value)
             longest = int(self._agree(what, len(payload)))
-            sent = torch.zeros(8 + longest, dtype=torch.uint8)
-            sent[:8] = torch.frombuffer(
-                bytearray(len(payload).to_bytes(8, "little")), dtype=torch.uint8
-            )
-            sent[8 : 8 + len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-            parts = [torch.empty_like(sent) for _ in range(self.world)]
-            self._finish(dist.all_gather(parts, sent, async_op=True))
-            texts = [part.numpy().tobytes() for part in parts]
-            return [
-                pickle.loads(text[8 : 8 + int.from_bytes(text[:8], "little")]) for text in texts
-            ]
+            # a pickle ends with a mark, so the padding behind it is not read
+            return [pickle.loads(part) for part in self._exchange(payload, longest)]
 
     def share(self, value: Any, what: str) -> Any:
         """Rank 0's value, on all ranks."""
@@ -162,16 +148,14 @@ class ProcessGroup:
         with self.together(what), torch.no_grad():
             self._agree(what, 0.0, shapes)
             for bucket in _buckets(tensors):
-                flat = (
-                    bucket[0].view(-1)
-                    if _is_flat(bucket)
-                    else torch.cat([t.reshape(-1) for t in bucket])
-                )
+                if len(bucket) == 1 and bucket[0].is_contiguous():  # needs no copy
+                    self._finish(dist.all_reduce(bucket[0], async_op=True))
+                    continue
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
                 self._finish(dist.all_reduce(flat, async_op=True))
-                if not _is_flat(bucket):
-                    sizes = [tensor.numel() for tensor in bucket]
-                    for tensor, part in zip(bucket, flat.split(sizes), strict=True):
-                        tensor.copy_(part.view(tensor.shape))
+                sizes = [tensor.numel() for tensor in bucket]
+                for tensor, part in zip(bucket, flat.split(sizes), strict=True):
+                    tensor.copy_(part.view(tensor.shape))
 
     def most(self, number: float, what: str) -> float:
         """The largest number of all ranks."""
@@ -212,7 +196,7 @@ class ProcessGroup:
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """Name the collective operations of the block; if connections break or time runs out, say why.
+        """Name the collective operations of the block; if connections break or time runs out, report why.
 
         For operations that torch starts: `with processes.together("the gradients of step 12"):
         loss.backward()`. Other errors pass through unchanged.
@@ -257,7 +241,7 @@ class ProcessGroup:
         if self._heartbeat is not None:
             self.barrier("the end of the run")
             self._heartbeat.stop()
-            self._heartbeat.leave()
+            self.barrier("the last heartbeat")  # rank 0 may hold the store that they use
         self._release()
 
     def __enter__(self) -> ProcessGroup:
@@ -289,13 +273,11 @@ class ProcessGroup:
         margin = NCCL_MARGIN if self.device.type == "cuda" else 0.0
         return timedelta(seconds=self.deadline + margin)
 
-    def _connect(self, say: Callable[[str], None]) -> None:
+    def _connect(self, note: Callable[[str], None]) -> None:
         heartbeat = RankHeartbeat(self.rank, self.world, self.deadline)
-        patience = min(30.0, self.deadline / 4)
         self._watchdog = Watchdog(
-            say,
-            after=patience,
-            every=patience,
+            note,
+            after=min(30.0, self.deadline / 4),
             name=f"rank {self.rank}",
             peers=lambda: heartbeat.table(without=self.rank),
             is_reported_elsewhere=heartbeat.is_reported_by_lower_rank,
@@ -303,7 +285,7 @@ class ProcessGroup:
         self._watchdog.start()
         atexit.register(self._release)
         with waiting("the other processes to start", self.deadline):
-            heartbeat.meet()
+            heartbeat.join()
         self._heartbeat = heartbeat
         self._failures = failures = FailureHandler(heartbeat, self._release)
         heartbeat.on_failure = failures.on_failure
@@ -325,13 +307,18 @@ class ProcessGroup:
         self._finish(dist.all_reduce(sent, dist.ReduceOp.MAX, async_op=True))
         if sent[1] == -sent[2]:
             return sent[0].item()
-        mine = (what + " " + detail if detail else what).encode()[:400].ljust(400)
-        parts = [torch.empty(400, dtype=torch.uint8) for _ in range(self.world)]
-        own = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        self._finish(dist.all_gather(parts, own, async_op=True))
-        names = [part.numpy().tobytes().decode(errors="replace").strip() for part in parts]
+        parts = self._exchange(f"{what} {detail}".encode()[:400], 400)
+        names = [part.rstrip(b" \0").decode(errors="replace") for part in parts]
         listed = "; ".join(f"rank {rank}: {name}" for rank, name in enumerate(names))
         raise RuntimeError(f"the processes are in different operations: {listed}")
+
+    def _exchange(self, payload: bytes, size: int) -> list[bytes]:
+        """The payloads of all ranks, each padded with zeros to `size` bytes."""
+        sent = torch.zeros(size, dtype=torch.uint8)
+        sent[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        parts = [torch.empty_like(sent) for _ in range(self.world)]
+        self._finish(dist.all_gather(parts, sent, async_op=True))
+        return [part.numpy().tobytes() for part in parts]
 
     def _finish(self, work: Any) -> None:
         """Poll instead of waiting inside the library, where Ctrl-C and our deadline have no effect."""
@@ -370,11 +357,6 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             yield pending.pop(kind)
             del sizes[kind]
     yield from pending.values()
-
-
-def _is_flat(bucket: Sequence[Tensor]) -> bool:
-    """One tensor in one piece of memory needs no copy."""
-    return len(bucket) == 1 and bucket[0].is_contiguous()
 
 
 ALONE = ProcessGroup(600.0, torch.device("cpu"))

@@ -28,14 +28,14 @@ class RunHooks:
         self._has_warned = False
 
     def on_collect(self, step: int) -> None:
-        self.run.processes.doing(f"samples for step {step}")
+        self.run.processes.doing(f"sampling, step {step}")
 
     @contextmanager
     def learning(self, step: int, rollouts: StepRollouts) -> Iterator[None]:
         """An update is never interrupted; where it fails, the batch is kept as evidence."""
         run = self.run
         run.journal.failures(f"step {step}", rollouts.episodes)
-        run.processes.doing(f"learns step {step}")
+        run.processes.doing(f"learning, step {step}")
         with run.interrupt.held(), run.journal.evidence(step, rollouts.episodes):
             self.learner.keeps_logprobs = run.journal.keeps_episodes(step)
             self._before = self._recorder.prints() if self.learner.keeps_logprobs else None
