@@ -147,10 +147,10 @@ def where(wait: Wait) -> str:
 
 def _outside(frame: FrameType) -> FrameType:
     """The first caller outside of libraries and skipped files."""
-    start, seen = frame, frame
-    while seen.f_back is not None and not _is_ours(seen.f_code.co_filename):
-        seen = seen.f_back
-    return seen if _is_ours(seen.f_code.co_filename) else start
+    caller: FrameType | None = frame
+    while caller is not None and not _is_ours(caller.f_code.co_filename):
+        caller = caller.f_back
+    return caller or frame
 
 
 def _is_ours(file: str) -> bool:
@@ -212,20 +212,13 @@ class Watchdog:
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._is_done.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout=1.0)
-
     def __enter__(self) -> Watchdog:
-        self.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._is_done.set()
+        self._thread.join(timeout=1.0)
 
     def _watch(self) -> None:
         # often enough that a report is at most a tenth too late

@@ -192,18 +192,11 @@ class RayCollector:
         host = self.ray.util.get_node_ip_address()
         if self._store is None:
             self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        backend = "nccl" if self.config.cluster.gpus else "gloo"
         self._num_groups += 1
         self._members = workers
-        self._group = BroadcastGroup(
-            host,
-            self._store.port,
-            0,
-            len(workers) + 1,
-            f"{self._num_groups}",
-            backend,
-            self.patience,
-        )
+        size, key = len(workers) + 1, f"{self._num_groups}"
+        backend = "nccl" if self.config.cluster.gpus else "gloo"
+        self._group = BroadcastGroup(host, self._store.port, 0, size, key, backend, self.patience)
         return self._group
 
     def _load_errors(
@@ -288,16 +281,11 @@ class RayCollector:
     def _start_worker(self) -> None:
         cluster, number = self.config.cluster, self._num_started
         self._num_started += 1
-        actor = (
-            self.ray.remote(RolloutWorker)
-            .options(
-                num_cpus=cluster.cpus,
-                num_gpus=cluster.gpus,
-                max_restarts=0,
-                max_concurrency=2 * self.limit + 8,
-            )
-            .remote(number, self.cwd)
+        resources = {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus}
+        remote_class = self.ray.remote(RolloutWorker).options(
+            **resources, max_restarts=0, max_concurrency=2 * self.limit + 8
         )
+        actor = remote_class.remote(number, self.cwd)
         self.workers.append(ClusterWorker(number, actor, transition=actor.process.remote()))
 
     def _assign(self) -> None:

@@ -135,8 +135,7 @@ class RankHeartbeat:
 
     def stop(self) -> None:
         self._is_done.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout=1.0)
+        self._thread.join(timeout=1.0)
 
     @property
     def is_stopped(self) -> bool:

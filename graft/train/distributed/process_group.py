@@ -22,7 +22,7 @@ import pickle
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -60,8 +60,7 @@ class ProcessGroup:
         self.deadline, self.device = deadline, device
         self._heartbeat: RankHeartbeat | None = None
         self._failures: FailureHandler | None = None
-        self._watchdog: Watchdog | None = None
-        self._owns_group = False
+        self._resources = ExitStack()
 
     @classmethod
     def start(
@@ -75,8 +74,7 @@ class ProcessGroup:
         if "RANK" in os.environ:
             found.rank, found.world = int(os.environ["RANK"]), int(launch_variable("WORLD_SIZE"))
         if found.world == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-            found._watchdog = Watchdog(note, after=ALONE_WAITS)
-            found._watchdog.start()
+            found._resources.enter_context(Watchdog(note, after=ALONE_WAITS))
             return found
         if found.device.type == "cuda":
             found.device = _own_gpu(int(launch_variable("LOCAL_RANK")))
@@ -183,7 +181,7 @@ class ProcessGroup:
         if self._heartbeat is None and not dist.is_initialized():
             # a mesh consists of process groups, so make one of a single process
             dist.init_process_group(self._backend, store=HashStore(), rank=0, world_size=1)
-            self._owns_group = True
+            self._resources.callback(dist.destroy_process_group)
         self._tp = tp
         table = torch.arange(self.world).view(-1, tp)
         with self.together("the groups of the device mesh"):
@@ -252,15 +250,8 @@ class ProcessGroup:
 
     def _release(self) -> None:
         atexit.unregister(self._release)
-        if self._watchdog is not None:
-            self._watchdog.stop()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-            self._owns_group = True
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
+        self._resources.close()
         self._heartbeat, self._failures = None, None
-        self._watchdog, self._owns_group = None, False
 
     # underneath
 
@@ -275,14 +266,14 @@ class ProcessGroup:
 
     def _connect(self, note: Callable[[str], None]) -> None:
         heartbeat = RankHeartbeat(self.rank, self.world, self.deadline)
-        self._watchdog = Watchdog(
+        watchdog = Watchdog(
             note,
             after=min(30.0, self.deadline / 4),
             name=f"rank {self.rank}",
             peers=lambda: heartbeat.table(without=self.rank),
             is_reported_elsewhere=heartbeat.is_reported_by_lower_rank,
         )
-        self._watchdog.start()
+        self._resources.enter_context(watchdog)
         atexit.register(self._release)
         with waiting("the other processes to start", self.deadline):
             heartbeat.join()
@@ -298,7 +289,9 @@ class ProcessGroup:
                 world_size=self.world,
                 timeout=self._group_timeout,
             )
+        self._resources.callback(dist.destroy_process_group)
         heartbeat.start()
+        self._resources.callback(heartbeat.stop)
 
     def _agree(self, what: str, number: float, detail: str = "") -> float:
         """The largest number of all ranks, after a check that all are in the same operation."""
