@@ -5,13 +5,8 @@
     rank 0   processes.gather(3, "the lengths of step 12")  -> [3, 5]
     rank 1   processes.gather(5, "the lengths of step 12")  -> [3, 5]
 
-Every operation has a name and a deadline. Each process reports every few seconds what it does (`heartbeat`),
-so a process that waits for long can print
-
-    rank 0 waits for the lengths of step 12 since 0:31, in graft/train/rl.py:80
-    rank 1 is sampling, step 12, since 0:42
-
-How a failure of one rank ends all of them is in `failures`.
+Every operation has a name and a deadline; what a process prints that waits for long is in `heartbeat`, how a
+failure of one rank ends all of them in `failures`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What each rank does, and how that is printed.
-
-rank 1 is sampling, step 12, since 0:42
-ranks 0, 2-3 are waiting for the rewards, since 0:31
-"""
+"""What each rank does, and how that is printed."""
 
 from __future__ import annotations
 
