@@ -8,7 +8,7 @@ While the block runs, `current()` lists the wait. A `Watchdog` prints it:
     rank 1 waits for the gradients of step 12 since 0:30, in graft/train/learner.py:120
 
 and again after 1, 2, 4 minutes. The waiting code enforces the deadline; this module only reports it.
-Threads and tasks of asyncio each have their own waits. Of nested waits the inner one is reported.
+Each thread has its own waits; of nested waits the inner one is reported.
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
 
 GRACE = 1.0
 """Seconds after a deadline before it is reported: the waiting code enforces it first."""
-MAX_REPORTED = 5
-"""Waits in one message; of a thousand rollouts that hang the first few are enough."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,9 +40,6 @@ class Wait:
     thread: int
     """The thread's ident."""
     outer: Wait | None
-    code: CodeType
-    """The function that waits, and the line where the wait began."""
-    line: int
 
     @property
     def age(self) -> float:
@@ -57,8 +50,8 @@ class Wait:
         return self.deadline is not None and self.age > self.deadline + GRACE
 
 
-_live: dict[int, Wait] = {}
-_innermost: ContextVar[Wait | None] = ContextVar("_innermost", default=None)
+_innermost: dict[int, Wait] = {}
+"""By thread."""
 _skipped_files = {__file__}
 
 
@@ -67,57 +60,39 @@ def skip_frames_in(file: str) -> None:
     _skipped_files.add(file)
 
 
-class waiting:
-    """`with waiting("an answer of the judge", deadline=60): ...` takes about a microsecond."""
-
-    __slots__ = ("_deadline", "_wait", "_what")
-
-    def __init__(self, what: str, deadline: float | None = None) -> None:
-        self._what = what
-        self._deadline = deadline
-
-    def __enter__(self) -> Wait:
-        frame = _outside(sys._getframe(1))
-        self._wait = wait = Wait(
-            self._what,
-            time.monotonic(),
-            self._deadline,
-            threading.get_ident(),
-            _innermost.get(),
-            frame.f_code,
-            frame.f_lineno,
-        )
-        _innermost.set(wait)
-        _live[id(wait)] = wait
-        return wait
-
-    def __exit__(self, *_: object) -> None:
-        del _live[id(self._wait)]
-        _innermost.set(self._wait.outer)
+@contextmanager
+def waiting(what: str, deadline: float | None = None) -> Iterator[Wait]:
+    """`with waiting("an answer of the judge", deadline=60): ...`; not for tasks that share a thread."""
+    thread = threading.get_ident()
+    outer = _innermost.get(thread)
+    _innermost[thread] = wait = Wait(what, time.monotonic(), deadline, thread, outer)
+    try:
+        yield wait
+    finally:
+        if outer is None:
+            del _innermost[thread]
+        else:
+            _innermost[thread] = outer
 
 
 def current() -> list[Wait]:
-    """The waits of all threads and tasks, the longest first; of nested ones the innermost."""
-    return _inner(tuple(_live.values()))
+    """The innermost wait of each thread, the longest first."""
+    return sorted(_innermost.values(), key=lambda wait: wait.since)
 
 
 def overdue(after: float) -> list[Wait]:
-    """Waits longer than `after` seconds or than their own deadlines.
+    """Of each thread the innermost wait that is longer than `after` seconds or than its own deadline.
 
     An outer wait that is overdue is reported even if it consists of many short ones, as in polling.
     """
-    live = tuple(_live.values())
-    return _inner([wait for wait in live if wait.age > after or wait.is_late])
-
-
-def _inner(waits: list[Wait] | tuple[Wait, ...]) -> list[Wait]:
-    hidden: set[int] = set()
-    for wait in waits:
-        outer = wait.outer
-        while outer is not None and id(outer) not in hidden:
-            hidden.add(id(outer))
-            outer = outer.outer
-    return sorted((w for w in waits if id(w) not in hidden), key=lambda wait: wait.since)
+    found: list[Wait] = []
+    for innermost in current():
+        wait: Wait | None = innermost
+        while wait is not None and wait.age <= after and not wait.is_late:
+            wait = wait.outer
+        if wait is not None:
+            found.append(wait)
+    return found
 
 
 def clock(seconds: float) -> str:
@@ -127,30 +102,12 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def where(wait: Wait) -> str:
-    """File and line of the deepest function, graft's or the user's, that a wait has reached.
-
-    A waiting task of asyncio is on no stack: then the line where the wait began.
-    """
-    file, line = wait.code.co_filename, wait.line
-    deepest: tuple[str, int] | None = None
-    frame = sys._current_frames().get(wait.thread)
-    while frame is not None:
-        if deepest is None and _is_ours(frame.f_code.co_filename):
-            deepest = frame.f_code.co_filename, frame.f_lineno
-        if deepest is not None and frame.f_code is wait.code:
-            file, line = deepest
-            break
+def where(thread: int) -> str:
+    """File and line of the deepest function, graft's or the user's, that a thread is in."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and not _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{short_file(file)}:{line}"
-
-
-def _outside(frame: FrameType) -> FrameType:
-    """The first caller outside of libraries and skipped files."""
-    caller: FrameType | None = frame
-    while caller is not None and not _is_ours(caller.f_code.co_filename):
-        caller = caller.f_back
-    return caller or frame
+    return f"{short_file(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else "a library"
 
 
 def _is_ours(file: str) -> bool:
@@ -234,9 +191,7 @@ class Watchdog:
             return
         for wait in due:
             self._reported[wait] = self._next(wait.age), wait.is_late
-        lines = [self._line(wait) for wait in due[:MAX_REPORTED]]
-        if len(due) > MAX_REPORTED:
-            lines.append(f"and {len(due) - MAX_REPORTED} more waits")
+        lines = [self._line(wait) for wait in due]
         lines += [f"{peer} {status}" for peer, status in self.peers().items()]
         with suppress(OSError, ValueError):  # a closed output must not end the run
             self.note("\n".join(lines))
@@ -255,4 +210,4 @@ class Watchdog:
     def _line(self, wait: Wait) -> str:
         begin = f"{self.name} waits" if self.name else "waiting"
         late = f", past its deadline of {clock(wait.deadline or 0)}" if wait.is_late else ""
-        return f"{begin} for {wait.what} since {clock(wait.age)}{late}, in {where(wait)}"
+        return f"{begin} for {wait.what} since {clock(wait.age)}{late}, in {where(wait.thread)}"

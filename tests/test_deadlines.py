@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from pathlib import Path
@@ -65,26 +64,6 @@ def test_threads_have_waits_of_their_own():
         leave.set()
         thread.join(5)
         assert whats() == ["the thread"]
-
-
-def test_tasks_of_one_thread_do_not_mix_their_waits():
-    async def ask(name: str, seconds: float) -> None:
-        with waiting(name):
-            await asyncio.sleep(seconds)
-
-    async def main() -> None:
-        with waiting("all answers"):
-            tasks = [asyncio.create_task(ask("a", 0.01)), asyncio.create_task(ask("b", 0.2))]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert whats() == ["a", "b"]  # the outer one is hidden by those it waits for
-            await tasks[0]
-            assert whats() == ["b"]
-            await tasks[1]
-            assert whats() == ["all answers"]
-
-    asyncio.run(main())
-    assert whats() == []
 
 
 def test_overdue_is_by_age_or_by_the_waits_own_deadline(now):
@@ -175,24 +154,6 @@ def test_a_wait_is_not_reported_while_another_process_reports_it(now):
         assert len(notes) == 1
 
 
-def test_many_waits_are_one_short_message(now):
-    notes: list[str] = []
-    dog = Watchdog(notes.append)
-    blocks = [waiting(f"rollout {n}") for n in range(12)]
-    opened = [block.__enter__() for block in blocks]
-    for wait in opened:
-        wait.outer = None  # as if each were in a task of its own
-    now[0] += 31
-    dog.check()
-    for block in blocks:
-        block.__exit__()
-    assert len(notes) == 1
-    assert [line.partition(" since")[0] for line in notes[0].splitlines()] == [
-        *(f"waiting for rollout {n}" for n in range(5)),
-        "and 7 more waits",
-    ]
-
-
 def sleep_deep(seconds: float) -> None:
     time.sleep(seconds)  # the line that is reported
 
@@ -206,23 +167,10 @@ def test_the_deepest_line_of_our_own_code_is_shown():
     assert notes[0].endswith(f"in tests/test_deadlines.py:{line}")
 
 
-def test_a_waiting_task_is_on_no_stack_and_shows_where_it_began():
-    async def main() -> str:
-        with waiting("an answer") as wait:
-            looked = asyncio.create_task(asyncio.to_thread(where, wait))
-            return await looked
-
-    place = asyncio.run(main())
-    file, _, line = place.partition(":")
-    source = Path(__file__).read_text("utf-8").splitlines()
-    assert file == "tests/test_deadlines.py"
-    assert 'with waiting("an answer")' in source[int(line) - 1]
-
-
 def test_files_that_wait_for_others_show_their_callers(tmp_path, monkeypatch):
     helper = tmp_path / "helper.py"
     helper.write_text(
-        "def inside(block, look):\n    with block as wait:\n        return look(wait)\n"
+        "def inside(block, where):\n    with block as wait:\n        return where(wait.thread)\n"
     )
     monkeypatch.setattr(waits, "_skipped_files", {*waits._skipped_files})
     space: dict = {}

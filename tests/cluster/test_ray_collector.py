@@ -429,14 +429,14 @@ def test_the_table_has_what_each_worker_does(kit: Kit) -> None:
 
 def test_learners_that_wait_for_long_episodes_get_signs_of_life_from_the_first() -> None:
     """Every quarter of the deadline: the episodes arrive after four of them, and no learner has failed."""
-    asked: list[bool] = []
+    flags: list[bool] = []
 
     class Others:
         deadline = 0.1
         is_first = True
 
         def any(self, flag: bool, what: str) -> bool:
-            asked.append(flag)
+            flags.append(flag)
             return flag
 
         def share(self, value: Any, what: str) -> Any:
@@ -447,9 +447,9 @@ def test_learners_that_wait_for_long_episodes_get_signs_of_life_from_the_first()
     collector: Any = SimpleNamespace(submit=lambda request: late)
     others: Any = Others()
     assert SharedCollector(collector, others).submit(request("a")).result() == ["e"]
-    assert asked[0] is True
-    assert asked[-1] is False
-    assert len(asked) >= 3
+    assert flags[0] is True
+    assert flags[-1] is False
+    assert len(flags) >= 3
 
 
 @pytest.mark.parametrize(

@@ -151,20 +151,20 @@ class RankHeartbeat:
         end = time.monotonic() + 2.0 + 2 * FAILURE_CHECK
         others = [f"read/{rank}" for rank in range(1, self.world)]
         while self.rank == 0 and self.is_store_ours and time.monotonic() < end:
-            if self._ask(lambda store: store.check(others)):
+            if self._call(lambda store: store.check(others)):
                 return
             time.sleep(0.02)
 
     def claim(self) -> bool:
         """Whether this rank is the first to fail, or the store does not answer."""
-        found = self._ask(lambda store: store.compare_set("claim", "", str(self.rank)))
+        found = self._call(lambda store: store.compare_set("claim", "", str(self.rank)))
         return found is None or found.decode() == str(self.rank)
 
     def post(self, failure: ProcessFailure) -> None:
-        self._ask(lambda store: store.set("failure", json.dumps(asdict(failure))))
+        self._call(lambda store: store.set("failure", json.dumps(asdict(failure))))
 
     def posted(self) -> ProcessFailure | None:
-        return self._ask(self._read_failure)
+        return self._call(self._read_failure)
 
     def gone(self) -> ProcessFailure | None:
         """A rank that has stopped reporting, or rank 0 if its store is gone."""
@@ -248,7 +248,7 @@ class RankHeartbeat:
 
     def refresh(self) -> None:
         """Read the others' reports now, if the store answers."""
-        self._ask(self._read)
+        self._call(self._read)
 
     def _read(self, store: Store) -> list[int]:
         """Read all reports; returns the ranks that have none."""
@@ -270,13 +270,13 @@ class RankHeartbeat:
         store.set(f"read/{self.rank}", "")
         return ProcessFailure(**json.loads(store.get("failure")))
 
-    def _ask(self, question: Callable[[Store], Any]) -> Any:
-        """The store's answer; None if it does not answer, and then it is not asked again."""
+    def _call(self, method: Callable[[Store], Any]) -> Any:
+        """The store's answer; None if it does not answer, and then it is not called again."""
         store = self._store
         if store is None or self._is_lost:
             return None
         try:
-            return within(2.0, lambda: question(store))
+            return within(2.0, lambda: method(store))
         except (TimeoutError, RuntimeError):
             self._is_lost = True
         return None
