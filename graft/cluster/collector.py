@@ -38,8 +38,7 @@ from graft.cluster.worker import (
 )
 from graft.config import Config
 from graft.deadlines import waiting
-from graft.rollout.collectors.collector import PendingRollouts
-from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.collector import PendingRollouts, RolloutRequest
 from graft.train.run_dir.folder import RunStopped
 
 SCALE = "workers.json"

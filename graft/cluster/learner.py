@@ -19,7 +19,7 @@ from graft.config import ConfigError, check
 from graft.deadlines import Watchdog
 from graft.models.device import choose_device
 from graft.registry import UnknownName
-from graft.rollout.collectors.collector import Collector
+from graft.rollout.collector import Collector
 from graft.train.distributed.failures import describe
 from graft.train.distributed.heartbeat import ProcessesLost
 from graft.train.distributed.process_group import ProcessGroup

@@ -19,8 +19,8 @@ from typing import Any
 
 from graft.cluster.weight_transfer import BroadcastGroup, UnpackedWeights
 from graft.config import ClusterSection, Config, ParallelSection, check
-from graft.rollout.collectors.attempt_runner import AttemptRunner
-from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.async_collector import AttemptRunner
+from graft.rollout.collector import RolloutRequest
 from graft.train.distributed.failures import describe
 from graft.types import Episode, Task
 

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from graft.rollout.collectors.collector import Collector, PendingRollouts
-from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.collector import Collector, PendingRollouts, RolloutRequest
 from graft.train.distributed.process_group import ProcessGroup
 from graft.types import Episode
 

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from graft.deadlines import clock, waiting
-from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.collector import RolloutRequest
 from graft.types import Episode, Task
 
 PING_EVERY = 2.0

@@ -21,7 +21,7 @@ from graft.actions.actions import Decisions
 from graft.envs.base import as_messages
 from graft.protocols import Env, Reward
 from graft.rollout.demonstration import decided
-from graft.rollout.last_info import info_of_reset, last_info
+from graft.rollout.user_calls import info_of_reset, last_info
 from graft.text.chat import Chat
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
 from graft.types import Author, CallText, Episode, Leaf, Span, Task

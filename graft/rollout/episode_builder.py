@@ -9,11 +9,10 @@ from dataclasses import replace
 
 from graft.envs.base import BaseEnv
 from graft.protocols import Context, Env
-from graft.rollout.env_calls import call, close_env, fork_env
 from graft.rollout.failure import RolloutFailure, boundary
-from graft.rollout.last_info import info_of_reset
 from graft.rollout.live_trajectory import EpisodeDraft, LiveTrajectory
 from graft.rollout.setup import RolloutSetup
+from graft.rollout.user_calls import call, close_env, fork_env, info_of_reset
 from graft.types import Author, Leaf, Span, Task
 from graft.user_code import UserCodeError, UserObject, as_info, as_reset, check_json
 

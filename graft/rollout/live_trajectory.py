@@ -18,11 +18,9 @@ from functools import lru_cache
 from typing import Any
 
 from graft.protocols import Context, Env
-from graft.rollout.env_calls import call, close_env, fork_env
 from graft.rollout.failure import RolloutFailure, boundary
-from graft.rollout.last_info import last_info
-from graft.rollout.reward_call import compute_reward
 from graft.rollout.setup import RolloutSetup, draw_key
+from graft.rollout.user_calls import call, close_env, compute_reward, fork_env, last_info
 from graft.text.chat import TEMPLATE
 from graft.text.transcript import Transcript
 from graft.types import (

@@ -4,7 +4,7 @@
 all envs of the process: 64 envs with a `search` of concurrency 8 make at most 8 requests at a time.
 
 A thread cannot be killed. A caller that stops waiting for a call marks its thread as abandoned
-(`is_given_up = True`, see `graft.rollout.threads`), and the call continues:
+(`is_given_up = True`, see `graft.rollout.user_calls`), and the call continues:
 
     step 1   200 calls of `ask` hang and are abandoned at the deadline
     step 2   `ask` is not called any more: ToolError at once, no further thread hangs

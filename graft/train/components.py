@@ -14,7 +14,7 @@ from graft.config import Config
 from graft.models.lora.training import Lora
 from graft.models.policy import weights_of
 from graft.protocols import Engine
-from graft.rollout.collectors.request import CollectorConfig
+from graft.rollout.collector import CollectorConfig
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer

@@ -20,9 +20,8 @@ from graft.models.io.save import ids_of
 from graft.models.policy import save_policy
 from graft.protocols import Engine, Stateful
 from graft.registry import resolve
-from graft.rollout.collectors.background import AsyncCollector
-from graft.rollout.collectors.collector import Collector
-from graft.rollout.collectors.sync import SyncCollector
+from graft.rollout.async_collector import AsyncCollector
+from graft.rollout.collector import Collector, SyncCollector
 from graft.text.tokenizer import FastTokenizer
 from graft.train.components import RunComponents
 from graft.train.distributed.collector import DistributedCollector

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graft.rollout.collect import collect_informative, missing_share
-from graft.rollout.collectors.collector import Collector
-from graft.rollout.collectors.request import RolloutRequest
-from graft.rollout.collectors.staleness import StalenessWindow
+from graft.rollout.collector import Collector, RolloutRequest, StalenessWindow
 from graft.train.components import RunComponents
 from graft.train.tasks import TRAIN_SEEDS, TaskStream
 from graft.types import Episode, Task

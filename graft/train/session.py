@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from graft.config import Config
-from graft.rollout.collectors.collector import Collector
+from graft.rollout.collector import Collector
 from graft.train.build import build_run
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ALONE, ProcessGroup

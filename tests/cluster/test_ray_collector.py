@@ -23,7 +23,7 @@ from graft.cluster.shared_collector import SharedCollector
 from graft.cluster.supervisor import check_capacity
 from graft.cluster.worker import ClusterWorker
 from graft.config import Config, ConfigError, check
-from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.collector import RolloutRequest
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Episode, Task
 

@@ -11,12 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graft.envs.base import BaseEnv
+from graft.rollout.async_collector import AsyncCollector, AttemptRunner
 from graft.rollout.branches.branch import independent
-from graft.rollout.collectors.attempt_runner import AttemptRunner
-from graft.rollout.collectors.background import AsyncCollector
-from graft.rollout.collectors.request import CollectorConfig, RolloutRequest
-from graft.rollout.collectors.staleness import StalenessWindow
-from graft.rollout.collectors.sync import SyncCollector
+from graft.rollout.collector import CollectorConfig, RolloutRequest, StalenessWindow, SyncCollector
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer

@@ -16,12 +16,12 @@ from graft.models.decoder import Decoder
 from graft.models.policy import weights_of
 from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
+from graft.rollout.async_collector import AttemptRunner
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
 from graft.rollout.branches.entropy import arpo
 from graft.rollout.collect import build_episode
-from graft.rollout.collectors.attempt_runner import AttemptRunner
-from graft.rollout.collectors.request import CollectorConfig, RolloutRequest
+from graft.rollout.collector import CollectorConfig, RolloutRequest
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat

@@ -12,8 +12,8 @@ from graft.rewards import make_reward
 from graft.rewards.weighted import Component, WeightedSum
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.last_info import last_info
 from graft.rollout.setup import RolloutSetup
+from graft.rollout.user_calls import last_info
 from graft.text.chat import Chat
 from graft.train.step_metrics import describe
 from graft.types import Episode, Sampling, Task, Trajectory, Turn

@@ -28,7 +28,7 @@ from graft.rollout.branches.branch import Branch, independent
 from graft.rollout.collect import collect
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.setup import RolloutSetup
-from graft.rollout.threads import in_thread
+from graft.rollout.user_calls import in_thread
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
 from graft.text.tokenizer import FastTokenizer, UnknownCharacter

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from graft.rollout import stall_monitor as stall
+from graft.rollout import event_loop as stall
+from graft.rollout.async_collector import AsyncCollector
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.rollout.collectors.background import AsyncCollector
-from graft.rollout.collectors.request import CollectorConfig, RolloutRequest
+from graft.rollout.collector import CollectorConfig, RolloutRequest
 from graft.types import Task
 from tests.rollout.test_episode_builder import Echo, make_setup
 

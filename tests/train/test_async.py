@@ -10,8 +10,8 @@ import torch
 
 from graft.config import Config, ConfigError, check
 from graft.envs.calculator import CalculatorTask
-from graft.rollout.collectors.background import AsyncCollector
-from graft.rollout.collectors.request import CollectorConfig
+from graft.rollout.async_collector import AsyncCollector
+from graft.rollout.collector import CollectorConfig
 from graft.train import build, rl
 from graft.train import session as run
 from graft.train.algorithm import STALE_CAP, preset_of

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from graft.actions.actions import Decisions
-from graft.rollout.env_calls import replay
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.live_trajectory import LiveTrajectory
+from graft.rollout.user_calls import replay
 from graft.types import NO_ACTION, Author, Span
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from graft.protocols import Engine
-from graft.rollout.collectors.collector import Collector, PendingRollouts
-from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.collector import Collector, PendingRollouts, RolloutRequest
 from graft.train.distributed.process_group import ProcessGroup
 from graft.types import Episode
 

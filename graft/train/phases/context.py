@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graft.config import Config
-from graft.rollout.collectors.collector import Collector
+from graft.rollout.collector import Collector
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ProcessGroup
 from graft.train.learner import Learner

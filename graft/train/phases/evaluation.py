@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.collector import RolloutRequest
 from graft.train.phases.context import RunContext
 from graft.train.run_dir.folder import RunStopped
 from graft.train.step_metrics import commonest_failure

@@ -7,7 +7,7 @@ from typing import Any
 from graft.files import make_aside, put_in_place
 from graft.models.policy import save_policy
 from graft.protocols import Stateful
-from graft.rollout.collectors.request import RolloutRequest
+from graft.rollout.collector import RolloutRequest
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
 from graft.train.memory.plan import has_reference

@@ -1,0 +1,222 @@
+"""Calls into environments and rewards: on a thread where they block, checked, and within the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from graft.envs.interop.external import plain
+from graft.protocols import Env, Reward
+from graft.rewards.weighted import WeightedSum
+from graft.rollout.failure import boundary
+from graft.rollout.setup import RolloutSetup
+from graft.types import Task, Trajectory, Turn
+from graft.user_code import (
+    UserCodeError,
+    UserObject,
+    as_number,
+    as_reset,
+    as_turn,
+    check_fork,
+    naming,
+    raised,
+    user_frame,
+)
+
+MAX_IDLE = 64
+"""Threads kept for the next call; starting one takes longer than most calls."""
+MOST_OF_ONE, MOST_OF_ALL = 4_096, 16_384
+"""Characters of JSON that one entry and all of them may have."""
+
+OF_THE_TASK = ("answer", "tools", "meta", "data_source")
+"""Entries of a reset's info that the task holds."""
+
+
+async def call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a method of `env`; environments that are `blocking` run on a thread."""
+    return await in_thread(function, *args) if env.blocking else function(*args)
+
+
+def close_env(env: Env) -> None:
+    with naming(env, "close() of"):
+        env.close()
+
+
+async def fork_env(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[str]) -> Env:
+    """A copy of `env`; where it is not forkable, a new one that replays `actions`."""
+    if env.forkable:
+        async with boundary(f"env {task.env} fork", setup.deadline):
+            twin = env.fork()
+            check_fork(twin, env)
+            return twin
+    async with boundary(f"env {task.env} replay", setup.deadline):
+        copy = setup.make_env(task)
+    try:
+        async with boundary(f"env {task.env} replay", setup.deadline):
+            as_reset(await call(copy, copy.reset, task.seed), UserObject(copy, "env", "reset"))
+    except BaseException:
+        copy.close()
+        raise
+    await replay(copy, setup, task, actions)
+    return copy
+
+
+async def replay(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[str]) -> list[Turn]:
+    """The turns of `actions` in a fresh `env`; if one fails, the environment is closed."""
+    turns: list[Turn] = []
+    try:
+        async with boundary(f"env {task.env} replay", setup.deadline):
+            for action in actions:
+                turn = await call(env, env.step, action)
+                turns.append(as_turn(turn, UserObject(env, "env", "step")))
+                if turns[-1].is_over:
+                    raise ValueError(
+                        f"turn {len(turns)} ended the episode, which it did not before"
+                    )
+    except BaseException:
+        env.close()
+        raise
+    return turns
+
+
+async def compute_reward(reward: Reward, task: Task, trajectory: Trajectory) -> float:
+    """The reward of an attempt. One that is `blocking`, such as a judge, runs on a thread; the
+    blocking components of a sum wait at the same time, the others stay on this thread."""
+    if isinstance(reward, WeightedSum):
+        values = await asyncio.gather(
+            *(compute_reward(one.reward, task, trajectory) for one in reward.components)
+        )
+        return reward.total(values, trajectory.leaf)
+    who, is_blocking = UserObject(reward, "reward"), getattr(reward, "blocking", False)
+    try:
+        value = (
+            await in_thread(reward, task, trajectory) if is_blocking else reward(task, trajectory)
+        )
+    except SystemExit as error:
+        raise UserCodeError(
+            f"{who} called exit({error.code}) for task {task.id!r}; it must return a finite number"
+        ) from error
+    except Exception as error:
+        if isinstance(error, UserCodeError) or not user_frame(error):
+            raise
+        raise raised(f"{who}, asked about task {task.id!r},", error) from error
+    return as_number(value, who, f"a finite number (task {task.id!r})")
+
+
+def last_info(info: Any) -> dict[str, Any]:
+    """Entries that are too large, or that JSON cannot hold, are named under "left_out"."""
+    kept: dict[str, Any] = {}
+    left_out: list[str] = []
+    room = MOST_OF_ALL
+    for name, value in info.items() if isinstance(info, Mapping) else ():
+        entry: Any = None
+        try:
+            entry = plain(value)
+            size = len(json.dumps(entry, ensure_ascii=False).encode())
+        except Exception:  # objects of an environment may raise anything when they are converted
+            size = MOST_OF_ALL + 1
+        if size <= min(MOST_OF_ONE, room):
+            kept[str(name)] = entry
+            room -= size
+        else:
+            left_out.append(str(name))
+    return {**kept, "left_out": left_out} if left_out else kept
+
+
+def info_of_reset(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The info of a reset, without the entries that the task holds."""
+    return {name: value for name, value in info.items() if name not in OF_THE_TASK}
+
+
+class BlockingCall:
+    """One call. It cannot be killed; `is_given_up` is set when its caller stops waiting."""
+
+    def __init__(self, run: Callable[[], None], name: str) -> None:
+        self.run, self.name, self.is_given_up = run, name, False
+
+
+class ThreadRunner(threading.Thread):
+    """Runs calls one after the other, and ends where MAX_IDLE threads are idle already."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.calls: SimpleQueue[BlockingCall] = SimpleQueue()
+        self.call: BlockingCall | None = None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the caller of the present call has stopped waiting."""
+        return self.call is not None and self.call.is_given_up
+
+    def run(self) -> None:
+        while True:
+            self.call = self.calls.get()
+            self.name = self.call.name
+            self.call.run()
+            self.call, self.name = None, "graft-idle"
+            if len(_idle) >= MAX_IDLE:
+                return
+            _idle.append(self)
+
+
+_idle: deque[ThreadRunner] = deque()  # the last to become idle is used first
+os.register_at_fork(after_in_child=_idle.clear)  # threads stay with the parent
+
+
+async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Await `function(*args)` on a daemon thread of its own.
+
+    Not a pool: a call that never returns keeps its worker, 200 of them the whole pool, and closing the
+    event loop or leaving the program would wait for it. Here the caller stops waiting at its deadline
+    and sets is_given_up (`graft.tools.calling` reads that), and the thread ends with the
+    process at the latest.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(result: Any, error: Exception | None) -> None:
+        if future.done():  # the deadline has passed
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = function(*args)
+        except BaseException as error:
+            failure = _as_failure(error)
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(deliver, result, failure)
+
+    blocking = BlockingCall(run, f"graft-{getattr(function, '__name__', 'call')}")
+    try:
+        runner = _idle.pop()
+    except IndexError:
+        runner = ThreadRunner()
+        runner.start()
+    runner.calls.put(blocking)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        blocking.is_given_up = True
+        raise
+
+
+def _as_failure(error: BaseException) -> Exception:
+    """An exception that a future can carry. SystemExit would end the program that awaits it, and a
+    future refuses StopIteration, so that its caller would wait forever."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    failure = RuntimeError(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
