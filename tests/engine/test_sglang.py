@@ -108,7 +108,7 @@ def test_log_probs_are_the_learners_before_and_after_three_updates(stage):
             assert completion.actions == completion.tokens and completion.modes == [0] * 12
             assert gap(decoder, before, completion, temperature) < 1e-4
             assert gap(decoder_of(version + 7), before, completion, temperature) > 0.01
-    assert fake.version == f"{engine.run}-v3"
+    assert fake.version == f"{engine.pool.run}-v3"
     assert len(list(set_up.exchange.iterdir())) == 1  # the last weights alone
     assert "sampling_seed" not in fake.paths("/generate")[-1]["sampling_params"]
     engine.close()
@@ -317,7 +317,7 @@ def test_two_servers_share_contexts_and_both_load_the_weights(stage):
     for context, completion in zip(contexts, asyncio.run(main()), strict=True):
         assert completion.version == 1
         assert gap(decoder_of(1), context.tokens[:2], completion) < 1e-4
-    assert {fake.version for fake in set_up.fakes} == {f"{engine.run}-v1"}
+    assert {fake.version for fake in set_up.fakes} == {f"{engine.pool.run}-v1"}
     for context in contexts:
         context.close()
     assert [server.num_contexts for server in engine.pool.servers] == [

@@ -490,7 +490,7 @@ def test_without_observations_there_is_nothing_to_fork_from():
 
 
 def test_the_published_arpo_forks_by_a_coin_whose_sense_is_kept():
-    how = FaithfulBranching(16, 8, 2, 0.5, 0.2, 20, False, False, 0.5, 0.05)
+    how = arpo(16, faithful=True)
     assert how._is_due(0.50, 0.0, 0) and not how._is_due(0.51, 0.0, 0)
     assert how._is_due(0.59, 0.5, 0) and not how._is_due(0.61, 0.5, 0)  # 0.5 + 0.2 * 0.5
     assert not how._is_due(0.41, -0.5, 0)
@@ -500,7 +500,7 @@ def test_the_published_arpo_forks_by_a_coin_whose_sense_is_kept():
     ("in_a_row", "chance"), [(0, 0.5), (1, 0.4737), (2, 0.4444), (3, 0.4118), (8, 1 / 6), (10, 0.0)]
 )
 def test_the_published_aepo_forks_less_often_the_longer_the_row(in_a_row, chance):
-    how = FaithfulBranching(16, 8, 2, 0.5, 0.2, 20, True, False, 0.5, 0.05)
+    how = aepo(16, dynamic=False, faithful=True)
     uniforms = [i / 10_000 for i in range(10_000)]
     share = sum(how._is_due(u, 0.0, in_a_row) for u in uniforms) / len(uniforms)
     assert share == pytest.approx(chance, abs=2e-4)

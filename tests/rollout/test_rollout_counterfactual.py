@@ -17,8 +17,7 @@ from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import BRANCHES
-from graft.rollout.branches.counterfactual import Counterfactual
-from graft.rollout.branches.tool_gains import START
+from graft.rollout.branches.counterfactual import FIRST_GAIN, Counterfactual
 from graft.rollout.branches.twin import branch_off, force
 from graft.rollout.collect import collect, is_flat
 from graft.rollout.episode_builder import EpisodeBuilder
@@ -149,7 +148,7 @@ def test_gate_all_adds_a_twin_to_every_attempt_and_can_find_harm_in_a_call():
     first = [row[row != 0][0].item() for row in cpo()(batch.zeros(), batch)]
     assert first == [pytest.approx(-root, abs=1e-5), pytest.approx(root, abs=1e-5), 1, -1]
     branch.settle([episode])
-    assert branch.averages["swap"] == pytest.approx(0.9 * START + 0.1 * 0)
+    assert branch.averages["swap"] == pytest.approx(0.9 * FIRST_GAIN + 0.1 * 0)
     assert not is_flat(episode)
 
 
@@ -257,7 +256,7 @@ def test_a_failed_attempt_is_never_rewritten():
     assert [leaf.status for leaf in episode.leaves] == [Status.ENV_ERROR] * 2
     assert where.engine.asked == []
     branch.settle([episode])
-    assert branch.averages == {"swap": START}
+    assert branch.averages == {"swap": FIRST_GAIN}
 
 
 def test_a_twin_that_fails_replaces_nothing():
@@ -269,7 +268,7 @@ def test_a_twin_that_fails_replaces_nothing():
     episode, _ = grown([NO, SWAPS], branch, make_env=lambda: Swapping(fault))
     assert [leaf.status for leaf in episode.leaves] == [Status.DONE, Status.ENV_ERROR]
     branch.settle([episode])
-    assert branch.averages == {"swap": START}  # nothing was learned of the tool
+    assert branch.averages == {"swap": FIRST_GAIN}  # nothing was learned of the tool
 
 
 def test_a_replay_that_goes_another_way_costs_the_twin_only():

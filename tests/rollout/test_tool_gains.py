@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from graft.rollout.branches.tool_gains import START, chances, update
+from graft.rollout.branches.counterfactual import FIRST_GAIN, chances, update
 
 
 def test_an_average_moves_by_a_tenth():
-    assert update(START, [1.0, 0.0]) == pytest.approx(0.0009 + 0.05)
+    assert update(FIRST_GAIN, [1.0, 0.0]) == pytest.approx(0.0009 + 0.05)
     assert update(0.5, [-1.0]) == pytest.approx(0.35)
 
 

@@ -10,7 +10,8 @@ import json
 import logging
 import math
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from graft.engine.errors import EngineError
@@ -26,6 +27,15 @@ class EndpointError(EngineError):
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
         self.code = code
+
+
+@contextmanager
+def parsing(answer: Any, wanted: str) -> Iterator[None]:
+    """ValueError with the answer where it has another shape than the code inside expects."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise ValueError(f"no {wanted}: {str(answer)[:200]!r}") from None
 
 
 class Endpoint:

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from graft.engine.errors import EngineError
-from graft.engine.remote.endpoint import Endpoint, EndpointError
+from graft.engine.remote.endpoint import Endpoint, EndpointError, parsing
 from graft.engine.remote.stateless import StatelessContext, seed_of
 from graft.protocols import Tokenizer
 from graft.types import Completion, Finish, Message, Sampling
@@ -94,6 +94,7 @@ class OpenAIEngine:
             raise EngineError(f"api={api!r}: must be completions or chat")
         key = os.environ.get(key_name, "").strip()
         self.endpoint = Endpoint(url, key=key, timeout=deadline / 2, deadline=deadline)
+        self.where = f"endpoint {self.endpoint.url}"
         self.model, self.api, self.tokenizer = model, api, tokenizer
         self.vocab_size, self.version = tokenizer.vocab_size, 0
         self._keep_stops: dict[str, Any] | None = None
@@ -113,12 +114,10 @@ class OpenAIEngine:
             known = (
                 f"it serves {', '.join(names[:8])}" if names else "it does not list what it serves"
             )
-            raise EngineError(
-                f"endpoint {self.endpoint.url} needs the name of a model (--model); {known}"
-            )
+            raise EngineError(f"{self.where} needs the name of a model (--model); {known}")
         if self.model and names and self.model not in names:
             raise EngineError(
-                f"endpoint {self.endpoint.url} does not serve {self.model!r}, but "
+                f"{self.where} does not serve {self.model!r}, but "
                 f"{', '.join(names[:8])}; give one of them (--model)"
             )
         self.model = self.model or names[0]
@@ -137,14 +136,11 @@ class OpenAIEngine:
         mode: int = 0,
         temperature: float = 1.0,
     ) -> list[list[list[list[float]]]]:
-        raise EngineError(
-            f"endpoint {self.endpoint.url} cannot score continuations; use engine.name=native"
-        )
+        raise EngineError(f"{self.where} cannot score continuations; use engine.name=native")
 
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         raise EngineError(
-            f"endpoint {self.endpoint.url} has its own weights and loads none from here; "
-            "use engine.name=native"
+            f"{self.where} has its own weights and loads none from here; use engine.name=native"
         )
 
     def pause(self) -> None:
@@ -154,10 +150,6 @@ class OpenAIEngine:
 
     def close(self) -> None:
         """Nothing to close: every request has its own connection."""
-
-    @property
-    def where(self) -> str:
-        return f"endpoint {self.endpoint.url}"
 
     async def complete(self, context: OpenAIContext, sampling: Sampling) -> Completion:
         seed = seed_of(context.key, len(context.tokens))
@@ -211,7 +203,7 @@ class OpenAIEngine:
         if sampling.top_k or sampling.min_p or sampling.min_tokens:
             if not keep_stops:
                 raise EngineError(
-                    f"endpoint {self.endpoint.url} is neither vLLM nor SGLang: top_k, min_p and "
+                    f"{self.where} is neither vLLM nor SGLang: top_k, min_p and "
                     "min_tokens are not in OpenAI's API; leave them out"
                 )
             content |= {"top_k": sampling.top_k or -1, "min_p": sampling.min_p}
@@ -225,13 +217,11 @@ class OpenAIEngine:
 
     def _read(self, answer: Any) -> OpenAIReply:
         """The reply in an answer; ValueError if there is none."""
-        try:
+        with parsing(answer, "completion"):
             choice = answer["choices"][0]
             text = choice["message"]["content"] if self.api == "chat" else choice["text"]
             finish = choice["finish_reason"]
             counted = (answer.get("usage") or {}).get("completion_tokens")
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise ValueError(f"no completion: {str(answer)[:200]!r}") from None
         if text is None and isinstance(choice.get("message"), dict):  # reasoning, and no answer
             text = ""
         if not isinstance(text, str):
@@ -299,7 +289,5 @@ def _cut(reply: OpenAIReply, stops: Sequence[str]) -> OpenAIReply:
 
 
 def _models(answer: Any) -> list[tuple[str, str]]:
-    try:
+    with parsing(answer, "list of models"):
         return [(str(one["id"]), str(one.get("owned_by", ""))) for one in answer["data"]]
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"no list of models: {str(answer)[:200]!r}") from None

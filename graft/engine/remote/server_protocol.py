@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import Endpoint, EndpointError
-from graft.engine.remote.stateless import PendingSample, model_config
+from graft.engine.remote.stateless import PendingSample
 from graft.engine.remote.top_entropy import TOP_K
 from graft.engine.stop_strings import TokenPieces
 from graft.types import Sampling
@@ -57,11 +57,11 @@ class Server:
     ) -> Any:
         return await self.endpoint.ask(path, content, read, retries=retries)
 
-    async def ask_first_known(self, *paths: str) -> Any:
-        """The answer of the first path that exists, for paths renamed between versions; else None."""
+    async def ask_first_known(self, *paths: str, content: Mapping[str, Any] | None = None) -> Any:
+        """The answer of the first path that this version of the server has; None if it has none."""
         for path in paths:
             try:
-                return await self.ask(path, retries=None)
+                return await self.ask(path, content, retries=None if content is None else 0)
             except EndpointError as error:
                 if error.code != 404:
                     raise
@@ -69,7 +69,7 @@ class Server:
 
 
 class ServerProtocol:
-    """Requests and answers of one kind of server, for the model in `folder`."""
+    """Requests and answers of one kind of server, for the model in `folder` with this config.json."""
 
     name = ""
     has_truncated_logprobs = True
@@ -79,15 +79,12 @@ class ServerProtocol:
     logprobs_remedy = ""
     """How to start a server so that its log-probs are at the sampling temperature."""
 
-    def __init__(self, folder: Path, pieces: TokenPieces, deadline: float) -> None:
-        self.folder, self.pieces, self.deadline = folder, pieces, deadline
-        self.config = model_config(folder, self.name)
-        self.vocab_size: int = self.config["vocab_size"]
-        self.top_k = min(TOP_K, self.vocab_size)
-
-    @property
-    def where(self) -> str:
-        return f"engine '{self.name}'"
+    def __init__(
+        self, folder: Path, config: dict[str, Any], pieces: TokenPieces, deadline: float
+    ) -> None:
+        self.folder, self.config, self.pieces, self.deadline = folder, config, pieces, deadline
+        self.top_k = min(TOP_K, config["vocab_size"])
+        self.where = f"engine '{self.name}'"
 
     async def inspect(self, server: Server) -> None:
         """Read the properties of the server; EngineError if it cannot be used."""

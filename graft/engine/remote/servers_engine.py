@@ -19,16 +19,9 @@ from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_pool import ServerContext, ServerPool
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
-from graft.engine.remote.stateless import (
-    PendingSample,
-    check_score,
-    check_space,
-    seed_of,
-    window_of,
-)
+from graft.engine.remote.stateless import PendingSample, StatelessEngine, seed_of
 from graft.engine.remote.top_entropy import entropy_of, known_tokens
 from graft.engine.remote.weight_files import WeightFolder
-from graft.engine.stop_strings import TokenPieces
 from graft.protocols import Tokenizer
 from graft.types import Completion, Finish, Sampling
 
@@ -56,7 +49,7 @@ class ServerRequest:
             self.task.cancel()
 
 
-class ServersEngine:
+class ServersEngine(StatelessEngine):
     """An engine whose samples come from HTTP servers, which keep only the weights.
 
     urls          http://host:port of each. Contexts are spread over them; when a server dies a warning
@@ -86,25 +79,21 @@ class ServersEngine:
         sync: str = "auto",
     ) -> None:
         name = self.protocol_type.name
-        check_space(space, name)
+        super().__init__(name, model_folder, tokenizer, eos_ids, seed, space, deadline)
         if not urls or isinstance(urls, str):
             raise EngineError(f"engine.url={urls!r}: must list servers, such as [http://host:8000]")
         if sync not in ("auto", "file"):
             raise EngineError(
                 f"engine.sync={sync}: {name} servers take weights by file; use auto or file"
             )
-        folder, absolute = Path(model_folder), str(Path(exchange).absolute())
-        self.protocol = self.protocol_type(folder, TokenPieces(tokenizer), deadline)
-        self.run = blake2b(absolute.encode(), digest_size=4).hexdigest()
-        self.pool = ServerPool(self.protocol, urls, self.run)
-        self.vocab_size, self.deadline = self.protocol.vocab_size, deadline
-        self.eos_ids, self.seed = frozenset(eos_ids), seed
-        self._process = f"{self.run}-{secrets.token_hex(3)}"  # in names of its files and requests
-        self._weights = WeightFolder(Path(exchange), folder, self._process)
+        self.protocol = self.protocol_type(self.folder, self.config, self.pieces, deadline)
+        run = blake2b(str(exchange.absolute()).encode(), digest_size=4).hexdigest()
+        self.pool = ServerPool(self.protocol, urls, run)
+        self._process = f"{run}-{secrets.token_hex(3)}"  # in names of its files and requests
+        self._weights = WeightFolder(exchange, self.folder, self._process)
         self._running: set[ServerRequest] = set()
         self._loading: Future[None] | None = None
-        self._num_opened = self._num_requests = 0
-        self._is_open = True
+        self._num_requests = 0
 
     @property
     def version(self) -> int:
@@ -118,21 +107,12 @@ class ServersEngine:
     def entropy_top_k(self) -> int:
         return known_tokens(self.vocab_size, self.protocol.top_k)
 
-    @property
-    def where(self) -> str:
-        return self.protocol.where
-
-    def open(self, tokens: Sequence[int], key: int | None = None) -> ServerContext:
-        if not self._is_open:
-            raise EngineError("the engine is closed")
-        self._num_opened += 1
-        key = seed_of(0, self._num_opened) if key is None else key
+    def _context(self, tokens: Sequence[int], key: int) -> ServerContext:
         return ServerContext(self, tokens, key, self.pool.pick() or self.pool.servers[0])
 
     async def complete(self, context: ServerContext, sampling: Sampling) -> Completion:
         """A sample of a context; a server that fails is excluded, and another one takes the context."""
-        if not self._is_open:
-            raise EngineError("the engine is closed")
+        self.check_open()
         try:
             async with asyncio.timeout(self.deadline):
                 if self._loading is not None:
@@ -140,7 +120,8 @@ class ServersEngine:
                 if not self.pool.is_inspected:
                     await self.pool.inspect()
                 while True:
-                    pending = self._pending(context, sampling)
+                    window = context.server.window
+                    pending = self.begin(context, sampling, self.version, window)
                     if pending.budget < 1:
                         return pending.completion(Finish.LENGTH)
                     if context.server.fault:
@@ -201,17 +182,6 @@ class ServersEngine:
             return pending.completion(Finish.PAUSE)
         return self._completion(reply, pending, request.finish)
 
-    def _pending(self, context: ServerContext, sampling: Sampling) -> PendingSample:
-        window = min(context.server.window, window_of(self.protocol.config))
-        return PendingSample(
-            context.tokens,
-            sampling,
-            eos_ids=self.eos_ids,
-            pieces=self.protocol.pieces,
-            budget=int(min(sampling.max_tokens, window - len(context.tokens))),
-            version=self.version,
-        )
-
     def _completion(
         self, reply: ServerReply, pending: PendingSample, ended: Finish | None
     ) -> Completion:
@@ -226,55 +196,31 @@ class ServersEngine:
             return pending.completion(ended or Finish.PAUSE)
         return pending.completion(Finish.LENGTH if reply.finish == "length" else Finish.STOP)
 
-    def score(
-        self,
-        texts: Sequence[Sequence[int]],
-        at: Sequence[Sequence[int]],
-        continuations: Sequence[Sequence[int]],
-        mode: int = 0,
-        temperature: float = 1.0,
-    ) -> list[list[list[list[float]]]]:
-        """For each text: log-probs [i][j][k] of action k of continuations[j] after text[: at[i]].
-
-        At temperature 1 as log-probs of a prompt; else with one request per token.
-        """
-        wanted = check_score(texts, at, continuations, mode, self.vocab_size)
+    def _scores(
+        self, cases: list[tuple[list[int], list[int]]], temperature: float
+    ) -> list[list[float]]:
         if temperature <= 0:
             raise ValueError(f"cannot score at temperature {temperature}")
 
-        async def each(server: Server, text: Sequence[int], actions: list[int]) -> list[float]:
-            tokens = [*text, *actions]
+        async def each(server: Server, before: list[int], actions: list[int]) -> list[float]:
+            tokens = before + actions
             if temperature == 1.0:
                 return await self.protocol.score(server, tokens, len(actions))
-            ends = range(len(text), len(tokens))
             return [
                 await self.protocol.score_next(server, tokens[:end], tokens[end], temperature)
-                for end in ends
+                for end in range(len(before), len(tokens))
             ]
 
         async def main() -> list[list[float]]:
             if not self.pool.is_inspected:
                 await self.pool.inspect()
             server = await self.pool.pick_or_revive()
-            return await asyncio.gather(
-                *(
-                    each(server, text[:position], actions)
-                    for text, positions in zip(texts, at, strict=True)
-                    for position in positions
-                    for actions in wanted
-                )
-            )
+            return await asyncio.gather(*(each(server, *case) for case in cases))
 
-        found = iter(_run_in_thread(main()))
-        return [[[next(found) for _ in wanted] for _ in positions] for positions in at]
+        return _run_in_thread(main())
 
-    def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Write the weights and load them on every server. Running samples end with "pause"."""
-        if weights is None:
-            raise EngineError(
-                f"{self.where} has weights of its own and does not see those that were changed in "
-                "place; give them to load(), or use engine.name=native"
-            )
+    def _load(self, weights: Mapping[str, Any], version: int) -> None:
+        """Write the weights and load them on every server."""
         if not self.pool.is_inspected:
             self.health()
         folder = self._weights.write(weights)  # samples continue while it is written
@@ -313,8 +259,8 @@ class ServersEngine:
 
     def close(self) -> None:
         """Abort running samples and remove the weight files; the servers keep running."""
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             for request in list(self._running):
                 request.end(Finish.ABORT)
             self._weights.close()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.engine.errors import EngineError
-from graft.engine.remote.endpoint import EndpointError
+from graft.engine.remote.endpoint import EndpointError, parsing
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
 from graft.engine.remote.servers_engine import ServersEngine
 from graft.engine.remote.stateless import PendingSample
@@ -76,7 +76,7 @@ class SGLangProtocol(ServerProtocol):
         }
 
     def read(self, answer: Any) -> ServerReply:
-        try:
+        with parsing(answer, "completion"):
             meta = answer["meta_info"]
             entries = meta.get("output_token_logprobs") or []
             tops = meta.get("output_top_logprobs") or []
@@ -84,8 +84,6 @@ class SGLangProtocol(ServerProtocol):
             logprobs = [float(entry[0]) for entry in entries]
             known = [[float(entry[0]) for entry in table] for table in tops]
             finish = str(meta["finish_reason"]["type"])
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise ValueError(f"no completion: {str(answer)[:200]!r}") from None
         if len(known) != len(tokens) or (
             meta.get("completion_tokens", len(tokens)) != len(tokens) and finish != "abort"
         ):
@@ -105,13 +103,11 @@ class SGLangProtocol(ServerProtocol):
         }
 
         def read(answer: Any) -> list[float]:
-            try:
+            with parsing(answer, "log-probs of the prompt"):
                 entries = answer["meta_info"]["input_token_logprobs"][-count:]
-                if [entry[1] for entry in entries] == tokens[-count:]:
-                    return [float(entry[0]) for entry in entries]
-            except (KeyError, IndexError, TypeError):
-                pass
-            raise ValueError(f"no log-probs of the prompt: {str(answer)[:200]!r}")
+                if [entry[1] for entry in entries] != tokens[-count:]:
+                    raise ValueError("of other tokens")
+                return [float(entry[0]) for entry in entries]
 
         return await server.ask("/generate", content, read, retries=None)
 
@@ -126,18 +122,16 @@ class SGLangProtocol(ServerProtocol):
         }
 
         def read(answer: Any) -> float:
-            try:
-                [[[logp, found, *_]]] = answer["meta_info"]["output_token_ids_logprobs"]
-                if found == token:
-                    return float(logp)
-            except (KeyError, TypeError, ValueError):
-                pass
-            raise ValueError(f"no log-prob of token {token}: {str(answer)[:200]!r}")
+            with parsing(answer, f"log-prob of token {token}"):
+                [entries] = answer["meta_info"]["output_token_ids_logprobs"]
+                [logp] = [entry[0] for entry in entries if entry[1] == token]
+                return float(logp)
 
         return await server.ask("/generate", content, read, retries=None)
 
     async def give_weights(self, server: Server, folder: Path, tag: str) -> None:
-        await _if_known(server, "/pause_generation", {"mode": "abort"})
+        # older servers have neither path, and do the same as part of an update
+        await server.ask_first_known("/pause_generation", content={"mode": "abort"})
         try:
             content = {
                 "model_path": str(folder),
@@ -147,7 +141,7 @@ class SGLangProtocol(ServerProtocol):
             }
             await server.ask("/update_weights_from_disk", content, _check_loaded)
         finally:
-            await _if_known(server, "/continue_generation", {})
+            await server.ask_first_known("/continue_generation", content={})
 
     async def stop(self, server: Server, names: list[str]) -> None:
         for name in names:
@@ -158,15 +152,6 @@ class SGLangServer(ServersEngine):
     """An engine over `sglang.launch_server`."""
 
     protocol_type = SGLangProtocol
-
-
-async def _if_known(server: Server, path: str, content: dict[str, Any]) -> None:
-    """Nothing on older servers, which have no such path and do the same as part of an update."""
-    try:
-        await server.ask(path, content)
-    except EndpointError as error:
-        if error.code != 404:
-            raise
 
 
 def _check_loaded(answer: Any) -> None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from graft.actions.space import ActionSpace
 from graft.engine.checks import check_fork, check_positions, check_prompt, check_tokens
 from graft.engine.errors import EngineError
 from graft.engine.stop_strings import StopStrings, TokenPieces
-from graft.protocols import Grammar
+from graft.protocols import Grammar, Tokenizer
 from graft.types import Completion, Finish, Sampling
 
 
@@ -76,14 +77,10 @@ class PendingSample:
 
 
 class StatelessBackend(Protocol):
-    """What a `StatelessContext` needs of its engine."""
+    """What a `StatelessContext` needs of its engine; `where` names it in messages."""
 
     vocab_size: int
-
-    @property
-    def where(self) -> str:
-        """Its name in messages, such as "endpoint http://host:8000"."""
-        ...
+    where: str
 
     async def complete(self, context: Any, sampling: Sampling) -> Completion: ...
 
@@ -148,6 +145,106 @@ class StatelessContext:
             )
 
 
+class StatelessEngine:
+    """What vLLM in this process and pools of servers share: both start from a Hugging Face folder.
+
+    A subclass samples (`complete`), scores, loads weights and pauses.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model_folder: str | os.PathLike[str],
+        tokenizer: Tokenizer,
+        eos_ids: Sequence[int],
+        seed: int,
+        space: ActionSpace | None,
+        deadline: float,
+    ) -> None:
+        check_space(space, name)
+        self.where, self.folder = f"engine '{name}'", Path(model_folder)
+        self.config = model_config(self.folder, self.where)
+        self.vocab_size: int = self.config["vocab_size"]
+        self.eos_ids, self.seed, self.deadline = frozenset(eos_ids), seed, deadline
+        self.pieces = TokenPieces(tokenizer)
+        self.num_opened = 0
+        self.is_open = True
+
+    def open(self, tokens: Sequence[int], key: int | None = None) -> StatelessContext:
+        self.check_open()
+        self.num_opened += 1
+        return self._context(tokens, seed_of(0, self.num_opened) if key is None else key)
+
+    def check_open(self) -> None:
+        if not self.is_open:
+            raise EngineError("the engine is closed")
+
+    def begin(
+        self, context: StatelessContext, sampling: Sampling, version: int, window: float
+    ) -> PendingSample:
+        """A sample of the context, in a backend whose contexts have up to `window` tokens."""
+        left = min(window, self.config.get("max_position_embeddings") or math.inf)
+        return PendingSample(
+            context.tokens,
+            sampling,
+            eos_ids=self.eos_ids,
+            pieces=self.pieces,
+            budget=int(min(sampling.max_tokens, left - len(context.tokens))),
+            version=version,
+        )
+
+    def score(
+        self,
+        texts: Sequence[Sequence[int]],
+        at: Sequence[Sequence[int]],
+        continuations: Sequence[Sequence[int]],
+        mode: int = 0,
+        temperature: float = 1.0,
+    ) -> list[list[list[list[float]]]]:
+        """For each text: log-probs [i][j][k] of action k of continuations[j] after text[: at[i]].
+
+        At temperature 1 as log-probs of a prompt; else with one request per token.
+        """
+        if mode:
+            raise ValueError(f"cannot score in mode {mode}: this engine has only mode 0")
+        check_positions(texts, at)
+        wanted = [check_tokens(actions, self.vocab_size) for actions in continuations]
+        if not all(wanted):
+            raise ValueError("cannot score an empty continuation")
+        cases = [
+            (list(text[:position]), actions)
+            for text, positions in zip(texts, at, strict=True)
+            for position in positions
+            for actions in wanted
+        ]
+        found = iter(self._scores(cases, temperature))
+        return [[[next(found) for _ in wanted] for _ in positions] for positions in at]
+
+    def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """Take over new weights by Hugging Face name. Running samples end with "pause"."""
+        if weights is None:
+            raise EngineError(
+                f"{self.where} has weights of its own and does not see those that were changed in "
+                "place; give them to load(), or use engine.name=native"
+            )
+        self._load(weights, version)
+
+    async def complete(self, context: Any, sampling: Sampling) -> Completion:
+        raise NotImplementedError
+
+    def _context(self, tokens: Sequence[int], key: int) -> StatelessContext:
+        return StatelessContext(self, tokens, key)
+
+    def _scores(
+        self, cases: list[tuple[list[int], list[int]]], temperature: float
+    ) -> list[list[float]]:
+        """Log-probs of the second tokens of each case after the first."""
+        raise NotImplementedError
+
+    def _load(self, weights: Mapping[str, Any], version: int) -> None:
+        raise NotImplementedError
+
+
 def check_space(space: ActionSpace | None, name: str) -> None:
     """EngineError for an action space with more, or less, than the whole vocabulary."""
     if space is None:
@@ -164,37 +261,16 @@ def check_space(space: ActionSpace | None, name: str) -> None:
         )
 
 
-def check_score(
-    texts: Sequence[Sequence[int]],
-    at: Sequence[Sequence[int]],
-    continuations: Sequence[Sequence[int]],
-    mode: int,
-    vocab_size: int,
-) -> list[list[int]]:
-    """The continuations as lists; ValueError for what such a backend cannot score."""
-    if mode:
-        raise ValueError(f"cannot score in mode {mode}: this engine has only mode 0")
-    check_positions(texts, at)
-    wanted = [check_tokens(actions, vocab_size) for actions in continuations]
-    if not all(wanted):
-        raise ValueError("cannot score an empty continuation")
-    return wanted
-
-
-def model_config(folder: Path, name: str) -> dict[str, Any]:
+def model_config(folder: Path, where: str) -> dict[str, Any]:
     """The model's config.json; EngineError where there is none."""
     try:
         content: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EngineError(
-            f"engine '{name}' starts from a Hugging Face folder, but '{folder}' has no readable "
+            f"{where} starts from a Hugging Face folder, but '{folder}' has no readable "
             f"config.json ({error})"
         ) from None
     return {**content, **content.get("text_config", {})}  # of a model that also reads images
-
-
-def window_of(config: dict[str, Any]) -> int | float:
-    return config.get("max_position_embeddings") or math.inf
 
 
 def seed_of(*numbers: int) -> int:

@@ -11,20 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
-from graft.engine.remote.stateless import (
-    PendingSample,
-    StatelessContext,
-    check_score,
-    check_space,
-    model_config,
-    seed_of,
-    window_of,
-)
+from graft.engine.remote.stateless import StatelessContext, StatelessEngine, seed_of
 from graft.engine.remote.top_entropy import known_tokens
 from graft.engine.remote.vllm_library import (
     engine_arguments,
@@ -33,7 +24,6 @@ from graft.engine.remote.vllm_library import (
     token_score_parameters,
 )
 from graft.engine.remote.vllm_thread import VLLMSample, VLLMScore, VLLMThread
-from graft.engine.stop_strings import TokenPieces
 from graft.protocols import Tokenizer
 from graft.types import Completion, Finish, Sampling
 
@@ -41,7 +31,7 @@ MIN_TEMPERATURE = 0.01
 """vLLM raises any lower temperature to this one, except 0."""
 
 
-class VLLMEngine:
+class VLLMEngine(StatelessEngine):
     """Continuous batching by vLLM.
 
     model_folder  the Hugging Face folder that the run starts from; without weights in it the first
@@ -69,24 +59,17 @@ class VLLMEngine:
         args: Mapping[str, Any] | None = None,
         dtype: str = "float32",
     ) -> None:
-        check_space(space, "vllm")
-        folder = Path(model_folder)
-        config = model_config(folder, "vllm")
-        self.vocab_size: int = config["vocab_size"]
-        self.window = int(min(max_context, window_of(config)))
-        self.eos_ids, self.seed, self.deadline = frozenset(eos_ids), seed, deadline
-        self._pieces = TokenPieces(tokenizer)
-        has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
-        arguments = engine_arguments(args or {}, folder, has_weights)
+        super().__init__("vllm", model_folder, tokenizer, eos_ids, seed, space, deadline)
+        self.window = min(max_context, self.config.get("max_position_embeddings") or max_context)
+        has_weights = any(any(self.folder.glob(kind)) for kind in ("*.safetensors", "*.bin"))
+        arguments = engine_arguments(args or {}, self.folder, has_weights)
         top_k = min(arguments["max_logprobs"], self.vocab_size)
         top_k = self.vocab_size if top_k < 0 else top_k
         if top_k < 1:
             raise EngineError("engine.args max_logprobs=0 leaves no log-probs to train with")
         self._top_k, self.entropy_top_k = top_k, known_tokens(self.vocab_size, top_k)
         arguments |= {"dtype": dtype, "seed": seed % 2**32, "max_model_len": self.window}
-        self._num_opened = 0
-        self._is_open = True
-        self._vllm = VLLMThread(folder, arguments, has_weights, deadline)
+        self._vllm = VLLMThread(self.folder, arguments, has_weights, deadline)
 
     @property
     def version(self) -> int:
@@ -96,33 +79,15 @@ class VLLMEngine:
     def version(self, version: int) -> None:
         self._vllm.version = version
 
-    @property
-    def where(self) -> str:
-        return "engine 'vllm'"
-
-    def open(self, tokens: Sequence[int], key: int | None = None) -> StatelessContext:
-        if not self._is_open:
-            raise EngineError("the engine is closed")
-        self._num_opened += 1
-        return StatelessContext(self, tokens, seed_of(0, self._num_opened) if key is None else key)
-
     async def complete(self, context: StatelessContext, sampling: Sampling) -> Completion:
         """Draw until a stop, `max_tokens` or the window; if cancelled, nothing keeps running."""
-        if not self._is_open:
-            raise EngineError("the engine is closed")
+        self.check_open()
         if 0 < sampling.temperature < MIN_TEMPERATURE:
             raise EngineError(
                 f"temperature={sampling.temperature}: vLLM draws at {MIN_TEMPERATURE} or more; "
                 "0 is greedy"
             )
-        pending = PendingSample(
-            context.tokens,
-            sampling,
-            eos_ids=self.eos_ids,
-            pieces=self._pieces,
-            budget=min(sampling.max_tokens, self.window - len(context.tokens)),
-            version=self.version,
-        )
+        pending = self.begin(context, sampling, self.version, self.window)
         if pending.budget < 1:
             return pending.completion(Finish.LENGTH)
         sample = VLLMSample(pending, asyncio.get_running_loop(), self._top_k)
@@ -143,30 +108,17 @@ class VLLMEngine:
             if not sample.is_over:
                 self._vllm.end(name, Finish.ABORT)
 
-    def score(
-        self,
-        texts: Sequence[Sequence[int]],
-        at: Sequence[Sequence[int]],
-        continuations: Sequence[Sequence[int]],
-        mode: int = 0,
-        temperature: float = 1.0,
-    ) -> list[list[list[list[float]]]]:
-        """For each text: log-probs [i][j][k] of action k of continuations[j] after text[: at[i]].
-
-        At temperature 1 as log-probs of a prompt; else with one request per token.
-        """
-        wanted = check_score(texts, at, continuations, mode, self.vocab_size)
+    def _scores(
+        self, cases: list[tuple[list[int], list[int]]], temperature: float
+    ) -> list[list[float]]:
         running = [
-            self._start_scores([*text[:position], *actions], len(actions), temperature)
-            for text, positions in zip(texts, at, strict=True)
-            for position in positions
-            for actions in wanted
+            self._start_scores(before + actions, len(actions), temperature)
+            for before, actions in cases
         ]
-        found = (
+        return [
             [logp for score in scores for logp in self._vllm.wait(score.future, "to score")]
             for scores in running
-        )
-        return [[[next(found) for _ in wanted] for _ in positions] for positions in at]
+        ]
 
     def _start_scores(self, tokens: list[int], count: int, temperature: float) -> list[VLLMScore]:
         """Scores of the last `count` tokens."""
@@ -182,13 +134,7 @@ class VLLMEngine:
             self._vllm.add(score, tokens[:end], token_score_parameters(tokens[end], temperature))
         return scores
 
-    def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Take over new weights by Hugging Face name. Running samples end with "pause"."""
-        if weights is None:
-            raise EngineError(
-                "engine 'vllm' has weights of its own and does not see those that were changed in "
-                "place; give them to load(), or use engine.name=native"
-            )
+    def _load(self, weights: Mapping[str, Any], version: int) -> None:
         self._vllm.load(weights, version)
 
     def pause(self) -> None:
@@ -200,6 +146,6 @@ class VLLMEngine:
 
     def close(self) -> None:
         """End every sample with an error and free vLLM's memory."""
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             self._vllm.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.engine.errors import EngineError
-from graft.engine.remote.endpoint import EndpointError
+from graft.engine.remote.endpoint import EndpointError, parsing
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
 from graft.engine.remote.servers_engine import ServersEngine
 from graft.engine.remote.stateless import PendingSample
@@ -35,18 +35,14 @@ class VLLMProtocol(ServerProtocol):
 
     async def inspect(self, server: Server) -> None:
         await server.ask("/health", retries=None)
-        listed = await server.ask("/v1/models", None, _models, retries=None)
-        server.model, server.window = listed
-        try:
-            await server.ask("/is_paused", retries=None)
-            info = await server.ask("/server_info", retries=None)
-        except EndpointError as error:
-            if error.code != 404:
-                raise
+        server.model, server.window = await server.ask("/v1/models", None, _models, retries=None)
+        is_paused = await server.ask_first_known("/is_paused")
+        info = await server.ask_first_known("/server_info")
+        if is_paused is None or info is None:
             raise EngineError(
                 "it cannot take new weights: start it with the environment variable "
                 "VLLM_SERVER_DEV_MODE=1"
-            ) from None
+            )
         is_cpu = re.search(r"device_config=(DeviceConfig\(.*?)?'?cpu", str(info)) is not None
         is_tied = self.config.get("tie_word_embeddings") or HEAD not in names_in(self.folder)
         if is_cpu and (is_tied or any("num" in name and "experts" in name for name in self.config)):
@@ -110,7 +106,7 @@ class VLLMProtocol(ServerProtocol):
         }
 
     def read(self, answer: Any) -> ServerReply:
-        try:
+        with parsing(answer, "completion with token ids"):
             choice = answer["choices"][0]
             tokens: list[int] = choice["token_ids"]
             logprobs = choice["logprobs"]
@@ -120,8 +116,6 @@ class VLLMProtocol(ServerProtocol):
             ]
             token_logprobs = [float(logp) for logp in logprobs["token_logprobs"]]
             finish = str(choice["finish_reason"])
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise ValueError(f"no completion with token ids: {str(answer)[:200]!r}") from None
         if not len(tokens) == len(token_logprobs) == len(tops):
             raise ValueError(f"{len(token_logprobs)} log-probs of {len(tokens)} tokens")
         return ServerReply(tokens, token_logprobs, tops, finish)
@@ -130,11 +124,12 @@ class VLLMProtocol(ServerProtocol):
         content = self._plain(server, tokens) | {"prompt_logprobs": 0}
 
         def read(answer: Any) -> list[float]:
-            tables = answer["choices"][0]["prompt_logprobs"][-count:]
-            pairs = zip(tokens[-count:], tables, strict=True)
-            return [float(table[str(token)]["logprob"]) for token, table in pairs]
+            with parsing(answer, "log-probs of the prompt"):
+                tables = answer["choices"][0]["prompt_logprobs"][-count:]
+                pairs = zip(tokens[-count:], tables, strict=True)
+                return [float(table[str(token)]["logprob"]) for token, table in pairs]
 
-        return await server.ask("/v1/completions", content, _checked(read), retries=None)
+        return await server.ask("/v1/completions", content, read, retries=None)
 
     async def score_next(
         self, server: Server, tokens: list[int], token: int, temperature: float
@@ -149,9 +144,11 @@ class VLLMProtocol(ServerProtocol):
         }
 
         def read(answer: Any) -> float:
-            return float(answer["choices"][0]["logprobs"]["top_logprobs"][0][f"token_id:{token}"])
+            with parsing(answer, f"log-prob of token {token}"):
+                [table] = answer["choices"][0]["logprobs"]["top_logprobs"]
+                return float(table[f"token_id:{token}"])
 
-        return await server.ask("/v1/completions", content, _checked(read), retries=None)
+        return await server.ask("/v1/completions", content, read, retries=None)
 
     async def give_weights(self, server: Server, folder: Path, tag: str) -> None:
         await server.ask("/pause?mode=abort", {})
@@ -159,11 +156,8 @@ class VLLMProtocol(ServerProtocol):
             content = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             await server.ask("/collective_rpc", {**content, "timeout": self.deadline})
             await server.ask("/reset_prefix_cache", {}, _check_reset)
-            try:
-                await server.ask("/update_weight_version", {"new_version": tag})
-            except EndpointError as error:
-                if error.code != 404:  # older servers keep no version
-                    raise
+            # older servers keep no version
+            await server.ask_first_known("/update_weight_version", content={"new_version": tag})
         finally:
             await server.ask("/resume", {})
 
@@ -179,25 +173,11 @@ class VLLMServer(ServersEngine):
 
 
 def _models(answer: Any) -> tuple[str, float]:
-    try:
+    with parsing(answer, "list of models"):
         [*_, model] = answer["data"]
         return str(model["id"]), float(model.get("max_model_len") or "inf")
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ValueError(f"no list of models: {str(answer)[:200]!r}") from None
 
 
 def _check_reset(answer: Any) -> None:
     if isinstance(answer, dict) and answer.get("success") is False:
         raise ValueError("a failure to reset its prefix cache")
-
-
-def _checked(read: Any) -> Any:
-    """`read`, with ValueError for an answer of another shape."""
-
-    def checked(answer: Any) -> Any:
-        try:
-            return read(answer)
-        except (KeyError, IndexError, TypeError, AttributeError):
-            raise ValueError(f"no log-probs of the tokens: {str(answer)[:200]!r}") from None
-
-    return checked

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graft.rollout.branches.uncertainty import first_decisions, sigmoid
+from graft.rollout.branches.uncertainty import ForkRule, first_decisions, sigmoid
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.failure import RolloutFailure
 from graft.rollout.live_trajectory import LiveTrajectory
@@ -42,24 +42,16 @@ Slot = tuple[int, int]
 class FaithfulBranching:
     """Carries the entropies of slots from step to step, as the programs do and should not."""
 
-    samples: int
-    initial_rollouts: int
-    beam_size: int
-    branch_probability: float
-    entropy_weight: float
-    tokens: int
+    how: ForkRule
     is_aepo: bool
-    dynamic: bool
-    sensitivity: float
-    penalty: float
     first_entropies: dict[Slot, float] = field(default_factory=dict[Slot, float])
     """Slot -> entropy of the first segment ever seen there."""
 
     async def __call__(self, builder: EpisodeBuilder) -> None:
-        roots = self.initial_rollouts
-        if self.dynamic:
+        roots = self.how.initial_rollouts
+        if self.how.dynamic:
             roots = await self._try_out(builder)
-        live = [await builder.root() for _ in range(min(roots, self.samples))]
+        live = [await builder.root() for _ in range(min(roots, self.how.samples))]
         in_a_row = 0
         while live:
             await asyncio.gather(*(one.turn() for one in live if one.is_live))
@@ -70,14 +62,14 @@ class FaithfulBranching:
             live = [one for one in live if one.is_live]
             for trajectory in [one for one in live if one.can_sample]:
                 live += await self._fork_from(trajectory, changes[trajectory], builder, in_a_row)
-            if not live and len(builder.trajectories) < self.samples:
+            if not live and len(builder.trajectories) < self.how.samples:
                 live.append(await builder.root())
             in_a_row = in_a_row + 1 if len(builder.trajectories) > began else 0
 
     def _change(self, trajectory: LiveTrajectory, builder: EpisodeBuilder) -> float:
         """Entropy of the latest segment minus that of the first one in this slot."""
         assert trajectory.last_sampled is not None
-        entropy = self._entropy(first_decisions(trajectory.partial.spans, self.tokens), builder)
+        entropy = self._entropy(first_decisions(trajectory.partial.spans, self.how.tokens), builder)
         slot = builder.index, trajectory.number
         return entropy - self.first_entropies.setdefault(slot, entropy)
 
@@ -88,7 +80,7 @@ class FaithfulBranching:
         assert trajectory.last_sampled is not None
         turn = int(trajectory.metrics["turns"])
         draws = random.Random(builder.key(trajectory.number, f"/fork/{turn}"))
-        most = min(self.beam_size - 1, self.samples - len(builder.trajectories))
+        most = min(self.how.beam_size - 1, self.how.samples - len(builder.trajectories))
         wanted = sum(self._is_due(draws.random(), change, in_a_row) for _ in range(most))
         forks: list[LiveTrajectory] = []
         for _ in range(wanted):
@@ -102,11 +94,11 @@ class FaithfulBranching:
     def _is_due(self, uniform: float, change: float, in_a_row: int) -> bool:
         """Whether one draw makes a fork."""
         if not self.is_aepo:
-            drawn = min(max(uniform - self.entropy_weight * change, 0.0), 1.0)
-            return drawn <= self.branch_probability
-        scale = max(0.0, 1.0 - self.penalty * in_a_row)
-        drawn = min(max((uniform + self.entropy_weight * change) * scale, 0.0), 1.0)
-        return drawn >= self.branch_probability
+            drawn = min(max(uniform - self.how.entropy_weight * change, 0.0), 1.0)
+            return drawn <= self.how.branch_probability
+        scale = max(0.0, 1.0 - self.how.penalty * in_a_row)
+        drawn = min(max((uniform + self.how.entropy_weight * change) * scale, 0.0), 1.0)
+        return drawn >= self.how.branch_probability
 
     def _entropy(self, entropies: Sequence[float], builder: EpisodeBuilder) -> float:
         return sum(entropies) / math.log(max(builder.setup.engine.vocab_size, 2))
@@ -118,10 +110,12 @@ class FaithfulBranching:
         builder.trajectories.remove(trajectory)
         sampled = [span for span in trajectory.spans if span.author is Author.POLICY]
         segments = [
-            self._entropy(first_decisions([span], self.tokens), builder) for span in sampled
+            self._entropy(first_decisions([span], self.how.tokens), builder) for span in sampled
         ]
         gap = segments[0] - sum(segments) / len(segments) if segments else 0.0
-        return min(int(self.samples * sigmoid(self.sensitivity * gap)) + 1, self.samples)
+        return min(
+            int(self.how.samples * sigmoid(self.how.sensitivity * gap)) + 1, self.how.samples
+        )
 
     def begin(self, step: int) -> None:
         """Slots are the same in every step, and their entropies are kept."""

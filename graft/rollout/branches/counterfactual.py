@@ -6,20 +6,24 @@
     A(y') = R(y') - R(y) = 1 on all of y', the forced decision included; y itself is replaced
 
 The position is drawn near where the policy was likely to call (`positions`), the tool is one for the
-whole step, drawn by its past gains (`tool_gains`), and y' continues from the shared beginning like any
-other trajectory (`twin`).
+whole step, and y' continues from the shared beginning like any other trajectory (`twin`). The tool is
+drawn by its past gains, a moving average per tool of R(y') - R(y):
+
+    compare  0.001 -> 0.9 * 0.001 + 0.1 * 0.5 = 0.0509     half of the rewritten attempts succeeded
+    swap     0.001
+    chances  exp(0.0509 / 0.0509) : exp(0.001 / 0.0509) = 2.718 : 1.020 = 0.727 : 0.273
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graft.actions.actions import Actions
 from graft.rollout.branches import positions
-from graft.rollout.branches import tool_gains as gains
 from graft.rollout.branches.twin import branch_off, force
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.failure import RolloutFailure, boundary
@@ -28,6 +32,12 @@ from graft.rollout.setup import draw_key
 from graft.types import NO_ACTION, Episode, Status
 
 GATES = ("zero_groups", "all")
+FIRST_GAIN = 0.001
+"""The average gain of a tool that was never forced."""
+KEPT = 0.9
+"""Of the old average, at each update."""
+NO_GAIN = 1e-5
+"""Where the averages sum to less, every tool has the same probability."""
 
 
 class Counterfactual:
@@ -106,7 +116,7 @@ class Counterfactual:
         if self._tool is None:
             self.check_tools(actions)
             tools = self.tools or actions.tools
-            odds = gains.chances({tool: self.averages.get(tool, gains.START) for tool in tools})
+            odds = chances({tool: self.averages.get(tool, FIRST_GAIN) for tool in tools})
             uniform = random.Random(draw_key(self.seed, "tool", self._step)).random()
             self._tool = list(odds)[positions.draw(list(odds.values()), uniform)]
         return self._tool
@@ -129,8 +139,8 @@ class Counterfactual:
             if leaf.twin is not None and leaf.status.is_trainable
         ]
         if self._tool is not None:
-            average = self.averages.get(self._tool, gains.START)
-            self.averages[self._tool] = gains.update(average, found)
+            average = self.averages.get(self._tool, FIRST_GAIN)
+            self.averages[self._tool] = update(average, found)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -221,3 +231,22 @@ def _note(trajectory: LiveTrajectory, failure: RolloutFailure) -> None:
 
 def _is_trainable(trajectory: LiveTrajectory) -> bool:
     return trajectory.leaf is not None and trajectory.leaf.status.is_trainable
+
+
+def update(average: float, gains: Sequence[float]) -> float:
+    """The average after a step; unchanged without gains, or where one is not finite."""
+    if not gains:
+        return average
+    mean = math.fsum(gains) / len(gains)
+    return KEPT * average + (1 - KEPT) * mean if math.isfinite(mean) else average
+
+
+def chances(averages: Mapping[str, float]) -> dict[str, float]:
+    """Probability of each tool, proportional to exp(max(0, average) / largest average)."""
+    positive = {tool: max(0.0, average) for tool, average in averages.items()}
+    largest = max(positive.values())
+    if sum(positive.values()) < NO_GAIN:
+        return dict.fromkeys(averages, 1 / len(averages))
+    mass = {tool: math.exp(value / largest) for tool, value in positive.items()}
+    total = math.fsum(mass.values())
+    return {tool: part / total for tool, part in mass.items()}

@@ -18,7 +18,6 @@ when no attempt that could fork is left.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from typing import Any
 from graft.rollout.branches.arpo_faithful import FaithfulBranching
 from graft.rollout.branches.branch import Branch
 from graft.rollout.branches.uncertainty import (
+    ForkRule,
     first_decisions,
     mean_entropy,
     probability,
@@ -37,71 +37,15 @@ from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.failure import RolloutFailure
 from graft.rollout.live_trajectory import LiveTrajectory
 
-RULES = ("stochastic", "threshold")
-ORDERS = ("entropy", "index", "arrival")
-COUNTED_OVER = ("path", "prompt")
-NUMBERS = ("branch_probability", "entropy_weight", "threshold", "sensitivity", "penalty")
-
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """When and how often to fork."""
+    """The branch of a rule."""
 
-    samples: int
-    initial_rollouts: int
-    """Attempts that begin at the prompt, where `dynamic` does not decide; forks may add the others."""
-    beam_size: int
-    """Continuations of one observation: the source and up to beam_size - 1 forks."""
-    branch_probability: float
-    """Of one more continuation, where the policy is as unsure as it was at the start."""
-    entropy_weight: float
-    """How much a change of entropy adds to it."""
-    tokens: int
-    """Number of tokens over which entropy is measured."""
-    rule: str
-    """"stochastic": a draw with that probability; "threshold": always, if it is above `threshold`."""
-    threshold: float
-    order: str
-    """Which attempt forks first while there is budget: "entropy" (the largest change) or "index" (the
-    oldest) among all of the prompt's attempts, which wait for each other; "arrival": the first to arrive."""
-    dynamic: bool = False
-    """The first attempt decides how many begin at the prompt, see `root_budget`."""
-    sensitivity: float = 0.5
-    penalty: float = 0.0
-    """Subtracted for each time in a row that a trajectory has forked."""
-    penalty_over: str = "path"
-    """"prompt" counts rounds in a row in which any trajectory of the prompt has."""
-
-    def __post_init__(self) -> None:
-        def refuse(what: str) -> None:
-            raise ValueError(what)
-
-        for name in NUMBERS:
-            value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value):
-                refuse(f"{name}={value!r}: must be a finite number")
-        for name in ("samples", "initial_rollouts", "beam_size", "tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                refuse(f"{name}={value!r}: must be a whole number, 1 or more")
-        if not isinstance(self.dynamic, bool):
-            refuse(f"dynamic={self.dynamic!r}: must be true or false")
-        if self.initial_rollouts > self.samples:
-            refuse(
-                f"initial_rollouts={self.initial_rollouts} is more than the {self.samples} attempts "
-                "of a task; lower it, or raise rollout.samples"
-            )
-        if not 0 <= self.branch_probability <= 1:
-            refuse(f"branch_probability={self.branch_probability}: must lie in [0, 1]")
-        if self.penalty < 0:
-            refuse(f"penalty={self.penalty}: must be 0 or more")
-        for name, known in (("rule", RULES), ("order", ORDERS), ("penalty_over", COUNTED_OVER)):
-            if getattr(self, name) not in known:
-                refuse(f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}")
+    rule: ForkRule
 
     async def __call__(self, builder: EpisodeBuilder) -> None:
-        await _Tree(self, builder).grow()
+        await _Tree(self.rule, builder).grow()
 
 
 @dataclass(slots=True)
@@ -115,7 +59,7 @@ class _ForkState:
 class _Tree:
     """One task's attempts while they fork."""
 
-    def __init__(self, how: Branching, builder: EpisodeBuilder) -> None:
+    def __init__(self, how: ForkRule, builder: EpisodeBuilder) -> None:
         self.how, self.builder = how, builder
         self.vocab_size = builder.setup.engine.vocab_size
         self.states: dict[LiveTrajectory, _ForkState] = {}
@@ -280,20 +224,5 @@ def _make(
     if not isinstance(faithful, bool):
         raise ValueError(f"faithful={faithful!r}: must be true or false")
     roots = max(samples // 2, 1) if initial_rollouts is None else initial_rollouts
-    checked = Branching(samples=samples, initial_rollouts=roots, **how)
-    return _faithful(checked, is_aepo) if faithful else checked
-
-
-def _faithful(how: Branching, is_aepo: bool) -> FaithfulBranching:
-    return FaithfulBranching(
-        samples=how.samples,
-        initial_rollouts=how.initial_rollouts,
-        beam_size=how.beam_size,
-        branch_probability=how.branch_probability,
-        entropy_weight=how.entropy_weight,
-        tokens=how.tokens,
-        is_aepo=is_aepo,
-        dynamic=how.dynamic,
-        sensitivity=how.sensitivity,
-        penalty=how.penalty,
-    )
+    rule = ForkRule(samples=samples, initial_rollouts=roots, **how)
+    return FaithfulBranching(rule, is_aepo) if faithful else Branching(rule)

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from graft.actions.actions import Decisions
+from graft.rollout.demonstration import decided
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.live_trajectory import LiveTrajectory
 from graft.rollout.user_calls import replay
-from graft.types import NO_ACTION, Author, Span
+from graft.types import Author, Span
 
 
 async def branch_off(
@@ -58,23 +59,12 @@ def force(
     trajectory: LiveTrajectory, decisions: Decisions, logprobs: Sequence[float], tool: str
 ) -> None:
     """Append decisions in the policy's name; `logprobs` are the policy's own of each decision."""
-    setup, episode = trajectory.draft.setup, trajectory.draft.episode
-    own = iter(logprobs)
-    is_decision = [action != NO_ACTION for action in decisions.actions]
-    span = Span(
-        trajectory.tip,
-        Author.POLICY,
-        decisions.tokens,
-        decisions.actions,
-        [next(own) if is_one else 0.0 for is_one in is_decision],
-        [0.0] * len(is_decision),
-        decisions.modes,
-        mask=is_decision,
-        version=setup.engine.version,
-        text=setup.chat.tokenizer.decode_after(decisions.tokens),
-        info={"forced": tool},
-    )
-    trajectory.tip = episode.append(span)
+    setup, own = trajectory.draft.setup, iter(logprobs)
+    text = setup.chat.tokenizer.decode_after(decisions.tokens)
+    span = decided(trajectory.tip, decisions, text)
+    span.logprobs = [next(own) if is_decision else 0.0 for is_decision in span.mask]
+    span.version, span.info = setup.engine.version, {"forced": tool}
+    trajectory.tip = trajectory.draft.episode.append(span)
     trajectory.context.append(decisions.tokens)
     trajectory.context.mode = decisions.mode
 

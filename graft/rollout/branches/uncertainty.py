@@ -12,8 +12,71 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from graft.types import Author, Span
+
+RULES = ("stochastic", "threshold")
+ORDERS = ("entropy", "index", "arrival")
+COUNTED_OVER = ("path", "prompt")
+NUMBERS = ("branch_probability", "entropy_weight", "threshold", "sensitivity", "penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRule:
+    """When and how often to fork."""
+
+    samples: int
+    initial_rollouts: int
+    """Attempts that begin at the prompt, where `dynamic` does not decide; forks may add the others."""
+    beam_size: int
+    """Continuations of one observation: the source and up to beam_size - 1 forks."""
+    branch_probability: float
+    """Of one more continuation, where the policy is as unsure as it was at the start."""
+    entropy_weight: float
+    """How much a change of entropy adds to it."""
+    tokens: int
+    """Number of tokens over which entropy is measured."""
+    rule: str
+    """"stochastic": a draw with that probability; "threshold": always, if it is above `threshold`."""
+    threshold: float
+    order: str
+    """Which attempt forks first while there is budget: "entropy" (the largest change) or "index" (the
+    oldest) among all of the prompt's attempts, which wait for each other; "arrival": the first to arrive."""
+    dynamic: bool = False
+    """The first attempt decides how many begin at the prompt, see `root_budget`."""
+    sensitivity: float = 0.5
+    penalty: float = 0.0
+    """Subtracted for each time in a row that a trajectory has forked."""
+    penalty_over: str = "path"
+    """"prompt" counts rounds in a row in which any trajectory of the prompt has."""
+
+    def __post_init__(self) -> None:
+        for name in NUMBERS:
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value):
+                raise ValueError(f"{name}={value!r}: must be a finite number")
+        for name in ("samples", "initial_rollouts", "beam_size", "tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r}: must be a whole number, 1 or more")
+        if not isinstance(self.dynamic, bool):
+            raise ValueError(f"dynamic={self.dynamic!r}: must be true or false")
+        if self.initial_rollouts > self.samples:
+            raise ValueError(
+                f"initial_rollouts={self.initial_rollouts} is more than the {self.samples} attempts "
+                "of a task; lower it, or raise rollout.samples"
+            )
+        if not 0 <= self.branch_probability <= 1:
+            raise ValueError(f"branch_probability={self.branch_probability}: must lie in [0, 1]")
+        if self.penalty < 0:
+            raise ValueError(f"penalty={self.penalty}: must be 0 or more")
+        for name, known in (("rule", RULES), ("order", ORDERS), ("penalty_over", COUNTED_OVER)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}: must be one of {', '.join(known)}"
+                )
 
 
 def mean_entropy(entropies: Sequence[float], vocab_size: int) -> float:
