@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graft.engine.errors import EngineError
+
 
 def check_tokens(tokens: Sequence[int], vocab_size: int) -> list[int]:
     """The tokens as a list of ints; an id outside the vocabulary would break the whole batch later."""
@@ -20,6 +22,17 @@ def check_prompt(tokens: Sequence[int], vocab_size: int) -> list[int]:
     if not ids:
         raise ValueError("cannot open a context without tokens: there is nothing to continue")
     return ids
+
+
+def check_free(action: str, *, is_open: bool, is_sampling: bool) -> None:
+    """EngineError for an action on a context that is closed or in the middle of a sample."""
+    if not is_open:
+        raise EngineError(f"cannot {action} a closed context")
+    if is_sampling:
+        raise EngineError(
+            f"cannot {action} a context while it samples; await its sample first, or fork it "
+            "before sampling"
+        )
 
 
 def check_fork(at: int, length: int) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from graft.algos.batch import Batch
 from graft.models.tree.packing import response
-from graft.types import Author, Episode, Span, Trajectory
+from graft.types import Author, Episode, Trajectory
 
 PAD = -1
 
@@ -54,7 +54,12 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Batch:
             if span.author is Author.POLICY and len(span):
                 turn += previous is not Author.POLICY  # a split span is still one turn
                 ints["turns"][cells] = turn
-                _write_span(span, cells, mask, zeros, floats)
+                mask[cells] = span.mask
+                zeros["actions"][cells] = span.actions
+                zeros["modes"][cells] = span.modes
+                zeros["versions"][cells] = span.version
+                floats["logprobs"][cells] = span.logprobs
+                floats["entropies"][cells] = span.entropies
                 floats["rewards"][n, start - 1] = span.reward
             previous = span.author
         last_turn[leaf] = turn  # the next context of this leaf continues the count
@@ -75,18 +80,3 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Batch:
         ),
         twin_reward=torch.tensor(factual, dtype=torch.float32),
     )
-
-
-def _write_span(
-    span: Span,
-    cells: tuple[int, slice],
-    mask: np.ndarray,
-    ints: dict[str, np.ndarray],
-    floats: dict[str, np.ndarray],
-) -> None:
-    mask[cells] = span.mask
-    ints["actions"][cells] = span.actions
-    ints["modes"][cells] = span.modes
-    ints["versions"][cells] = span.version
-    floats["logprobs"][cells] = span.logprobs
-    floats["entropies"][cells] = span.entropies

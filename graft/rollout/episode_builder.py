@@ -125,13 +125,11 @@ class EpisodeBuilder(EpisodeDraft):
 
     def settle(self) -> None:
         """Leaves in the order in which their trajectories began."""
-        ended = [trajectory for trajectory in self.trajectories if trajectory.leaf is not None]
-        self.episode.leaves = [
-            trajectory.leaf for trajectory in ended if trajectory.leaf is not None
-        ]
-        for trajectory in ended:
-            if trajectory.leaf is not None and trajectory.twin_of is not None:
-                trajectory.leaf.twin = ended.index(trajectory.twin_of)
+        leaves = {one: one.leaf for one in self.trajectories if one.leaf is not None}
+        self.episode.leaves = [*leaves.values()]
+        for trajectory, leaf in leaves.items():
+            if trajectory.twin_of is not None:
+                leaf.twin = [*leaves].index(trajectory.twin_of)
 
     def _split(self, index: int, at: int) -> None:
         """`Episode.split`, with the tips of all trajectories corrected: later spans move by one."""

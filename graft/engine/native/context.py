@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from types import TracebackType
 
-from graft.engine.checks import check_fork, check_tokens
-from graft.engine.errors import EngineError
+from graft.engine.checks import check_fork, check_free, check_tokens
 from graft.engine.native.kv.sequences import Sequence
 from graft.engine.native.loop import EngineLoop
 from graft.engine.native.request import SampleRequest
@@ -107,19 +105,8 @@ class NativeContext:
     def __enter__(self) -> NativeContext:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _check_free(self, action: str) -> None:
-        if not self._is_open:
-            raise EngineError(f"cannot {action} a closed context")
-        if self._request is not None:
-            raise EngineError(
-                f"cannot {action} a context while it samples; await its sample first, or fork it "
-                f"before sampling"
-            )
+        check_free(action, is_open=self._is_open, is_sampling=self._request is not None)

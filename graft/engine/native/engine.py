@@ -75,13 +75,10 @@ class NativeEngine:
             raise EngineError(
                 f"the action space has {space.vocab_size} tokens, the model has {shape.vocab_size}"
             )
-        for name, value in (
-            ("page_size", page_size),
-            ("prefill_chunk", prefill_chunk),
-            ("max_running", max_running),
-        ):
-            if value < 1:
-                raise ValueError(f"{name}={value}: must be 1 or more")
+        if min(page_size, prefill_chunk, max_running) < 1:
+            raise ValueError(
+                f"{page_size=}, {prefill_chunk=}, {max_running=}: each must be 1 or more"
+            )
         if kv_tokens is None:
             kv_tokens = pool_tokens(shape, decoder.device, decoder.dtype)
         if kv_tokens < page_size:

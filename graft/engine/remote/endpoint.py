@@ -18,7 +18,6 @@ from graft.engine.errors import EngineError
 from graft.http import HttpClient, HttpFault, json_of
 
 RETRIES = 6
-"""The default of `Endpoint.ask`."""
 
 
 class EndpointError(EngineError):
@@ -69,10 +68,11 @@ class Endpoint:
     async def ask(
         self,
         path: str,
-        content: Mapping[str, Any] | None,
-        read: Callable[[Any], Any],
+        content: Mapping[str, Any] | None = None,
+        read: Callable[[Any], Any] = lambda answer: answer,
+        *,
         deadline: float = math.inf,
-        retries: int | None = None,
+        retries: int = RETRIES,
     ) -> Any:
         """POST `content` (None: GET); what `read` makes of the JSON. Its ValueError is a fault too.
 
@@ -96,7 +96,7 @@ class Endpoint:
                 None if content is None else json.dumps(content).encode(),
                 lambda body: read(json_of(body)),
                 deadline=deadline,
-                retries=RETRIES if retries is None else retries,
+                retries=retries,
                 on_fault=warn,
             )
         except HttpFault as fault:

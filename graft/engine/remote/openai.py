@@ -104,7 +104,7 @@ class OpenAIEngine:
     async def inspect(self) -> None:
         """Read once which models it serves; a server without a list is used as it is."""
         try:
-            served = await self.endpoint.ask("/models", None, _models, LIST_SECONDS)
+            served = await self.endpoint.ask("/models", None, _models, deadline=LIST_SECONDS)
         except EndpointError as error:
             if error.code in (401, 403):
                 raise

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from graft.engine.errors import EngineError
-from graft.engine.remote.endpoint import Endpoint, EndpointError
+from graft.engine.remote.endpoint import RETRIES, Endpoint, EndpointError
 from graft.engine.remote.stateless import PendingSample
 from graft.engine.remote.top_entropy import TOP_K
 from graft.engine.stop_strings import TokenPieces
@@ -30,15 +30,14 @@ class ServerReply(NamedTuple):
     """The weights that sampled it, from servers that return them."""
 
 
-class Server:
+class Server(Endpoint):
     """The connection to one server, and its state as far as it is known."""
 
     def __init__(self, url: str, deadline: float) -> None:
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         base = url.rstrip("/").removesuffix("/v1")
         # one attempt may take the whole deadline: a long completion is no fault
-        self.endpoint = Endpoint(base, key=key, timeout=deadline, deadline=deadline)
-        self.url = self.endpoint.url
+        super().__init__(base, key=key, timeout=deadline, deadline=deadline)
         self.fault = ""
         """Why it gets no requests; cleared when it takes new weights."""
         self.tag: str | None = None
@@ -47,21 +46,11 @@ class Server:
         self.window: float = math.inf
         self.num_contexts = 0
 
-    async def ask(
-        self,
-        path: str,
-        content: Mapping[str, Any] | None = None,
-        read: Callable[[Any], Any] = lambda answer: answer,
-        *,
-        retries: int | None = 0,
-    ) -> Any:
-        return await self.endpoint.ask(path, content, read, retries=retries)
-
     async def ask_first_known(self, *paths: str, content: Mapping[str, Any] | None = None) -> Any:
         """The answer of the first path that this version of the server has; None if it has none."""
         for path in paths:
             try:
-                return await self.ask(path, content, retries=None if content is None else 0)
+                return await self.ask(path, content, retries=RETRIES if content is None else 0)
             except EndpointError as error:
                 if error.code != 404:
                     raise
@@ -136,7 +125,7 @@ class ServerProtocol:
             )
             name = f"graft-probe-{secrets.token_hex(3)}"  # other processes probe it, too
             path, content = self.request(server, [0], pending, 1, name)
-            reply: ServerReply = await server.ask(path, content, self.read, retries=None)
+            reply: ServerReply = await server.ask(path, content, self.read)
             top = sorted(reply.top_logprobs[0], reverse=True)[: self.top_k]
             gaps.append(top[0] - top[-1])
         at_one, at_half = gaps

@@ -35,7 +35,7 @@ class SGLangProtocol(ServerProtocol):
     """Whether the servers draw by seed (--enable-deterministic-inference)."""
 
     async def inspect(self, server: Server) -> None:
-        await server.ask("/health", retries=None)
+        await server.ask("/health")
         if await server.ask_first_known("/model_info", "/get_model_info") is None:
             raise EngineError("it has no /model_info: is it SGLang?")
         info = await server.ask_first_known("/server_info", "/get_server_info") or {}
@@ -109,7 +109,7 @@ class SGLangProtocol(ServerProtocol):
                     raise ValueError("of other tokens")
                 return [float(entry[0]) for entry in entries]
 
-        return await server.ask("/generate", content, read, retries=None)
+        return await server.ask("/generate", content, read)
 
     async def score_next(
         self, server: Server, tokens: list[int], token: int, temperature: float
@@ -127,7 +127,7 @@ class SGLangProtocol(ServerProtocol):
                 [logp] = [entry[0] for entry in entries if entry[1] == token]
                 return float(logp)
 
-        return await server.ask("/generate", content, read, retries=None)
+        return await server.ask("/generate", content, read)
 
     async def give_weights(self, server: Server, folder: Path, tag: str) -> None:
         # older servers have neither path, and do the same as part of an update
@@ -139,13 +139,13 @@ class SGLangProtocol(ServerProtocol):
                 "abort_all_requests": True,
                 "flush_cache": True,
             }
-            await server.ask("/update_weights_from_disk", content, _check_loaded)
+            await server.ask("/update_weights_from_disk", content, _check_loaded, retries=0)
         finally:
             await server.ask_first_known("/continue_generation", content={})
 
     async def stop(self, server: Server, names: list[str]) -> None:
         for name in names:
-            await server.ask("/abort_request", {"rid": name})
+            await server.ask("/abort_request", {"rid": name}, retries=0)
 
 
 class SGLangServer(ServersEngine):

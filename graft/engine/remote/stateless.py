@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from graft.actions.space import ActionSpace
-from graft.engine.checks import check_fork, check_positions, check_prompt, check_tokens
+from graft.engine.checks import check_fork, check_free, check_positions, check_prompt, check_tokens
 from graft.engine.errors import EngineError
 from graft.engine.stop_strings import StopStrings, TokenPieces
 from graft.protocols import Grammar, Tokenizer
@@ -136,13 +136,7 @@ class StatelessContext:
         return StatelessContext(self.engine, tokens, key)
 
     def _check_free(self, action: str) -> None:
-        if not self._is_open:
-            raise EngineError(f"cannot {action} a closed context")
-        if self._is_sampling:
-            raise EngineError(
-                f"cannot {action} a context while it samples; await its sample first, or fork it "
-                "before sampling"
-            )
+        check_free(action, is_open=self._is_open, is_sampling=self._is_sampling)
 
 
 class StatelessEngine:

@@ -34,8 +34,8 @@ class VLLMProtocol(ServerProtocol):
     logprobs_remedy = "start it with --logprobs-mode processed_logprobs"
 
     async def inspect(self, server: Server) -> None:
-        await server.ask("/health", retries=None)
-        server.model, server.window = await server.ask("/v1/models", None, _models, retries=None)
+        await server.ask("/health")
+        server.model, server.window = await server.ask("/v1/models", None, _models)
         is_paused = await server.ask_first_known("/is_paused")
         info = await server.ask_first_known("/server_info")
         if is_paused is None or info is None:
@@ -58,7 +58,7 @@ class VLLMProtocol(ServerProtocol):
         for count in [count for count in TOP_KS if count <= self.top_k] or [self.top_k]:
             content = self._plain(server, [0]) | {"logprobs": count}
             try:
-                await server.ask("/v1/completions", content, self.read, retries=None)
+                await server.ask("/v1/completions", content, self.read)
             except EndpointError as error:
                 if error.code != 400 or "logprobs" not in str(error):
                     raise
@@ -129,7 +129,7 @@ class VLLMProtocol(ServerProtocol):
                 pairs = zip(tokens[-count:], tables, strict=True)
                 return [float(table[str(token)]["logprob"]) for token, table in pairs]
 
-        return await server.ask("/v1/completions", content, read, retries=None)
+        return await server.ask("/v1/completions", content, read)
 
     async def score_next(
         self, server: Server, tokens: list[int], token: int, temperature: float
@@ -148,22 +148,27 @@ class VLLMProtocol(ServerProtocol):
                 [table] = answer["choices"][0]["logprobs"]["top_logprobs"]
                 return float(table[f"token_id:{token}"])
 
-        return await server.ask("/v1/completions", content, read, retries=None)
+        return await server.ask("/v1/completions", content, read)
 
     async def give_weights(self, server: Server, folder: Path, tag: str) -> None:
-        await server.ask("/pause?mode=abort", {})
+        await server.ask("/pause?mode=abort", {}, retries=0)
         try:
-            content = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            await server.ask("/collective_rpc", {**content, "timeout": self.deadline})
-            await server.ask("/reset_prefix_cache", {}, _check_reset)
+            content = {
+                "method": "reload_weights",
+                "kwargs": {"weights_path": str(folder)},
+                "timeout": self.deadline,
+            }
+            await server.ask("/collective_rpc", content, retries=0)
+            await server.ask("/reset_prefix_cache", {}, _check_reset, retries=0)
             # older servers keep no version
             await server.ask_first_known("/update_weight_version", content={"new_version": tag})
         finally:
-            await server.ask("/resume", {})
+            await server.ask("/resume", {}, retries=0)
 
     async def stop(self, server: Server, names: list[str]) -> None:
         # the server numbers the prompts of a request
-        await server.ask("/abort_requests", {"request_ids": [f"cmpl-{name}-0" for name in names]})
+        content = {"request_ids": [f"cmpl-{name}-0" for name in names]}
+        await server.ask("/abort_requests", content, retries=0)
 
 
 class VLLMServer(ServersEngine):

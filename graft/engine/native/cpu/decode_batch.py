@@ -75,7 +75,7 @@ class DecodeBatch:
         """[S*K, P], see `Pages.gather`."""
         self.bias = bias
         """[S*K, G, L], 0 or -inf."""
-        self._keep = keep
+        self.keep = keep
         self._kept: dict[int, Dense] = {}
         self._used: Tensor | None = None  # [tokens] slots in use, None: all
         self._rows: Tensor | None = None  # [tokens*K] rows of [S*K*L] for the new keys
@@ -85,10 +85,6 @@ class DecodeBatch:
     def length(self) -> int:
         """Positions that fit."""
         return self.bias.shape[-1]
-
-    @property
-    def can_advance(self) -> bool:
-        return self._keep
 
     def advance(self, slots: Ints, positions: Ints, heads: int) -> None:
         """Prepare the next step: `slots` continue, each with a token at its position."""
@@ -124,7 +120,7 @@ class DecodeBatch:
 
     def _prefix(self, pages: Pages, layer: int, prefix: SharedPrefix) -> Dense:
         dense = prefix.dense.get(layer) or _gather(pages, layer, prefix.tiles)
-        if self._keep:
+        if self.keep:
             prefix.dense[layer] = dense
         return dense
 
@@ -137,7 +133,7 @@ class DecodeBatch:
             )
             return keys, values
         dense = _gather(pages, layer, self.tiles)
-        if self._keep:
+        if self.keep:
             self._kept[layer] = dense
         return dense
 

@@ -60,7 +60,7 @@ class DecodeCache:
             slots = np.array([slot for slot, _ in found])
             positions = np.array([sequence.cached for _, sequence in found])
             has_space = int((positions - batch.starts[slots]).max()) < batch.length
-            if not batch.can_advance or not has_space or len(found) < MIN_USED * len(batch.starts):
+            if not batch.keep or not has_space or len(found) < MIN_USED * len(batch.starts):
                 return None
             ready.append((batch, [sequence for _, sequence in found], slots, positions))
         self._slots = {}

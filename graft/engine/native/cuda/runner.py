@@ -28,7 +28,7 @@ from graft.engine.native.cuda.prefill import Prefill
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.kv.sharing import find_sharing
 from graft.engine.native.request import Draw, SampleRequest
-from graft.engine.native.sampling.grammar_tables import DeviceGrammar
+from graft.engine.native.sampling.grammar_tables import DeviceGrammar, round_up
 from graft.engine.native.sampling.masks import Masks
 from graft.engine.native.scheduler import PlannedWork
 from graft.models.decoder import Decoder
@@ -193,8 +193,3 @@ def batch_size(rows: int) -> int:
 def num_splits(rows: int, kv_heads: int) -> int:
     """Parts of a tail: more where there are few rows."""
     return min(round_up(-(-PROGRAMS // (rows * kv_heads))), MAX_SPLITS)
-
-
-def round_up(number: int) -> int:
-    """The next power of two; 0 stays 0."""
-    return 0 if number == 0 else 1 << (number - 1).bit_length()

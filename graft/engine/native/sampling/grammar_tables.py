@@ -111,6 +111,6 @@ def tabulate(
     return action_column, table, np.array(script + [END] * padding, dtype=np.int32)
 
 
-def round_up(number: int, least: int) -> int:
-    """The next power of two, `least` or more."""
-    return max(1 << (number - 1).bit_length(), least)
+def round_up(number: int, least: int = 1) -> int:
+    """The next power of two, `least` or more; 0 stays 0."""
+    return max(1 << (number - 1).bit_length(), least) if number else 0

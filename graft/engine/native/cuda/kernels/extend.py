@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.engine.native.cuda.kernels.decode import LOG2_E
-from graft.engine.native.cuda.kernels.softmax import fold
+from graft.engine.native.cuda.kernels.decode import LOG2_E, fold
 
 BLOCK = 64
 BLOCK_FIELDS = 4
