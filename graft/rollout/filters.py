@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from graft.config import ConfigError
@@ -23,7 +24,6 @@ from graft.types import Status
 Attempt = Mapping[str, Any]
 """The outcome of an attempt, by name; see `graft.rollout.recorded.outcome_of`."""
 Condition = Callable[[Attempt], bool]
-Value = Callable[[Attempt], Any]
 
 NUMBERS = ("reward", "turns", "tool_calls", "length")
 NAMES = (*NUMBERS, "status")
@@ -43,76 +43,67 @@ def read_condition(text: str) -> Condition:
     >>> read_condition("reward>0 and turns<=2")({"reward": 1.0, "turns": 3})
     False
     """
+    how = f'write it like "reward > 0 and tool_calls >= 1", with {", ".join(NAMES)}'
     try:
         if len(text) > LONGEST:
             raise ValueError(f"it has {len(text)} characters, and {LONGEST} are allowed")
-        return _condition(ast.parse(text.strip(), mode="eval").body)
+        tree = ast.parse(text.strip(), mode="eval").body
+        # every part is evaluated, so one attempt of any kind finds all that is wrong
+        _holds(tree, dict.fromkeys(NUMBERS, 0) | {"status": Status.DONE})
     except SyntaxError as error:
         raise ConfigError(
-            f"--keep {text!r} cannot be parsed near character {error.offset}; {_HOW}"
+            f"--keep {text!r} cannot be parsed near character {error.offset}; {how}"
         ) from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"--keep {text[:LONGEST]!r}: {error}; {_HOW}") from error
+        raise ConfigError(f"--keep {text[:LONGEST]!r}: {error}; {how}") from error
+    return lambda attempt: _holds(tree, attempt)
 
 
-_HOW = f'write it like "reward > 0 and tool_calls >= 1", with {", ".join(NAMES)}'
-
-
-def _condition(node: ast.expr) -> Condition:
+def _holds(node: ast.expr, attempt: Attempt) -> bool:
     match node:
-        case ast.BoolOp(op=ast.And(), values=values):
-            every = [_condition(value) for value in values]
-            return lambda attempt: all(one(attempt) for one in every)
-        case ast.BoolOp(values=values):
-            some = [_condition(value) for value in values]
-            return lambda attempt: any(one(attempt) for one in some)
+        case ast.BoolOp(op=op, values=values):
+            parts = [_holds(value, attempt) for value in values]
+            return all(parts) if isinstance(op, ast.And) else any(parts)
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            inner = _condition(operand)
-            return lambda attempt: not inner(attempt)
-        case ast.Compare():
-            return _comparison(node)
+            return not _holds(operand, attempt)
+        case ast.Compare(left=left, ops=signs, comparators=others):  # 0 < reward <= 1 is two
+            sides = [_value(side, attempt) for side in (left, *others)]
+            pairs = zip(signs, pairwise(sides), strict=True)
+            return all([_compare(node, sign, *pair) for sign, pair in pairs])
         case ast.Name(id=name) if name in NUMBERS:
             raise ValueError(f"{name} is not compared with anything; write {name} > 0")
         case _:
             raise ValueError(f"{ast.unparse(node)!r} is not a condition")
 
 
-def _comparison(node: ast.Compare) -> Condition:
-    """`0 < reward <= 1` is two comparisons."""
-    sides = [_value(side) for side in (node.left, *node.comparators)]
-    pairs: list[tuple[Callable[[Any, Any], bool], Value, Value]] = []
-    for number, sign in enumerate(node.ops):
-        (left, left_is_text), (right, right_is_text) = sides[number : number + 2]
-        compare = COMPARISONS.get(type(sign))
-        if compare is None:
-            raise ValueError(f"{ast.unparse(node)!r}: use one of > >= < <= == !=")
-        if left_is_text != right_is_text:
-            raise ValueError(f"{ast.unparse(node)!r} compares a number with a text")
-        if left_is_text and not isinstance(sign, ast.Eq | ast.NotEq):
-            raise ValueError(f"{ast.unparse(node)!r}: a status is compared with == or !=")
-        pairs.append((compare, left, right))
-    return lambda attempt: all(
-        compare(left(attempt), right(attempt)) for compare, left, right in pairs
-    )
+def _compare(node: ast.Compare, sign: ast.cmpop, left: Any, right: Any) -> bool:
+    compare = COMPARISONS.get(type(sign))
+    if compare is None:
+        raise ValueError(f"{ast.unparse(node)!r}: use one of > >= < <= == !=")
+    if isinstance(left, str) != isinstance(right, str):
+        raise ValueError(f"{ast.unparse(node)!r} compares a number with a text")
+    if isinstance(left, str) and not isinstance(sign, ast.Eq | ast.NotEq):
+        raise ValueError(f"{ast.unparse(node)!r}: a status is compared with == or !=")
+    return compare(left, right)
 
 
-def _value(node: ast.expr) -> tuple[Value, bool]:
-    """One side of a comparison, and whether it is a text."""
+def _value(node: ast.expr, attempt: Attempt) -> float | str:
+    """One side of a comparison."""
     match node:
         case ast.Constant(value=bool()):
             raise ValueError(f"{node.value} is neither a number nor a status")
         case ast.Constant(value=int() | float() as number):
-            return (lambda attempt: number), False
+            return number
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return (lambda attempt: -number), False
+            return -number
         case ast.Name(id=name) if name in NAMES:
-            return (lambda attempt: attempt[name]), name == "status"
-        case ast.Name(id=word) | ast.Constant(value=str() as word):
+            return attempt[name]
+        case ast.Name(id=text) | ast.Constant(value=str() as text):
             known = [str(status) for status in Status]
-            if word not in known:
-                hint = nearest(word, [*NAMES, *known])
+            if text not in known:
+                hint = nearest(text, [*NAMES, *known])
                 meant = f"; did you mean {hint!r}?" if hint else ""
-                raise ValueError(f"unknown name {word!r}{meant}")
-            return (lambda attempt: word), True
+                raise ValueError(f"unknown name {text!r}{meant}")
+            return text
         case _:
             raise ValueError(f"{ast.unparse(node)!r} is neither a name nor a number")

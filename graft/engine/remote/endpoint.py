@@ -18,6 +18,7 @@ from graft.engine.errors import EngineError
 from graft.http import HttpClient, HttpFault, json_of
 
 RETRIES = 6
+"""The default of `Endpoint.ask`."""
 
 
 class EndpointError(EngineError):
@@ -72,7 +73,7 @@ class Endpoint:
         read: Callable[[Any], Any] = lambda answer: answer,
         *,
         deadline: float = math.inf,
-        retries: int = RETRIES,
+        retries: int | None = None,
     ) -> Any:
         """POST `content` (None: GET); what `read` makes of the JSON. Its ValueError is a fault too.
 
@@ -96,7 +97,7 @@ class Endpoint:
                 None if content is None else json.dumps(content).encode(),
                 lambda body: read(json_of(body)),
                 deadline=deadline,
-                retries=retries,
+                retries=RETRIES if retries is None else retries,
                 on_fault=warn,
             )
         except HttpFault as fault:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graft.engine.errors import EngineError
-from graft.engine.remote.endpoint import RETRIES, Endpoint, EndpointError
+from graft.engine.remote.endpoint import Endpoint, EndpointError
 from graft.engine.remote.stateless import PendingSample
 from graft.engine.remote.top_entropy import TOP_K
 from graft.engine.stop_strings import TokenPieces
@@ -50,7 +50,7 @@ class Server(Endpoint):
         """The answer of the first path that this version of the server has; None if it has none."""
         for path in paths:
             try:
-                return await self.ask(path, content, retries=RETRIES if content is None else 0)
+                return await self.ask(path, content, retries=None if content is None else 0)
             except EndpointError as error:
                 if error.code != 404:
                     raise

@@ -16,7 +16,7 @@ from typing import Any
 
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
-from graft.engine.remote.endpoint import RETRIES, EndpointError
+from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_pool import ServerContext, ServerPool
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
 from graft.engine.remote.stateless import PendingSample, StatelessEngine, seed_of
@@ -155,7 +155,7 @@ class ServersEngine(StatelessEngine):
 
         tag, num_loads = server.tag, self.pool.num_loads
         pending.version = self.pool.version_of(tag)
-        retries = RETRIES if len(self.pool.servers) == 1 else 1
+        retries = None if len(self.pool.servers) == 1 else 1
         request.task = asyncio.ensure_future(server.ask(path, content, read, retries=retries))
         self._running.add(request)
         context.stop = request.end
