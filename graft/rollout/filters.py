@@ -69,7 +69,8 @@ def _holds(node: ast.expr, attempt: Attempt) -> bool:
         case ast.Compare(left=left, ops=signs, comparators=others):  # 0 < reward <= 1 is two
             sides = [_value(side, attempt) for side in (left, *others)]
             pairs = zip(signs, pairwise(sides), strict=True)
-            return all([_compare(node, sign, *pair) for sign, pair in pairs])
+            parts = [_compare(node, sign, *pair) for sign, pair in pairs]
+            return all(parts)
         case ast.Name(id=name) if name in NUMBERS:
             raise ValueError(f"{name} is not compared with anything; write {name} > 0")
         case _:
