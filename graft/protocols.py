@@ -115,7 +115,7 @@ class Stateful(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. Chat rendering lives in `graft.text.chat`."""
+    """Text to ids and back. Chats are rendered by `graft.text.chat`."""
 
     vocab_size: int
     eos_id: int | None

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class EngineError(RuntimeError):
-    """The engine could not serve this sample; the text says what was seen and what to change."""
+    """The engine could not serve this sample; the text has what was seen and what to change."""

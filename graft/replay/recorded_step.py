@@ -17,7 +17,7 @@ RowKey = tuple[int, int, int]
 
 
 class CannotReplay(RuntimeError):
-    """A part of the recorded step is missing; the message says which."""
+    """A part of the recorded step is missing; the message names it."""
 
 
 @dataclass(frozen=True)

@@ -50,15 +50,14 @@ CALLERS = {
 """Functions that call a user's code on the loop, and whose code it is."""
 
 
-def to_stderr(text: str) -> None:
+def warn(text: str) -> None:
     print(f"graft: {text}", file=sys.stderr, flush=True)
 
 
 class StallMonitor:
     """Watches one event loop from a thread, while it is entered."""
 
-    def __init__(self, report: Callable[[str], None] = to_stderr) -> None:
-        self.report = report
+    def __init__(self) -> None:
         self._thread_id = 0  # of the loop; 0: it does not run
         self._beat = time.monotonic()
         self._signalled: float | None = None  # when a signal came that is not handled yet
@@ -114,7 +113,7 @@ class StallMonitor:
         while not self._done.wait(BEAT):
             still = self.seconds
             if still > self._report_at and (text := self._report(still)):
-                self.report(text)
+                warn(text)
                 self._report_at = 2 * still
             if (
                 self._signalled is not None
@@ -125,7 +124,7 @@ class StallMonitor:
     def _insist(self) -> None:
         """The loop has not handled a signal: raise in the code that blocks it, then end the process."""
         if self._resent:
-            self.report(
+            warn(
                 "the blocking code does not end, so the process exits; the last checkpoint is intact"
             )
             os._exit(INTERRUPTED)

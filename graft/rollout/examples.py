@@ -88,7 +88,7 @@ def _entry(span: Any, following: Sequence[Any], number: int, has_actions: bool) 
     elif call is not None and text is None:
         raise ValueError(
             f"{where} is a call made by actions, and the run has none; give actions.file, or the "
-            "call in words as `text`"
+            "text of the call as `text`"
         )
     if not isinstance(text, str):
         raise ValueError(f"{where}: `text` holds {text!r:.60}, not text")
@@ -113,8 +113,8 @@ def _called(call: Any, text: Any, where: str) -> CallText:
         raise ValueError(
             f"{where}: `call` holds {call!r:.80}; a call is {{tool, arguments: [text, ...]}}"
         )
-    said = cast(Sequence[Any], arguments)
-    return CallText(text if isinstance(text, str) else "", tool, [str(one) for one in said])
+    texts = [str(argument) for argument in cast(Sequence[Any], arguments)]
+    return CallText(text if isinstance(text, str) else "", tool, texts)
 
 
 def _split_calls(

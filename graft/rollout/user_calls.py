@@ -106,7 +106,7 @@ async def compute_reward(reward: Reward, task: Task, trajectory: Trajectory) -> 
     except Exception as error:
         if isinstance(error, UserCodeError) or not user_frame(error):
             raise
-        raise raised(f"{who}, asked about task {task.id!r},", error) from error
+        raise raised(f"{who}, called for task {task.id!r},", error) from error
     return as_number(value, who, f"a finite number (task {task.id!r})")
 
 

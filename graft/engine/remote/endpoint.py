@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,13 +40,13 @@ def parsing(answer: Any, wanted: str) -> Iterator[None]:
 
 
 class Endpoint:
-    """A server by its base address, such as http://host:8000/v1.
+    """A server by its base address, such as http://host:8000/v1; the key is that of $OPENAI_API_KEY.
 
     timeout   seconds for one attempt
     deadline  seconds for an answer, all attempts and pauses together
     """
 
-    def __init__(self, url: str, *, key: str = "", timeout: float, deadline: float) -> None:
+    def __init__(self, url: str, *, timeout: float, deadline: float) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(
@@ -56,11 +57,13 @@ class Endpoint:
             self.url = self.url.removesuffix(ending)
         self.timeout, self.deadline = timeout, deadline
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if key := os.environ.get("OPENAI_API_KEY", "").strip():
+            headers["Authorization"] = f"Bearer {key}"
         self._client = HttpClient(
             timeout=timeout,
             deadline=deadline,
             retries=RETRIES,
-            headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
+            headers=headers,
             waits_out_429=True,
             is_direct=True,
         )
@@ -106,5 +109,5 @@ class Endpoint:
                 text += ". The key is read from $OPENAI_API_KEY"
             if not fault.is_final:
                 times = "once" if fault.attempts == 1 else f"{fault.attempts} times"
-                text += f" (asked {times} in up to {seconds:g} s)"
+                text += f" (tried {times} in up to {seconds:g} s)"
             raise EndpointError(text, fault.code) from None

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -70,7 +69,6 @@ class OpenAIEngine:
     tokenizer  of the model ("completions"), or FastTokenizer.bytes() ("chat")
     api        "completions" or "chat"
     deadline   seconds for a completion, attempts and pauses together; half of it for one attempt
-    key_name   the environment variable with the key; no key is sent if it is not set
     """
 
     def __init__(
@@ -81,7 +79,6 @@ class OpenAIEngine:
         tokenizer: Tokenizer,
         api: str = "completions",
         deadline: float = 600.0,
-        key_name: str = "OPENAI_API_KEY",
         **of_training: Any,
     ) -> None:
         if not isinstance(url, str) or of_training:
@@ -92,8 +89,7 @@ class OpenAIEngine:
             )
         if api not in ("completions", "chat"):
             raise EngineError(f"api={api!r}: must be completions or chat")
-        key = os.environ.get(key_name, "").strip()
-        self.endpoint = Endpoint(url, key=key, timeout=deadline / 2, deadline=deadline)
+        self.endpoint = Endpoint(url, timeout=deadline / 2, deadline=deadline)
         self.where = f"endpoint {self.endpoint.url}"
         self.model, self.api, self.tokenizer = model, api, tokenizer
         self.vocab_size, self.version = tokenizer.vocab_size, 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,10 +33,8 @@ class Server(Endpoint):
     """The connection to one server, and its state as far as it is known."""
 
     def __init__(self, url: str, deadline: float) -> None:
-        key = os.environ.get("OPENAI_API_KEY", "").strip()
-        base = url.rstrip("/").removesuffix("/v1")
         # one attempt may take the whole deadline: a long completion is no fault
-        super().__init__(base, key=key, timeout=deadline, deadline=deadline)
+        super().__init__(url.rstrip("/").removesuffix("/v1"), timeout=deadline, deadline=deadline)
         self.fault = ""
         """Why it gets no requests; cleared when it takes new weights."""
         self.tag: str | None = None
@@ -64,7 +61,7 @@ class ServerProtocol:
     has_truncated_logprobs = True
     """Whether log-probs are of the distribution after top-k, top-p and min-p."""
     tags_replies = False
-    """Whether a reply carries the tag of its weights; else the server is asked after the reply."""
+    """Whether a reply carries the tag of its weights; else the tag is requested after the reply."""
     logprobs_remedy = ""
     """How to start a server so that its log-probs are at the sampling temperature."""
 
