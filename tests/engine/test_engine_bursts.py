@@ -300,7 +300,7 @@ def test_batches_of_other_sizes_follow_each_other(device: torch.device) -> None:
 
 def test_a_step_is_recorded_over_empty_buffers(device: torch.device) -> None:
     """No row is alive and no work item is left: those of an older batch may name rows that this one lacks."""
-    from graft.engine.native.cuda.decode_state import GraphKey
+    from graft.engine.native.cuda.burst import GraphKey
     from graft.engine.native.cuda.runner import batch_size
 
     engine = engine_on(device)

@@ -12,12 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from graft.engine.native.kv.pages import Pages
+from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.models.decoder import Attend
+
+Ints = NDArray[np.int64]
 
 
 class Bucket(Protocol):
@@ -99,3 +104,39 @@ class Extend:
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
         seen = seen.view(rows, pages.kv_heads, group, m, size).permute(0, 3, 1, 2, 4)
         return self.padding.unpad(seen.reshape(rows, m, heads, size))
+
+
+class PageLayout:
+    """Turns sequences of one tree into index tensors; `group_size` query heads share a KV head."""
+
+    def __init__(self, tree: SequenceTree, group_size: int) -> None:
+        self.tree, self.group_size = tree, group_size
+        self.device = tree.pages.pool.device
+
+    def table(self, sequences: list[Sequence]) -> Ints:
+        """[S, P], padded with `PAD_PAGE`."""
+        width = max(len(sequence.pages) for sequence in sequences)
+        return self.tree.table[[sequence.row for sequence in sequences], :width]
+
+    def tiles(self, table: Ints) -> Tensor:
+        """[S*K, P] of a table [S, P], see `Pages.gather`."""
+        heads = self.tree.pages.kv_heads
+        tiles = table[:, None] * heads + np.arange(heads)[:, None]
+        return self.tensor(tiles.reshape(-1, table.shape[1]))
+
+    def padding(self, counts: Ints) -> Padding:
+        rows, m = len(counts), int(counts.max())
+        if counts.min() == m:
+            return Padding(rows, m, None, None)
+        starts = counts.cumsum() - counts
+        steps = np.arange(m)
+        pick = starts[:, None] + np.minimum(steps, counts[:, None] - 1)
+        back = np.flatnonzero(steps < counts[:, None])
+        return Padding(rows, m, self.tensor(pick.ravel()), self.tensor(back))
+
+    def bias(self, seen: NDArray[np.bool_]) -> Tensor:
+        """0 where seen, -inf elsewhere."""
+        return self.tensor(np.where(seen, np.float32(0), np.float32(-np.inf)))
+
+    def tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graft.engine.native.cpu.attention import Bucket, Extend, Fresh
-from graft.engine.native.cpu.decode_cache import DecodeCache
-from graft.engine.native.cpu.page_layout import PageLayout
+from graft.engine.native.cpu.attention import Bucket, Extend, Fresh, PageLayout
+from graft.engine.native.cpu.decode_batch import DecodeCache
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.engine.native.kv.siblings import split_by_pages, split_by_size
 from graft.engine.native.request import SampleRequest

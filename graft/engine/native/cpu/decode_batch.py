@@ -12,18 +12,31 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from graft.engine.native.cpu.attention import Padding
+from graft.engine.native.cpu.attention import Ints, Padding, PageLayout
 from graft.engine.native.kv.pages import Pages
+from graft.engine.native.kv.sequences import Sequence
+from graft.engine.native.kv.siblings import (
+    SiblingGroup,
+    find_sibling_groups,
+    split_by_pages,
+    split_by_size,
+    split_by_total,
+)
 
-Ints = NDArray[np.int64]
+MAX_KEPT = 1 << 26
+"""Elements that decode batches may keep beside the pages, all layers together: 256 MB of float32."""
+
+MIN_USED = 0.75  # a batch with a smaller share of its slots in use is built anew
+
 Dense = tuple[Tensor, Tensor]
 """Keys and values side by side, [rows*K, L, d] each."""
 
 Partial = tuple[Tensor, ...]
 """Attention over some of the positions: largest score, sum of weights, weighted values."""
+
+Arranged = list[tuple[list[Sequence], "DecodeBatch"]]
 
 
 class SharedPrefix:
@@ -159,3 +172,101 @@ def merge(one: Partial, other: Partial) -> Tensor:
     scale, scale_other = (one[0] - largest).exp_(), (other[0] - largest).exp_()
     blended = one[2] * scale + other[2] * scale_other
     return blended / (one[1] * scale + other[1] * scale_other)
+
+
+class DecodeCache:
+    """The decode batches in use. `arrange` may be given the same sequences step after step."""
+
+    def __init__(self, layout: PageLayout, max_pages: int) -> None:
+        self.layout, self.max_pages = layout, max_pages
+        self._batches: list[DecodeBatch] = []
+        self._slots: dict[Sequence, tuple[int, int, int]] = {}  # batch, slot, next position
+
+    def arrange(self, sequences: list[Sequence]) -> Arranged:
+        """Every sequence in a batch; the sequences of a batch in the order of its slots."""
+        arranged = self._advance(sequences) or self._build(sequences)
+        self._batches = [batch for _, batch in arranged]
+        return arranged
+
+    def clear(self) -> None:
+        """Free what the batches keep."""
+        self._batches, self._slots = [], {}
+
+    def _advance(self, sequences: list[Sequence]) -> Arranged | None:
+        """The batches of the last step with the remaining sequences; None if they have to be rebuilt."""
+        left: list[list[tuple[int, Sequence]]] = [[] for _ in self._batches]
+        for sequence in sequences:
+            known = self._slots.get(sequence)
+            if known is None or known[2] != sequence.cached:
+                return None  # a new sequence, or one that lost its pages in between
+            left[known[0]].append((known[1], sequence))
+        heads = self.layout.tree.pages.kv_heads
+        ready: list[tuple[DecodeBatch, list[Sequence], np.ndarray, np.ndarray]] = []
+        for batch, found in zip(self._batches, left, strict=True):
+            if not found:
+                continue
+            found.sort(key=lambda pair: pair[0])
+            slots = np.array([slot for slot, _ in found])
+            positions = np.array([sequence.cached for _, sequence in found])
+            has_space = int((positions - batch.starts[slots]).max()) < batch.length
+            if not batch.keep or not has_space or len(found) < MIN_USED * len(batch.starts):
+                return None
+            ready.append((batch, [sequence for _, sequence in found], slots, positions))
+        self._slots = {}
+        for number, (batch, members, slots, positions) in enumerate(ready):
+            batch.advance(slots, positions, heads)
+            for sequence, slot in zip(members, slots.tolist(), strict=True):
+                self._slots[sequence] = (number, slot, sequence.cached + 1)
+        return [(members, batch) for batch, members, _, _ in ready]
+
+    def _build(self, sequences: list[Sequence]) -> Arranged:
+        groups, alone = find_sibling_groups(sequences, self.layout.tree.pages.size)
+        parts: list[tuple[list[Sequence], list[SiblingGroup]]] = [
+            (part, []) for part in split_by_pages(alone, self.max_pages)
+        ]
+        num_pages = sum(len(part) * len(part[0].pages) for part, _ in parts)
+        num_pages += sum(group.num_pages() for group in groups)
+        for like in split_by_size(groups, key=lambda group: group.pages):
+            for alike in split_by_size(like, key=lambda group: len(group.members)):
+                for few in split_by_total(alike, self.max_pages, key=SiblingGroup.num_pages):
+                    parts.append(([member for group in few for member in group.members], few))
+        keep = self.layout.tree.pages.pool[:, :, 0].numel() * num_pages <= MAX_KEPT
+        self._slots = {
+            sequence: (number, slot, sequence.cached + 1)
+            for number, (members, _) in enumerate(parts)
+            for slot, sequence in enumerate(members)
+        }
+        return [(members, self._batch(members, few, keep)) for members, few in parts]
+
+    def _batch(
+        self, members: list[Sequence], groups: list[SiblingGroup], keep: bool
+    ) -> DecodeBatch:
+        """Own pages in the batch; those that the siblings of `groups` (none: no siblings) share, in its
+        `prefix`."""
+        layout, size = self.layout, self.layout.tree.pages.size
+        skip, prefix = np.zeros(len(members), dtype=np.int64), None
+        if groups:
+            sizes = np.array([len(group.members) for group in groups])
+            pages = np.array([group.pages for group in groups])
+            table = layout.table([group.members[0] for group in groups])[:, : pages.max()]
+            bias = None
+            if pages.min() < pages.max():
+                seen = np.arange(table.shape[1] * size) < pages[:, None] * size
+                bias = layout.bias(seen).repeat_interleave(layout.tree.pages.kv_heads, 0)[:, None]
+            prefix = SharedPrefix(layout.padding(sizes), layout.tiles(table), bias)
+            skip = pages.repeat(sizes)
+        return DecodeBatch(skip * size, *self._own(members, skip), prefix, keep)
+
+    def _own(self, sequences: list[Sequence], skip: Ints) -> tuple[Tensor, Tensor]:
+        """Tiles [S*K, P] and bias [S*K, G, L] of the pages after the first `skip` [S] of each."""
+        layout, pages = self.layout, self.layout.tree.pages
+        table = layout.table(sequences)
+        if skip.any():
+            held = np.array([len(sequence.pages) for sequence in sequences])
+            columns = skip[:, None] + np.arange((held - skip).max())
+            inside = columns < held[:, None]
+            table = np.where(inside, np.take_along_axis(table, columns * inside, axis=1), 0)
+        lengths = np.array([sequence.cached + 1 for sequence in sequences]) - skip * pages.size
+        seen = np.arange(table.shape[1] * pages.size) < lengths[:, None]
+        bias = layout.bias(seen)[:, None, None].expand(-1, pages.kv_heads, layout.group_size, -1)
+        return layout.tiles(table), bias.flatten(0, 1).contiguous()

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
-from graft.engine.native.cuda.decode_state import MAX_STEPS, DecodeState, GraphKey
+from graft.engine.native.cuda.burst import MAX_STEPS, DecodeState, GraphKey, InflightBurst
 from graft.engine.native.cuda.graphs import Graphs
-from graft.engine.native.cuda.inflight_burst import InflightBurst
 from graft.engine.native.cuda.kernels.decode import decode, scratch
 from graft.engine.native.cuda.kernels.draw import DrawField, draw, occupied_chunks
 from graft.engine.native.cuda.kernels.truncation import truncation_floors
