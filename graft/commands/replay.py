@@ -46,7 +46,7 @@ def replay(
         start=start,
         overrides=overrides or [],
         device=device,
-        say=lambda text: typer.echo(text, err=True),  # stdout is for the table
+        report=lambda text: typer.echo(text, err=True),  # stdout is for the table
     )
     typer.echo(json.dumps(found.to_json()) if as_json else "\n".join(table(found)))
     if found.first is not None:
@@ -68,17 +68,17 @@ def table(found: Replay) -> list[str]:
         lines.append("the same")
     else:
         lines.append(f"differs first at step {first.step}: {first.what}")
-    if found.asked is not None:
-        lines += ["", f"with {' '.join(found.asked.overrides)}", *_asked(found)]
+    if found.other is not None:
+        lines += ["", f"with {' '.join(found.other.overrides)}", *_other_metrics(found)]
     return lines
 
 
-def _asked(found: Replay) -> list[str]:
+def _other_metrics(found: Replay) -> list[str]:
     """Metrics that other settings change, beside the recorded ones."""
     from graft.replay.comparison import NOT_LEARNED
 
-    assert found.asked is not None
-    now = found.asked.metrics
+    assert found.other is not None
+    now = found.other.metrics
     changed = [
         name
         for name in dict.fromkeys(("loss", "grad_norm", *now, *found.metrics))
@@ -89,7 +89,7 @@ def _asked(found: Replay) -> list[str]:
     rows = [("", "recorded", "now")]
     rows += [(name, _number(found.recorded.get(name)), _number(now.get(name))) for name in changed]
     lines = [f"{name:<{width}}  {before:>14}  {after:>14}" for name, before, after in rows]
-    cosine = found.asked.cosine
+    cosine = found.other.cosine
     return [*lines, f"cosine of the two gradients (of the first update): {cosine:.6f}"]
 
 

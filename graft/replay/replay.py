@@ -7,15 +7,13 @@ Of every step whose episodes are recorded, a run keeps everything that the step 
     learned/step_000012.json     fingerprints of the weights before and after, and the machine
     metrics.jsonl                loss, gradient norm and the rest
 
-To replay step 12 the newest checkpoint from before it is loaded, say rl-000010; step 11 is learned
-again from its episodes, then step 12, in one process and without an engine or an environment. At each
-point the numbers are compared with the recorded ones, in the order of their computation: weights,
-rewards, advantages, log-probs, loss, gradients, weights again. The first difference is the place to look.
+To replay step 12 the newest checkpoint before it is loaded, such as rl-000010; steps 11 and 12 are learned
+again from their episodes, in one process and without an engine or an environment. Numbers are compared
+with the recorded ones in the order of their computation: weights, rewards, advantages, log-probs, loss,
+gradients, weights again. The first difference is the place to look.
 
-A learner draws nothing from a random state: mini-batches are shuffled by the number of the
-optimizer's step. So on the machine of the run every number is the same to the last bit. Elsewhere (another
-device, another number of processes) sums have another order, and numbers are compared with a
-tolerance. The run's folder is only read.
+A learner draws nothing from a random state, so on the machine of the run every number is the same to the
+last bit. Elsewhere sums have another order, and numbers are compared with a tolerance.
 """
 
 from __future__ import annotations
@@ -55,10 +53,7 @@ from graft.train.rollout_engine import make_engine
 from graft.train.rollout_source import StepRollouts
 from graft.train.run_dir.checkpoint import Checkpoint, checkpoints, set_random_states
 from graft.train.run_dir.checkpoint_writer import get_random_states
-from graft.train.run_dir.fingerprint import (
-    StepRecord,
-    device_name,
-)
+from graft.train.run_dir.fingerprint import StepRecord, device_name
 from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.metrics_log import read_metrics
 from graft.train.run_dir.optimizer_state import copied, tensors_of
@@ -94,7 +89,7 @@ class Replay:
     findings: list[StepDifference] = field(default_factory=list[StepDifference])
     recorded: dict[str, float] = field(default_factory=dict[str, float])
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    asked: OtherSettings | None = None
+    other: OtherSettings | None = None
 
     @property
     def first(self) -> StepDifference | None:
@@ -102,7 +97,7 @@ class Replay:
         return next((f for f in self.findings if f.verdict == DIFFERS), None)
 
     def to_json(self) -> dict[str, Any]:
-        first, asked = self.first, self.asked
+        first, other = self.first, self.other
         return {
             "run": str(self.run),
             "step": self.step,
@@ -113,12 +108,11 @@ class Replay:
             "first": None if first is None else first._asdict(),
             "findings": [finding._asdict() for finding in self.findings],
             "metrics": _beside(self.recorded, self.metrics),
-            "asked": None
-            if asked is None
-            else {
-                "overrides": asked.overrides,
-                "metrics": _beside(self.recorded, asked.metrics),
-                "gradient_cosine": _finite(asked.cosine),
+            "asked": other
+            and {
+                "overrides": other.overrides,
+                "metrics": _beside(self.recorded, other.metrics),
+                "gradient_cosine": _finite(other.cosine),
             },
         }
 
@@ -130,22 +124,18 @@ def replay(
     start: int | None = None,
     overrides: Sequence[str] = (),
     device: str = "",
-    say: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Replay:
     """Compute RL step `step` of a run again.
 
     start      the step whose checkpoint to begin with, instead of the newest one before
     overrides  key=value of algo.* and train.*: also compute the step under these
-    device     where to compute; "": as the run's settings say
+    device     where to compute; "": as in the run's settings
     """
-    settings, asked_settings = _settings(run, overrides)
+    settings, other_settings = _settings(run, overrides)
     metrics = _metrics_of(run)
     if step not in metrics:
-        known = (
-            f"it has made steps {min(metrics)} to {max(metrics)}"
-            if metrics
-            else "and none at all yet"
-        )
+        known = f"it has steps {min(metrics)} to {max(metrics)}" if metrics else "it has none yet"
         raise ConfigError(f"'{run}' has no RL step {step}; {known}")
     checkpoint = _choose(run, step, start, settings)
     numbers = range(checkpoint.step + 1, step + 1)
@@ -171,7 +161,7 @@ def replay(
         )
         found.findings += _loaded(chain[0], checkpoint, learner, bool(inexact))
         for each in chain[:-1]:
-            say(f"learning step {each.number} again")
+            report(f"learning step {each.number} again")
             if each.record is not None:
                 set_rates(learner, _with_rates(config, each.record))
             made = _learn(components, learner, each)
@@ -179,7 +169,7 @@ def replay(
             found.findings += [f for f in compared if f.verdict == DIFFERS]
         if len(chain) > 1:
             found.findings.append(compare_weights(last, "before", learner, bool(inexact)))
-        say(f"learning step {step} again")
+        report(f"learning step {step} again")
         set_rates(learner, config)
         moment = _Moment(learner) if overrides else None
         with _first_gradient(learner, bool(overrides)) as gradient:
@@ -187,9 +177,11 @@ def replay(
         found.metrics = made.metrics
         found.findings += compare_step(last, made, learner, found.tolerance, bool(found.inexact))
         if moment is not None:
-            say(f"and with {' '.join(overrides)}")
-            other = _prepared(asked_settings, last.record, device, overrides)
-            found.asked = _ask(other, overrides, components, learner, moment, last, gradient)
+            report(f"and with {' '.join(overrides)}")
+            other = _prepared(other_settings, last.record, device, overrides)
+            found.other = _learn_otherwise(
+                other, overrides, components, learner, moment, last, gradient
+            )
         return found
     finally:
         set_random_states(before[0])
@@ -406,7 +398,7 @@ class _Moment:
             learner.critic_optimizer.resume(self.critic_updates)
 
 
-def _ask(
+def _learn_otherwise(
     config: Config,
     overrides: Sequence[str],
     components: RunComponents,

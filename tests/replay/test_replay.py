@@ -125,7 +125,7 @@ def test_adapters_and_their_reference_come_back_from_the_checkpoint(runs, grpo):
     run = train(runs, "lora", "lora.rank=2", "algo.kl_coef=0.02", model=str(grpo))
     found = replay(run, 5, start=2, overrides=["train.max_grad_norm=1.0"])
     assert_same(found)
-    assert found.asked is not None and found.asked.metrics["loss"] == found.metrics["loss"]
+    assert found.other is not None and found.other.metrics["loss"] == found.metrics["loss"]
 
 
 # what was changed is found
@@ -219,8 +219,8 @@ def test_the_kl_term_can_be_asked_away_and_doubled(held):
     def loss(*overrides: str) -> float:
         found = replay(held, 5, overrides=["train.epochs=1", "train.minibatches=1", *overrides])
         assert_same(found)  # the recorded settings first, as ever
-        assert found.asked is not None
-        return found.asked.metrics["loss"]
+        assert found.other is not None
+        return found.other.metrics["loss"]
 
     without, once, twice = loss("algo.kl_coef=0"), loss(), loss("algo.kl_coef=0.04")
     assert once - without == pytest.approx((twice - without) / 2, rel=1e-3)
@@ -229,27 +229,27 @@ def test_the_kl_term_can_be_asked_away_and_doubled(held):
 
 def test_settings_that_change_nothing_give_the_recorded_numbers(held):
     found = replay(held, 5, overrides=["train.minibatches=2", "train.lr=1e-5"])
-    assert found.asked is not None
-    assert found.asked.cosine == pytest.approx(1.0)
-    assert found.asked.metrics["learning_rate"] == pytest.approx(1e-5)
+    assert found.other is not None
+    assert found.other.cosine == pytest.approx(1.0)
+    assert found.other.metrics["learning_rate"] == pytest.approx(1e-5)
     found = replay(held, 5, overrides=["train.minibatches=2"])
-    assert found.asked is not None
-    assert found.asked.metrics["loss"] == found.metrics["loss"]
-    assert found.asked.metrics["critic/grad_norm"] == found.metrics["critic/grad_norm"]
+    assert found.other is not None
+    assert found.other.metrics["loss"] == found.metrics["loss"]
+    assert found.other.metrics["critic/grad_norm"] == found.metrics["critic/grad_norm"]
 
 
 def test_smaller_micro_batches_change_no_gradient(grpo):
     found = replay(grpo, 5, overrides=["train.tokens_per_micro=16"])
-    assert found.asked is not None
-    assert found.asked.metrics["grad_norm"] == pytest.approx(found.metrics["grad_norm"], rel=1e-5)
-    assert found.asked.cosine == pytest.approx(1.0, abs=1e-6)
+    assert found.other is not None
+    assert found.other.metrics["grad_norm"] == pytest.approx(found.metrics["grad_norm"], rel=1e-5)
+    assert found.other.cosine == pytest.approx(1.0, abs=1e-6)
 
 
 def test_another_loss_gives_other_numbers_and_no_failure(grpo):
     found = replay(grpo, 5, overrides=["algo.credit=[reinforce]"])
-    assert found.first is None and found.asked is not None
-    assert found.asked.metrics["advantages/std"] != found.recorded["advantages/std"]
-    assert found.asked.cosine < 0.999
+    assert found.first is None and found.other is not None
+    assert found.other.metrics["advantages/std"] != found.recorded["advantages/std"]
+    assert found.other.cosine < 0.999
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_the_command_shows_what_was_asked_beside_the_record(grpo, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
-        (["--step", "7"], 2, "has no RL step 7; it has made steps 1 to 6"),
+        (["--step", "7"], 2, "has no RL step 7; it has steps 1 to 6"),
         ([], 2, "give the step"),
         (["--step", "5", "--from", "3"], 2, "no checkpoint rl-000003; there are: rl-000000"),
         (["--step", "4", "--from", "4"], 2, "--from 4 is not before step 4"),
