@@ -105,7 +105,7 @@ def test_an_attempt_without_an_answer_ends_after_its_timeout(served):
 def test_the_error_of_repeated_faults_has_their_number_and_the_last_one(served, monkeypatch):
     monkeypatch.setattr(endpoint, "RETRIES", 2)
     served.always = 500
-    with pytest.raises(EndpointError, match=r"answered 500: not now \(asked 3 times"):
+    with pytest.raises(EndpointError, match=r"answered 500: not now \(tried 3 times"):
         sample(engine_of(served), "p")
     served.always = "garbage"
     with pytest.raises(EndpointError, match="no JSON: '<html>busy</html>'"):

@@ -188,11 +188,12 @@ def test_a_stop_string_that_began_before_the_sample_is_found_here(stage):
     engine = stage().engine()
     reply = ServerReply([97, 98, 99], [-1.0] * 3, [[-0.5, -1.0]] * 3, "length")
     sampling = Sampling(stop=("<a",), num_begun=1, max_tokens=3)
-    pending = engine._pending(engine.open([1, 60]), sampling)
+    pending = engine.begin(engine.open([1, 60]), sampling, version=0, window=64)
     completion = engine._completion(reply, pending, None)
     assert (completion.tokens, completion.finish) == ([97], Finish.STOP)
     sampling = Sampling(stop=("<a",), max_tokens=3)
-    completion = engine._completion(reply, engine._pending(engine.open([1, 60]), sampling), None)
+    pending = engine.begin(engine.open([1, 60]), sampling, version=0, window=64)
+    completion = engine._completion(reply, pending, None)
     assert (completion.tokens, completion.finish) == ([97, 98, 99], Finish.LENGTH)
 
 
