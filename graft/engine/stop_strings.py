@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from graft.protocols import Tokenizer
 
@@ -14,17 +15,9 @@ class TokenPieces:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
-
-    def characters(self, token: int) -> str:
-        """All characters that the token can write.
-
-        Decoded twice in a row: some tokenizers drop the space before a text's first token.
-        """
-        text = self._texts.get(token)
-        if text is None:
-            text = self._texts[token] = self.tokenizer.decode([token, token])
-        return text
+        # decoded twice in a row: some tokenizers drop the space before a text's first token
+        self.characters = cache(lambda token: tokenizer.decode([token, token]))
+        """All characters that a token can write."""
 
 
 class StopStrings:

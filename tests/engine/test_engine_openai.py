@@ -205,7 +205,7 @@ def test_what_an_endpoint_cannot_do_is_refused(served, tmp_path):
         asyncio.run(engine.open(begun).sample(Sampling(), grammar=object()))
     with pytest.raises(EngineError, match="cannot score"):
         engine.score([[1]], [[1]], [[1]])
-    with pytest.raises(EngineError, match="has its own weights"):
+    with pytest.raises(EngineError, match="loads no weights"):
         engine.load(None, 1)
     with pytest.raises(EngineError, match="not in OpenAI's API"):
         sample(engine_of(served), "p", top_k=5)

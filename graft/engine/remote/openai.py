@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from graft.engine.errors import EngineError
@@ -124,25 +124,13 @@ class OpenAIEngine:
         self._opened += 1
         return OpenAIContext(self, tokens, self._opened if key is None else key)
 
-    def score(
-        self,
-        texts: Sequence[Sequence[int]],
-        at: Sequence[Sequence[int]],
-        continuations: Sequence[Sequence[int]],
-        mode: int = 0,
-        temperature: float = 1.0,
-    ) -> list[list[list[list[float]]]]:
-        raise EngineError(f"{self.where} cannot score continuations; use engine.name=native")
-
-    def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise EngineError(
-            f"{self.where} has its own weights and loads none from here; use engine.name=native"
+            f"{self.where} only samples: it cannot score continuations, loads no weights from here and "
+            "cannot be paused; use engine.name=native"
         )
 
-    def pause(self) -> None:
-        raise EngineError(
-            f"{self.where} cannot be paused: it loads no weights, so no sample has to wait for them"
-        )
+    score = load = pause = _refuse
 
     def close(self) -> None:
         """Nothing to close: every request has its own connection."""
