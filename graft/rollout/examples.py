@@ -65,11 +65,12 @@ def read_entries(spans: Any, speller: ActionSpeller | None = None) -> list[Demon
         raise ValueError("no span of author 'policy', so there is nothing to learn")
     entries: list[DemonstratedTurn] = []
     for number, span in enumerate(spans):
-        read = _entry(span, spans[number + 1 : number + 2], number + 1, speller is not None)
+        following = spans[number + 1 : number + 2]
+        read = _entry(span, following, number + 1, speller is not None)
         if speller is None or read.author is not Author.POLICY or isinstance(read.text, CallText):
             entries.append(read)
         else:
-            entries += _split_calls(read, spans[number + 1 : number + 2], speller)
+            entries += _split_calls(read, following, speller)
     return entries
 
 

@@ -1,17 +1,11 @@
-"""The spans after a prompt as plain data, which supervised steps read back.
-
-A demonstration, or an attempt of a model, in the pieces of a rollout:
-
-    [(policy, "[34*5]"), (env, "170;"), (policy, "170")]
+"""The spans after a prompt as plain data: a demonstration, or an attempt of a model.
 
     {"messages": [{"role": "user", "content": "34*5="}],
-     "spans": [{"author": "policy", "text": "[34*5]"},
-               {"author": "env", "text": "170;"},
+     "spans": [{"author": "policy", "text": "[34*5]"}, {"author": "env", "text": "170;"},
                {"author": "policy", "text": "170"}]}
 
-`messages` is the prompt alone. Text of the environment is part of the policy's turn, or with a "role" a
-message of its own. A turn of the policy is over where a message or nothing follows it; "end" is written
-only where that is not so. `graft.rollout.examples.read_entries` reads this format.
+`graft.rollout.examples.read_entries` reads this format and describes it. A turn of the policy is over where
+a message or nothing follows it; "end" is written only where that is not so.
 """
 
 from __future__ import annotations

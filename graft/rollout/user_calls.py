@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -135,11 +136,13 @@ def info_of_reset(info: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in info.items() if name not in OF_THE_TASK}
 
 
+@dataclass(slots=True)
 class BlockingCall:
     """One call. It cannot be killed; `is_given_up` is set when its caller stops waiting."""
 
-    def __init__(self, run: Callable[[], None], name: str) -> None:
-        self.run, self.name, self.is_given_up = run, name, False
+    run: Callable[[], None]
+    name: str
+    is_given_up: bool = False
 
 
 class ThreadRunner(threading.Thread):

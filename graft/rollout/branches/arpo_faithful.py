@@ -12,11 +12,7 @@ The entropy is that of the segment BEFORE the observation where the fork is made
 the step's list of attempts; the table of first entropies is never emptied. In AEPO a larger
 `branch_probability` makes fewer forks, and the attempt that decides the number of roots is thrown away.
 
-What differs from the programs: entropies are those of the whole distribution rather than of its ten
-likeliest tokens; at the call limit the tool's refusal is read and the attempt continues, where they force an
-end token and train it; a turn that is cut for its length ends the attempt; root entropy is taken from the
-attempt that is thrown away instead of one more; rounds in a row end with any round that creates nothing,
-whatever other prompts do in it; prompts do not wait for each other.
+What is not reproduced: docs/branching.md.
 """
 
 from __future__ import annotations

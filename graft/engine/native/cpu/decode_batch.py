@@ -10,6 +10,8 @@ the pages.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,6 +41,7 @@ Partial = tuple[Tensor, ...]
 Arranged = list[tuple[list[Sequence], "DecodeBatch"]]
 
 
+@dataclass(slots=True)
 class SharedPrefix:
     """The prefix that siblings share, read once for all of them.
 
@@ -46,14 +49,13 @@ class SharedPrefix:
     decode batch are the siblings of the first group, then those of the second, and so on.
     """
 
-    def __init__(self, siblings: Padding, tiles: Tensor, bias: Tensor | None) -> None:
-        self.siblings = siblings
-        """[S] <-> [g, R]"""
-        self.tiles = tiles
-        """[g*K, P], see `Pages.gather`."""
-        self.bias = bias
-        """[g*K, 1, L], 0 or -inf; None if all prefixes are equally long."""
-        self.dense: dict[int, Dense] = {}
+    siblings: Padding
+    """[S] <-> [g, R]"""
+    tiles: Tensor
+    """[g*K, P], see `Pages.gather`."""
+    bias: Tensor | None
+    """[g*K, 1, L], 0 or -inf; None if all prefixes are equally long."""
+    dense: dict[int, Dense] = field(default_factory=dict[int, Dense])
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, heads: int) -> Partial:
         """Of q [S, H, d], scaled, over keys and values [g*K, L, d]."""

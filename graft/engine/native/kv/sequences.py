@@ -16,6 +16,8 @@ first, so that siblings share again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from graft.engine.native.kv.pages import PAD_PAGE, Pages
@@ -24,6 +26,7 @@ ROWS = 1024
 """Rows of the table before it grows."""
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """Tokens, and the pages that hold the keys and values of the first `cached` of them.
 
@@ -32,23 +35,14 @@ class Sequence:
     forked continues in the half-full page, its siblings take copies.
     """
 
-    __slots__ = (
-        "cached",
-        "last_used",
-        "num_children",
-        "pages",
-        "row",
-        "stem",
-        "tokens",
-        "writable",
-    )
-
-    def __init__(self, tokens: list[int], stem: Sequence | None, row: int) -> None:
-        self.tokens, self.stem, self.row = tokens, stem, row
-        self.pages: list[int] = []
-        self.cached = self.writable = 0
-        self.num_children = 0  # sequences whose stem this is
-        self.last_used = 0  # the step that last computed or adopted it
+    tokens: list[int]
+    stem: Sequence | None
+    row: int
+    pages: list[int] = field(default_factory=list[int])
+    cached: int = 0
+    writable: int = 0
+    num_children: int = 0  # sequences whose stem this is
+    last_used: int = 0  # the step that last computed or adopted it
 
 
 class SequenceTree:

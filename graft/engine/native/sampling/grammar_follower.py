@@ -62,7 +62,7 @@ class GrammarFollower:
     ) -> Finish | None:
         """Write what the action stands for and change the mode; an invalid answer fails the request."""
         mode = request.mode
-        decision = self._decisions.get((mode, action)) or self._ask(grammar, mode, action)
+        decision = self._decisions.get((mode, action)) or self._answer(grammar, mode, action)
         tokens, next_mode, is_exit, fault = decision
         if fault:
             request.fail(EngineError(f"in mode {mode}, after action {action}, the grammar {fault}"))
@@ -71,7 +71,7 @@ class GrammarFollower:
         request.mode = next_mode
         return finish
 
-    def _ask(self, grammar: Grammar, mode: int, action: int) -> Decision:
+    def _answer(self, grammar: Grammar, mode: int, action: int) -> Decision:
         """The grammar's answer, always the same: a grammar has no state but its mode."""
         tokens, after = list(grammar.written(mode, action)), grammar.step(mode, action)
         fault = ""
