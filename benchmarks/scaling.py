@@ -24,10 +24,8 @@ from graft.models.shape import ModelShape
 from graft.planning.hardware import GPUS, SHAPES
 from graft.planning.planner import Planner
 from graft.planning.scaling import (
-    ANCHOR,
+    BF16,
     HOST,
-    SINGLE,
-    TRAINED,
     Replica,
     TrainingJob,
     learn_seconds,
@@ -36,7 +34,15 @@ from graft.planning.scaling import (
     slots_in,
     stream_seconds,
 )
-from graft.planning.step_time import Rates, forward_flops, mean_seen
+from graft.planning.step_time import (
+    SHARES,
+    Rates,
+    decode_step_bytes,
+    forward_flops,
+    mean_seen,
+    optimizer_bytes,
+    train_flops,
+)
 from graft.train.memory.plan import MicroBatchSize
 from graft.train.memory.workload import MAX_RUNNING, Workload
 
@@ -53,6 +59,15 @@ QWEN_7B = ModelShape(
     qk_norm=False,
     qkv_bias=True,
 )
+
+ANCHOR = Workload(64, 8, 256, 512)
+SINGLE = Workload(1, 1, 256, 512)
+SAMPLED = {"135M": 168_000, "0.6B": 67_800, "1.7B": 56_300}
+"""Tokens per second of ANCHOR's rollouts, measured on one H200."""
+SINGLE_SAMPLED = 1_090
+"""Tokens per second of SINGLE's rollouts with 0.6B."""
+TRAINED = {"135M": 1.05, "0.6B": 2.47, "1.7B": 5.43, "4B": 12.5}
+"""Seconds of training on ANCHOR, measured on one H200."""
 
 FIRST_HUNDRED = {32: (494.4, 286.8), 64: (373.2, 178.2), 128: (309.6, 115.8)}
 """GPUs -> seconds per step over the first 100 steps (total time / 100), in turns and fully async:
@@ -125,6 +140,40 @@ class Verl:
         rows = 1.5 * replica.groups * self.job.work.samples
         stream = stream_seconds(self.job, self.rates, replica, rows, 0.0)
         return max(stream.share, self.update(learners)) + OTHER_ASYNC
+
+
+def derived_rates() -> tuple[float, dict[int, float], dict[int, float], float]:
+    """LAUNCH, DECODED, TRAINED and HOST of `graft.planning.scaling`, from the measurements above.
+
+    A decoding step takes layers x a + bytes / r. With 0.6B two rollouts are known, so a and r follow. The
+    host's share is what the rollout of a whole step took (4.11 s) beyond the engine alone.
+    """
+    gpu = GPUS["h200"]
+
+    def step(shape: ModelShape, work: Workload, tokens_per_second: float) -> float:
+        prompts = forward_flops(shape, work.groups * work.prompt, work.prompt / 2)
+        whole = work.rows * work.sampled / tokens_per_second
+        return (whole - prompts / (SHARES["prefill"] * gpu.flops)) / work.sampled
+
+    def moved(shape: ModelShape, work: Workload) -> float:
+        tokens = work.rows * work.sampled / 2 + work.groups * work.prompt
+        return decode_step_bytes(shape, BF16, work.rows, tokens)
+
+    small = SHAPES["0.6B"]
+    many, one = step(small, ANCHOR, SAMPLED["0.6B"]), step(small, SINGLE, SINGLE_SAMPLED)
+    rate = (moved(small, ANCHOR) - moved(small, SINGLE)) / (many - one)
+    launch = (one - moved(small, SINGLE) / rate) / small.layers
+    decode, train = {}, {}
+    for name, speed in SAMPLED.items():
+        shape = SHAPES[name]
+        seconds = step(shape, ANCHOR, speed) - shape.layers * launch
+        decode[shape.width] = moved(shape, ANCHOR) / seconds
+    for name, seconds in TRAINED.items():
+        shape = SHAPES[name]
+        update = optimizer_bytes(shape, BF16) / (SHARES["optimizer"] * gpu.bandwidth)
+        train[shape.width] = train_flops(shape, ANCHOR, False) / (seconds - update)
+    sampled = ANCHOR.rows * ANCHOR.sampled
+    return launch, decode, train, (4.11 - sampled / SAMPLED["0.6B"]) / sampled
 
 
 class FitCheck(NamedTuple):
@@ -255,7 +304,7 @@ def growth(staleness: int, counts: tuple[int, ...] = (8, 32, 128, 512, 1024, 204
     work = Workload(512, 16, 1024, 8192)
     job = TrainingJob(SHAPES["8B"], work, longest=32_768, staleness=staleness)
     for gpus in counts:
-        planner = Planner.of(job, GPUS["h100"], gpus)
+        planner = Planner(job, GPUS["h100"], gpus)
         by_bound = [
             max(
                 (e.tokens_per_second for e in planner.per_kind if e.layout.staleness <= bound),
@@ -273,6 +322,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="search for verl's numbers again")
     verl = fit() if parser.parse_args().fit else FITTED
 
+    print(f"rates of one H200: {derived_rates()}\n")
     print("| one H200 | measured | computed | error | |\n|---|---|---|---|---|")
     for check in single_device_checks():
         digits = 0 if check.measured > 100 else 2

@@ -17,7 +17,7 @@ from graft.commands.doctor import doctor
 from graft.commands.evaluate import evaluate
 from graft.commands.explain import explain
 from graft.commands.export import export
-from graft.commands.options import AsJson, Overrides, setting_meant
+from graft.commands.options import AsJson, Overrides, Wrappers, setting_meant
 from graft.commands.plan import plan
 from graft.commands.replay import replay
 from graft.commands.report import report
@@ -244,9 +244,7 @@ def play(
         list[str] | None, typer.Argument(help="Arguments of the environment: key=value")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The same seed, the same task.")] = None,
-    wrappers: Annotated[
-        str, typer.Option(help='python_tool,concat or "[{max_history: {turns: 2}}]"')
-    ] = "",
+    wrappers: Wrappers = "",
     as_json: AsJson = False,
 ) -> None:
     """Play an environment yourself: read, type an action, see the reward."""

@@ -274,7 +274,8 @@ class SftSection(Section):
     @field_validator("mask_results", mode="before")
     @classmethod
     def _opens_and_closes(cls, value: Any) -> Any:
-        if value is not None and not (isinstance(value, list | tuple) and len(value) == 2):
+        is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(value)
+        if value is not None and not is_pair:
             raise ValueError("give the text that opens a result and the text that closes it")
         return value
 
@@ -340,6 +341,18 @@ class Config(Section):
     parallel: ParallelSection = ParallelSection()
     cluster: ClusterSection = ClusterSection()
 
+    def changed(self, keys: Mapping[str, object]) -> Config:
+        """A copy with other values, which are not checked: {"train.lr": 1e-4}."""
+        sections: dict[str, dict[str, object]] = {}
+        for key, value in keys.items():
+            section, _, name = key.partition(".")
+            sections.setdefault(section, {})[name] = value
+        copies = {
+            section: getattr(self, section).model_copy(update=values)
+            for section, values in sections.items()
+        }
+        return self.model_copy(update=copies)
+
     @model_validator(mode="after")
     def _can_work(self) -> Config:
         if self.model.path and self.model.shape:
@@ -393,11 +406,6 @@ def _check_sft(sft: SftSection, env: str) -> None:
         raise ValueError("sft.eval_data and sft.eval_share exclude each other: choose one")
     if sft.eval_share and not sft.data:
         raise ValueError("sft.eval_share is a share of sft.data, which is empty")
-    if sft.mask_results is not None and not all(sft.mask_results):
-        raise ValueError(
-            f"sft.mask_results={list(sft.mask_results)}: give the text that opens a result and the "
-            "text that closes it"
-        )
     for name, value in {"stop_at": sft.stop_at, "eval_every": sft.eval_every}.items():
         if sft.is_on and value and not (env or sft.has_held_out):
             raise ValueError(
@@ -474,9 +482,7 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{path} with {list(overrides)}: {error}") from error
     config = check(values, where=str(path))
-    if not config.run.name:
-        config = config.model_copy(update={"run": config.run.model_copy(update={"name": name})})
-    return config
+    return config if config.run.name else config.changed({"run.name": name})
 
 
 def _check_colons(override: str, value: Any) -> None:
@@ -511,7 +517,7 @@ def explain_problem(problem: Any) -> str:
     """What is wrong with one value, in one line; `problem` is an entry of pydantic's errors."""
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        names = [name for name, _ in leaves_of(key, problem["input"])]
+        names = list(leaves_of(key, problem["input"]))
         lines = [f"unknown key {name!r}; {meant(name, keys())}" for name in names[:MOST_EXPLAINED]]
         left = len(names) - len(lines)
         return "; ".join([*lines, f"and {left} more below {key!r}"] if left else lines)

@@ -13,236 +13,147 @@ from typing import Any
 
 from graft.registry import nearest
 
-_PER_TURN = "it counts the sampled tokens of one turn; rollout.max_context bounds the whole attempt"
-_WHOLE = "it counts a whole attempt: the prompt, every turn and every observation"
-_EPOCHS = "in steps: passes x rows of the data / rollout.tasks"
-_MEMORY = "in tokens; it affects memory only, not results; 0: automatic"
-_CLIP = "written as algo.loss={clip: {low: 0.2, high: 0.28}}"
-_DATA = "written as task.env=prompts task.args.data=FILE"
-_SAMPLED = (
-    "every token is drawn from the policy's own distribution, which is what the loss assumes; "
-    "rollout.temperature changes both"
-)
-_TORCHRUN = "start the command under `torchrun --nproc-per-node N`, or give cluster.address"
-_LORA = "adapters are trained if lora.rank is more than 0"
-_LOGGED = "every step is logged"
-_VLLM_SERVER = "together with engine.name=vllm"
+_TABLE = """
+# the model
+model_name_or_path name_or_path pretrained_model_name_or_path model_name model.name model_id model_path
+    pretrain -> model.path
+torch_dtype model_dtype -> model.dtype
+bf16 -> model.dtype auto is bfloat16 on a GPU
+fp16 -> model.dtype auto, float32 or bfloat16; there is no float16
+load_in_4bit load_in_8bit -> - weights are not quantized in training; lora.rank=16 trains with less memory
+custom_chat_template tokenizer.chat_template -> model.chat_template
+gradient_checkpointing enable_gradient_checkpointing -> train.recompute
+use_peft -> lora.rank adapters are trained if lora.rank is more than 0
+lora_r lora_rank lora.r -> lora.rank
+lora_alpha -> lora.alpha
+lora_target_modules target_modules -> lora.targets
+# the optimizer
+learning_rate actor_learning_rate optim.lr -> train.lr
+critic.optim.lr critic_learning_rate -> algo.critic_lr
+lr_scheduler_type lr_scheduler warmup_style -> train.schedule
+warmup_steps lr_warmup_steps -> train.warmup
+warmup_ratio lr_warmup_steps_ratio -> train.warmup in steps, not a share of them
+min_lr_ratio -> train.min_lr
+adam_beta1 adam_beta2 -> train.betas written as train.betas=[0.9,0.95]
+adam_betas -> train.betas
+grad_clip clip_grad gradient_clipping -> train.max_grad_norm
+max_steps total_training_steps num_steps -> train.steps
+num_train_epochs total_epochs num_episodes -> train.steps in steps: passes x rows of the data /
+    rollout.tasks
+ppo_epochs num_iterations -> train.epochs passes over each batch of rollouts
+# the batch
+train_batch_size rollout_batch_size batch_size -> rollout.tasks tasks per step, each with rollout.samples
+    attempts
+gen_batch_size -> rollout.tasks tasks per step; rollout.dynamic_rounds draws more of them
+per_device_train_batch_size -> rollout.tasks TRL counts attempts: tasks = per_device_train_batch_size x
+    processes x gradient_accumulation_steps / num_generations
+generation_batch_size -> rollout.tasks in tasks: generation_batch_size / num_generations
+ppo_mini_batch_size -> train.minibatches the number of them, not their size: train_batch_size /
+    ppo_mini_batch_size
+steps_per_generation -> train.minibatches optimizer steps per batch of rollouts
+gradient_accumulation_steps micro_train_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu
+    ppo_max_token_len_per_gpu log_prob_micro_batch_size_per_gpu -> train.tokens_per_micro in tokens; it
+    affects memory only, not results; 0: automatic
+per_device_eval_batch_size -> rollout.concurrency tasks attempted at a time
+sft.batch_size -> sft.batch
+sft.per_device_train_batch_size -> sft.batch examples per step, over all processes
+# rollouts
+num_generations rollout.n n_samples_per_prompt group_size num_samples -> rollout.samples
+max_completion_length max_response_length response_length max_new_tokens generate_max_len ->
+    rollout.max_tokens it counts the sampled tokens of one turn; rollout.max_context bounds the whole
+    attempt
+max_prompt_length prompt_length prompt_max_len max_model_len max_length max_seq_length
+    vllm_max_model_length -> rollout.max_context it counts a whole attempt: the prompt, every turn and
+    every observation
+max_assistant_turns max_user_turns max_tool_calling_iterations -> rollout.max_turns
+max_num_seqs -> rollout.concurrency in tasks, each with rollout.samples attempts
+filter_groups.enable -> rollout.dynamic_rounds 4 draws up to four times; algo.name=dapo has it
+filter_groups.max_num_gen_batches -> rollout.dynamic_rounds
+top_p top_k min_p repetition_penalty do_sample -> - every token is drawn from the policy's own
+    distribution, which is what the loss assumes; rollout.temperature changes both
+# the engine
+use_vllm -> engine.name written as engine.name=vllm
+vllm_mode -> engine.url of servers, together with engine.name=vllm; empty: in this process
+vllm_server_base_url -> engine.url together with engine.name=vllm
+vllm_server_host -> engine.url written as engine.url=[http://HOST:8000], together with engine.name=vllm
+rollout.name -> engine.name
+gpu_memory_utilization vllm_gpu_memory_utilization -> engine.args written as
+    engine.args={gpu_memory_utilization: 0.5}
+engine_kwargs -> engine.args
+tensor_model_parallel_size tensor_parallel_size -> parallel.tp of the policy; an engine's own is in
+    engine.args
+vllm_tensor_parallel_size -> engine.args written as engine.args={tensor_parallel_size: 2}
+# the algorithm
+adv_estimator advantage_estimator -> algo.name verl's gae is ppo here, reinforce_plus_plus is rebn
+algorithm algorithm.name algo.type -> algo.name
+loss_type -> algo.name presets grpo, dr_grpo, dapo, cispo; algo.reduction sets the mean alone
+loss_mode -> algo.loss
+loss_agg_mode -> algo.reduction token-mean is token, seq-mean-token-mean is sequence
+importance_sampling_level -> algo.loss sequence is algo.loss=gspo
+scale_rewards -> algo.credit without the division by the standard deviation: algo.name=dr_grpo
+norm_adv_by_std_in_grpo -> algo.credit without the division: algo.name=dr_grpo
+beta kl_loss_coef init_kl_coef -> algo.kl_coef
+kl_ctrl.kl_coef -> algo.kl_coef together with algo.kl_in=reward
+use_kl_loss -> algo.kl_coef more than 0
+use_kl_in_reward -> algo.kl_in written as algo.kl_in=reward, with algo.kl_coef
+kl_loss_type kl_penalty -> algo.kl_kind low_var_kl is k3, mse is k2, kl is k1
+kl_estimator -> algo.kl_kind
+epsilon epsilon_high clip_ratio clip_ratio_low clip_ratio_high eps_clip cliprange -> algo.loss written as
+    algo.loss={clip: {low: 0.2, high: 0.28}}
+delta clip_ratio_c -> algo.loss written as algo.loss={clip: {dual: 3.0}}
+entropy_coeff entropy_loss_coef -> algo.entropy_coef
+gamma lam -> algo.credit written as algo.credit=[{gae: {gamma: 1.0, lam: 0.95}}, whiten]
+mask_truncated_completions -> algo.mask_truncated
+vllm_importance_sampling_cap vllm_importance_sampling_clip_max rollout_is_threshold -> algo.importance_cap
+vllm_importance_sampling_correction -> algo.importance_cap 2 is on, 0 is off
+overlong_buffer.len -> algo.overlong written as algo.overlong=[LENGTH,BUFFER]
+# tasks and rewards
+dataset dataset_name dataset_path data_path train_files prompt_data -> task.args written as
+    task.env=prompts task.args.data=FILE
+val_files eval_dataset -> task.eval_args written as task.eval_args={data: FILE}
+reward_funcs reward_fn reward_function -> task.reward
+custom_reward_function.path custom_reward_function.name -> task.reward written as
+    task.reward=my_module:compute_score
+reward_weights -> task.reward written as task.reward=[{f1: {}, weight: 1.0}, ...]
+environment env_name env_id -> task.env
+tool_config_path tools -> task.wrappers
+# the run
+output_dir default_local_dir save_path ckpt_path -> run.dir the folder of all runs; run.name names this
+    one
+run_name experiment_name project_name -> run.name
+save_steps save_freq -> run.save_every
+eval_steps test_freq -> run.eval_every
+eval_strategy -> run.eval_every in steps
+save_strategy -> run.save_every in steps
+val_before_train -> run.eval_tasks 0 never evaluates
+save_total_limit max_actor_ckpt_to_keep -> run.keep_last
+resume_from_checkpoint resume_mode -> run.resume a run resumes from the newest checkpoint of its folder
+logging_steps logging_strategy -> - every step is logged; run.log_episodes says how often episodes are
+    written
+log_completions -> run.log_episodes
+report_to trainer.logger -> run.trackers
+use_wandb wandb -> run.trackers written as run.trackers=[wandb]
+# machines
+deepspeed fsdp -> parallel.shard start the command under `torchrun --nproc-per-node N`, or give
+    cluster.address
+param_offload optimizer_offload -> parallel.offload
+n_gpus_per_node num_gpus nnodes -> - start the command under `torchrun --nproc-per-node N`, or give
+    cluster.address
+"""
+"""Their names -> graft's key, and what differs."""
 
-PEER_KEYS: dict[str, str] = {
-    # the model
-    "model_name_or_path": "model.path",
-    "name_or_path": "model.path",
-    "pretrained_model_name_or_path": "model.path",
-    "model_name": "model.path",
-    "model.name": "model.path",
-    "model_id": "model.path",
-    "model_path": "model.path",
-    "pretrain": "model.path",
-    "torch_dtype": "model.dtype",
-    "model_dtype": "model.dtype",
-    "bf16": "model.dtype auto is bfloat16 on a GPU",
-    "fp16": "model.dtype auto, float32 or bfloat16; there is no float16",
-    "load_in_4bit": "- weights are not quantized in training; lora.rank=16 trains with less memory",
-    "load_in_8bit": "- weights are not quantized in training; lora.rank=16 trains with less memory",
-    "custom_chat_template": "model.chat_template",
-    "tokenizer.chat_template": "model.chat_template",
-    "gradient_checkpointing": "train.recompute",
-    "enable_gradient_checkpointing": "train.recompute",
-    "use_peft": f"lora.rank {_LORA}",
-    "lora_r": "lora.rank",
-    "lora_rank": "lora.rank",
-    "lora.r": "lora.rank",
-    "lora_alpha": "lora.alpha",
-    "lora_target_modules": "lora.targets",
-    "target_modules": "lora.targets",
-    # the optimizer
-    "learning_rate": "train.lr",
-    "actor_learning_rate": "train.lr",
-    "optim.lr": "train.lr",
-    "critic.optim.lr": "algo.critic_lr",
-    "critic_learning_rate": "algo.critic_lr",
-    "lr_scheduler_type": "train.schedule",
-    "lr_scheduler": "train.schedule",
-    "warmup_style": "train.schedule",
-    "warmup_steps": "train.warmup",
-    "lr_warmup_steps": "train.warmup",
-    "warmup_ratio": "train.warmup in steps, not a share of them",
-    "lr_warmup_steps_ratio": "train.warmup in steps, not a share of them",
-    "min_lr_ratio": "train.min_lr",
-    "adam_beta1": "train.betas written as train.betas=[0.9,0.95]",
-    "adam_beta2": "train.betas written as train.betas=[0.9,0.95]",
-    "adam_betas": "train.betas",
-    "grad_clip": "train.max_grad_norm",
-    "clip_grad": "train.max_grad_norm",
-    "gradient_clipping": "train.max_grad_norm",
-    "max_steps": "train.steps",
-    "total_training_steps": "train.steps",
-    "num_steps": "train.steps",
-    "num_train_epochs": f"train.steps {_EPOCHS}",
-    "total_epochs": f"train.steps {_EPOCHS}",
-    "num_episodes": f"train.steps {_EPOCHS}",
-    "ppo_epochs": "train.epochs passes over each batch of rollouts",
-    "num_iterations": "train.epochs passes over each batch of rollouts",
-    # the batch
-    "train_batch_size": "rollout.tasks tasks per step, each with rollout.samples attempts",
-    "rollout_batch_size": "rollout.tasks tasks per step, each with rollout.samples attempts",
-    "gen_batch_size": "rollout.tasks tasks per step; rollout.dynamic_rounds draws more of them",
-    "batch_size": "rollout.tasks tasks per step, each with rollout.samples attempts",
-    "per_device_train_batch_size": (
-        "rollout.tasks TRL counts attempts: tasks = per_device_train_batch_size x processes x "
-        "gradient_accumulation_steps / num_generations"
-    ),
-    "generation_batch_size": "rollout.tasks in tasks: generation_batch_size / num_generations",
-    "ppo_mini_batch_size": (
-        "train.minibatches the number of them, not their size: train_batch_size / ppo_mini_batch_size"
-    ),
-    "steps_per_generation": "train.minibatches optimizer steps per batch of rollouts",
-    "gradient_accumulation_steps": f"train.tokens_per_micro {_MEMORY}",
-    "micro_train_batch_size": f"train.tokens_per_micro {_MEMORY}",
-    "ppo_micro_batch_size": f"train.tokens_per_micro {_MEMORY}",
-    "ppo_micro_batch_size_per_gpu": f"train.tokens_per_micro {_MEMORY}",
-    "ppo_max_token_len_per_gpu": f"train.tokens_per_micro {_MEMORY}",
-    "log_prob_micro_batch_size_per_gpu": f"train.tokens_per_micro {_MEMORY}",
-    "per_device_eval_batch_size": "rollout.concurrency tasks attempted at a time",
-    "sft.batch_size": "sft.batch",
-    "sft.per_device_train_batch_size": "sft.batch examples per step, over all processes",
-    # rollouts
-    "num_generations": "rollout.samples",
-    "rollout.n": "rollout.samples",
-    "n_samples_per_prompt": "rollout.samples",
-    "group_size": "rollout.samples",
-    "num_samples": "rollout.samples",
-    "max_completion_length": f"rollout.max_tokens {_PER_TURN}",
-    "max_response_length": f"rollout.max_tokens {_PER_TURN}",
-    "response_length": f"rollout.max_tokens {_PER_TURN}",
-    "max_new_tokens": f"rollout.max_tokens {_PER_TURN}",
-    "generate_max_len": f"rollout.max_tokens {_PER_TURN}",
-    "max_prompt_length": f"rollout.max_context {_WHOLE}",
-    "prompt_length": f"rollout.max_context {_WHOLE}",
-    "prompt_max_len": f"rollout.max_context {_WHOLE}",
-    "max_model_len": f"rollout.max_context {_WHOLE}",
-    "max_length": f"rollout.max_context {_WHOLE}",
-    "max_seq_length": f"rollout.max_context {_WHOLE}",
-    "vllm_max_model_length": f"rollout.max_context {_WHOLE}",
-    "max_assistant_turns": "rollout.max_turns",
-    "max_user_turns": "rollout.max_turns",
-    "max_tool_calling_iterations": "rollout.max_turns",
-    "max_num_seqs": "rollout.concurrency in tasks, each with rollout.samples attempts",
-    "filter_groups.enable": "rollout.dynamic_rounds 4 draws up to four times; algo.name=dapo has it",
-    "filter_groups.max_num_gen_batches": "rollout.dynamic_rounds",
-    "top_p": f"- {_SAMPLED}",
-    "top_k": f"- {_SAMPLED}",
-    "min_p": f"- {_SAMPLED}",
-    "repetition_penalty": f"- {_SAMPLED}",
-    "do_sample": f"- {_SAMPLED}",
-    # the engine
-    "use_vllm": "engine.name written as engine.name=vllm",
-    "vllm_mode": f"engine.url of servers, {_VLLM_SERVER}; empty: in this process",
-    "vllm_server_base_url": f"engine.url {_VLLM_SERVER}",
-    "vllm_server_host": f"engine.url written as engine.url=[http://HOST:8000], {_VLLM_SERVER}",
-    "rollout.name": "engine.name",
-    "gpu_memory_utilization": "engine.args written as engine.args={gpu_memory_utilization: 0.5}",
-    "vllm_gpu_memory_utilization": "engine.args written as engine.args={gpu_memory_utilization: 0.5}",
-    "engine_kwargs": "engine.args",
-    "tensor_model_parallel_size": "parallel.tp of the policy; an engine's own is in engine.args",
-    "tensor_parallel_size": "parallel.tp of the policy; an engine's own is in engine.args",
-    "vllm_tensor_parallel_size": "engine.args written as engine.args={tensor_parallel_size: 2}",
-    # the algorithm
-    "adv_estimator": "algo.name verl's gae is ppo here, reinforce_plus_plus is rebn",
-    "advantage_estimator": "algo.name verl's gae is ppo here, reinforce_plus_plus is rebn",
-    "algorithm": "algo.name",
-    "algorithm.name": "algo.name",
-    "algo.type": "algo.name",
-    "loss_type": "algo.name presets grpo, dr_grpo, dapo, cispo; algo.reduction sets the mean alone",
-    "loss_mode": "algo.loss",
-    "loss_agg_mode": "algo.reduction token-mean is token, seq-mean-token-mean is sequence",
-    "importance_sampling_level": "algo.loss sequence is algo.loss=gspo",
-    "scale_rewards": "algo.credit without the division by the standard deviation: algo.name=dr_grpo",
-    "norm_adv_by_std_in_grpo": "algo.credit without the division: algo.name=dr_grpo",
-    "beta": "algo.kl_coef",
-    "kl_loss_coef": "algo.kl_coef",
-    "kl_ctrl.kl_coef": "algo.kl_coef together with algo.kl_in=reward",
-    "init_kl_coef": "algo.kl_coef",
-    "use_kl_loss": "algo.kl_coef more than 0",
-    "use_kl_in_reward": "algo.kl_in written as algo.kl_in=reward, with algo.kl_coef",
-    "kl_loss_type": "algo.kl_kind low_var_kl is k3, mse is k2, kl is k1",
-    "kl_penalty": "algo.kl_kind low_var_kl is k3, mse is k2, kl is k1",
-    "kl_estimator": "algo.kl_kind",
-    "epsilon": f"algo.loss {_CLIP}",
-    "epsilon_high": f"algo.loss {_CLIP}",
-    "clip_ratio": f"algo.loss {_CLIP}",
-    "clip_ratio_low": f"algo.loss {_CLIP}",
-    "clip_ratio_high": f"algo.loss {_CLIP}",
-    "eps_clip": f"algo.loss {_CLIP}",
-    "cliprange": f"algo.loss {_CLIP}",
-    "delta": "algo.loss written as algo.loss={clip: {dual: 3.0}}",
-    "clip_ratio_c": "algo.loss written as algo.loss={clip: {dual: 3.0}}",
-    "entropy_coeff": "algo.entropy_coef",
-    "entropy_loss_coef": "algo.entropy_coef",
-    "gamma": "algo.credit written as algo.credit=[{gae: {gamma: 1.0, lam: 0.95}}, whiten]",
-    "lam": "algo.credit written as algo.credit=[{gae: {gamma: 1.0, lam: 0.95}}, whiten]",
-    "mask_truncated_completions": "algo.mask_truncated",
-    "vllm_importance_sampling_cap": "algo.importance_cap",
-    "vllm_importance_sampling_clip_max": "algo.importance_cap",
-    "vllm_importance_sampling_correction": "algo.importance_cap 2 is on, 0 is off",
-    "rollout_is_threshold": "algo.importance_cap",
-    "overlong_buffer.len": "algo.overlong written as algo.overlong=[LENGTH,BUFFER]",
-    # tasks and rewards
-    "dataset": f"task.args {_DATA}",
-    "dataset_name": f"task.args {_DATA}",
-    "dataset_path": f"task.args {_DATA}",
-    "data_path": f"task.args {_DATA}",
-    "train_files": f"task.args {_DATA}",
-    "prompt_data": f"task.args {_DATA}",
-    "val_files": "task.eval_args written as task.eval_args={data: FILE}",
-    "eval_dataset": "task.eval_args written as task.eval_args={data: FILE}",
-    "reward_funcs": "task.reward",
-    "reward_fn": "task.reward",
-    "reward_function": "task.reward",
-    "custom_reward_function.path": "task.reward written as task.reward=my_module:compute_score",
-    "custom_reward_function.name": "task.reward written as task.reward=my_module:compute_score",
-    "reward_weights": "task.reward written as task.reward=[{f1: {}, weight: 1.0}, ...]",
-    "environment": "task.env",
-    "env_name": "task.env",
-    "env_id": "task.env",
-    "tool_config_path": "task.wrappers",
-    "tools": "task.wrappers",
-    # the run
-    "output_dir": "run.dir the folder of all runs; run.name names this one",
-    "default_local_dir": "run.dir the folder of all runs; run.name names this one",
-    "save_path": "run.dir the folder of all runs; run.name names this one",
-    "ckpt_path": "run.dir the folder of all runs; run.name names this one",
-    "run_name": "run.name",
-    "experiment_name": "run.name",
-    "project_name": "run.name",
-    "save_steps": "run.save_every",
-    "save_freq": "run.save_every",
-    "eval_steps": "run.eval_every",
-    "test_freq": "run.eval_every",
-    "eval_strategy": "run.eval_every in steps",
-    "save_strategy": "run.save_every in steps",
-    "val_before_train": "run.eval_tasks 0 never evaluates",
-    "save_total_limit": "run.keep_last",
-    "max_actor_ckpt_to_keep": "run.keep_last",
-    "resume_from_checkpoint": "run.resume a run resumes from the newest checkpoint of its folder",
-    "resume_mode": "run.resume a run resumes from the newest checkpoint of its folder",
-    "logging_steps": f"- {_LOGGED}; run.log_episodes says how often episodes are written",
-    "logging_strategy": f"- {_LOGGED}; run.log_episodes says how often episodes are written",
-    "log_completions": "run.log_episodes",
-    "report_to": "run.trackers",
-    "trainer.logger": "run.trackers",
-    "use_wandb": "run.trackers written as run.trackers=[wandb]",
-    "wandb": "run.trackers written as run.trackers=[wandb]",
-    # machines
-    "deepspeed": f"parallel.shard {_TORCHRUN}",
-    "fsdp": f"parallel.shard {_TORCHRUN}",
-    "param_offload": "parallel.offload",
-    "optimizer_offload": "parallel.offload",
-    "n_gpus_per_node": f"- {_TORCHRUN}",
-    "num_gpus": f"- {_TORCHRUN}",
-    "nnodes": f"- {_TORCHRUN}",
-}
-"""Their key -> graft's key, and what differs."""
+
+def _read(table: str) -> dict[str, str]:
+    """Each of their names -> graft's key and remark; an indented line continues the one before."""
+    found: dict[str, str] = {}
+    for line in table.strip().replace("\n    ", " ").splitlines():
+        names, arrow, ours = line.partition(" -> ")
+        if arrow:
+            found |= dict.fromkeys(names.split(), ours)
+    return found
+
+
+PEER_KEYS = _read(_TABLE)
 
 FIRST_KEYS = {
     "run": "run.name", "model": "model.path", "task": "task.env", "actions": "actions.file",
@@ -305,14 +216,13 @@ def _same_section(name: str, entry: str, known: Mapping[str, Any]) -> str:
     return here if rest and here != ours and here in known and not remark else entry
 
 
-def leaves_of(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values below an unknown section: {"optim": {"lr": 1}} has optim.lr."""
+def leaves_of(key: str, value: Any) -> Iterator[str]:
+    """Keys below an unknown section: {"optim": {"lr": 1}} has optim.lr."""
     if isinstance(value, Mapping) and value:
-        inside: Mapping[Any, Any] = value
-        for name, below in inside.items():
+        for name, below in value.items():
             yield from leaves_of(f"{key}.{name}", below)
     else:
-        yield key, value
+        yield key
 
 
 def as_override(option: str, following: Iterable[str], known: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from graft.commands.doctor import doctor
 from graft.config import ConfigError, load_config
-from graft.doctor import Check, machine, recipe, report
+from graft.doctor import Check, machine, report, resources
 from graft.doctor.conversation import conversation_check
 from graft.doctor.deadline import checked, within
 from graft.doctor.recipe import examine_recipe
@@ -207,7 +207,7 @@ def test_an_environment_that_is_not_there_is_told_of_once(written):
 
 def test_too_little_memory_is_told_of_and_nothing_is_opened(written, monkeypatch):
     monkeypatch.setattr(
-        recipe, "device_memory_of", lambda device: DeviceMemory(device, 1 << 26, False, "CPU")
+        resources, "device_memory_of", lambda device: DeviceMemory(device, 1 << 26, False, "CPU")
     )
     found = looked_at(written)
     assert sick(found) == ["memory"]
@@ -219,7 +219,7 @@ def test_too_little_memory_is_told_of_and_nothing_is_opened(written, monkeypatch
 def test_checkpoints_that_do_not_fit_on_the_disk_are_told_of(written, monkeypatch):
     usage = namedtuple("usage", "total used free")
     for free, verdict in ((1 << 16, "fail"), (1 << 18, "warn")):  # one is 86 kB, four are kept
-        monkeypatch.setattr(recipe.shutil, "disk_usage", lambda _, free=free: usage(0, 0, free))
+        monkeypatch.setattr(resources.shutil, "disk_usage", lambda _, free=free: usage(0, 0, free))
         assert looked_at(written)["checkpoints"].verdict == verdict
 
 

@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from graft.commands.options import AsJson
+from graft.commands.options import (
+    AsJson,
+    Endpoint,
+    EndpointApi,
+    ModelRecipe,
+    ServedModel,
+    Temperature,
+    Wrappers,
+    progress,
+)
 
 data = typer.Typer(help="Inspect rows, and make them.", no_args_is_help=True)
 
@@ -64,9 +73,7 @@ def make(
     form: Annotated[
         str, typer.Option(help="chats: demonstrations of its teacher. tasks: prompts with answers.")
     ] = "chats",
-    wrappers: Annotated[
-        str, typer.Option(help='python_tool,concat or "[{max_history: {turns: 2}}]"')
-    ] = "",
+    wrappers: Wrappers = "",
     duplicates: Annotated[
         bool, typer.Option("--duplicates", help="Keep tasks that are drawn again.")
     ] = False,
@@ -79,7 +86,7 @@ def make(
 
     if not out:
         raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
-    of_env, teacher = share_out(env_id, overrides or [], split, tell)
+    of_env, teacher = share_out(env_id, overrides or [], split, progress)
     env = open_env(env_id, wrappers, of_env)
     try:
         made = make_rows(
@@ -92,7 +99,7 @@ def make(
             form=form,
             duplicates=duplicates,
             teacher=teacher,
-            say=tell,
+            say=progress,
         )
     finally:
         env.close()
@@ -120,18 +127,12 @@ def sample(
     keep: Annotated[
         str, typer.Option(help="On reward, turns, tool_calls, length and status.")
     ] = "reward>0",
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")
-    ] = None,
-    recipe: Annotated[str, typer.Option(help="Settings for a model without a run.")] = "",
+    temperature: Temperature = None,
+    recipe: ModelRecipe = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Default: run.seed.")] = None,
-    endpoint: Annotated[
-        str, typer.Option(help="A server with OpenAI's API: http://host:8000/v1.")
-    ] = "",
-    model: Annotated[str, typer.Option(help="The name that the endpoint serves.")] = "",
-    api: Annotated[
-        str, typer.Option(help="completions (raw prompts; needs a tokenizer) or chat.")
-    ] = "",
+    endpoint: Endpoint = "",
+    model: ServedModel = "",
+    api: EndpointApi = "",
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue with the attempts that are stored.")
     ] = False,
@@ -144,9 +145,8 @@ def sample(
     if not out:
         raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
     changes = overrides or []
-    if endpoint and (
-        not env_id or "=" in env_id
-    ):  # without a model the first argument is the environment
+    # without a model the first argument is the environment
+    if endpoint and (not env_id or "=" in env_id):
         source, env_id, changes = "", source, [*([env_id] if env_id else []), *changes]
     if not env_id:
         raise typer.BadParameter(
@@ -167,14 +167,9 @@ def sample(
         endpoint=endpoint,
         served=model,
         api=api,
-        say=tell,
+        say=progress,
     )
     typer.echo(json.dumps(sampled.to_json()) if as_json else sampled.sentence)
-
-
-def tell(text: str) -> None:
-    """Progress goes to stderr; stdout is for the result."""
-    typer.echo(text, err=True)
 
 
 def token_counter(model: str) -> Callable[[str], int]:

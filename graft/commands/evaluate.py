@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from graft.commands.options import AsJson, Overrides
+from graft.commands.options import (
+    AsJson,
+    Endpoint,
+    EndpointApi,
+    ModelRecipe,
+    Overrides,
+    ServedModel,
+    Temperature,
+    progress,
+)
 
 
 def evaluate(
@@ -37,9 +46,7 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Per set. Default: a whole benchmark, else run.eval_tasks."),
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")
-    ] = None,
+    temperature: Temperature = None,
     top_p: Annotated[float, typer.Option("--top-p", help="Nucleus; 1 keeps every token.")] = 1.0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
     solved: Annotated[
@@ -51,14 +58,10 @@ def evaluate(
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="All of them, not only the newest.")
     ] = False,
-    recipe: Annotated[str, typer.Option(help="Settings for a model without a run.")] = "",
-    endpoint: Annotated[
-        str, typer.Option(help="A server with OpenAI's API: http://host:8000/v1.")
-    ] = "",
-    model: Annotated[str, typer.Option(help="The name that the endpoint serves.")] = "",
-    api: Annotated[
-        str, typer.Option(help="completions (raw prompts; needs a tokenizer) or chat.")
-    ] = "",
+    recipe: ModelRecipe = "",
+    endpoint: Endpoint = "",
+    model: ServedModel = "",
+    api: EndpointApi = "",
     against: Annotated[
         str, typer.Option(help="An earlier evaluation to compare with: its JSON file or folder.")
     ] = "",
@@ -74,9 +77,8 @@ def evaluate(
     if not math.isfinite(solved):
         raise ConfigError(f"--solved {solved:g}: give the least reward of a right attempt")
     changes = overrides or []
-    if (
-        endpoint and "=" in source and not Path(source).exists()
-    ):  # without a model the arguments are overrides
+    # without a model the arguments are overrides
+    if endpoint and "=" in source and not Path(source).exists():
         source, changes = "", [source, *changes]
     table, folder, compared = evaluate_checkpoints(
         source,
@@ -97,7 +99,7 @@ def evaluate(
         api=api,
         against=against,
         name=name,
-        say=lambda text: typer.echo(text, err=True),  # stdout is for the table
+        say=progress,
     )
     if as_json:
         more = {} if compared is None else {"comparison": compared.to_json()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from graft.models.io.model_card import Origin
     from graft.text.tokenizer import FastTokenizer
 
-UNITS = {"": 1, "B": 1}
-UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
-UNITS |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -72,26 +68,26 @@ def export(
     from graft.config import ConfigError
     from graft.models.io.hub import check_push, push_folder
 
-    if bool(source) == bool(from_verl):
-        raise ConfigError(
-            "give a checkpoint or run to export, or --from-verl FOLDER: one of the two"
-        )
-    if not out and not gguf:
-        raise ConfigError("give a target: --out FOLDER, --gguf FILE, or both")
-    if adapter and merge:
-        raise ConfigError(
-            "--adapter writes only the adapters, --merge the merged weights: give one of them"
-        )
-    if out and gguf and Path(out).resolve() == Path(gguf).resolve():
-        raise ConfigError(f"--out is a folder and --gguf a file; '{out}' cannot be both")
-    if adapter and (gguf or from_verl):
-        raise ConfigError(
-            "--adapter writes a folder of adapters; --gguf and --from-verl need --merge"
-        )
-    if push and not out:
-        raise ConfigError("--push uploads the folder that --out writes; give --out FOLDER too")
-    if public and not push:
-        raise ConfigError("--public needs --push: nothing is uploaded without it")
+    refused = {
+        "give a checkpoint or run to export, or --from-verl FOLDER: one of the two": (
+            bool(source) == bool(from_verl)
+        ),
+        "give a target: --out FOLDER, --gguf FILE, or both": not out and not gguf,
+        "--adapter writes only the adapters, --merge the merged weights: give one of them": (
+            adapter and merge
+        ),
+        f"--out is a folder and --gguf a file; '{out}' cannot be both": (
+            out and gguf and Path(out).resolve() == Path(gguf).resolve()
+        ),
+        "--adapter writes a folder of adapters; --gguf and --from-verl need --merge": (
+            adapter and (gguf or from_verl)
+        ),
+        "--push uploads the folder that --out writes; give --out FOLDER too": push and not out,
+        "--public needs --push: nothing is uploaded without it": public and not push,
+    }
+    for why, is_wrong in refused.items():
+        if is_wrong:
+            raise ConfigError(why)
     if push:
         check_push(push)
     shard_bytes, kind = size_in_bytes(shard_size), chosen_dtype(dtype)
@@ -254,13 +250,17 @@ def size_in_bytes(text: str) -> int:
     >>> size_in_bytes("5GB"), size_in_bytes("1.5 KiB"), size_in_bytes("100")
     (5000000000, 1536, 100)
     """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
     from graft.config import ConfigError
 
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    units = {unit.lower(): size for unit, size in UNITS.items()}
-    if match is None or match[2].lower() not in units or float(match[1]) <= 0:
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text.strip())
+    except ValidationError:
+        size = 0
+    if size < 1:
         raise ConfigError(f"--shard-size {text!r} is not a size; write 5GB, 500MB or 1GiB")
-    return max(1, int(float(match[1]) * units[match[2].lower()]))
+    return size
 
 
 def chosen_dtype(text: str) -> torch.dtype | None:

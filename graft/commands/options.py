@@ -8,6 +8,20 @@ import typer
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in train.lr=1e-4")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs/.")]
+Wrappers = Annotated[str, typer.Option(help='python_tool,concat or "[{max_history: {turns: 2}}]"')]
+Temperature = Annotated[float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")]
+ModelRecipe = Annotated[str, typer.Option(help="Settings for a model without a run.")]
+Endpoint = Annotated[str, typer.Option(help="A server with OpenAI's API: http://host:8000/v1.")]
+ServedModel = Annotated[str, typer.Option(help="The name that the endpoint serves.")]
+EndpointApi = Annotated[
+    str, typer.Option(help="completions (raw prompts; needs a tokenizer) or chat.")
+]
+
+
+def progress(text: str) -> None:
+    """Progress goes to stderr; stdout is for the result."""
+    typer.echo(text, err=True)
 
 
 def setting_meant(error: Any, words: list[str]) -> str:

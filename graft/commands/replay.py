@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graft.commands.options import AsJson, Overrides
-from graft.commands.runs import Run
+from graft.commands.options import AsJson, Overrides, Run, progress
 
 if TYPE_CHECKING:
     from graft.replay.replay import Replay
@@ -46,7 +45,7 @@ def replay(
         start=start,
         overrides=overrides or [],
         device=device,
-        report=lambda text: typer.echo(text, err=True),  # stdout is for the table
+        report=progress,
     )
     typer.echo(json.dumps(found.to_json()) if as_json else "\n".join(table(found)))
     if found.first is not None:

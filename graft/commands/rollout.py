@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from graft.commands.options import AsJson, Overrides
+from graft.commands.options import AsJson, ModelRecipe, Overrides, Temperature
 
 
 def rollout(
@@ -35,12 +35,10 @@ def rollout(
         int | None, typer.Option(min=0, help="Which held-out task: 0, 1, 2, ... Default: 0.")
     ] = None,
     n: Annotated[int, typer.Option("--n", min=1, help="Attempts at the task.")] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")
-    ] = None,
+    temperature: Temperature = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
     env: Annotated[str, typer.Option(help="Another environment, as `graft envs` lists them.")] = "",
-    recipe: Annotated[str, typer.Option(help="Settings for a model without a run.")] = "",
+    recipe: ModelRecipe = "",
     as_json: AsJson = False,
 ) -> None:
     """Let a trained policy attempt one task with its tools, and print the conversation."""

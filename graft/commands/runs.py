@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graft.commands.options import AsJson
+from graft.commands.options import AsJson, Run
 
 if TYPE_CHECKING:
     from graft.runs import RunRecord
     from graft.train.monitor.display import Display
-
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs/.")]
 
 EVERY = 1.0
 """Seconds between two reads of a run that is followed."""
@@ -94,22 +92,22 @@ class Follower:
         self._metrics = GrowingJsonl(record.path / "metrics.jsonl")
         self._alarms = GrowingJsonl(record.path / "alarms.jsonl")
         self._phase = ""
-        self._told_of_silence_at = 0.0
+        self._noted_silence_of = 0.0
 
     def follow(self, every: float = EVERY, sleep: Callable[[float], None] = time.sleep) -> None:
         """Follow until no process holds the run; returns at once if none does."""
         from graft.runs import RunStatus
 
-        self._tell_past()
+        self._show_past()
         while True:
             status = self.record.status  # read first, so that the last lines are read below
-            self._tell_new()
+            self._show_new()
             if status is not RunStatus.RUNNING:
-                return self._tell_end(status)
-            self._tell_of_silence()
+                return self._show_end(status)
+            self._note_silence()
             sleep(every)
 
-    def _tell_past(self) -> None:
+    def _show_past(self) -> None:
         from graft.runs import is_step
 
         most = REMEMBERED if self.display.is_live else SHOWN_BEFORE
@@ -121,7 +119,7 @@ class Follower:
         if not rows:
             self.display.note(f"{self.record.path}: no step is done yet")
 
-    def _tell_new(self) -> None:
+    def _show_new(self) -> None:
         from graft.runs import is_step
 
         before = self._metrics.rewritten
@@ -152,18 +150,18 @@ class Follower:
         step = row["step"] if isinstance(row.get("step"), int) else None
         self.display.alarm(str(row.get("text", "")), str(row.get("level", "")), step)
 
-    def _tell_of_silence(self) -> None:
+    def _note_silence(self) -> None:
         """Report each period of silence once."""
         silent, last = self.record.silent_for(), self.record.last_activity
-        if silent and last != self._told_of_silence_at:
-            self._told_of_silence_at = last
+        if silent and last != self._noted_silence_of:
+            self._noted_silence_of = last
             at = datetime.fromtimestamp(last).strftime("%Y-%m-%d %H:%M:%S")
             self.display.note(
                 f"silent since {at} ({ago(silent)}), though its process lives: a long evaluation, a "
                 "tool that hangs, or a stopped machine"
             )
 
-    def _tell_end(self, status: str) -> None:
+    def _show_end(self, status: str) -> None:
         self.display.note(ending(self.record, status))
         if status == "done":
             self.display.table(*self.record.scores)
@@ -182,7 +180,7 @@ def ending(record: RunRecord, status: str) -> str:
     resume = (
         "nothing was saved before that"
         if saved is None
-        else f"`graft train` with the same recipe goes on from checkpoint {saved.path.name}"
+        else f"`graft train` with the same recipe goes on from checkpoint {saved.name}"
     )
     return f"{where} stopped {reached}; {resume}"
 
@@ -210,7 +208,7 @@ def state_of(record: RunRecord, now: float) -> dict[str, Any]:
         "after": {name: _finite(value) for name, value in after.items()},
         "settings": {name: _plain(value) for name, value in flat(record.config).items()},
         "alarms": len(record.alarms),
-        "checkpoint": None if saved is None else saved.path.name,
+        "checkpoint": None if saved is None else saved.name,
         "last_activity": active,
         "idle_seconds": max(0.0, now - active),
         "silent": bool(is_running and record.silent_for(now)),
@@ -246,7 +244,7 @@ def _cells(state: dict[str, Any], settings: str) -> tuple[str, ...]:
         now = f"reward {state['reward']:.3f}"
     elif state["loss"] is not None:
         now = f"loss {state['loss']:.3f}"
-    alarms = state["alarms"] and f", {state['alarms']} alarm{'s'[: state['alarms'] != 1]}"
+    alarms = state["alarms"] and f", {state['alarms']} alarm{'s' * (state['alarms'] != 1)}"
     return (
         state["name"],
         f"{state['status']}{' (silent)' if state['silent'] else ''}{alarms or ''}",

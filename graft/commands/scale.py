@@ -15,13 +15,11 @@ from typing import Annotated
 
 import typer
 
-from graft.commands.options import AsJson
+from graft.commands.options import AsJson, Run
 
 
 def scale(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs/.")
-    ],
+    run: Run,
     workers: Annotated[int, typer.Argument(metavar="N", help="Processes that sample.")],
     as_json: AsJson = False,
 ) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from graft.doctor.machine import examine
@@ -16,16 +17,13 @@ __all__ = ["FAIL", "PASS", "WARN", "Check", "examine", "report"]
 
 def report(say: Callable[[str], None], config: Config | None = None) -> list[Check]:
     """Every check of the machine and, where one is given, of a recipe; each is reported when it is done."""
-    found: list[Check] = []
-    for check in _all(config):
-        say(str(check))
-        found.append(check)
-    return found
-
-
-def _all(config: Config | None) -> Iterator[Check]:
-    yield from examine()
+    checks = examine()
     if config is not None:
         from graft.doctor.recipe import examine_recipe
 
-        yield from examine_recipe(config)
+        checks = chain(checks, examine_recipe(config))
+    found: list[Check] = []
+    for check in checks:
+        say(str(check))
+        found.append(check)
+    return found

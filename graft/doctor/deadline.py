@@ -27,7 +27,11 @@ def checked(name: str, probe: Probe, deadline: float) -> list[Check]:
     except Exception as error:
         if os.environ.get("GRAFT_DEBUG"):
             traceback.print_exception(error)
-        return [Check(name, FAIL, _told(error), _where_to_look(error))]
+        text = str(error) or "no message"
+        if type(error).__module__.startswith("graft.") or type(error) is ValueError:
+            return [Check(name, FAIL, text)]  # errors of graft itself already name a remedy
+        hint = "GRAFT_DEBUG=1 shows where it happened"
+        return [Check(name, FAIL, f"{type(error).__name__}: {text}", hint)]
 
 
 def within(deadline: float, call: Callable[[], Any]) -> Any:
@@ -54,17 +58,3 @@ def within(deadline: float, call: Callable[[], Any]) -> Any:
     if errors:
         raise errors[0]
     return results[0]
-
-
-def _told(error: Exception) -> str:
-    text = str(error) or "no message"
-    return text if _is_ours(error) else f"{type(error).__name__}: {text}"
-
-
-def _where_to_look(error: Exception) -> str:
-    """Errors of graft itself already name a remedy."""
-    return "" if _is_ours(error) else "GRAFT_DEBUG=1 shows where it happened"
-
-
-def _is_ours(error: Exception) -> bool:
-    return type(error).__module__.startswith("graft.") or type(error) is ValueError

@@ -148,7 +148,7 @@ def unequal(wanted: Answers, found: Answers) -> str:
 
 
 def outline(value: Any) -> dict[str, str]:
-    """The values of an object, by path: {"env.board.at": "2", "env.told[0]": "'hi'"}."""
+    """The values of an object, by path: {"env.board.at": "2", "env.notes[0]": "'hi'"}."""
     found: dict[str, str] = {}
     _walk(value, "", found, set())
     return found

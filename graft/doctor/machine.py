@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -39,60 +39,60 @@ def examine() -> Iterator[Check]:
         yield from checked(name, probe, DEADLINE)
 
 
-def python() -> Iterable[Check]:
+def python() -> Check:
     seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    return [Check("python", PASS, seen)]
+    return Check("python", PASS, seen)
 
 
-def torch() -> Iterable[Check]:
+def torch() -> Check:
     seen = []
     for name, least in (("torch", (2, 11)), ("transformers", (5, 16))):
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            return [Check("packages", FAIL, f"{name} is not installed", "pip install graft-rl")]
+            return Check("packages", FAIL, f"{name} is not installed", "pip install graft-rl")
         seen.append(f"{name} {version}")
         if tuple(int(part) for part in version.split("+")[0].split(".")[:2]) < least:
             wanted = ".".join(map(str, least))
-            return [Check("packages", FAIL, seen[-1], f"pip install '{name}>={wanted}'")]
-    return [Check("packages", PASS, ", ".join(seen))]
+            return Check("packages", FAIL, seen[-1], f"pip install '{name}>={wanted}'")
+    return Check("packages", PASS, ", ".join(seen))
 
 
-def device() -> Iterable[Check]:
+def device() -> Check:
     from torch import cuda
 
     if not cuda.is_available():
-        return [Check("device", PASS, "CPU (no CUDA device is visible); models run in float32")]
+        return Check("device", PASS, "CPU (no CUDA device is visible); models run in float32")
     name, size = cuda.get_device_name(0), cuda.get_device_properties(0).total_memory
     seen = f"{cuda.device_count()} x {name}, {size / 2**30:.0f} GiB"
     if find_spec("triton") is None:
         remedy = "pip install triton; without it plain PyTorch replaces the kernels, slowly"
-        return [Check("device", WARN, f"{seen}; triton is not installed", remedy)]
-    return [Check("device", PASS, seen)]
+        return Check("device", WARN, f"{seen}; triton is not installed", remedy)
+    return Check("device", PASS, seen)
 
 
-def sandbox() -> Iterable[Check]:
+def sandbox() -> Check:
     from graft.tools.sandbox import SandboxUnavailable, choose, methods
 
     tried = [(name, works, why) for name, works, why in methods() if name != "none"]
     others = "; ".join(f"{name}: {'works' if works else why}" for name, works, why in tried)
     try:
-        return [Check("sandbox", PASS, f"{choose()} ({others})")]
+        return Check("sandbox", PASS, f"{choose()} ({others})")
     except SandboxUnavailable:
         remedy = "install bubblewrap, or allow user namespaces; code tasks are refused until then"
-        return [Check("sandbox", WARN, f"no method works ({others})", remedy)]
+        return Check("sandbox", WARN, f"no method works ({others})", remedy)
 
 
-def extras() -> Iterable[Check]:
+def extras() -> Check:
     absent = [extra for extra, modules in EXTRAS.items() if not all(find_spec(m) for m in modules)]
     if not absent:
-        return [Check("extras", PASS, ", ".join(EXTRAS))]
+        return Check("extras", PASS, ", ".join(EXTRAS))
     remedy = f'if you want them: pip install "graft-rl[{",".join(absent)}]"'
-    return [Check("extras", WARN, f"not installed: {', '.join(absent)}", remedy)]
+    return Check("extras", WARN, f"not installed: {', '.join(absent)}", remedy)
 
 
-def disk() -> Iterable[Check]:
+def disk() -> Check:
     free = shutil.disk_usage(".").free / 2**30
     if free < 2:
-        return [Check("disk", WARN, f"{free:.1f} GiB free here", "checkpoints may not fit")]
-    return [Check("disk", PASS, f"{free:.0f} GiB free here")]
+        return Check("disk", WARN, f"{free:.1f} GiB free here", "checkpoints may not fit")
+    return Check("disk", PASS, f"{free:.0f} GiB free here")

@@ -11,7 +11,6 @@ asks for; the folder of the run is not touched.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,11 +23,10 @@ from graft.data.chats import open_chats
 from graft.doctor.conversation import conversation_check
 from graft.doctor.deadline import Probe, checked
 from graft.doctor.isolation import isolation_check
+from graft.doctor.resources import checkpoint_check, memory_check, tracker_check
 from graft.doctor.rewards import TRIES, RewardTrial, reward_check
 from graft.doctor.tools import tool_checks
 from graft.envs.base import as_messages
-from graft.models.device import choose_device, choose_dtype
-from graft.models.lora.training import num_trained
 from graft.rewards import make_reward
 from graft.rollout.action_spelling import ActionSpeller
 from graft.rollout.batching import trajectories_of
@@ -41,9 +39,6 @@ from graft.train.build import build_run, env_factory, is_chatty
 from graft.train.components import RunComponents
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
-from graft.train.memory.device_memory import device_memory_of
-from graft.train.memory.footprint import gigabytes, num_parameters, optimizer_state_bytes
-from graft.train.memory.plan import has_reference, plan_memory, remedy
 from graft.train.model import (
     is_transformers_only,
     load_tokenizer,
@@ -64,7 +59,6 @@ from graft.train.monitor.run_check import (
     turns_of,
 )
 from graft.train.monitor.settings_check import positions_check, settings_checks
-from graft.train.run_dir.trackers import TRACKERS
 from graft.train.step_metrics import commonest_failure
 from graft.train.tasks import TaskStream
 from graft.types import Episode, Sampling, Task, Trajectory
@@ -80,8 +74,6 @@ MOST_TOKENS, MOST_TURNS = 256, 4
 """Tokens of each, enough for the comparisons."""
 LESSONS = 64
 """Demonstrations that are searched for one of several turns."""
-NARROW = 0.9
-"""Share of the memory above which a plan that fits is called close."""
 
 
 class Examination:
@@ -90,7 +82,9 @@ class Examination:
     def __init__(self, config: Config, folder: Path) -> None:
         """`folder` replaces the run's folder for files that an engine may write."""
         self.requested = config
-        self.config = alone(config, folder)
+        self.config = config.changed(
+            {"run.dir": str(folder), "run.name": "doctor", "parallel.tp": 1, "cluster.address": ""}
+        )
         self.chat: Chat | None = None
         self.has_env = False
         self.components: RunComponents | None = None
@@ -100,15 +94,19 @@ class Examination:
 
     def lines(self) -> Iterator[Check]:
         config = self.config
-        yield from self._processes()
+        if several := self._several():
+            seen = f"the recipe asks for {', '.join(several)}; here one process checks all of it"
+            yield Check("processes", PASS, seen)
         yield from checked("settings", self._settings, QUICK)
-        yield from checked("trackers", self._trackers, QUICK)
+        yield from checked("trackers", lambda: tracker_check(self.requested.run.trackers), QUICK)
         yield from checked("tokenizer", self._tokenizer, QUICK)
         yield from self._with_chat("env", self._environment, ASKING)
         yield from self._with_chat("template", self._template, QUICK)
         yield from self._with_chat("positions", self._positions, QUICK)
         yield from self._with_chat("memory", self._memory, QUICK)
-        yield from self._with_chat("checkpoints", self._checkpoints, QUICK)
+        yield from self._with_chat(
+            "checkpoints", lambda: checkpoint_check(config, self.requested.run), QUICK
+        )
         if self.has_env:
             yield from checked("reward", self._reward, ASKING)
             yield from checked("tools", self._tools, ASKING)
@@ -143,17 +141,11 @@ class Examination:
     def _with_components(self, name: str, probe: Probe, deadline: float) -> list[Check]:
         return [] if self.components is None else checked(name, probe, deadline)
 
-    def _processes(self) -> Iterator[Check]:
-        several = {
-            f"parallel.tp={self.requested.parallel.tp}": self.requested.parallel.tp > 1,
-            f"cluster.address={self.requested.cluster.address}": bool(
-                self.requested.cluster.address
-            ),
-        }
-        named = [key for key, is_set in several.items() if is_set]
-        if named:
-            seen = f"the recipe asks for {', '.join(named)}; here one process checks all of it"
-            yield Check("processes", PASS, seen)
+    def _several(self) -> list[str]:
+        """Keys of the recipe that ask for more than one process."""
+        parallel, cluster = self.requested.parallel, self.requested.cluster
+        found = [f"parallel.tp={parallel.tp}"] * (parallel.tp > 1)
+        return [*found, *[f"cluster.address={cluster.address}"] * bool(cluster.address)]
 
     def _settings(self) -> Iterator[Check]:
         yield from settings_checks(self.config) or [Check("settings", PASS, "they go together")]
@@ -163,85 +155,8 @@ class Examination:
             yield from filter(None, [positions_check(self.config, recipe_shape(self.config))])
 
     def _memory(self) -> Check:
-        config, source = self.config, source_of(self.config)
-        if is_transformers_only(config, source):
-            return Check("memory", WARN, "not counted: the model has no native decoder")
-        device = choose_device(config.model.device)
-        dtype, _ = choose_dtype(config.model.dtype, device)
-        shape, memory_here = recipe_shape(config), device_memory_of(device)
-        memory = plan_memory(config, shape, dtype, memory_here)
-        share = memory.total / max(memory.usable, 1)
-        seen = (
-            f"needs {gigabytes(memory.total)} of the {gigabytes(memory.usable)} that "
-            f"{memory_here.name or device.type} has to use ({share:.0%})"
-        )
-        if memory.fits:
-            if share <= NARROW:
-                return Check("memory", PASS, seen)
-            return Check("memory", WARN, seen, "close: `graft plan RECIPE` shows what takes it")
-        self._fits = False
-        way_out = remedy(config, shape, dtype, memory_here)
-        if self.requested.parallel.tp > 1 or self.requested.cluster.address:
-            return Check("memory", WARN, f"{seen} in one process", "`graft plan RECIPE --gpus N`")
-        more = "torchrun splits it over several devices (`graft plan RECIPE --gpus N`)"
-        return Check("memory", FAIL, seen, f"{way_out}, or {more}")
-
-    def _checkpoints(self) -> Check:
-        """Checkpoints on the disk: those that are kept, the best one, and the one being written."""
-        config, requested = self.config, self.requested.run
-        where = Path(requested.dir).resolve()
-        while not where.exists():
-            where = where.parent
-        free = shutil.disk_usage(where).free
-        if is_transformers_only(config, source_of(config)):
-            return Check(
-                "checkpoints", PASS, f"{gigabytes(free)} free at {where}; checkpoints not counted"
-            )
-        device = choose_device(config.model.device)
-        dtype, _ = choose_dtype(config.model.dtype, device)
-        shape, lora = recipe_shape(config), config.lora
-        params = num_parameters(shape)
-        if lora.rank:
-            state = 12 * num_trained(shape, lora.rank, lora.targets)
-        else:
-            state = optimizer_state_bytes(params, dtype)
-        one = params * dtype.itemsize + state
-        kept = requested.keep_last + 2
-        needed = kept * one
-        if has_reference(config) and not lora.rank:
-            needed += params * dtype.itemsize
-        seen = (
-            f"{gigabytes(free)} free at {where}; a checkpoint is {gigabytes(one)}, and up to {kept} "
-            f"are there at a time ({gigabytes(needed)})"
-        )
-        if free < 2 * one:  # the last one stays until the next is complete
-            return Check(
-                "checkpoints", FAIL, seen, "free some space, or set run.dir to a larger disk"
-            )
-        if free < needed:
-            return Check(
-                "checkpoints",
-                WARN,
-                seen,
-                f"free some space, or lower run.keep_last={requested.keep_last}",
-            )
-        return Check("checkpoints", PASS, seen)
-
-    def _trackers(self) -> Check:
-        from importlib import import_module
-
-        from graft.registry import resolve
-
-        modules = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb"}
-        for name in self.requested.run.trackers:
-            resolve(name, TRACKERS, "tracker")
-            try:
-                import_module(modules.get(name, "graft"))
-            except ImportError as error:
-                way_out = f"pip install {name}, or leave it out of run.trackers"
-                return Check("trackers", FAIL, f"{name} cannot be imported: {error}", way_out)
-        named = ", ".join(["metrics.jsonl", *self.requested.run.trackers])
-        return Check("trackers", PASS, named)
+        check, self._fits = memory_check(self.config, bool(self._several()))
+        return check
 
     def _tokenizer(self) -> Check:
         config = self.config
@@ -448,21 +363,6 @@ class Examination:
         )
         yield from checked("log-probs", lambda: agreement(learner, some, temperature), ASKING)
         yield from checked("micro", lambda: micro(learner, some, loss), ASKING)
-
-
-def alone(config: Config, folder: Path) -> Config:
-    """The recipe for one process, with another folder."""
-    changes: dict[str, dict[str, Any]] = {
-        "run": {"dir": str(folder), "name": "doctor"},
-        "parallel": {"tp": 1},
-        "cluster": {"address": ""},
-    }
-    return config.model_copy(
-        update={
-            section: getattr(config, section).model_copy(update=values)
-            for section, values in changes.items()
-        }
-    )
 
 
 def examine_recipe(config: Config) -> Iterator[Check]:

@@ -63,21 +63,21 @@ class RewardTrial:
             )
             episode = Episode(posed)
             tip = episode.append(Span(None, Author.TASK, self._encode(str(observation))))
-            total, heard_last = 0.0, info_of_reset(info)
+            total, last_seen = 0.0, info_of_reset(info)
             for number in range(self.max_turns):
                 action = actions[min(number, len(actions) - 1)]
                 turn = env.step(action)
-                total, heard_last = total + turn.reward, turn.info
+                total, last_seen = total + turn.reward, turn.info
                 tokens = self._encode(action)
                 decisions = Decisions(tokens, tokens, [0] * len(tokens), 0)
                 tip = episode.append(decided(tip, decisions, str(action)))
                 if turn.is_over:
                     break
-                heard = self._encode(turn.observation)
-                tip = episode.append(Span(tip, Author.ENV, heard, text=turn.observation))
+                observed = self._encode(turn.observation)
+                tip = episode.append(Span(tip, Author.ENV, observed, text=turn.observation))
         finally:
             env.close()
-        leaf = Leaf((tip,), total, info=last_info(heard_last))
+        leaf = Leaf((tip,), total, info=last_info(last_seen))
         episode.leaves.append(leaf)
         if self.reward is None:
             return total
@@ -172,7 +172,7 @@ def _compared(
     gold: list[float] = []
     if golds[0] is not None:
         first = {form: trial.earned(tasks[0], [form.format(golds[0])]) for form in ANSWER_FORMS}
-        best = max(first, key=lambda dress: first[dress])
+        best = max(first, key=lambda form: first[form])
         if first[best] > 0 or not teacher:
             gold = [
                 trial.earned(task, [best.format(answer)])

@@ -5,7 +5,7 @@
 
 Bundled tools get an input that they must understand. Any other tool gets arguments made up from its
 schema, so an error text may be the right answer. A tool of an MCP server is not called, since its effects
-are unknown; its server is asked for its list of tools again.
+are unknown; its server lists its tools again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from graft.doctor.deadline import checked
-from graft.envs.base import Wrapper
+from graft.envs.base import inner_envs
 from graft.envs.tool_env import ToolEnv
 from graft.protocols import Env
 from graft.registry import resolve
@@ -40,13 +40,8 @@ MADE_UP: Mapping[str, Any] = {
 
 def tools_of(env: Env) -> list[Any]:
     """The tools of all wrappers, the innermost first."""
-    found: list[Any] = []
-    inner: Any = env
-    while isinstance(inner, Wrapper):
-        if isinstance(inner, ToolEnv):
-            found = [*inner.tools.values(), *found]
-        inner = inner.env
-    return found
+    tool_envs = [one for one in (env, *inner_envs(env)) if isinstance(one, ToolEnv)]
+    return [tool for one in reversed(tool_envs) for tool in one.tools.values()]
 
 
 def tool_checks(env: Env, deadline: float) -> Iterator[Check]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graft.planning.hardware import GPUS, NODE, can_shard, runs_under_torchrun, tp_sizes
-from graft.planning.layouts import COLOCATED, REPLICAS, SERVERS, WORKERS, LayoutEstimate
-from graft.planning.planner import DISK, Planner
-from graft.planning.scaling import BF16, JOIN, SPLIT, gpu_memory, learner_bytes, slowest_share
+from graft.planning.planner import (
+    COLOCATED,
+    DISK,
+    REPLICAS,
+    SERVERS,
+    WORKERS,
+    LayoutEstimate,
+    Planner,
+)
+from graft.planning.scaling import BF16, JOIN, SPLIT, learner_bytes, slowest_share
 from graft.planning.step_time import decode_step_bytes
 from graft.train.memory.footprint import gigabytes, kv_bytes, num_parameters
 
@@ -23,8 +30,8 @@ def formula(planner: Planner, one: LayoutEstimate) -> list[str]:
         longest = f", longest {one.longest:.2f} / {bound}" if one.longest else ""
         step = f"max(rollout {one.rollout:.2f}, learn {learn:.2f}{longest})"
     launch, join = rates.step * 1e6, JOIN * 1e6 * (layout.sampler_tp > 1)
-    weights = decode_step_bytes(shape, BF16, 0, 0, 0, 0)
-    logits = decode_step_bytes(shape, BF16, 1, 0, 0, 0) - weights
+    weights = decode_step_bytes(shape, BF16, 0, 0)
+    logits = decode_step_bytes(shape, BF16, 1, 0) - weights
     ranks = layout.learners // layout.learner_tp
     busiest = slowest_share(job, ranks)
     rate = rates.train * (1.0 if layout.learners == 1 or layout.kind == REPLICAS else SPLIT)
@@ -57,7 +64,7 @@ def formula(planner: Planner, one: LayoutEstimate) -> list[str]:
 
 def why_not(planner: Planner) -> str:
     """What does not fit, where no layout does."""
-    whole, usable = 2.0 * num_parameters(planner.job.shape), gpu_memory(planner.gpu).usable
+    whole, usable = 2.0 * num_parameters(planner.job.shape), planner.gpu.device_memory.usable
     if not runs_under_torchrun(planner.gpus):
         return (
             f"{planner.gpus} GPUs are not whole nodes of {NODE}, which torchrun needs, and layouts "
@@ -91,7 +98,7 @@ def what_fits(planner: Planner) -> str:
             ways.append(f"{count} of these GPUs")
             break
     for name, gpu in GPUS.items():
-        if gpu.memory > planner.gpu.memory and Planner.of(planner.job, gpu, planner.gpus).best:
+        if gpu.memory > planner.gpu.memory and Planner(planner.job, gpu, planner.gpus).best:
             ways.append(f"--gpu {name}")
             break
     longest, least = int(planner.job.lengths[-1]) // 2, planner.job.work.sampled

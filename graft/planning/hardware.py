@@ -16,12 +16,15 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from graft.config import ConfigError
 from graft.models.io.hub import split_name
 from graft.models.io.load import read_config, shape_of
 from graft.models.parallel.decoder import check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.registry import nearest
+from graft.train.memory.device_memory import DeviceMemory
 
 NODE = 8
 """GPUs that NVLink connects; the network connects nodes."""
@@ -55,9 +58,9 @@ class Gpu:
         inside = size * (ranks - 1) / ranks / self.nvlink if members > 1 else 0.0
         return max(inside, size * (nodes - 1) / nodes / (members * self.network))
 
-    def send(self, size: float, *, is_near: bool) -> float:
-        """Seconds for `size` bytes from one GPU to another, in the same node or not."""
-        return size / (self.nvlink if is_near else self.network)
+    @property
+    def device_memory(self) -> DeviceMemory:
+        return DeviceMemory(torch.device("cuda"), int(self.memory), fused=True, name=self.name)
 
 
 GPUS = {
@@ -70,60 +73,30 @@ GPUS = {
 its own; an H20, whose products are slow for its power, is assumed to reach 0.93 of them."""
 
 
-def _qwen3(layers: int, width: int, ff: int, heads: int, *, tied: bool = False) -> ModelShape:
+def _qwen3(width: int, layers: int, heads: int, ff: int, *, tied: bool = False) -> ModelShape:
     return ModelShape(
-        family="qwen3",
-        vocab_size=151_936,
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=8,
-        head_dim=128,
-        ff=ff,
-        tied=tied,
-        rope_theta=1e6,
-        max_positions=40_960,
-    )
+        "qwen3", 151_936, width, layers, heads, 8, 128, ff, tied, rope_theta=1e6, max_positions=40_960
+    )  # fmt: skip
 
 
 SHAPES = {
     "135M": ModelShape(
-        family="llama",
-        vocab_size=49_152,
-        width=576,
-        layers=30,
-        heads=9,
-        kv_heads=3,
-        head_dim=64,
-        ff=1536,
-        qk_norm=False,
-        norm_eps=1e-5,
-        rope_theta=1e5,
-        max_positions=8192,
+        "llama", 49_152, 576, 30, 9, 3, 64, 1536, True, False,
+        norm_eps=1e-5, rope_theta=1e5, max_positions=8192,
     ),
-    "0.6B": _qwen3(28, 1024, 3072, 16, tied=True),
-    "1.7B": _qwen3(28, 2048, 6144, 16, tied=True),
-    "4B": _qwen3(36, 2560, 9728, 32, tied=True),
-    "8B": _qwen3(36, 4096, 12_288, 32),
-    "14B": _qwen3(40, 5120, 17_408, 40),
-    "32B": _qwen3(64, 5120, 25_600, 64),
+    "0.6B": _qwen3(1024, 28, 16, 3072, tied=True),
+    "1.7B": _qwen3(2048, 28, 16, 6144, tied=True),
+    "4B": _qwen3(2560, 36, 32, 9728, tied=True),
+    "8B": _qwen3(4096, 36, 32, 12_288),
+    "14B": _qwen3(5120, 40, 40, 17_408),
+    "32B": _qwen3(5120, 64, 64, 25_600),
     "70B": ModelShape(
-        family="llama",
-        vocab_size=128_256,
-        width=8192,
-        layers=80,
-        heads=64,
-        kv_heads=8,
-        head_dim=128,
-        ff=28_672,
-        tied=False,
-        qk_norm=False,
-        norm_eps=1e-5,
-        rope_theta=5e5,
-        max_positions=131_072,
+        "llama", 128_256, 8192, 80, 64, 8, 128, 28_672, False, False,
+        norm_eps=1e-5, rope_theta=5e5, max_positions=131_072,
     ),
-}
-"""135M is SmolLM2, 70B Llama 3, the others Qwen3."""
+}  # fmt: skip
+"""135M is SmolLM2, 70B Llama 3, the others Qwen3. Numbers: vocabulary, width, layers, heads, KV heads, size of a
+head, MLP; for Qwen3 width, layers, heads, MLP."""
 
 
 def gpu_named(name: str) -> Gpu:

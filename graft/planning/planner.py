@@ -1,4 +1,10 @@
-"""The search for the best layout of a job on a number of GPUs.
+"""The search for the best layout of a job on a number of GPUs: which of them learn and which sample.
+
+    colocated  torchrun: all GPUs learn, with the learner split over them, then each samples from a whole
+               copy that is refilled after every step
+    replicas   torchrun: a whole learner on each GPU; its engine samples from the learner's tensors
+    workers    Ray: some GPUs learn, each of the others samples from a whole copy
+    servers    torchrun for the GPUs that learn; vLLM or SGLang, which can split layers, on the others
 
 Only layouts that graft accepts are tried: learners that torchrun can start and `models.parallel` can split,
 native engines with a whole copy of the model, servers only for jobs that they can sample. Each one that fits
@@ -9,31 +15,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graft.planning.hardware import NODE, Gpu, can_shard, runs_under_torchrun, slice_of, tp_sizes
-from graft.planning.layouts import (
-    COLOCATED,
-    REPLICAS,
-    SERVERS,
-    TOGETHER,
-    WORKERS,
-    GpuLayout,
-    LayoutEstimate,
-)
 from graft.planning.scaling import (
     BF16,
+    KINDS,
     PAGE,
     SPLIT,
     Learning,
     Replica,
     TrainingJob,
     engine_bytes,
-    gpu_memory,
     learn_seconds,
     learner_bytes,
     learning_bytes,
@@ -48,10 +45,115 @@ from graft.planning.step_time import Rates
 from graft.train.memory.footprint import kv_bytes, num_parameters
 from graft.train.memory.plan import GPU_MICROS, RUNTIME, MicroBatchSize
 
+TOGETHER, WORKERS, SERVERS = KINDS
+COLOCATED, REPLICAS = "colocated", "replicas"
 DISK = 2e9
 """Bytes per second of the folder through which servers get weights, written and read. Assumed."""
 SHOWN_STALENESS = 2
 """Layouts up to this staleness are listed, even where the job allows less."""
+
+
+class GpuLayout(NamedTuple):
+    """Numbers of GPUs. Without samplers the learners sample too, in turns."""
+
+    kind: str
+    learners: int
+    learner_tp: int
+    samplers: int
+    sampler_tp: int
+    staleness: int = 0
+
+    @property
+    def name(self) -> str:
+        if self.learners + self.samplers == 1:
+            return "one GPU"
+        return f"{self.kind}, stale {self.staleness}" if self.staleness else self.kind
+
+    def commands(self, recipe: str) -> list[str]:
+        """The commands that start it."""
+        start, served, keys = "graft", [], []
+        if self.kind == WORKERS:
+            keys = ["cluster.address=auto", f"cluster.learners={self.learners}"]
+            keys += [f"cluster.workers={self.samplers}", "cluster.gpus=1", "cluster.sync=broadcast"]
+        elif self.learners > 1:
+            least = math.ceil(self.learners / NODE)
+            nodes = next(n for n in range(least, self.learners + 1) if self.learners % n == 0)
+            many = f" --nnodes {nodes}" * (nodes > 1)
+            start = f"torchrun{many} --nproc-per-node {self.learners // nodes} -m graft"
+        if self.kind == SERVERS:
+            split = f" --tensor-parallel-size {self.sampler_tp}" * (self.sampler_tp > 1)
+            count = self.samplers // self.sampler_tp
+            served = [f"vllm serve MODEL{split} ...   # {count} of them: docs/engines.md"]
+            keys = ["engine.name=vllm", "'engine.url=[http://HOST:8000, ...]'"]
+        keys += [f"parallel.tp={self.learner_tp}"] * (self.learner_tp > 1)
+        keys += ["parallel.shard=false"] * (self.kind == REPLICAS and self.learners > 1)
+        keys += [f"rollout.staleness={self.staleness}"] * bool(self.staleness)
+        return [*served, " ".join([start, "train", recipe, *keys])]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutEstimate:
+    """Seconds and bytes of one layout of a job. Computed, never measured."""
+
+    layout: GpuLayout
+    replica: Replica
+    micro: MicroBatchSize
+    learning: Learning
+    rollout: float
+    """Seconds of the slowest replica; with a staleness above 1, of a step's share of its stream."""
+    longest: float
+    """Seconds of the longest answer, where it must fit into several steps; else 0."""
+    sync: float
+    learner_memory: dict[str, float]
+    sampler_memory: dict[str, float]
+    """Bytes of one GPU each; empty where the learner samples too."""
+    sampled: int
+    """Tokens per step."""
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """What a step waits for: one after the other, or with a staleness at the same time."""
+        found = {"sampling": self.rollout, "learning": self.learning.seconds}
+        if self.layout.staleness:
+            found["the longest answer"] = self.longest / self.layout.staleness
+        return found
+
+    @property
+    def step(self) -> float:
+        if self.layout.staleness:
+            return max(self.phases.values()) + self.sync
+        return self.rollout + self.learning.seconds + self.sync
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.sampled / self.step
+
+    @property
+    def decided_by(self) -> str:
+        phases = self.phases
+        return max(phases, key=lambda name: phases[name])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.layout._asdict(),
+            "layout": self.layout.name,
+            "replicas": (self.layout.samplers or self.layout.learners) // self.layout.sampler_tp,
+            "rows_together": self.replica.slots,
+            "tokens_per_micro": self.micro.tokens,
+            "recompute": self.micro.recompute,
+            "seconds": {
+                "step": self.step,
+                "rollout": self.rollout,
+                "longest": self.longest,
+                "learn": self.learning.seconds,
+                **self.learning._asdict(),
+                "sync": self.sync,
+            },
+            "decided_by": self.decided_by,
+            "tokens_per_second": self.tokens_per_second,
+            "learner_bytes": self.learner_memory,
+            "sampler_bytes": self.sampler_memory,
+        }
 
 
 @dataclass(frozen=True)
@@ -61,11 +163,12 @@ class Planner:
     job: TrainingJob
     gpu: Gpu
     gpus: int
-    rates: Rates
+    _learners: dict[int, Any] = field(default_factory=dict[int, Any], init=False)
+    _samplers: dict[Any, Any] = field(default_factory=dict[Any, Any], init=False)
 
-    @classmethod
-    def of(cls, job: TrainingJob, gpu: Gpu, gpus: int) -> Planner:
-        return cls(job, gpu, gpus, rates_on(gpu, job.shape))
+    @cached_property
+    def rates(self) -> Rates:
+        return rates_on(self.gpu, self.job.shape)
 
     @cached_property
     def best(self) -> LayoutEstimate | None:
@@ -77,28 +180,21 @@ class Planner:
     def per_kind(self) -> list[LayoutEstimate]:
         """The best layout of each kind and staleness."""
         kinds: dict[str, list[LayoutEstimate]] = {}
-        together = [*self.colocated(), *self.replicas()] if TOGETHER in self.job.kinds else []
-        for one in [*together, *self.apart()]:
+        for one in [*self._together(), *self._apart()]:
             kinds.setdefault(one.layout.name, []).append(one)
         return [min(kind, key=lambda one: one.step) for kind in kinds.values()]
 
-    def counts(self) -> list[int]:
-        """Numbers of learners to try: all on up to 64 GPUs, else whole nodes or several."""
-        every = 1 if self.gpus <= 64 else NODE * math.ceil(self.gpus / 512)
-        return [*range(every, self.gpus, every)]
-
-    def apart(self) -> Iterator[LayoutEstimate]:
-        """Some GPUs learn, the others sample."""
+    def _apart(self) -> Iterator[LayoutEstimate]:
+        """Some GPUs learn, the others sample. All numbers of learners are tried on up to 64 GPUs, else
+        whole nodes or several."""
         job = self.job
+        every = 1 if self.gpus <= 64 else NODE * math.ceil(self.gpus / 512)
         most_stale = max(job.staleness, SHOWN_STALENESS) if job.can_run_ahead else 0
         for kind in (WORKERS, SERVERS):
-            for learners in self.counts() if kind in job.kinds else ():
-                if kind == SERVERS and not runs_under_torchrun(learners):
-                    continue
-                for staleness in range(most_stale + 1):
-                    found = self.split(kind, learners, staleness)
-                    if found is not None:
-                        yield found
+            for learners in range(every, self.gpus, every) if kind in job.kinds else ():
+                if kind == WORKERS or runs_under_torchrun(learners):
+                    tried = (self.split(kind, learners, n) for n in range(most_stale + 1))
+                    yield from filter(None, tried)
 
     def split(self, kind: str, learners: int, staleness: int) -> LayoutEstimate | None:
         """`learners` GPUs learn, all others sample: each side with its best tensor parallelism."""
@@ -112,20 +208,13 @@ class Planner:
         if learner is None or not options:
             return None
         learner_tp, micro, learning, held = learner
-        replica, rollout, longest, memory = min(
-            options, key=lambda one: max(one[1], one[2] / max(staleness, 1))
+        (replica, rollout, longest), memory = min(
+            options, key=lambda one: max(one[0][1], one[0][2] / max(staleness, 1))
         )
+        layout = GpuLayout(kind, learners, learner_tp, samplers, replica.tp, staleness)
+        sync, sampled = self._sync(kind, learners), self.job.sampled
         return LayoutEstimate(
-            GpuLayout(kind, learners, learner_tp, samplers, replica.tp, staleness),
-            replica,
-            micro,
-            learning,
-            rollout,
-            longest,
-            self._sync(kind, learners),
-            held,
-            memory,
-            self.job.sampled,
+            layout, replica, micro, learning, rollout, longest, sync, held, memory, sampled
         )
 
     def _sync(self, kind: str, learners: int) -> float:
@@ -133,12 +222,8 @@ class Planner:
         size = 2.0 * num_parameters(self.job.shape)
         gathered = self.gpu.gather(size, learners)
         if kind == WORKERS:  # a broadcast from the first learner
-            return gathered + self.gpu.send(size, is_near=self.gpus <= NODE)
+            return gathered + size / (self.gpu.nvlink if self.gpus <= NODE else self.gpu.network)
         return gathered + (2 * size / DISK if kind == SERVERS else 0.0)
-
-    @cached_property
-    def _learners(self) -> dict[int, Any]:
-        return {}
 
     def _learner(self, gpus: int) -> tuple[int, MicroBatchSize, Learning, dict[str, float]] | None:
         """The quickest group of `gpus` learners that fits."""
@@ -146,7 +231,7 @@ class Planner:
             found = [
                 (tp, micro, self._learning(gpus, tp, micro), held)
                 for tp, micro, held in self._learner_choices(gpus)
-                if sum(held.values()) <= gpu_memory(self.gpu).usable
+                if sum(held.values()) <= self.gpu.device_memory.usable
             ]
             self._learners[gpus] = min(found, key=lambda one: one[2].seconds, default=None)
         return self._learners[gpus]
@@ -166,74 +251,66 @@ class Planner:
                         kept = learning_bytes(self.job, self.gpu, gpus, tp, micro)
                         yield tp, micro, {**always, "a micro-batch": kept}
 
-    @cached_property
-    def _samplers(self) -> dict[tuple[int, int, int], Any]:
-        return {}
-
     def _sampler(
         self, replicas: int, tp: int, staleness: int
-    ) -> tuple[Replica, float, float, dict[str, float]] | None:
-        """Seconds of a step's share on separate replicas, of the longest answer, and the memory."""
-        key = replicas, tp, staleness
-        if key not in self._samplers:
-            held = engine_bytes(self.job, self.gpu, tp)
-            tokens = pool_tokens(self.job, self.gpu, tp, sum(held.values()))
-            self._samplers[key] = None
-            if slots := slots_in(self.job, tokens):
-                memory = {
-                    **held,
-                    **self._pool(replicas, tp, tokens, staleness),
-                    "runtime": float(RUNTIME["cuda"]),
-                }
-                timed = self._sampling(replicas, tp, slots, staleness)
-                self._samplers[key] = (*timed, memory)
-        return self._samplers[key]
+    ) -> tuple[tuple[Replica, float, float], dict[str, float]] | None:
+        """Seconds and memory of separate replicas; None where the longest answer does not fit."""
+        held = engine_bytes(self.job, self.gpu, tp)
+        tokens = pool_tokens(self.job, self.gpu, tp, sum(held.values()))
+        slots = slots_in(self.job, tokens)
+        if not slots:
+            return None
+        pool = self._pool(replicas, tp, tokens, staleness)
+        memory = {**held, "KV pool": pool, "runtime": float(RUNTIME["cuda"])}
+        return self._sampling(replicas, tp, slots, staleness), memory
 
-    def _pool(self, replicas: int, tp: int, tokens: int, staleness: int = 1) -> dict[str, float]:
+    def _pool(self, replicas: int, tp: int, tokens: int, staleness: int = 1) -> float:
         """The part of the KV memory that a replica's rows fill at their mean length."""
         job, work = self.job, self.job.work
         groups = math.ceil(work.groups / replicas) * max(staleness, 1)
         wanted = groups * (work.prompt + work.samples * (work.sampled + 2 * PAGE))
         wanted = max(wanted, int(job.lengths[-1]) + work.prompt + PAGE)
-        return {"KV pool": float(min(tokens, wanted) * kv_bytes(slice_of(job.shape, tp), BF16))}
+        return float(min(tokens, wanted) * kv_bytes(slice_of(job.shape, tp), BF16))
 
     def _sampling(
         self, replicas: int, tp: int, slots: int, staleness: int
     ) -> tuple[Replica, float, float]:
-        job = self.job
-        replica = Replica(tp, math.ceil(job.work.groups / replicas), slots)
-        drained = rollout_seconds(job, self.rates, replica)
+        """Seconds of a step's share on one of the replicas, and of the longest answer."""
+        key = replicas, tp, slots, staleness
+        if key not in self._samplers:
+            self._samplers[key] = self._timed(
+                Replica(tp, math.ceil(self.job.work.groups / replicas), slots), staleness
+            )
+        return self._samplers[key]
+
+    def _timed(self, replica: Replica, staleness: int) -> tuple[Replica, float, float]:
+        job, rates = self.job, self.rates
+        drained = rollout_seconds(job, rates, replica)
         if staleness < 2:
             return replica, drained, 0.0
         rows = replica.groups * job.work.samples
         # fewer rows in flight make a thinner stream, but the longest answer ends sooner; the most is
         # halfway between all rows of a version and those left when the next version comes
         shares = [*(quarter / 4 for quarter in range(1, 5)), *np.arange(1.5, staleness)]
-        streams = [stream_seconds(job, self.rates, replica, share * rows) for share in shares]
-        best = min(streams, key=lambda one: max(one.share, one.longest / staleness))
-        if max(best.share, best.longest / staleness) < drained:
-            return replica, best.share, best.longest
+        streams = [stream_seconds(job, rates, replica, share * rows) for share in shares]
+        share, longest = min(streams, key=lambda one: max(one.share, one.longest / staleness))
+        if max(share, longest / staleness) < drained:
+            return replica, share, longest
         return replica, drained, 0.0  # a lower staleness than the bound is allowed
 
-    def colocated(self) -> Iterator[LayoutEstimate]:
-        """Every GPU learns with its part of the learner, then samples from a whole copy."""
-        if self.gpus > 1 and runs_under_torchrun(self.gpus):
-            copy = engine_bytes(self.job, self.gpu, 1)["weights"]
-            for learner_tp, micro, held in self._learner_choices(self.gpus):
-                learning = self._learning(self.gpus, learner_tp, micro)
-                layout = GpuLayout(COLOCATED, self.gpus, learner_tp, 0, 1)
-                held = {**held, "engine's weights": copy}
-                yield from self._in_turns(layout, micro, held, learning)
-
-    def replicas(self) -> Iterator[LayoutEstimate]:
-        """Every GPU holds a whole learner, and its engine samples from the learner's tensors."""
-        if not runs_under_torchrun(self.gpus):
+    def _together(self) -> Iterator[LayoutEstimate]:
+        """Every GPU learns and samples in turns: the learner is split, or each holds a whole one."""
+        gpus, job = self.gpus, self.job
+        if TOGETHER not in job.kinds or not runs_under_torchrun(gpus):
             return
+        copy = engine_bytes(job, self.gpu, 1)["weights"]
+        for tp, micro, held in self._learner_choices(gpus) if gpus > 1 else ():
+            held = {**held, "engine's weights": copy}
+            layout = GpuLayout(COLOCATED, gpus, tp, 0, 1)
+            yield from self._in_turns(layout, micro, held, self._learning(gpus, tp, micro))
         for _, micro, held in self._learner_choices(1):
-            learning = replica_seconds(self.job, self.gpu, self.rates, self.gpus, micro)
-            yield from self._in_turns(
-                GpuLayout(REPLICAS, self.gpus, 1, 0, 1), micro, held, learning
-            )
+            learning = replica_seconds(job, self.gpu, self.rates, gpus, micro)
+            yield from self._in_turns(GpuLayout(REPLICAS, gpus, 1, 0, 1), micro, held, learning)
 
     def _in_turns(
         self, layout: GpuLayout, micro: MicroBatchSize, held: dict[str, float], learning: Learning
@@ -243,14 +320,11 @@ class Planner:
         turn = max(held["a micro-batch"], engine_bytes(job, gpu, 1)["a decoding step"])
         tokens = pool_tokens(job, gpu, 1, always + turn - RUNTIME["cuda"])
         slots = slots_in(job, tokens)
-        if not slots or always + turn > gpu_memory(gpu).usable:
+        if not slots or always + turn > gpu.device_memory.usable:
             return
-        key = (gpus, 1, -slots)  # its seconds depend on these alone
-        if key not in self._samplers:
-            self._samplers[key] = self._sampling(gpus, 1, slots, 0)
-        replica, rollout, longest = self._samplers[key]
+        replica, rollout, longest = self._sampling(gpus, 1, slots, 0)
         sync = self._sync(COLOCATED, gpus) if layout.kind == COLOCATED else 0.0
-        memory = {**held, **self._pool(gpus, 1, tokens)}
+        memory = {**held, "KV pool": self._pool(gpus, 1, tokens)}
         yield LayoutEstimate(
             layout, replica, micro, learning, rollout, longest, sync, memory, {}, job.sampled
         )

@@ -11,16 +11,15 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from graft.algos.batch import Batch
-from graft.algos.losses import Loss
 from graft.algos.presets import build, resolve_preset
 from graft.config import Config
 from graft.engine.native.engine import NativeEngine
@@ -105,7 +104,8 @@ def probe(
     prefill, step = time_decoding(config, policy, batch, device_memory)
     prompts = forward_flops(shape, batch.groups * batch.prompt, batch.prompt / 2)
     private = batch.sampled + DECODE_STEPS[device_memory.device.type] / 2
-    moved = decode_step_bytes(shape, dtype, batch.rows, batch.groups, batch.prompt, private)
+    seen = batch.rows * private + batch.groups * batch.prompt
+    moved = decode_step_bytes(shape, dtype, batch.rows, seen)
     rates = Rates(
         decode=moved / step,
         prefill=prompts / prefill,
@@ -192,30 +192,22 @@ def random_policy(
 
 
 def random_rows(work: Workload, vocab_size: int) -> list[Trajectory]:
-    rng = random.Random(0)
-
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(vocab_size) for _ in range(count)]
-
+    rng, count = random.Random(0), work.sampled
     episodes: list[Episode] = []
     for number in range(work.groups):
         episode = Episode(Task(str(number), "probe"))
-        episode.append(Span(None, Author.TASK, tokens(work.prompt)))
+        episode.append(Span(None, Author.TASK, _tokens(rng, work.prompt, vocab_size)))
         for _ in range(work.samples):
-            drawn, count = tokens(work.sampled), work.sampled
-            span = Span(
-                0,
-                Author.POLICY,
-                drawn,
-                actions=drawn,
-                logprobs=[-1.0] * count,
-                entropies=[1.0] * count,
-                modes=[0] * count,
-                mask=[True] * count,
-            )
+            drawn = _tokens(rng, count, vocab_size)
+            per_token = [-1.0] * count, [1.0] * count, [0] * count, [True] * count
+            span = Span(0, Author.POLICY, drawn, drawn, *per_token)
             episode.leaves.append(Leaf((episode.append(span),)))
         episodes.append(episode)
     return trajectories_of(episodes)
+
+
+def _tokens(rng: random.Random, count: int, vocab_size: int) -> list[int]:
+    return [rng.randrange(vocab_size) for _ in range(count)]
 
 
 def time_training(
@@ -229,9 +221,8 @@ def time_training(
     batch = batch.replace(
         advantages=ones, returns=ones, values=batch.zeros(), ref_logprobs=batch.logprobs
     )
-    lora = None
-    if config.lora.rank:
-        section = config.lora
+    section, lora = config.lora, None
+    if section.rank:
         lora = Lora(policy, rank=section.rank, alpha=section.alpha, targets=section.targets)
     optimizer = Optimizer([lora or policy], lr=1e-6, schedule=schedule("constant", 0, 1, 0.0))
     held = sum(p.numel() * p.element_size() for p in policy.parameters())
@@ -239,33 +230,25 @@ def time_training(
     if lora is not None and device.type == "cpu":
         held += sum(t.base.numel() * t.base.element_size() for t in lora.targets)
 
+    def compute_gradients() -> None:
+        forest = Forest(rows, batch.mask, device)
+        logp, entropy = forest.logprobs(policy, config.rollout.temperature)
+        loss_NT, _ = loss(logp, entropy, batch.to(device))
+        total: Tensor = loss_NT.sum() / max(batch.num_tokens, 1)
+        total.backward()
+        optimizer.collect()
+
     def update_weights() -> None:
         optimizer.step()
         if lora is not None:
             lora.merge()
 
     read_peak = watch_memory(device, held)
-    learn = update = math.inf
-    for _ in range(ROUNDS):
-        took = timed(device, lambda: _learn(config, policy, rows, batch, loss, optimizer))
-        learn, update = min(learn, took), min(update, timed(device, update_weights))
+    rounds = [
+        (_timed(device, compute_gradients), _timed(device, update_weights)) for _ in range(ROUNDS)
+    ]
+    learn, update = map(min, zip(*rounds, strict=True))
     return learn, update, read_peak()
-
-
-def _learn(
-    config: Config,
-    policy: Decoder,
-    rows: list[Trajectory],
-    batch: Batch,
-    loss: Loss,
-    optimizer: Optimizer,
-) -> None:
-    forest = Forest(rows, batch.mask, policy.device)
-    logp, entropy = forest.logprobs(policy, config.rollout.temperature)
-    loss_NT, _ = loss(logp, entropy, batch.to(policy.device))
-    total: Tensor = loss_NT.sum() / max(batch.num_tokens, 1)
-    total.backward()
-    optimizer.collect()
 
 
 def time_decoding(
@@ -281,12 +264,12 @@ def time_decoding(
         page_size=page,
         seed=config.run.seed,
     )
-    prefill, decode = math.inf, math.inf
+    rounds: list[tuple[float, float]] = []
     for number in range(ROUNDS):
-        took = asyncio.run(_decode(engine, work, steps, device, number))
-        prefill, decode = min(prefill, took[0]), min(decode, took[1])
+        rounds.append(asyncio.run(_decode(engine, work, steps, device, number)))
         engine.load(None, version=number + 1)  # clear the cache
     engine.close()
+    prefill, decode = map(min, zip(*rounds, strict=True))
     return prefill, decode / steps
 
 
@@ -295,23 +278,19 @@ async def _decode(
 ) -> tuple[float, float]:
     rng = random.Random(seed)
 
-    def tokens(count: int) -> list[int]:
-        return [rng.randrange(engine.vocab_size) for _ in range(count)]
+    async def sample(contexts: Sequence[Any], count: int) -> float:
+        started = _now(device)
+        forced = Sampling(max_tokens=count)  # no stop tokens
+        await asyncio.gather(*(context.sample(forced) for context in contexts))
+        return _now(device) - started
 
-    def forced(count: int) -> Sampling:
-        return Sampling(max_tokens=count)  # no stop tokens
-
-    roots = [engine.open(tokens(work.prompt)) for _ in range(work.groups)]
-    started = _now(device)
-    await asyncio.gather(*(root.sample(forced(1)) for root in roots))
-    prefill = _now(device) - started
+    roots = [engine.open(_tokens(rng, work.prompt, engine.vocab_size)) for _ in range(work.groups)]
+    prefill = await sample(roots, 1)
     rows = [root.fork() for root in roots for _ in range(work.samples)]
     for row in rows:
-        row.append(tokens(work.sampled))
-    await asyncio.gather(*(row.sample(forced(1)) for row in rows))
-    started = _now(device)
-    await asyncio.gather(*(row.sample(forced(steps)) for row in rows))
-    seconds = _now(device) - started
+        row.append(_tokens(rng, work.sampled, engine.vocab_size))
+    await sample(rows, 1)
+    seconds = await sample(rows, steps)
     for context in (*rows, *roots):
         context.close()
     return prefill, seconds
@@ -323,7 +302,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def timed(device: torch.device, work: Callable[[], object]) -> float:
+def _timed(device: torch.device, work: Callable[[], object]) -> float:
     started = _now(device)
     work()
     return _now(device) - started

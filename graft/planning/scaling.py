@@ -1,9 +1,7 @@
 """Seconds and memory of a step on many GPUs: computed, not measured.
 
-    N parameters, L GPUs that learn, R that sample, s the staleness bound
-
-A step samples, learns and sends the new weights. GPUs that do both take turns (colocated). Separate GPUs
-take turns too while s is 0, and overlap otherwise:
+A step samples, learns and sends the new weights. With the staleness bound s of GPUs that learn and others that
+sample:
 
     s = 0    step = rollout + learn + sync
     s = 1    step = max(rollout, learn) + sync
@@ -18,8 +16,8 @@ One H200 with Qwen3-0.6B, 64 tasks x 8 answers of exactly 512 tokens:
     rollout  512 steps x (28 layers x 16 us + 18.5 GB / 2.6 TB/s) + prompts, host   4.1 s
     learn    1.08e15 FLOPs / 440e12 + optimizer                                     2.5 s
 
-Rates were measured on one H200; other GPUs are scaled by their roofs. Links, overlap and everything that
-needs two GPUs are assumed. `python -m benchmarks.scaling` compares the model with measurements.
+Links, overlap and everything that needs two GPUs are assumed. `python -m benchmarks.scaling` derives the
+rates and compares the model with measurements.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -36,18 +34,16 @@ import torch
 from numpy.typing import NDArray
 
 from graft.models.shape import ModelShape
-from graft.planning.hardware import GPUS, NODE, SHAPES, Gpu, slice_of
+from graft.planning.hardware import GPUS, NODE, Gpu, slice_of
 from graft.planning.step_time import (
     SHARES,
     Rates,
     attention_flops,
     decode_step_bytes,
     forward_flops,
-    mean_seen,
     optimizer_bytes,
-    train_flops,
+    policy_flops,
 )
-from graft.train.memory.device_memory import DeviceMemory
 from graft.train.memory.footprint import (
     activation_bytes,
     decode_bytes,
@@ -128,67 +124,34 @@ def lengths(rows: int, mean: float, spread: float, longest: int = 0) -> NDArray[
     return np.minimum(scale * shape, limit)
 
 
-# measured on one H200
+# measured on one H200; other GPUs are scaled by their roofs
 
 
-ANCHOR = Workload(64, 8, 256, 512)
-SINGLE = Workload(1, 1, 256, 512)
-SAMPLED = {"135M": 168_000, "0.6B": 67_800, "1.7B": 56_300}
-"""Tokens per second of ANCHOR's rollouts, measured; SINGLE's with 0.6B are 1,090."""
-TRAINED = {"135M": 1.05, "0.6B": 2.47, "1.7B": 5.43, "4B": 12.5}
-"""Seconds of training on ANCHOR, measured."""
-SINGLE_SAMPLED = 1_090
-HOST = (4.11 - 262_144 / 67_800) / 262_144
-"""Seconds per sampled token of templates, environments and the loop: with 0.6B the rollout of a whole step
-took 4.11 s, the engine alone 262,144 / 67,800."""
-
-
-@cache
-def _measured() -> tuple[float, dict[str, float], dict[str, float]]:
-    """Seconds per layer, bytes per second of decoding, FLOPs per second of training: by shape.
-
-    A decoding step takes layers x a + bytes / r. With 0.6B two rollouts are known, so a and r follow.
-    """
-    gpu = GPUS["h200"]
-
-    def step(shape: ModelShape, work: Workload, tokens_per_second: float) -> float:
-        prompts = forward_flops(shape, work.groups * work.prompt, work.prompt / 2)
-        whole = work.rows * work.sampled / tokens_per_second
-        return (whole - prompts / (SHARES["prefill"] * gpu.flops)) / work.sampled
-
-    def moved(shape: ModelShape, work: Workload) -> float:
-        return decode_step_bytes(shape, BF16, work.rows, work.groups, work.prompt, work.sampled / 2)
-
-    small = SHAPES["0.6B"]
-    many, one = step(small, ANCHOR, SAMPLED["0.6B"]), step(small, SINGLE, SINGLE_SAMPLED)
-    rate = (moved(small, ANCHOR) - moved(small, SINGLE)) / (many - one)
-    launch = (one - moved(small, SINGLE) / rate) / small.layers
-    decode, train = {}, {}
-    for name, speed in SAMPLED.items():
-        shape = SHAPES[name]
-        decode[name] = moved(shape, ANCHOR) / (step(shape, ANCHOR, speed) - shape.layers * launch)
-    for name, seconds in TRAINED.items():
-        shape = SHAPES[name]
-        update = optimizer_bytes(shape, BF16) / (SHARES["optimizer"] * gpu.bandwidth)
-        train[name] = train_flops(shape, ANCHOR, False) / (seconds - update)
-    return launch, decode, train
+LAUNCH = 1.5607319917358255e-05
+"""Seconds per layer of a decoding step with any number of rows: kernel launches."""
+DECODED = {576: 1468565239110.1804, 1024: 2609806900614.431, 2048: 2438600549520.0}
+"""A model's width -> bytes per second of decoding."""
+TRAINED = {
+    576: 257542128055784.0, 1024: 476356843794505.2, 2048: 577184542781133.6, 2560: 576676170149007.8,
+}  # fmt: skip
+"""A model's width -> FLOPs per second of training."""
+HOST = 9.291432248455941e-07
+"""Seconds per sampled token of templates, environments and the loop."""
 
 
 def rates_on(gpu: Gpu, shape: ModelShape) -> Rates:
     """Measured rates: interpolated between measured widths, constant beyond the widest."""
-    launch, decode, train = _measured()
     known = GPUS["h200"]
 
-    def at(measured: dict[str, float]) -> float:
-        widths = [SHAPES[name].width for name in measured]
-        return float(np.interp(shape.width, widths, list(measured.values())))
+    def at(measured: dict[int, float]) -> float:
+        return float(np.interp(shape.width, list(measured), list(measured.values())))
 
     return Rates(
-        decode=at(decode) * gpu.bandwidth / known.bandwidth,
+        decode=at(DECODED) * gpu.bandwidth / known.bandwidth,
         prefill=SHARES["prefill"] * gpu.flops,
-        train=at(train) * gpu.flops / known.flops,
+        train=at(TRAINED) * gpu.flops / known.flops,
         optimizer=SHARES["optimizer"] * gpu.bandwidth,
-        step=launch,
+        step=LAUNCH,
     )
 
 
@@ -214,12 +177,8 @@ def step_seconds(
     job: TrainingJob, rates: Rates, tp: int, batch: Any, groups: Any, private: Any
 ) -> NDArray[np.float64]:
     """One decoding step of `batch` rows with `private` tokens in total; arrays or numbers."""
-    shape = job.shape
-    fixed = decode_step_bytes(shape, BF16, 0, 0, 0, 0)
-    logits = decode_step_bytes(shape, BF16, 1, 0, 0, 0) - fixed
-    tokens = private + groups * job.work.prompt
-    moved = fixed + logits * batch + kv_bytes(shape, BF16) * tokens
-    return shape.layers * (rates.step + JOIN * (tp > 1)) + moved / (tp * rates.decode)
+    moved = decode_step_bytes(job.shape, BF16, batch, private + groups * job.work.prompt)
+    return job.shape.layers * (rates.step + JOIN * (tp > 1)) + moved / (tp * rates.decode)
 
 
 def prompt_seconds(job: TrainingJob, rates: Rates, replica: Replica) -> float:
@@ -338,16 +297,14 @@ def learn_seconds(
 ) -> Learning:
     """FSDP2 over gpus / tp ranks, each of them `tp` GPUs that split the layers."""
     shape, work, ranks = job.shape, job.work, gpus // tp
-    tokens, seen, logits = float(work.unique), mean_seen(work), float(job.sampled)
-    flops = job.epochs * train_flops(shape, work, micro.recompute)
-    flops += job.passes * forward_flops(shape, tokens, seen, logits)
+    flops = policy_flops(shape, work, micro.recompute, job.epochs, job.passes)
     # a token of a long answer attends to more than one of the mean length
     further = float((job.lengths**2).sum() / job.lengths.sum() - job.lengths.mean()) / 2
     times = job.epochs * (4.5 if micro.recompute else 3.5) + job.passes
-    flops += times * attention_flops(shape, logits, further)
+    flops += times * attention_flops(shape, float(job.sampled), further)
     busiest = slowest_share(job, ranks)
     compute = flops / (gpus * rates.train) * busiest
-    own = tokens / ranks * busiest
+    own = float(work.unique) / ranks * busiest
     micros = max(job.updates, math.ceil(own / micro.tokens))
     part = num_parameters(shape) / tp
     near = max(NODE // tp, 1)
@@ -373,10 +330,6 @@ def replica_seconds(
 
 
 # memory of one GPU
-
-
-def gpu_memory(gpu: Gpu) -> DeviceMemory:
-    return DeviceMemory(torch.device("cuda"), int(gpu.memory), True, gpu.name)
 
 
 def learner_bytes(job: TrainingJob, gpus: int, tp: int) -> dict[str, float]:
@@ -405,13 +358,13 @@ def learning_bytes(job: TrainingJob, gpu: Gpu, gpus: int, tp: int, micro: MicroB
     row = math.ceil(float(job.lengths[-1])) + work.prompt
     tokens = max(min(micro.tokens, math.ceil(work.unique * tp / gpus)), row)
     kept = activation_bytes(part, BF16, tokens, work, True, micro.recompute)
-    return kept + most_head_bytes(part, BF16, tokens, gpu_memory(gpu))
+    return kept + most_head_bytes(part, BF16, tokens, gpu.device_memory)
 
 
 def pool_tokens(job: TrainingJob, gpu: Gpu, tp: int, taken: float) -> int:
     """Tokens of a replica's KV pool where `taken` bytes of each GPU are in use."""
     part = slice_of(job.shape, tp)
-    left = gpu_memory(gpu).usable - taken - RUNTIME["cuda"]
+    left = gpu.device_memory.usable - taken - RUNTIME["cuda"]
     return max(int(left / kv_bytes(part, BF16)), 0)
 
 
@@ -430,5 +383,5 @@ def engine_bytes(job: TrainingJob, gpu: Gpu, tp: int) -> dict[str, float]:
     batch = min(job.work.rows, MAX_RUNNING)
     return {
         "weights": num_parameters(part) * 2.0,
-        "a decoding step": float(decode_bytes(part, BF16, batch, 0, gpu_memory(gpu))),
+        "a decoding step": float(decode_bytes(part, BF16, batch, 0, gpu.device_memory)),
     }

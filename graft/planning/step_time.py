@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -175,15 +176,11 @@ def body_parameters(shape: ModelShape) -> int:
     return num_parameters(shape) - ends * shape.width
 
 
-def decode_step_bytes(
-    shape: ModelShape, dtype: torch.dtype, batch: int, groups: float, shared: float, private: float
-) -> float:
-    """Weights, keys and values (a group's shared ones once), logits written and read."""
-    head = shape.head_rows * shape.width
-    weights = (body_parameters(shape) + head) * dtype.itemsize
-    tokens = batch * private + groups * shared
+def decode_step_bytes(shape: ModelShape, dtype: torch.dtype, batch: Any, tokens: Any) -> Any:
+    """Weights, logits of `batch` rows written and read, keys and values of `tokens`; numbers or arrays."""
+    weights = (body_parameters(shape) + shape.head_rows * shape.width) * dtype.itemsize
     logits = 2 * batch * shape.head_rows * dtype.itemsize
-    return weights + kv_bytes(shape, dtype) * tokens + logits
+    return weights + logits + kv_bytes(shape, dtype) * tokens
 
 
 def decode_seconds(
@@ -207,9 +204,8 @@ def decode_seconds(
     steps = work.sampled
     if not ends_alike:
         batch, steps = max(batch // 2, 1), 2 * steps
-    moved = decode_step_bytes(
-        shape, dtype, batch, batch / work.samples, work.prompt, work.written / 2
-    )
+    tokens = batch * work.written / 2 + batch / work.samples * work.prompt  # a shared prompt once
+    moved = decode_step_bytes(shape, dtype, batch, tokens)
     step = max(moved / rates.decode, shape.layers * rates.step)
     return waves * steps * step
 
@@ -241,16 +237,23 @@ def train_flops(
     return body + again + head
 
 
+def policy_flops(
+    shape: ModelShape, work: Workload, recompute: bool, epochs: int, passes: int
+) -> float:
+    """Training on a step's rows, and `passes` further forward passes over them."""
+    logits = float(work.rows * work.sampled)
+    further = passes * forward_flops(shape, float(work.unique), mean_seen(work), logits)
+    return epochs * train_flops(shape, work, recompute) + further
+
+
 def learn_flops(config: Config, shape: ModelShape, work: Workload, recompute: bool) -> float:
     """All passes over a step's rows: training, and the other passes of the algorithm."""
-    train, preset = config.train, resolve_preset(config.algo.name)
-    seen, tokens, logits = mean_seen(work), float(work.unique), float(work.rows * work.sampled)
+    train = config.train
     passes = int(has_reference(config)) + int(train.epochs * train.minibatches > 1)
-    total = train.epochs * train_flops(shape, work, recompute)
-    total += passes * forward_flops(shape, tokens, seen, logits)
-    if preset.needs_critic:
+    total = policy_flops(shape, work, recompute, train.epochs, passes)
+    if resolve_preset(config.algo.name).needs_critic:
         total += train.epochs * train_flops(shape, work, recompute, with_head=False)
-        total += forward_flops(shape, tokens, seen)
+        total += forward_flops(shape, float(work.unique), mean_seen(work))
     return total
 
 

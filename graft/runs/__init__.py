@@ -15,7 +15,7 @@ from graft.runs.curves import Curves, is_step, numbers
 from graft.runs.find import find_run, find_runs
 from graft.runs.json_lines import GrowingJsonl
 from graft.runs.lock import is_held
-from graft.runs.record import RecordedAlarm, RunRecord, RunStatus, SavedCheckpoint
+from graft.runs.record import RunRecord, RunStatus
 from graft.train.monitor.labels import PHASE_WORDS
 from graft.train.run_dir.names import is_run
 
@@ -23,10 +23,8 @@ __all__ = [
     "PHASE_WORDS",
     "Curves",
     "GrowingJsonl",
-    "RecordedAlarm",
     "RunRecord",
     "RunStatus",
-    "SavedCheckpoint",
     "find_run",
     "find_runs",
     "is_held",

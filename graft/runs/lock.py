@@ -18,13 +18,13 @@ def is_held(lock: Path) -> bool:
     same machine is not seen.
     """
     try:
-        asked = lock.stat()
+        wanted = lock.stat()
     except OSError:
         return False
-    return _is_listed(asked) or _blocks_ours(lock)
+    return _is_listed(wanted) or _blocks_ours(lock)
 
 
-def _is_listed(asked: os.stat_result) -> bool:
+def _is_listed(wanted: os.stat_result) -> bool:
     """`1: FLOCK  ADVISORY  WRITE 30506 fe:00:2179967 0 EOF`: holder, device and file."""
     try:
         listed = Path("/proc/locks").read_text(encoding="ascii").splitlines()
@@ -34,19 +34,19 @@ def _is_listed(asked: os.stat_result) -> bool:
         if len(fields) < 6 or fields[1] != "FLOCK":  # "->" marks a process that waits for the lock
             continue
         major, minor, number = fields[5].split(":")
-        if int(number) != asked.st_ino:
+        if int(number) != wanted.st_ino:
             continue
-        if os.makedev(int(major, 16), int(minor, 16)) == asked.st_dev:
+        if os.makedev(int(major, 16), int(minor, 16)) == wanted.st_dev:
             return True
-        if _has_open(fields[4], asked):  # btrfs and others show two device numbers
+        if _has_open(fields[4], wanted):  # btrfs and others show two device numbers
             return True
     return False
 
 
-def _has_open(process: str, asked: os.stat_result) -> bool:
+def _has_open(process: str, wanted: os.stat_result) -> bool:
     try:
         for entry in os.scandir(f"/proc/{process}/fd"):
-            if os.path.samestat(entry.stat(), asked):
+            if os.path.samestat(entry.stat(), wanted):
                 return True
     except OSError:  # another user's process, or one that has just ended
         pass
@@ -56,11 +56,11 @@ def _has_open(process: str, asked: os.stat_result) -> bool:
 def _blocks_ours(lock: Path) -> bool:
     # struct flock: Linux has type and whence in front, macOS behind start, length and process
     form, place = ("qqihh", 3) if sys.platform == "darwin" else ("hhqqi0q", 0)
-    asked: list[int] = [0, 0, 0, 0, 0]
-    asked[place] = fcntl.F_WRLCK
+    request = [0, 0, 0, 0, 0]
+    request[place] = fcntl.F_WRLCK
     try:
         with lock.open("rb") as file:
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *asked))
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *request))
     except OSError:
         return False
     return struct.unpack(form, answer)[place] != fcntl.F_UNLCK

@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -27,31 +26,6 @@ class RunStatus(StrEnum):
     """The run stopped on an error: `RunRecord.reason` says why."""
     STOPPED = "stopped"
     """The run was interrupted or killed; the same command resumes from the newest checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedAlarm:
-    """An alarm of the run about one of its metrics."""
-
-    phase: str
-    step: int
-    metric: str
-    level: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SavedCheckpoint:
-    """A complete checkpoint of the run."""
-
-    path: Path
-    phase: Phase
-    step: int
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """What the loop saved beside the weights: scores before training, seconds per phase."""
-        return read_object(self.path / "state.json")
 
 
 class RunRecord:
@@ -114,14 +88,20 @@ class RunRecord:
         return None
 
     @property
-    def checkpoint(self) -> SavedCheckpoint | None:
+    def checkpoint(self) -> Path | None:
         """The newest complete checkpoint: a stopped run resumes there."""
-        found: list[SavedCheckpoint] = []
+        found: dict[tuple[int, int], Path] = {}
         for state in (self.path / "checkpoints").glob("*-*/state.json"):
             phase, _, step = state.parent.name.partition("-")
             if phase in PHASES and step.isdigit():
-                found.append(SavedCheckpoint(state.parent, phase, int(step)))
-        return max(found, key=lambda one: order(one.phase, one.step)) if found else None
+                found[order(phase, int(step))] = state.parent
+        return found[max(found)] if found else None
+
+    @property
+    def saved_state(self) -> dict[str, Any]:
+        """What the loop saved in that checkpoint: scores before training, seconds per phase."""
+        saved = self.checkpoint
+        return {} if saved is None else read_object(saved / "state.json")
 
     @property
     def status(self) -> RunStatus:
@@ -144,10 +124,8 @@ class RunRecord:
             )
         if last is not None and order(last["phase"], last["step"]) > order(phase, int(step)):
             return False
-        asked = _count(
-            self.config.get("train", {}).get("steps")
-        )  # may have been raised after the summary
-        return (int(step) if phase == "rl" else 0) >= asked
+        wanted = _count(self.config.get("train", {}).get("steps"))  # may have been raised since
+        return (int(step) if phase == "rl" else 0) >= wanted
 
     def _has_failed(self, last: Mapping[str, Any] | None) -> bool:
         """Whether the step after the last one is among the batches that could not be learned from."""
@@ -175,9 +153,7 @@ class RunRecord:
     def scores(self) -> tuple[dict[str, float], dict[str, float]]:
         """Held-out scores before and after; unknown ones are empty."""
         summary = self.summary
-        before = summary.get("before")
-        if not before and self.checkpoint is not None:
-            before = self.checkpoint.state.get("before")
+        before = summary.get("before") or self.saved_state.get("before")
         return _scores(before), _scores(summary.get("after"))
 
     @property
@@ -209,17 +185,14 @@ class RunRecord:
         return total
 
     @property
-    def alarms(self) -> list[RecordedAlarm]:
-        rows = GrowingJsonl(self.path / "alarms.jsonl").new()
+    def alarms(self) -> list[dict[str, Any]]:
+        """The alarms of the run, each about one of its metrics."""
         return [
-            RecordedAlarm(
-                str(row.get("phase", "")),
-                row["step"] if isinstance(row.get("step"), int) else 0,
-                str(row.get("metric", "")),
-                str(row.get("level", "")),
-                str(row.get("text", "")),
-            )
-            for row in rows
+            {
+                "step": row["step"] if isinstance(row.get("step"), int) else 0,
+                **{name: str(row.get(name, "")) for name in ("phase", "metric", "level", "text")},
+            }
+            for row in GrowingJsonl(self.path / "alarms.jsonl").new()
         ]
 
 

@@ -49,7 +49,8 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None
     known = [{name: _text(value) for name, value in flat(config).items()} for config in configs]
     names = dict.fromkeys(name for config in known for name in config if name not in OWN)
     found = {name: [config.get(name) for config in known] for name in names}
-    return dict([(n, told) for n, told in found.items() if len(set(told)) > 1][:MOST_SETTINGS])
+    differ = [(name, values) for name, values in found.items() if len(set(values)) > 1]
+    return dict(differ[:MOST_SETTINGS])
 
 
 def in_short(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -61,17 +62,19 @@ def in_short(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     rest = sorted((name for name in found if name not in SHORT), key=lambda n: n.startswith("run."))
     names = [*(name for name in SHORT if name in found), *rest]
     last = [name.rpartition(".")[2] for name in names]
-    words = {
+    labels = {
         name: SHORT.get(name) or (end if last.count(end) == 1 else name)
         for name, end in zip(names, last, strict=True)
     }
-    told: list[str] = []
+    texts: list[str] = []
     for number in range(len(configs)):
-        own = [(words[name], value) for name in names if (value := found[name][number]) is not None]
-        shown = [f"{word} {_end_of(value)}" for word, value in own[:MOST_IN_SHORT]]
+        own = [
+            (labels[name], value) for name in names if (value := found[name][number]) is not None
+        ]
+        shown = [f"{label} {_end_of(value)}" for label, value in own[:MOST_IN_SHORT]]
         more = len(own) - len(shown)
-        told.append(", ".join([*shown, *([f"{more} more"] if more else [])]))
-    return told
+        texts.append(", ".join([*shown, *([f"{more} more"] if more else [])]))
+    return texts
 
 
 def seed_groups(configs: Sequence[Mapping[str, Any]]) -> list[list[int]]:

@@ -55,9 +55,9 @@ class TokenTexts:
         if self._tokenizer is not None and self._source is not None:
             return
         newest = self.record.checkpoint
-        if newest is not None and newest.path != self._source:
-            self._source = newest.path
-            self._load(newest.path)
+        if newest is not None and newest != self._source:
+            self._source = newest
+            self._load(newest)
         elif newest is None and not self._is_from_recipe:
             self._is_from_recipe = True
             self._from_recipe()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ class ViewedRun:
                 "algo": str(config.get("algo", {}).get("name", "")),
                 "metrics": metric_names(self.record),
                 "episodes": list(self._files),
-                "alarms": [asdict(alarm) for alarm in self.record.alarms[-MOST_ALARMS:]],
+                "alarms": self.record.alarms[-MOST_ALARMS:],
                 "score": [before.get("sampled"), after.get("sampled")],
             }
 

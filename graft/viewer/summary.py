@@ -99,7 +99,7 @@ def _state(record: RunRecord) -> str:
         why = "numbers that were not finite. The batch is in its folder failed/."
         return f"This run failed {where.replace('at ', 'after ', 1)}: {record.reason or why}"
     if status is RunStatus.STOPPED:
-        kept = f"Its last checkpoint is {saved.path.name}." if saved else "Nothing was saved."
+        kept = f"Its last checkpoint is {saved.name}." if saved else "Nothing was saved."
         return f"This run stopped {where}, before its end. {kept}"
     return ""
 
@@ -165,9 +165,7 @@ def _times(record: RunRecord) -> list[Table]:
         title = f"Time within {PHASE_WORDS[phase]}"
         parts.append(_table(title, ("part", "time", "share of the steps"), shares))
     columns = ("phase", "steps", "time in steps", "time of a step", "tokens/s")
-    spent: Any = record.summary.get("seconds_per_phase")
-    if not spent and record.checkpoint is not None:
-        spent = record.checkpoint.state.get("seconds")
+    spent: Any = record.summary.get("seconds_per_phase") or record.saved_state.get("seconds")
     known: dict[str, Any] = spent if isinstance(spent, dict) else {}
     words: Mapping[str, str] = {**PHASE_WORDS, "eval": "evaluation"}
     whole = [

@@ -11,7 +11,7 @@ from graft.engine.native.kv.pages import pool_tokens
 from graft.models.decoder import Decoder
 from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
-from graft.planning.forecast import corrected, forecast, show
+from graft.planning.forecast import corrected, forecast
 from graft.planning.lengths import lengths_of
 from graft.planning.probe import MeasuredRates, probe, random_rows, training_peak, training_work
 from graft.planning.step_time import (
@@ -24,6 +24,7 @@ from graft.planning.step_time import (
     sft_steps_of,
     train_flops,
 )
+from graft.planning.tables import show_forecast
 from graft.rollout.batching import to_batch
 from graft.train.memory import footprint
 from graft.train.memory.device_memory import DeviceMemory, available_ram, device_memory_of
@@ -309,7 +310,7 @@ def test_a_workload_fills_the_context():
 def test_time_follows_from_bytes_and_products():
     work = Workload(64, 8, 256, 512)
     # 1.2 GB of weights, keys and values of 64 prompts and 512 half answers, logits twice
-    moved = decode_step_bytes(SMALL, BF16, 512, 64, 256, 256)
+    moved = decode_step_bytes(SMALL, BF16, 512, 512 * 256 + 64 * 256)
     by_hand = 2 * 596_049_920 + 114_688 * (512 * 256 + 64 * 256) + 4 * 512 * 151_936
     assert moved == pytest.approx(by_hand, rel=1e-3)
     # the body six times, the head eight times, attention on top
@@ -408,9 +409,11 @@ def test_rows_that_end_one_after_the_other_take_more_steps():
     config, rates, work = recipe(), Rates(1e12, 1.0, 1.0, 1.0), Workload(64, 8, 256, 512)
     alike = decode_seconds(config, SMALL, BF16, work, 10**9, rates)
     mixed = decode_seconds(config, SMALL, BF16, work, 10**9, rates, ends_alike=False)
-    moved = decode_step_bytes(SMALL, BF16, 256, 32, 256, 256)  # half of 512 rows and their groups
+    moved = decode_step_bytes(
+        SMALL, BF16, 256, 256 * 256 + 32 * 256
+    )  # half of 512 rows and their groups
     assert mixed == pytest.approx(2 * 512 * moved / 1e12)
-    weights = decode_step_bytes(SMALL, BF16, 0, 0, 0, 0)
+    weights = decode_step_bytes(SMALL, BF16, 0, 0)
     assert mixed - alike == pytest.approx(512 * weights / 1e12)  # which are read twice as often
 
 
@@ -485,7 +488,7 @@ def test_a_forecast_for_too_little_memory_has_advice():
 
 
 def test_a_table_names_the_lengths_it_assumes(capsys: pytest.CaptureFixture[str]):
-    show(
+    show_forecast(
         forecast(
             load_config("quickstart", ["model.device=cpu"]), probing=False, device_memory=KNOWN
         )

@@ -13,17 +13,25 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.scaling import FITTED, growth, ratio_rows, single_device_checks
+from benchmarks.scaling import (
+    ANCHOR,
+    FITTED,
+    derived_rates,
+    growth,
+    ratio_rows,
+    single_device_checks,
+)
 from graft.commands.plan import plan
 from graft.config import ConfigError, load_config
 from graft.models.parallel.decoder import check_mesh
 from graft.models.shape import UnsupportedModel
 from graft.planning.hardware import GPUS, SHAPES, gpu_named, shape_named, slice_of, tp_sizes
-from graft.planning.layouts import GpuLayout
-from graft.planning.planner import Planner
+from graft.planning.planner import GpuLayout, Planner
 from graft.planning.scaling import (
-    ANCHOR,
+    DECODED,
     HOST,
+    LAUNCH,
+    TRAINED,
     Learning,
     Replica,
     TrainingJob,
@@ -76,7 +84,7 @@ def test_one_gpu_has_no_links():
     assert H100.gather(1e12, 1) == 0.0
     found = learn_seconds(job(), H200, rates_on(H200, SMALL), 1, 1, MICRO)
     assert (found.gather, found.join) == (0.0, 0.0)
-    best = Planner.of(job(), H200, 1).best
+    best = Planner(job(), H200, 1).best
     assert best is not None and best.sync == 0.0 and best.layout.samplers == 0
 
 
@@ -99,9 +107,9 @@ def test_a_step_never_takes_longer_when_a_link_gets_faster(gpus: int):
         nvlink, network = 10 ** rng.uniform(10, 12, 2)
         slow = replace(H100, nvlink=nvlink, network=network)
         wanted = job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2)
-        before = Planner.of(wanted, slow, gpus).best
+        before = Planner(wanted, slow, gpus).best
         for faster in (replace(slow, nvlink=2 * nvlink), replace(slow, network=3 * network)):
-            after = Planner.of(wanted, faster, gpus).best
+            after = Planner(wanted, faster, gpus).best
             assert before is not None and after is not None
             assert after.step <= before.step * (1 + 1e-9)
 
@@ -209,7 +217,7 @@ def test_public_shapes_have_their_published_sizes():
 
 
 def test_the_best_split_is_no_worse_than_its_neighbours():
-    planner = Planner.of(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2), H200, 64)
+    planner = Planner(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2), H200, 64)
     best = planner.best
     assert best is not None and best.layout.samplers
     for learners in (best.layout.learners - 1, best.layout.learners + 1):
@@ -221,7 +229,7 @@ def test_the_best_split_is_no_worse_than_its_neighbours():
 
 def test_a_larger_staleness_is_never_slower():
     steps = [
-        Planner.of(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=bound), H200, 64).best
+        Planner(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=bound), H200, 64).best
         for bound in (0, 1, 2, 4)
     ]
     seconds = [one.step for one in steps if one is not None]
@@ -229,7 +237,7 @@ def test_a_larger_staleness_is_never_slower():
 
 
 def test_apart_and_one_step_ahead_the_slower_side_decides():
-    planner = Planner.of(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=1), H200, 64)
+    planner = Planner(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=1), H200, 64)
     turns, ahead = planner.split("workers", 16, 0), planner.split("workers", 16, 1)
     assert turns is not None and ahead is not None
     learn = turns.learning.seconds
@@ -239,7 +247,7 @@ def test_apart_and_one_step_ahead_the_slower_side_decides():
 
 def test_only_what_graft_can_run_is_proposed():
     """Our own engine samples from a whole model in one process; servers alone split one."""
-    planner = Planner.of(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2), H200, 64)
+    planner = Planner(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2), H200, 64)
     by_kind = {one.layout.name: one for one in planner.per_kind}
     assert set(by_kind) == {
         "colocated", "workers", "workers, stale 1", "workers, stale 2",
@@ -254,7 +262,7 @@ def test_only_what_graft_can_run_is_proposed():
 
 
 def test_torchrun_gets_part_of_a_node_or_whole_nodes():
-    planner = Planner.of(job(STEP, SHAPES["4B"]), H200, 12)
+    planner = Planner(job(STEP, SHAPES["4B"]), H200, 12)
     assert {one.layout.kind for one in planner.per_kind} == {"workers", "servers"}
     for one in planner.per_kind:
         learners = one.layout.learners
@@ -265,7 +273,7 @@ def test_torchrun_gets_part_of_a_node_or_whole_nodes():
 @pytest.mark.parametrize("vocab_size", [1000, 1001])
 def test_learners_are_split_only_as_the_sharded_decoder_allows(gpus: int, vocab_size: int):
     shape = replace(SHAPES["0.6B"], vocab_size=vocab_size, heads=12, kv_heads=4)
-    planner = Planner.of(job(STEP, shape), H200, gpus)
+    planner = Planner(job(STEP, shape), H200, gpus)
     tried = {tp for tp, _, _ in planner._learner_choices(gpus)}
     for tp in (1, 2, 4, 8):
         mesh = SimpleNamespace(mesh_dim_names=("dp", "tp"), shape=(gpus // tp, tp))
@@ -282,7 +290,7 @@ def test_dynamic_sampling_never_runs_ahead():
 
 
 def test_a_sync_is_priced_as_it_happens():
-    size, planner = 2 * num_parameters(SMALL), Planner.of(job(), H200, 8)
+    size, planner = 2 * num_parameters(SMALL), Planner(job(), H200, 8)
     by_kind = {one.layout.name: one for one in planner.per_kind}
     assert by_kind["replicas"].sync == 0  # the engine samples from the learner's tensors
     assert by_kind["colocated"].sync == pytest.approx(H200.gather(size, 8))
@@ -294,11 +302,11 @@ def test_a_sync_is_priced_as_it_happens():
 
 
 def test_a_split_learner_is_slower_than_a_replica_of_it():
-    planner = Planner.of(job(), H200, 8)
+    planner = Planner(job(), H200, 8)
     by_kind = {one.layout.name: one.learning for one in planner.per_kind}
     ratio = by_kind["replicas"].compute / by_kind["colocated"].compute
     assert ratio == pytest.approx(16_400 / 35_100)
-    alone = Planner.of(job(), H200, 1).best
+    alone = Planner(job(), H200, 1).best
     assert alone is not None
     assert by_kind["replicas"].compute == pytest.approx(alone.learning.compute / 8)
 
@@ -341,12 +349,18 @@ def test_actions_exclude_servers_and_counterfactuals_exclude_separate_samplers()
 
 
 def test_one_h200_is_reproduced():
-    best = Planner.of(job(), H200, 1).best
+    best = Planner(job(), H200, 1).best
     assert best is not None
     assert best.step == pytest.approx(6.61, rel=0.05)
     assert best.learning.seconds == pytest.approx(2.47, rel=0.05)
     speed = ANCHOR.rows * ANCHOR.sampled / (best.rollout - HOST * best.sampled)
     assert speed == pytest.approx(67_800, rel=0.05)
+
+
+def test_the_rates_are_those_of_the_measurements():
+    launch, decoded, trained, host = derived_rates()
+    assert (launch, host) == pytest.approx((LAUNCH, HOST))
+    assert decoded == pytest.approx(DECODED) and trained == pytest.approx(TRAINED)
 
 
 def test_rows_that_set_no_rate_are_within_the_stated_error():

@@ -319,14 +319,14 @@ def remedy(
 
     changes = list(_remedies(config))
     for name, keys in changes:
-        if does_fit(_changed(config, keys)):
+        if does_fit(config.changed(keys)):
             return f"Change {name}"
     together: dict[str, object] = {}
     named: dict[str, str] = {}  # a later change of the same key replaces the earlier
     for name, keys in changes:
         together |= keys
         named |= dict.fromkeys(keys, name)
-        if does_fit(_changed(config, together)):
+        if does_fit(config.changed(together)):
             return "Change " + ", ".join(named.values())
     return "No key of the recipe makes it fit: use a smaller model or a larger device"
 
@@ -349,19 +349,6 @@ def _remedies(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
     if has_reference(config) and not config.lora.rank:
         name = f"algo.kl_coef={_kl_coef(config)} to 0 (no reference model)"
         yield name, {"algo.kl_coef": 0.0}
-
-
-def _changed(config: Config, keys: dict[str, object]) -> Config:
-    sections: dict[str, dict[str, object]] = {}
-    for key, value in keys.items():
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    return config.model_copy(
-        update={
-            section: getattr(config, section).model_copy(update=values)
-            for section, values in sections.items()
-        }
-    )
 
 
 def has_reference(config: Config) -> bool:
