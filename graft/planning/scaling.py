@@ -1,7 +1,6 @@
 """Seconds and memory of a step on many GPUs: computed, not measured.
 
-A step samples, learns and sends the new weights. With the staleness bound s of GPUs that learn and others that
-sample:
+A step samples, learns and sends the new weights; with staleness bound s:
 
     s = 0    step = rollout + learn + sync
     s = 1    step = max(rollout, learn) + sync
