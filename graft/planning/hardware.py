@@ -95,8 +95,8 @@ SHAPES = {
         norm_eps=1e-5, rope_theta=5e5, max_positions=131_072,
     ),
 }  # fmt: skip
-"""135M is SmolLM2, 70B Llama 3, the others Qwen3. Numbers: vocabulary, width, layers, heads, KV heads, size of
-a head, MLP; for Qwen3 width, layers, heads, MLP."""
+"""135M is SmolLM2, 70B Llama 3, the others Qwen3. Numbers: vocabulary, width, layers, heads, KV heads, size
+of a head, MLP; for Qwen3 width, layers, heads, MLP."""
 
 
 def gpu_named(name: str) -> Gpu:
