@@ -20,11 +20,10 @@ from graft.commands.export import export
 from graft.commands.options import AsJson, Overrides, Wrappers, setting_meant
 from graft.commands.plan import plan
 from graft.commands.replay import replay
-from graft.commands.report import report
 from graft.commands.rollout import rollout
 from graft.commands.runs import runs, watch
 from graft.commands.scale import scale
-from graft.commands.view import view
+from graft.commands.view import report, view
 
 app = typer.Typer(
     name="graft",

@@ -95,7 +95,7 @@ def plan(
 
 def _this_device(config: Config, probing: bool, as_json: bool) -> None:
     from graft.planning.forecast import forecast
-    from graft.planning.tables import show_forecast
+    from graft.planning.report import show_forecast
 
     found = forecast(config, probing=probing)
     if as_json:
@@ -185,10 +185,9 @@ def _many_gpus(
     job: TrainingJob, gpus: int, kind: str, shape: str, recipe: str, as_json: bool
 ) -> None:
     from graft.config import ConfigError
-    from graft.planning.explanation import what_fits, why_not
     from graft.planning.hardware import gpu_named
     from graft.planning.planner import Planner
-    from graft.planning.tables import show_layouts
+    from graft.planning.report import show_layouts, what_fits, why_not
 
     if not 1 <= gpus <= MOST_GPUS:
         raise ConfigError(f"--gpus {gpus}: needs 1 to {MOST_GPUS}")
@@ -206,7 +205,7 @@ def _many_gpus(
 
 
 def _as_json(planner: Planner, name: str, recipe: str, advice: str) -> dict[str, Any]:
-    from graft.planning.explanation import formula
+    from graft.planning.report import formula
     from graft.train.memory.footprint import num_parameters
 
     job, best = planner.job, planner.best

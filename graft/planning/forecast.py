@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 
 from graft.config import Config
 from graft.models.device import choose_device, choose_dtype
 from graft.models.shape import ModelShape
-from graft.planning.lengths import lengths_of
 from graft.planning.probe import MeasuredRates, probe
 from graft.planning.step_time import Rates, StepTime, estimate_step_time, known_rates
+from graft.rollout.examples import shortened
+from graft.train.actions import actions_of
+from graft.train.build import env_factory
 from graft.train.memory.device_memory import DeviceMemory, device_memory_of
 from graft.train.memory.footprint import num_parameters
 from graft.train.memory.plan import MemoryItem, MemoryPlan, plan_memory, remedy
 from graft.train.memory.workload import ExampleLengths, SequenceLengths, workload_of
-from graft.train.model import recipe_shape
+from graft.train.model import load_tokenizer, make_chat, recipe_shape, source_of
+from graft.train.sft_dataset import demonstrations, row_builder
+from graft.types import Author, Episode
 
 PROBED = "found by the probe"
+NUM_EXAMPLES = 64
+"""Examples of the warm-up whose lengths are counted: before a run no others are known. The quickstart's budget
+is 96 tokens; its demonstrations have 9 of a prompt, 19 of the teacher and 8 of the calculator's answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +150,42 @@ def corrected(memory: MemoryPlan, measured: MeasuredRates) -> MemoryPlan:
     more = measured.peak - measured.predicted_peak
     found = MemoryItem(PROBED, more, "learning", "train.tokens_per_micro")
     return replace(memory, items=[*memory.items, found])
+
+
+def lengths_of(config: Config) -> ExampleLengths | None:
+    """Lengths of the recipe's examples; None without a warm-up."""
+    if not config.sft.is_on:
+        return None
+    drawn, rows = _examples(config)
+    answered = [one for one in drawn if any(span.author == Author.ENV for span in one.spans)]
+    return ExampleLengths(_mean(drawn), _mean(answered or drawn), rows)
+
+
+def _examples(config: Config) -> tuple[list[Episode], int | None]:
+    source = source_of(config)
+    tokenizer = load_tokenizer(config, source)
+    actions = actions_of(config, tokenizer, recipe_shape(config).vocab_size)
+    chat = make_chat(config, tokenizer)
+    # examples need these components only, without the model
+    components = cast(
+        "Any", SimpleNamespace(config=config, tokenizer=tokenizer, chat=chat, actions=actions)
+    )
+    if config.sft.data:
+        chats, build = row_builder(components, config.sft.data)
+        apart = max(len(chats) // NUM_EXAMPLES, 1)
+        places = range(0, len(chats), apart)[:NUM_EXAMPLES]
+        limit = config.rollout.max_context
+        return [shortened(build(place, chats[place]), limit) for place in places], len(chats)
+    env = env_factory(config, config.task.args, tokenizer)
+    components.setup = SimpleNamespace(make_env=env)
+    examples = demonstrations(components)
+    steps = range(1, 1 + math.ceil(NUM_EXAMPLES / config.sft.batch))
+    return [one for step in steps for one in examples(step)], None
+
+
+def _mean(drawn: Sequence[Episode]) -> SequenceLengths:
+    def tokens(author: Author) -> int:
+        count = sum(len(span) for one in drawn for span in one.spans if span.author == author)
+        return math.ceil(count / len(drawn))
+
+    return SequenceLengths(tokens(Author.TASK), tokens(Author.POLICY), tokens(Author.ENV))

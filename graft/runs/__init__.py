@@ -12,12 +12,10 @@ that is resumed truncates its metrics, and then everything is read again.
 """
 
 from graft.runs.curves import Curves, is_step, numbers
-from graft.runs.find import find_run, find_runs
 from graft.runs.json_lines import GrowingJsonl
 from graft.runs.lock import is_held
-from graft.runs.record import RunRecord, RunStatus
+from graft.runs.record import RunRecord, RunStatus, find_run, find_runs
 from graft.train.monitor.labels import PHASE_WORDS
-from graft.train.run_dir.names import is_run
 
 __all__ = [
     "PHASE_WORDS",
@@ -28,7 +26,6 @@ __all__ = [
     "find_run",
     "find_runs",
     "is_held",
-    "is_run",
     "is_step",
     "numbers",
 ]

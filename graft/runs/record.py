@@ -1,4 +1,4 @@
-"""One run, read from its folder: settings, progress, status, scores, alarms."""
+"""One run, read from its folder: settings, progress, status, scores, alarms; and runs found by name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from graft.config import ConfigError
 from graft.files import parse_object, read_object
 from graft.runs.curves import Curves, is_step, numbers, order
 from graft.runs.json_lines import GrowingJsonl, lines_from_the_end
 from graft.runs.lock import is_held
+from graft.train.run_dir.names import is_run, named
 from graft.train.run_dir.trackers import PHASES, Phase
 
 
@@ -218,3 +220,34 @@ def _changed(path: Path) -> float:
 def _step_of(path: Path) -> int | None:
     number = path.stem.removeprefix("step_")
     return int(number) if number.isdecimal() and len(number) < 18 else None
+
+
+def find_run(given: str) -> RunRecord:
+    """The run with this folder, or with this name under `runs`."""
+    path = named(given)
+    if is_run(path):
+        return RunRecord(path)
+    if not path.exists():
+        raise ConfigError(f"no run '{given}': there is no such folder, nor one in runs/")
+    if inside := find_runs(path):
+        names = ", ".join(str(run) for run in inside[:5])
+        more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
+        raise ConfigError(f"'{given}' is a folder of runs ({names}{more}); name one of them")
+    raise ConfigError(
+        f"'{given}' is no run: it holds neither config.yaml nor metrics.jsonl, which "
+        "`graft train` writes"
+    )
+
+
+def find_runs(folder: Path, depth: int = 3) -> list[Path]:
+    """Runs in a folder and in folders of it, by name; a run holds no other runs."""
+    if is_run(folder):
+        return [folder]
+    if not depth:
+        return []
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return []
+    inner = [one for one in entries if not one.name.startswith(".") and one.is_dir()]
+    return [run for one in inner for run in find_runs(one, depth - 1)]

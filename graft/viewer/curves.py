@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from graft.runs import Curves, RunRecord
-from graft.runs.seed_means import metric_over, spread
+from graft.runs.curves import metric_over, spread
 
 MOST_POINTS = 2000
 """Of one curve in one answer; longer ones are thinned by the mean of neighbours."""

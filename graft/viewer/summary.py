@@ -15,7 +15,7 @@ from typing import Any
 
 from graft.config import Config
 from graft.runs import PHASE_WORDS, Curves, RunRecord, RunStatus
-from graft.runs.seed_means import deviation, mean_of
+from graft.runs.curves import deviation, mean_of
 from graft.train.monitor.formatting import clock_face, score
 from graft.train.monitor.labels import SCORE_COLUMNS
 

@@ -11,9 +11,9 @@ from graft.engine.native.kv.pages import pool_tokens
 from graft.models.decoder import Decoder
 from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
-from graft.planning.forecast import corrected, forecast
-from graft.planning.lengths import lengths_of
+from graft.planning.forecast import corrected, forecast, lengths_of
 from graft.planning.probe import MeasuredRates, probe, random_rows, training_peak, training_work
+from graft.planning.report import show_forecast
 from graft.planning.step_time import (
     Rates,
     decode_seconds,
@@ -24,7 +24,6 @@ from graft.planning.step_time import (
     sft_steps_of,
     train_flops,
 )
-from graft.planning.tables import show_forecast
 from graft.rollout.batching import to_batch
 from graft.train.memory import footprint
 from graft.train.memory.device_memory import DeviceMemory, available_ram, device_memory_of

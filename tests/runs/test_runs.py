@@ -16,8 +16,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from graft.commands.runs import Follower, RunSpeed, ago, runs, size_in_words, watch
+from graft.commands.runs import runs, size_in_words, watch
 from graft.config import ConfigError
+from graft.runs.follower import Follower, StepClock, ago
 from graft.train.monitor.display import Display
 from graft.train.monitor.labels import RUN_COLUMNS
 from tests.runs.test_record import attempt, held, make_run, save, step
@@ -190,7 +191,7 @@ def test_what_another_process_writes_is_seen_and_its_end_ends_the_watch(tmp_path
     )
     assert writer.stdout is not None
     assert writer.stdout.readline() == "held\n"
-    out, clock = io.StringIO(), RunSpeed()
+    out, clock = io.StringIO(), StepClock()
     try:
         with Display(0, stream=out, clock=clock) as display:
             Follower(record, display, clock).follow(every=0.05)
@@ -222,7 +223,7 @@ def test_a_silent_run_is_said_to_be_silent_once(tmp_path):
                 process.kill()
                 process.wait()
 
-        out, clock = io.StringIO(), RunSpeed()
+        out, clock = io.StringIO(), StepClock()
         with Display(0, stream=out, clock=clock) as display:
             Follower(record, display, clock).follow(sleep=sleep)
     assert out.getvalue().count("silent since ") == 1
@@ -238,7 +239,7 @@ def test_a_run_that_goes_back_is_followed_from_there(tmp_path):
             process.kill()
             process.wait()
 
-        out, clock = io.StringIO(), RunSpeed()
+        out, clock = io.StringIO(), StepClock()
         with Display(0, stream=out, clock=clock) as display:
             Follower(record, display, clock).follow(sleep=sleep)
     after = out.getvalue().partition("the run resumed from")[2]

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from graft.commands.report import report
+from graft.commands.view import report
 from graft.runs import Curves, RunRecord
 from graft.types import Author, Leaf, Span
 from graft.viewer.runs import open_runs

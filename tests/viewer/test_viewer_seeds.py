@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graft.runs import RunRecord
-from graft.runs.seed_means import SeedSpread, metric_over, spread
+from graft.runs.curves import SeedSpread, metric_over, spread
 from graft.viewer.answers import Answers
 from graft.viewer.curves import band
 from graft.viewer.runs import open_runs
