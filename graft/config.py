@@ -3,326 +3,37 @@
 A recipe is a YAML file (or the name of a bundled one), `key=value` overrides come after it:
 
     graft train quickstart train.lr=1e-4 rollout.samples=16
-
-Each field's line of documentation is what `graft config --keys` prints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import ValidationError, model_validator
 
 from graft.peer_keys import FIRST_KEYS, as_override, leaves_of, meant
+from graft.recipe_keys import (
+    ActionsSection,
+    AlgoSection,
+    ClusterSection,
+    EngineSection,
+    LoraSection,
+    ModelSection,
+    ParallelSection,
+    RolloutSection,
+    RunSection,
+    Section,
+    SftSection,
+    TaskSection,
+    TrainSection,
+)
 from graft.registry import nearest
 
 
 class ConfigError(ValueError):
     """A recipe that cannot work; the message names the key and the remedy."""
-
-
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class RunSection(Section):
-    name: str = ""
-    """Folder of the run under `run.dir`; empty: the recipe's name."""
-    dir: str = "runs"
-    """Folder that contains the runs."""
-    seed: int = 0
-    """Seed of weights, tasks and draws."""
-    resume: bool = True
-    """Resume from the newest checkpoint of the folder; false refuses a folder that has one."""
-    save_every: int = Field(default=25, ge=0)
-    """Steps between checkpoints; 0 saves at the end only."""
-    save_later: bool = False
-    """Write checkpoints in the background: copy the state first, then continue training."""
-    keep_last: int = Field(default=2, ge=1)
-    """Number of newest checkpoints to keep, besides the best one."""
-    eval_every: int = Field(default=0, ge=0)
-    """Steps between held-out evaluations; 0 evaluates only before and after."""
-    eval_tasks: int = Field(default=200, ge=0)
-    """Held-out tasks per evaluation; 0 disables evaluation."""
-    log_episodes: int = Field(default=1, ge=0)
-    """Write the episode trees of every n-th step; 0: of no step."""
-    trackers: list[str] = ["tensorboard"]
-    """Where metrics go besides metrics.jsonl: tensorboard, wandb, "your.module:Class"."""
-
-    @field_validator("name")
-    @classmethod
-    def _stays_below_dir(cls, value: str) -> str:
-        if Path(value).is_absolute() or ".." in Path(value).parts:
-            raise ValueError("a run is a folder below run.dir; set run.dir for another place")
-        return value
-
-
-class ModelSection(Section):
-    path: str = ""
-    """A Hugging Face folder, a checkpoint, a run, a .gguf file, or a name on the hub (OWNER/NAME)."""
-    shape: dict[str, Any] = {}
-    """From scratch instead: fields of graft.models.shape.ModelShape, such as {width: 256, layers: 2}."""
-    alphabet: str = ""
-    """Tokenizer from scratch: its characters; "bytes" for raw bytes; empty: the environment's alphabet."""
-    chat_template: str = ""
-    """Name (chatml), path or text of a template; empty: the tokenizer's own."""
-    template_args: dict[str, Any] = {}
-    """Variables that the chat template reads, such as {enable_thinking: false}."""
-    history: Literal["append", "template"] = "append"
-    """For templates that rewrite earlier turns (Qwen3's drops old thoughts). append: sampled tokens stay,
-    only new messages are rendered. template: each turn follows the template's rendering of the whole
-    conversation; where that rewrites earlier turns, a new context begins."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on a GPU, float32 on a CPU."""
-    device: str = "auto"
-    """auto: the GPU if there is one."""
-
-
-class TaskSection(Section):
-    env: str = ""
-    """An environment's id, or "your.module:Class"."""
-    args: dict[str, Any] = {}
-    """Its keyword arguments."""
-    eval_args: dict[str, Any] = {}
-    """Arguments that differ for held-out tasks, such as {split: test}."""
-    wrappers: list[str | dict[str, Any]] = []
-    """Wrappers, innermost first: names, {name: {key: value}}, or "your.module:Class"."""
-    reward: Any = ""
-    """A reward: a name, {name: {...}}, "your.module:fn", or a list of these with weights, such as
-    [f1, {"your.module:fn": {}, weight: 0.2}]; empty: the environment's own."""
-    prefill: str = ""
-    """Text that every answer begins with, as if the policy had written it; never trained."""
-
-
-class ActionsSection(Section):
-    file: str = ""
-    """Actions beyond the vocabulary, or calls with an enforced syntax: a bundled file such as calculator, or
-    a path; empty: plain text."""
-    tools: list[str] = []
-    """The tools of the file to use; empty: all."""
-    init_from_base: bool = True
-    """New head rows start as copies of the rows of their descriptions; false: random."""
-
-
-class RolloutSection(Section):
-    tasks: int = Field(default=16, ge=1)
-    """Tasks per step."""
-    samples: int = Field(default=8, ge=1)
-    """Attempts per task."""
-    branch: Any = ""
-    """Where attempts fork: a name, {name: {...}} or "your.module:fn"; empty: the preset's."""
-    temperature: float = 1.0
-    """Temperature of sampling, and of the trained log-probs."""
-    max_tokens: int = Field(default=256, ge=1)
-    """Sampled tokens per turn."""
-    max_turns: int = Field(default=8, ge=1)
-    """Turns per attempt."""
-    max_context: int = Field(default=4096, ge=2)
-    """Tokens of a whole attempt, including the prompt."""
-    dynamic_rounds: int = Field(default=0, ge=0)
-    """Draws per step to replace groups of equal rewards; 1: no redraw, 0: the preset's number."""
-    concurrency: int = Field(default=256, ge=1)
-    """Tasks that are attempted concurrently."""
-    deadline: float = Field(default=600.0, gt=0)
-    """Seconds that a single wait may take: for a completion, a tool, an environment."""
-    staleness: int = Field(default=0, ge=0)
-    """Steps that sampling may run ahead of learning: the maximum age of a trained token, in versions of the
-    weights. 0: sampling and learning alternate."""
-    unfinished: Literal["continue", "discard"] = "continue"
-    """Running attempts when new weights arrive: continue with the new weights, or discard and start again."""
-
-    @field_validator("temperature")
-    @classmethod
-    def _draws(cls, value: float) -> float:
-        if value <= 0:
-            raise ValueError(
-                "must be more than 0: training needs attempts that differ, and greedy ones at a task are "
-                "all the same. 1 is usual; held-out tasks are attempted greedily too"
-            )
-        return value
-
-
-class EngineSection(Section):
-    name: str = "native"
-    """native; vllm, in this process or (engine.url) a server; sglang, a server. `graft eval --endpoint`
-    uses any OpenAI-compatible server."""
-    url: list[str] = []
-    """Servers that sample, such as [http://host:8000]; empty: in this process."""
-    sync: Literal["auto", "memory", "file"] = "auto"
-    """How the engine gets new weights: through memory where the backend supports it, or by files."""
-    exchange: str = ""
-    """Folder of these files, which the servers must see under the same path; empty: in the run's folder."""
-    args: dict[str, Any] = {}
-    """Arguments of the backend itself, such as {gpu_memory_utilization: 0.5}."""
-    kv_tokens: int = Field(default=0, ge=0)
-    """Tokens in the KV pool; 0: chosen by the free memory."""
-    page_size: int = Field(default=0, ge=0)
-    """Tokens per KV page; 0: 64 with kernels (on a GPU), else 16."""
-
-
-class AlgoSection(Section):
-    name: str = "grpo"
-    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo, cpo, earl_grpo, arpo,
-    arpo_hard, aepo."""
-    credit: list[Any] = []
-    """Instead of the preset's: names, {name: {...}} or "your.module:fn", applied in order."""
-    loss: Any = None
-    """Instead of the preset's: a name, {name: {...}} or "your.module:fn"."""
-    reduction: Any = None
-    """Instead of the preset's: token, unique_tokens, sequence, written_tokens, {constant: {length: n}}."""
-    kl_coef: float | None = Field(default=None, ge=0)
-    """Weight of the KL to the reference model; 0: no reference, null: the preset's."""
-    kl_kind: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL is added."""
-    entropy_coef: float | None = None
-    """Bonus on the policy's entropy; null: the preset's."""
-    importance_cap: float | None = Field(default=None, ge=0)
-    """Cap of the truncated importance weight between engine and learner; 0: off, null: the preset's."""
-    mask_truncated: bool = False
-    """Do not train on truncated attempts."""
-    overlong: list[int] = []
-    """[length, buffer]: soft penalty on the last `buffer` of `length` sampled tokens (DAPO)."""
-    critic_lr: float = Field(default=0.0, ge=0)
-    """Learning rate of the critic (ppo); 0: train.lr."""
-
-
-class TrainSection(Section):
-    steps: int = Field(default=100, ge=0)
-    """RL steps: one batch of rollouts each."""
-    lr: float = Field(default=1e-6, gt=0)
-    """Peak learning rate."""
-    warmup: int = Field(default=0, ge=0)
-    """Steps of linear warm-up."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after the warm-up."""
-    min_lr: float = Field(default=0.0, ge=0, le=1)
-    """Final learning rate of the schedule, as a share of lr."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Weight decay of AdamW, on matrices only."""
-    betas: tuple[Share, Share] = (0.9, 0.95)
-    """Betas of AdamW."""
-    max_grad_norm: float = Field(default=1.0, ge=0)
-    """Clip gradients to this global norm; 0: no clipping."""
-    epochs: int = Field(default=1, ge=1)
-    """Passes over each batch of rollouts."""
-    minibatches: int = Field(default=1, ge=1)
-    """Optimizer steps per pass."""
-    tokens_per_micro: int = Field(default=0, ge=0)
-    """Unique tokens per micro-batch; affects memory, not results. 0: 2048 on a CPU, up to 32768 on a GPU."""
-    recompute: bool | None = None
-    """Activation checkpointing; null: only if the longest row does not fit without it."""
-
-
-class SftSection(Section):
-    steps: int = Field(default=0, ge=0)
-    """Steps of the supervised warm-up; 0: none, or as many as sft.epochs needs."""
-    epochs: int = Field(default=0, ge=0)
-    """Passes over sft.data instead of a number of steps."""
-    data: str = ""
-    """Rows to imitate: a file or folder of chats, or of prompts with spans; empty: the
-    environment's demonstrations."""
-    layout: str = "auto"
-    """Layout of the columns of sft.data, if more than one fits."""
-    demo_args: dict[str, Any] = {}
-    """Arguments of the environment's demonstrate()."""
-    batch: int = Field(default=64, ge=1)
-    """Examples per step."""
-    lr: float = Field(default=1e-4, gt=0)
-    """Peak learning rate; linear decay to a tenth."""
-    warmup: int = Field(default=50, ge=0)
-    """Steps of linear warm-up."""
-    skip_bad: bool | Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Maximum share of bad rows to leave out; more stop the run. true: any number, false: none."""
-    overlong: Literal["refuse", "cut", "skip"] = "refuse"
-    """Rows of more than rollout.max_context tokens: stop, learn their beginning, or leave them out."""
-    mask_results: tuple[str, str] | None = None
-    """Marks around a tool's result inside an assistant's text, such as [<result>, </result>]; the result is
-    not learned. null: it is learned like other text."""
-    eval_data: str = ""
-    """A file of held-out rows, which are never trained."""
-    eval_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of sft.data to hold out, instead of a file."""
-    eval_every: int = Field(default=0, ge=0)
-    """Steps between evaluations of the held-out rows, and of held-out tasks if there is an environment;
-    0: only at the end."""
-    stop_at: float = Field(default=0.0, ge=0, le=1)
-    """Stop early at this score on held-out tasks (without an environment: accuracy on held-out tokens);
-    0: never."""
-
-    @property
-    def is_on(self) -> bool:
-        return bool(self.steps or self.epochs)
-
-    @property
-    def has_held_out(self) -> bool:
-        return bool(self.eval_data or self.eval_share)
-
-    @field_validator("mask_results", mode="before")
-    @classmethod
-    def _opens_and_closes(cls, value: Any) -> Any:
-        is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(value)
-        if value is not None and not is_pair:
-            raise ValueError("give the text that opens a result and the text that closes it")
-        return value
-
-
-class LoraSection(Section):
-    rank: int = Field(default=0, ge=0)
-    """Train adapters of this rank instead of the weights, in both phases; 0: no adapters."""
-    alpha: float = Field(default=32.0, gt=0)
-    """The output of adapters is scaled by alpha / rank, so that one learning rate suits every rank."""
-    targets: list[
-        Literal[
-            "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"
-        ]
-    ] = Field(
-        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        min_length=1,
-    )
-    """Matrices with an adapter, in every layer; also lm_head, if it is not tied to the embedding."""
-
-
-class ParallelSection(Section):
-    tp: int = Field(default=1, ge=1)
-    """Processes of torchrun that split every layer (tensor parallel); groups of this size divide the
-    batch."""
-    shard: bool = True
-    """The groups also split weights, gradients and optimizer state (FSDP2); false: each holds everything."""
-    offload: bool = False
-    """Keep the split state in host memory, and move one layer at a time to the device."""
-    deadline: float = Field(default=600.0, gt=0)
-    """Seconds that a process waits for the others before the run stops with the names of the waits."""
-
-
-class ClusterSection(Section):
-    address: str = ""
-    """A Ray cluster: auto, local, or host:port; empty: this machine, without Ray."""
-    learners: int = Field(default=1, ge=1)
-    """Processes that learn."""
-    workers: int = Field(default=1, ge=1)
-    """Processes that sample, each with an engine and its environments. `graft scale RUN N` changes it."""
-    sync: Literal["store", "broadcast"] = "store"
-    """How workers get new weights: through Ray's object store, or by a broadcast from the first learner."""
-    cpus: float = Field(default=1.0, ge=0)
-    """CPUs that each process requests from the cluster."""
-    gpus: float = Field(default=0.0, ge=0)
-    """GPUs that each process requests from the cluster."""
-    restarts: int = Field(default=3, ge=0)
-    """Maximum number of restarts of the learners from the last checkpoint."""
 
 
 class Config(Section):

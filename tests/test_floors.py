@@ -30,6 +30,7 @@ GROUND = {
     "registry",
     "config",
     "peer_keys",
+    "recipe_keys",
     "version",
     "files",
     "http",

@@ -28,8 +28,8 @@ from graft.types import Author, Episode
 
 PROBED = "found by the probe"
 NUM_EXAMPLES = 64
-"""Examples of the warm-up whose lengths are counted: before a run no others are known. The quickstart's budget
-is 96 tokens; its demonstrations have 9 of a prompt, 19 of the teacher and 8 of the calculator's answer."""
+"""Examples of the warm-up whose lengths are counted: before a run no others are known. The quickstart's
+budget is 96 tokens; its demonstrations have 9 of a prompt, 19 of the teacher and 8 of the calculator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What `graft plan` prints: a forecast for this device, or layouts of many GPUs and the numbers behind them."""
+"""What `graft plan` prints: a forecast for this device, or layouts of many GPUs and their numbers."""
 
 from __future__ import annotations
 
