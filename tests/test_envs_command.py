@@ -83,13 +83,13 @@ def test_arguments_are_typed_as_in_a_recipe():
     assert env.observe_as == "prompt"
     with pytest.raises(ValueError, match="not key=value"):
         open_env("countdown", "", ["count"])
-    with pytest.raises(ValueError, match=r"'countdown' takes no argument 'colour'"):
+    with pytest.raises(ValueError, match=r"'countdown' has no argument 'colour'"):
         open_env("countdown", "", ["colour=3"])
 
 
 def test_a_wrong_argument_is_answered_with_the_right_ones():
     with pytest.raises(
-        ValueError, match=r"did you mean 'word_length'.*it takes word_length, max_turns"
+        ValueError, match=r"did you mean 'word_length'.*known: word_length, max_turns"
     ):
         open_env("game:Wordle-v0", "", ["wordlength=5"])
     with pytest.raises(

@@ -377,7 +377,7 @@ MODULES = [
             ("same environment Env (FILE.py:", "twice", "inside the function")),
     Mistake("no module", "", ("cannot import 'nowhere'", "is it installed"), {"task.env": "nowhere:Mine"}),
     Mistake("a file", "", ("names a file", "'mine:Mine'"), {"task.env": "mine.py:Mine"}),
-    Mistake("an argument", "class Mine(Env):\n    pass", ("takes no argument 'size'", "none at all"),
+    Mistake("an argument", "class Mine(Env):\n    pass", ("has no argument 'size'", "known: none"),
             {"task.args": {"size": 3}}),
     Mistake("tracker without methods", "class Mine(Env):\n    pass\n\n\n"
             "def track(folder, config):\n    return 3",

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from graft.envs import ENVS, find, make
-from graft.envs.entry import family_of
+from graft.envs.entry import family_of, missing
 from graft.envs.games.base import BOX, Game
-from graft.envs.needs import missing
 from graft.envs.webshop.env import WebShop
 from graft.registry import load
 from graft.types import Turn

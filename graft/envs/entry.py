@@ -1,4 +1,4 @@
-"""One entry per environment id: what builds it, with which arguments, and what it needs.
+"""One entry per environment id: what builds it, with which arguments, and whether it can run here.
 
 Families keep their own tables of entries (`GAMES`, `REASONING`, ...); `ENVS` in `table.py` joins them.
 """
@@ -6,8 +6,12 @@ Families keep their own tables of entries (`GAMES`, `REASONING`, ...); `ENVS` in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from graft.data.hub import locate
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -28,3 +32,28 @@ def family_of(env_id: str) -> str:
     """The part before the colon: "game:Wordle-v0" -> "game"; ids without one are "graft"."""
     family, colon, _ = env_id.partition(":")
     return family if colon else "graft"
+
+
+def missing(entry: EnvEntry) -> str:
+    """What an entry lacks on this machine, and how to get it; "" if it can run.
+
+    EnvEntry(..., needs=("package:reasoning-gym",)) -> 'pip install "graft-rl[envs]"'
+    """
+    return "; ".join(filter(None, map(_lack, entry.needs)))
+
+
+@cache  # three hundred ids share a few needs
+def _lack(need: str) -> str:
+    kind, _, name = need.partition(":")
+    if kind == "package":
+        is_here = find_spec(name.replace("-", "_")) is not None
+        return "" if is_here else 'pip install "graft-rl[envs]"'
+    if kind == "data":
+        if locate(name) is not None:
+            return ""
+        # without a slash it is not on the hub
+        return f"the dataset {name}, or data=PATH" if "/" in name else "a local file, data=PATH"
+    from graft.tools.sandbox import methods
+
+    works = any(works for method, works, _ in methods() if method != "none")
+    return "" if works else "a sandbox for untrusted code, see graft doctor"

@@ -15,20 +15,21 @@ from graft.envs.base import BaseEnv, EnvSource
 from graft.envs.dataset import DATASETS
 from graft.envs.earl import EARL
 from graft.envs.entry import EnvEntry, family_of
-from graft.envs.games import GAMES
+from graft.envs.games.variants import GAMES
 from graft.envs.own_tools import with_own_tools
 from graft.envs.reasoning import REASONING
 from graft.envs.webshop import WEBSHOP
 from graft.envs.wrappers import wrap
 from graft.protocols import Env
 from graft.registry import UnknownName, load, nearest
+from graft.tools.options import check_options
 from graft.user_code import UserCodeError, check_env, named, naming, place_of, seen, source_of
 
 ENVS: dict[str, EnvEntry] = {
     "arithmetic": EnvEntry("graft.envs.arithmetic:Arithmetic"),
     "calculator": EnvEntry("graft.envs.calculator:CalculatorTask", turns=6),
     "countdown": EnvEntry("graft.envs.countdown:Countdown"),
-    "hops": EnvEntry("graft.envs.hops:HopsTask", turns=7, needs=("sandbox",)),
+    "hops": EnvEntry("graft.envs.hops.env:HopsTask", turns=7, needs=("sandbox",)),
     "prompts": EnvEntry("graft.envs.dataset.prompts:PromptsEnv", needs=("data:rows of your own",)),
     **EARL,
     **GAMES,
@@ -58,8 +59,13 @@ def make(
     """
     given, (env_id, entry) = env_id, _entry_of(env_id)
     build: Any = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
-    _check_callable(build, env_id)
-    if "dress" in kwargs and getattr(build, "__module__", "").startswith("graft."):
+    if not callable(build):
+        raise UserCodeError(
+            f"env {env_id!r} is {seen(build)}; name a class, or a function that returns an environment: "
+            "every task gets its own instance"
+        )
+    is_bundled = getattr(build, "__module__", "").startswith("graft.")
+    if "dress" in kwargs and is_bundled:
         raise ValueError(
             f"env {env_id!r}: the argument 'dress' is now called 'syntax': syntax={kwargs['dress']!r}"
         )
@@ -67,7 +73,9 @@ def make(
         try:
             env: Any = build(**{**entry.args, **kwargs})
         except TypeError:
-            _check_arguments(env_id, build, {**entry.args, **kwargs})
+            hint = f" ({place_of(build)}; give task.args in a recipe, keywords to graft.make)"
+            what = f"env {env_id!r}{'' if is_bundled else hint}"
+            check_options(build, {**entry.args, **kwargs}, what)
             raise
     check_env(env, f"env {env_id!r}")
     if isinstance(env, BaseEnv) and "rng" not in vars(env):
@@ -105,14 +113,6 @@ def _entry_of(given: Any) -> tuple[str, EnvEntry]:
     )
 
 
-def _check_callable(build: Any, env_id: str) -> None:
-    if not callable(build):
-        raise UserCodeError(
-            f"env {env_id!r} is {seen(build)}; name a class, or a function that returns an environment: "
-            "every task gets its own instance"
-        )
-
-
 _made: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
@@ -128,37 +128,6 @@ def _check_new(env: Any, env_id: str) -> None:
             "own instance, so build it inside the function"
         )
     ids.add(env_id)
-
-
-def _check_arguments(env_id: str, build: Callable[..., Env], given: Mapping[str, Any]) -> None:
-    """Name the missing or unknown argument. Called only after `build` has raised a TypeError."""
-    try:
-        takes = inspect.signature(build).parameters
-    except (TypeError, ValueError):  # some callables have no signature
-        return
-    needed = [
-        name
-        for name, one in takes.items()
-        if one.default is one.empty
-        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        and name not in given
-    ]
-    if needed:
-        place = f" ({place_of(build)})" if place_of(build) else ""
-        raise ValueError(
-            f"env {env_id!r}{place} needs {', '.join(needed)}; give them as task.args in a recipe, or as "
-            f"graft.make({env_id!r}, {needed[0]}=...)"
-        ) from None
-    if any(one.kind is one.VAR_KEYWORD for one in takes.values()):
-        return
-    for name in given:
-        if name not in takes:
-            hint = nearest(name, list(takes))
-            meant = f" (did you mean {hint!r}?)" if hint else ""
-            raise ValueError(
-                f"env {env_id!r} takes no argument {name!r}{meant}; it takes "
-                f"{', '.join(takes) or 'none at all'}"
-            ) from None
 
 
 def find(env_id: str) -> EnvEntry:

@@ -251,7 +251,7 @@ def test_a_killed_command_leaves_no_file_under_the_name(tmp_path):
         (["calculator", "--form", "poems", "--out", "r.jsonl"], 2, "none of chats, tasks"),
         (["calculator", "--split", "dev", "--out", "r.jsonl"], 2, "one of train, test"),
         (["calculator", "split=test", "--out", "r.jsonl"], 2, "--split train"),
-        (["calculator", "wings=2", "--out", "r.jsonl"], 2, "takes no argument 'wings'"),
+        (["calculator", "wings=2", "--out", "r.jsonl"], 2, "has no argument 'wings'"),
         (["calculator", "demo_args.wings=2", "--out", "r.jsonl"], 2, "it takes tool_rate"),
         (["game:Mintsweeper-v0", "--out", "r.jsonl"], 2, "did you mean"),
         (

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.data.errors import DataError
+from graft.data.hub import locate
 from graft.envs import ENVS, make
-from graft.envs.dataset import DATASETS, locate
+from graft.envs.dataset import DATASETS
 from graft.envs.dataset.base import shuffled
 from graft.envs.dataset.geometry import image_url
 from graft.envs.splits import split_of

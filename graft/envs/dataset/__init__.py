@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from graft.data.hub import locate
 from graft.envs.entry import EnvEntry
 
 MATHS = "graft.envs.dataset.maths:MathEnv"
@@ -72,5 +71,3 @@ DATASETS: dict[str, EnvEntry] = {
         }.items()
     },
 }
-
-__all__ = ["DATASETS", "locate"]

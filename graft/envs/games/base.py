@@ -46,15 +46,21 @@ class Game(BaseEnv):
     It must take linear time: policies write a megabyte of blanks.
     """
     format_error: float = FORMAT_ERROR
-    sizes: tuple[tuple[int, ...], ...] = ()
-    """The result of `playable_sizes`, in games that use it; `draw_sizes` draws one."""
+    SIZES: ClassVar[tuple[tuple[int, ...], ...]] = ()
+    """Rows of sizes, max_turns last; sizes that are given as None are drawn from them."""
     saved = (*BaseEnv.saved, "max_turns", "earned")
 
-    def __init__(self, max_turns: int | None) -> None:
+    def __init__(self, max_turns: int | None, **sizes: int | None) -> None:
+        """`sizes` become attributes, and so do those that are drawn with each instance."""
         super().__init__()
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns={max_turns}: must be 1 or more")
-        self.max_turns = max_turns  # None until `draw_instance` draws it
+        self.max_turns = max_turns
+        self.size_names = (*sizes, "max_turns")
+        self.sizes: tuple[tuple[int, ...], ...] = ()
+        if sizes:
+            self.sizes = playable_sizes(self.SIZES, **sizes, max_turns=max_turns)
+            vars(self).update(zip(sizes, self.sizes[0], strict=False))
         self.earned = 0.0
         self.opening = ""  # the first board of the episode
         self.has_one_group = self.pattern.groups == 1
@@ -109,9 +115,6 @@ class Game(BaseEnv):
         """The reward of the last turn, if the move itself did not end the game."""
         return reward
 
-    def draw_sizes(self) -> tuple[int, ...]:
-        return self.sizes[0] if len(self.sizes) == 1 else self.rng.choice(self.sizes)
-
     def earn(self, score: float) -> float:
         """The reward that raises this episode's sum of rewards to `score`.
 
@@ -124,6 +127,9 @@ class Game(BaseEnv):
 
     def pose(self) -> str:
         self.earned = 0.0
+        if self.sizes:
+            row = self.sizes[0] if len(self.sizes) == 1 else self.rng.choice(self.sizes)
+            vars(self).update(zip(self.size_names, row, strict=True))
         self.draw_instance()
         self.opening = board = self.board()
         return f"{self.rules()}\n{board}"

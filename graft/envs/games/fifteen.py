@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, MoveResult, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, invalid
 from graft.envs.games.solvers.fifteen import solve
 
-SIZES = ((2, 10), (3, 20), (4, 50))  # num_rows, max_turns
 SHOWN = ("__", *(f"{tile:>2}" for tile in range(1, 100)))
 MOVES = ("up", "down", "left", "right")
 START_ALGORITHMS = ("monte_carlo", "pure_random")
@@ -29,7 +28,9 @@ class FifteenPuzzle(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s*+(up|down|left|right)\s*+\}", re.ASCII | re.IGNORECASE)
+    SIZES = ((2, 10), (3, 20), (4, 50))  # num_rows, max_turns
     saved = (*Game.saved, "num_rows", "tiles")
+    num_rows: int
 
     def __init__(
         self,
@@ -39,9 +40,7 @@ class FifteenPuzzle(Game):
         init_algo: str = "monte_carlo",
         mc_rand_moves: int = 100,
     ) -> None:
-        super().__init__(max_turns)
-        self.sizes = playable_sizes(SIZES, num_rows=num_rows, max_turns=max_turns)
-        self.num_rows = self.sizes[0][0]
+        super().__init__(max_turns, num_rows=num_rows)
         if not 2 <= self.num_rows <= 10:
             raise ValueError(f"{num_rows=}: must be from 2 to 10")
         if init_algo not in START_ALGORITHMS:
@@ -53,7 +52,6 @@ class FifteenPuzzle(Game):
         """Row by row; 0 is the gap."""
 
     def draw_instance(self) -> None:
-        self.num_rows, self.max_turns = self.draw_sizes()
         draw = self.walk if self.init_algo == "monte_carlo" else self.shuffle
         self.tiles = draw()
         while self.tiles == goal(self.num_rows):
@@ -90,7 +88,14 @@ class FifteenPuzzle(Game):
         return tiles
 
     def rules(self) -> str:
-        return rules(self.num_rows, self.max_turns)
+        return (
+            f"Put the tiles 1 to {self.num_rows**2 - 1} of a {self.num_rows} x {self.num_rows} board "
+            "in order, row by row, with the gap (shown as __) in the bottom right corner. A move slides "
+            "a tile into the gap: up moves the tile below it up, down the tile above it down, left the "
+            "tile to its right to the left, right the tile to its left to the right.\n"
+            f"You have {self.max_turns} turns. Write each move as \\boxed{{direction}}, for example "
+            "\\boxed{up}. What happened so far is shown to you."
+        )
 
     def board(self) -> str:
         return layout(self.num_rows) % tuple([SHOWN[tile] for tile in self.tiles])
@@ -184,17 +189,4 @@ def layout(num_rows: int) -> str:
     """The board with a place for every tile."""
     return (
         "The board:\n" + "\n".join([" ".join(["%s"] * num_rows)] * num_rows) + "\nYour next move:"
-    )
-
-
-@lru_cache(64)  # the same few texts, at every reset
-def rules(num_rows: int, max_turns: int | None) -> str:
-    last = num_rows**2 - 1
-    return (
-        f"Put the tiles 1 to {last} of a {num_rows} x {num_rows} board in order, row by row, with "
-        "the gap (shown as __) in the bottom right corner. A move slides a tile into the gap: up "
-        "moves the tile below it up, down the tile above it down, left the tile to its right to "
-        "the left, right the tile to its left to the right.\n"
-        f"You have {max_turns} turns. Write each move as \\boxed{{direction}}, for example "
-        "\\boxed{up}. What happened so far is shown to you."
     )

@@ -6,7 +6,6 @@ import math
 import random
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 
 from graft.envs.games.base import Game, MoveResult, echo, invalid
 
@@ -56,7 +55,12 @@ class GuessTheNumber(Game):
         self.tried = []
 
     def rules(self) -> str:
-        return rules(self.low, self.high, self.max_turns)
+        return (
+            f"Find a hidden whole number between {self.low} and {self.high}, both included. After each "
+            "guess you are told whether the hidden number is higher or lower.\n"
+            f"You have {self.max_turns} turns. Write each guess as \\boxed{{number}}, for example "
+            f"\\boxed{{{(self.low + self.high) // 2}}}. What happened so far is shown to you."
+        )
 
     def board(self) -> str:
         return "Your next guess:"
@@ -89,13 +93,3 @@ class GuessTheNumber(Game):
 
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.action_rng().randint(self.low, self.high)}}}"
-
-
-@lru_cache(64)  # the same few texts, at every reset
-def rules(low: int, high: int, max_turns: int | None) -> str:
-    return (
-        f"Find a hidden whole number between {low} and {high}, both included. After each guess you "
-        "are told whether the hidden number is higher or lower.\n"
-        f"You have {max_turns} turns. Write each guess as \\boxed{{number}}, for example "
-        f"\\boxed{{{(low + high) // 2}}}. What happened so far is shown to you."
-    )

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from graft.envs.games import words
-from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, echo, invalid
 
-SIZES = ((3, 10), (5, 15), (7, 20))  # word_length, max_turns
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_SECRETS = 400
 """Words by which the teacher compares letters."""
@@ -26,7 +25,9 @@ class Hangman(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s*+([A-Za-z]++)\s*+\}", re.ASCII)
+    SIZES = ((3, 10), (5, 15), (7, 20))  # word_length, max_turns
     saved = (*Game.saved, "word_length", "tried", "shown")
+    word_length: int
 
     def __init__(
         self,
@@ -35,10 +36,8 @@ class Hangman(Game):
         hardcore: bool = False,
         max_turns: int | None = 15,
     ) -> None:
-        super().__init__(max_turns)
-        self.sizes = playable_sizes(SIZES, word_length=word_length, max_turns=max_turns)
+        super().__init__(max_turns, word_length=word_length)
         self.hardcore = hardcore
-        self.word_length = self.sizes[0][0]
         words.check_length(self.word_length, words.full() if hardcore else words.basic())
         self.tried = ""
         self.shown = ""
@@ -47,13 +46,19 @@ class Hangman(Game):
         return words.full(self.word_length) if self.hardcore else words.basic(self.word_length)
 
     def draw_instance(self) -> None:
-        self.word_length, self.max_turns = self.draw_sizes()
         self.answer = self.rng.choice(self.secrets()).upper()
         self.tried = ""
         self.shown = "_" * self.word_length
 
     def rules(self) -> str:
-        return rules(self.word_length, self.secrets()[0].upper(), self.max_turns)
+        return (
+            f"Find a secret English word of {self.word_length} letters; letters that are not known yet "
+            "are shown as _. Guess one letter, and it is uncovered wherever it stands, or guess the "
+            "whole word.\n"
+            f"You have {self.max_turns} turns. Write each guess as \\boxed{{...}}, for example "
+            f"\\boxed{{E}} for a letter or \\boxed{{{self.secrets()[0].upper()}}} for the word. What "
+            "happened so far is shown to you."
+        )
 
     def board(self) -> str:
         cells = "   ".join(self.shown)
@@ -128,15 +133,3 @@ def most_informative(rng: random.Random, secrets: Sequence[str], tried: str) -> 
 @lru_cache(64)
 def header(word_length: int) -> str:
     return " ".join(f"C{place:02}" for place in range(word_length))
-
-
-@lru_cache(64)  # the same few texts, at every reset
-def rules(word_length: int, example: str, max_turns: int | None) -> str:
-    return (
-        f"Find a secret English word of {word_length} letters; letters that are not known yet are "
-        "shown as _. Guess one letter, and it is uncovered wherever it stands, or guess the whole "
-        "word.\n"
-        f"You have {max_turns} turns. Write each guess as \\boxed{{...}}, for example "
-        f"\\boxed{{E}} for a letter or \\boxed{{{example}}} for the word. What happened so far is "
-        "shown to you."
-    )

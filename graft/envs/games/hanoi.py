@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, MoveResult, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, invalid
 
-SIZES = ((3, 10), (4, 20), (5, 35))  # num_disks, max_turns
 PEGS = "ABC"
 
 
@@ -21,23 +20,28 @@ class TowerofHanoi(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s*+([ABCabc])\s*+,?+\s*+([ABCabc])\s*+\}", re.ASCII)
+    SIZES = ((3, 10), (4, 20), (5, 35))  # num_disks, max_turns
     saved = (*Game.saved, "num_disks", "pegs")
+    num_disks: int
 
     def __init__(self, *, num_disks: int | None = 4, max_turns: int | None = 20) -> None:
-        super().__init__(max_turns)
-        self.sizes = playable_sizes(SIZES, num_disks=num_disks, max_turns=max_turns)
-        self.num_disks = self.sizes[0][0]
+        super().__init__(max_turns, num_disks=num_disks)
         if not 1 <= self.num_disks <= 100:
             raise ValueError(f"{num_disks=}: must be from 1 to 100")
         self.pegs: dict[str, list[int]] = {peg: [] for peg in PEGS}
         """The disks on each peg by size, bottom to top."""
 
     def draw_instance(self) -> None:
-        self.num_disks, self.max_turns = self.draw_sizes()
         self.pegs = {"A": list(range(self.num_disks, 0, -1)), "B": [], "C": []}
 
     def rules(self) -> str:
-        return rules(self.num_disks, self.max_turns)
+        return (
+            f"Tower of Hanoi with {self.num_disks} disks, disk 1 being the smallest, and three pegs A, "
+            "B and C. All disks are on A; bring them to C. A move takes the top disk of one peg to "
+            "another peg; no disk may lie on a smaller one.\n"
+            f"You have {self.max_turns} turns. Write each move as \\boxed{{from to}}, for example "
+            "\\boxed{A C}. What happened so far is shown to you."
+        )
 
     def board(self) -> str:
         pegs = self.pegs
@@ -87,14 +91,3 @@ def picture(*pegs: tuple[int, ...]) -> str:
     rows = [" ".join(map(str, disks)) or "empty" for disks in pegs]
     lines = [f"{peg}: {row}" for peg, row in zip(PEGS, rows, strict=True)]
     return "The pegs, disks from bottom to top:\n" + "\n".join(lines) + "\nYour next move:"
-
-
-@lru_cache(64)  # the same few texts, at every reset
-def rules(num_disks: int, max_turns: int | None) -> str:
-    return (
-        f"Tower of Hanoi with {num_disks} disks, disk 1 being the smallest, and three pegs A, B "
-        "and C. All disks are on A; bring them to C. A move takes the top disk of one peg to "
-        "another peg; no disk may lie on a smaller one.\n"
-        f"You have {max_turns} turns. Write each move as \\boxed{{from to}}, for example "
-        "\\boxed{A C}. What happened so far is shown to you."
-    )

@@ -10,10 +10,9 @@ from itertools import permutations, product
 from math import perm
 from operator import eq
 
-from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes, whole
+from graft.envs.games.base import Game, MoveResult, echo, invalid, whole
 from graft.envs.random_state import RandomState
 
-SIZES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))  # code_length, num_numbers, max_turns
 MAX_CODES = 100_000
 """The most codes that a teacher enumerates; the largest of `SIZES` has 1680."""
 
@@ -26,7 +25,10 @@ class Mastermind(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s*+(\d[\d\s]*+)\}", re.ASCII)
+    SIZES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))  # code_length, num_numbers, max_turns
     saved = (*Game.saved, "code_length", "num_numbers", "tried", "best")
+    code_length: int
+    num_numbers: int
 
     def __init__(
         self,
@@ -36,10 +38,7 @@ class Mastermind(Game):
         duplicate_numbers: bool = False,
         max_turns: int | None = 20,
     ) -> None:
-        super().__init__(max_turns)
-        self.sizes = playable_sizes(
-            SIZES, code_length=code_length, num_numbers=num_numbers, max_turns=max_turns
-        )
+        super().__init__(max_turns, code_length=code_length, num_numbers=num_numbers)
         self.duplicate_numbers = duplicate_numbers
         for length, numbers, _ in self.sizes:
             if min(length, numbers) < 1:
@@ -49,18 +48,24 @@ class Mastermind(Game):
                     f"a code of {length} different numbers cannot be drawn from {numbers}; set "
                     "duplicate_numbers=True or num_numbers higher"
                 )
-        self.code_length, self.num_numbers, _ = self.sizes[0]
         self.tried: dict[str, bool] = {}  # a set, as JSON has none
         self.best = 0
 
     def draw_instance(self) -> None:
-        self.code_length, self.num_numbers, self.max_turns = self.draw_sizes()
         self.answer = self.draw_row(self.rng)
         self.tried = {}
         self.best = 0
 
     def rules(self) -> str:
-        return rules(self.code_length, self.num_numbers, self.duplicate_numbers, self.max_turns)
+        numbers = "numbers may repeat" if self.duplicate_numbers else "all different"
+        example = " ".join(str(1 + place % self.num_numbers) for place in range(self.code_length))
+        return (
+            f"Find a secret code of {self.code_length} numbers from 1 to {self.num_numbers}, {numbers}. "
+            "Each guess is answered with pegs: a black peg for every right number in the right place, a "
+            "white peg for every right number in a wrong place.\n"
+            f"You have {self.max_turns} turns. Write each guess as \\boxed{{numbers}} with blanks "
+            f"between them, for example \\boxed{{{example}}}. What happened so far is shown to you."
+        )
 
     def board(self) -> str:
         return "Your next guess:"
@@ -151,16 +156,3 @@ def arrange(index: int, num_numbers: int, length: int) -> list[int]:
 @lru_cache(64)
 def plain_numbers(num_numbers: int) -> dict[str, int]:
     return {str(number): number for number in range(1, num_numbers + 1)}
-
-
-@lru_cache(64)  # the same few texts, at every reset
-def rules(code_length: int, num_numbers: int, duplicates: bool, max_turns: int | None) -> str:
-    numbers = "numbers may repeat" if duplicates else "all different"
-    example = " ".join(str(1 + place % num_numbers) for place in range(code_length))
-    return (
-        f"Find a secret code of {code_length} numbers from 1 to {num_numbers}, {numbers}. Each "
-        "guess is answered with pegs: a black peg for every right number in the right place, a "
-        "white peg for every right number in a wrong place.\n"
-        f"You have {max_turns} turns. Write each guess as \\boxed{{numbers}} with blanks between "
-        f"them, for example \\boxed{{{example}}}. What happened so far is shown to you."
-    )

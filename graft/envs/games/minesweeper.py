@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes, whole
+from graft.envs.games.base import Game, MoveResult, echo, invalid, whole
 from graft.envs.games.solvers.minesweeper import risks
 
-SIZES = tuple((n, n, n * n // 5, n * n) for n in range(5, 9))  # rows, cols, num_mines, max_turns
 HIDDEN, FLAG, MINE = ".", "F", -1
 
 
@@ -24,7 +23,12 @@ class Minesweeper(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s*+([A-Za-z]++)\s++(\d++)\s++(\d++)\s*+\}", re.ASCII)
+    # rows, cols, num_mines, max_turns
+    SIZES = tuple((n, n, n * n // 5, n * n) for n in range(5, 9))
     saved = (*Game.saved, "rows", "cols", "num_mines", "field", "cells", "num_open")
+    rows: int
+    cols: int
+    num_mines: int
 
     def __init__(
         self,
@@ -35,11 +39,7 @@ class Minesweeper(Game):
         max_turns: int | None = 100,
         strict_flags: bool = False,
     ) -> None:
-        super().__init__(max_turns)
-        self.sizes = playable_sizes(
-            SIZES, rows=rows, cols=cols, num_mines=num_mines, max_turns=max_turns
-        )
-        self.rows, self.cols, self.num_mines, _ = self.sizes[0]
+        super().__init__(max_turns, rows=rows, cols=cols, num_mines=num_mines)
         if min(self.rows, self.cols) < 1:
             raise ValueError(f"{rows=} and {cols=} must be 1 or more")
         if not 1 <= self.num_mines < self.rows * self.cols:
@@ -55,13 +55,23 @@ class Minesweeper(Game):
         self.num_open = 0
 
     def draw_instance(self) -> None:
-        self.rows, self.cols, self.num_mines, self.max_turns = self.draw_sizes()
         self.field = []
         self.cells = [HIDDEN] * (self.rows * self.cols)
         self.num_open = 0
 
     def rules(self) -> str:
-        return rules(self.rows, self.cols, self.num_mines, self.max_turns)
+        rows, cols = self.rows, self.cols
+        return (
+            f"Minesweeper on {rows} rows and {cols} columns, both counted from 0, with {self.num_mines} "
+            "mines. Open every cell that has no mine. On the board a dot is a hidden cell, a digit the "
+            "number of mines in the 8 cells around an open one, F a flag. The first cell you open is "
+            "never a mine; opening a mine ends the game. You cannot open a cell that is open or "
+            "flagged.\n"
+            f"You have {self.max_turns} turns. Write each move as \\boxed{{reveal row column}} to open a "
+            "cell, or \\boxed{flag row column} to set a flag or take it away, for example "
+            f"\\boxed{{reveal {rows // 2} {cols // 2}}} or \\boxed{{flag 0 {cols - 1}}}. What "
+            "happened so far is shown to you."
+        )
 
     def board(self) -> str:
         return layout(self.rows, self.cols) % tuple(self.cells)
@@ -75,19 +85,19 @@ class Minesweeper(Game):
                 f"{self.cols - 1}."
             )
         if verb == "reveal":
-            return self.reveal(row, col)
+            return self.reveal(row * self.cols + col)
         if verb == "flag":
-            return self.flag(row, col)
+            return self.flag(row * self.cols + col)
         return invalid(f"{echo(verb)} is not a move; there are reveal and flag.")
 
-    def reveal(self, row: int, col: int) -> MoveResult:
-        cell = row * self.cols + col
+    def reveal(self, cell: int) -> MoveResult:
+        done = f"reveal {self.where(cell)}"
         # before the flag is checked: flags do not protect from mines
         if self.field and self.field[cell] == MINE:
-            return f"reveal {row} {col}. That was a mine; the game is over.", 0.0, True
+            return f"{done}. That was a mine; the game is over.", 0.0, True
         if self.cells[cell] != HIDDEN:
             state = "flagged" if self.cells[cell] == FLAG else "open"
-            return invalid(f"reveal {row} {col}: this cell is {state}.")
+            return invalid(f"{done}: this cell is {state}.")
         if not self.field:
             self.place_mines(cell)
         num_new = self.open(cell)
@@ -95,19 +105,19 @@ class Minesweeper(Game):
         num_safe = self.rows * self.cols - self.num_mines
         reward = self.earn(self.num_open / num_safe)
         if self.num_open == num_safe and not (self.strict_flags and HIDDEN in self.cells):
-            return f"reveal {row} {col}. Every safe cell is open: the board is won.", reward, True
+            return f"{done}. Every safe cell is open: the board is won.", reward, True
         cells = "cell" if num_new == 1 else "cells"
-        return f"reveal {row} {col}. {num_new} {cells} opened.", reward, False
+        return f"{done}. {num_new} {cells} opened.", reward, False
 
-    def flag(self, row: int, col: int) -> MoveResult:
-        cell = row * self.cols + col
+    def flag(self, cell: int) -> MoveResult:
+        done = f"flag {self.where(cell)}"
         if self.cells[cell] == HIDDEN:
             self.cells[cell] = FLAG
-            return f"flag {row} {col}. A flag was set.", 0.0, False
+            return f"{done}. A flag was set.", 0.0, False
         if self.cells[cell] == FLAG:
             self.cells[cell] = HIDDEN
-            return f"flag {row} {col}. The flag was taken away.", 0.0, False
-        return invalid(f"flag {row} {col}: this cell is open.")
+            return f"{done}. The flag was taken away.", 0.0, False
+        return invalid(f"{done}: this cell is open.")
 
     def place_mines(self, first: int) -> None:
         around = neighbours(self.rows, self.cols)
@@ -149,8 +159,9 @@ class Minesweeper(Game):
             yield f"reveal {self.where(rng.choice(best))}"
         while self.num_open < num_safe:
             chances = risks(self.cells, around, self.num_mines)
-            if self.strict_flags:
-                yield from self.set_flags([cell for cell, risk in chances.items() if risk == 1.0])
+            for cell in sorted(cell for cell, risk in chances.items() if risk == 1.0):
+                if self.strict_flags and self.cells[cell] == HIDDEN:
+                    yield f"flag {self.where(cell)}"
             least = min(chances.values())
             best = [cell for cell, risk in chances.items() if risk == least]
             safe = sorted(best) if least == 0.0 else [rng.choice(best)]
@@ -160,19 +171,14 @@ class Minesweeper(Game):
                 if self.cells[cell] == HIDDEN:  # an earlier one may have opened it
                     yield f"reveal {self.where(cell)}"
 
-    def set_flags(self, mines: list[int]) -> Iterator[str]:
-        for cell in sorted(mines):
-            if self.cells[cell] == HIDDEN:
-                yield f"flag {self.where(cell)}"
-
     def where(self, cell: int) -> str:
         return f"{cell // self.cols} {cell % self.cols}"
 
     def sample_random_action(self) -> str:
         rng = self.action_rng()
         hidden = [cell for cell, shown in enumerate(self.cells) if shown == HIDDEN]
-        row, col = divmod(rng.choice(hidden) if hidden else 0, self.cols)
-        return f"\\boxed{{{'flag' if rng.random() < 0.1 else 'reveal'} {row} {col}}}"
+        cell = rng.choice(hidden) if hidden else 0
+        return f"\\boxed{{{'flag' if rng.random() < 0.1 else 'reveal'} {self.where(cell)}}}"
 
 
 @lru_cache(64)
@@ -196,18 +202,3 @@ def layout(rows: int, cols: int) -> str:
     lines = ["   " + "".join(f"{col:>3}" for col in range(cols))]
     lines += [f"{row:>3}" + "  %s" * cols for row in range(rows)]
     return "The board:\n" + "\n".join(lines) + "\nYour next move:"
-
-
-@lru_cache(64)  # the same few texts, at every reset
-def rules(rows: int, cols: int, num_mines: int, max_turns: int | None) -> str:
-    return (
-        f"Minesweeper on {rows} rows and {cols} columns, both counted from 0, with {num_mines} "
-        "mines. Open every cell that has no mine. On the board a dot is a hidden cell, a digit the "
-        "number of mines in the 8 cells around an open one, F a flag. The first cell you open is "
-        "never a mine; opening a mine ends the game. You cannot open a cell that is open or "
-        "flagged.\n"
-        f"You have {max_turns} turns. Write each move as \\boxed{{reveal row column}} to open a "
-        "cell, or \\boxed{flag row column} to set a flag or take it away, for example "
-        f"\\boxed{{reveal {rows // 2} {cols // 2}}} or \\boxed{{flag 0 {cols - 1}}}. What "
-        "happened so far is shown to you."
-    )

@@ -6,12 +6,11 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from graft.envs.games.base import Game, MoveResult, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, invalid
 from graft.envs.games.sokoban_levels import DIRECTIONS, FLOOR, GOAL, WALL, make_level
 from graft.envs.games.solvers.sokoban import solve
 
 PLAYER, BOX, BOX_ON_GOAL = "P", "X", "√"
-SIZES = ((6, 6, 2, 20), (8, 8, 5, 50))  # rows, cols (dim_room), num_boxes, max_turns
 
 
 class Sokoban(Game):
@@ -23,7 +22,11 @@ class Sokoban(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s{0,9}(up|down|left|right)\s{0,9}\}", re.ASCII | re.IGNORECASE)
-    saved = (*Game.saved, "room", "cells", "player", "cols", "num_boxes", "max_turns")
+    SIZES = ((6, 6, 2, 20), (8, 8, 5, 50))  # rows, cols (dim_room), num_boxes, max_turns
+    saved = (*Game.saved, "room", "cells", "player", "cols", "num_boxes")
+    rows: int
+    cols: int
+    num_boxes: int
 
     def __init__(
         self,
@@ -32,7 +35,6 @@ class Sokoban(Game):
         num_boxes: int | None = 2,
         max_turns: int | None = 20,
     ) -> None:
-        super().__init__(max_turns)
         if dim_room is not None and (
             not isinstance(dim_room, Sequence) or len(dim_room) != 2 or min(dim_room) < 3
         ):
@@ -42,18 +44,13 @@ class Sokoban(Game):
         if num_boxes is not None and num_boxes < 1:
             raise ValueError(f"num_boxes={num_boxes}: must be 1 or more")
         rows, cols = dim_room or (None, None)
-        self.sizes = playable_sizes(
-            SIZES, rows=rows, cols=cols, num_boxes=num_boxes, max_turns=max_turns
-        )
-        self.rows, self.cols, self.num_boxes, _ = self.sizes[0]
+        super().__init__(max_turns, rows=rows, cols=cols, num_boxes=num_boxes)
         self.room = ""  # walls, floor and goals, row after row: the fixed part
         self.cells: list[str] = []  # what is shown: the room with boxes and player
         self.player = 0
 
     def draw_instance(self) -> None:
-        self.rows, self.cols, self.num_boxes, turns = self.draw_sizes()
-        self.max_turns = turns
-        level = make_level(self.rng, self.rows, self.cols, self.num_boxes, turns)
+        level = make_level(self.rng, self.rows, self.cols, self.num_boxes, self.max_turns or 1)
         self.room, self.player, self.answer = level.room, level.player, level.solution
         self.cells = list(level.room)
         for at in level.boxes:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import isqrt
 
-from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes, whole
+from graft.envs.games.base import Game, MoveResult, echo, invalid, whole
 from graft.envs.games.sudoku_grids import dig, full_grid, is_forced, missing_digits, shape
 
-SIZES = ((4, 10, 15), (9, 50, 50))  # scale, clues, max_turns
 EMPTY = "."
 
 
@@ -24,32 +23,28 @@ class Sudoku(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s*+(\d++)\s++(\d++)\s++(\d++)\s*+\}", re.ASCII)
+    SIZES = ((4, 10, 15), (9, 50, 50))  # scale, clues, max_turns
     saved = (*Game.saved, "scale", "cells", "num_holes", "num_filled")
+    scale: int
+    clues: int
 
     def __init__(
-        self,
-        *,
-        scale: int | None = 9,
-        clues: int | None = 50,
-        max_turns: int | None = 50,
+        self, *, scale: int | None = 9, clues: int | None = 50, max_turns: int | None = 50
     ) -> None:
-        super().__init__(max_turns)
-        self.sizes = playable_sizes(SIZES, scale=scale, clues=clues, max_turns=max_turns)
+        super().__init__(max_turns, scale=scale, clues=clues)
         for size, attempts, _ in self.sizes:
             if size not in (4, 9):
                 raise ValueError(f"{scale=}: must be 4 or 9")
             if not 1 <= attempts <= size * size:
                 raise ValueError(f"{clues=}: must be from 1 to {size * size}")
-        self.scale = self.sizes[0][0]
         self.cells: list[str] = []
         self.num_holes = 1
         self.num_filled = 0
 
     def draw_instance(self) -> None:
-        self.scale, attempts, self.max_turns = self.draw_sizes()
         rng = random.Random(self.rng.getrandbits(64))  # many draws: the fast generator
         grid = full_grid(self.scale, rng)
-        puzzle = dig(grid, attempts, rng)
+        puzzle = dig(grid, self.clues, rng)
         digits = "".join(str(bit.bit_length() - 1) for bit in grid)
         self.answer = [digits[at : at + self.scale] for at in range(0, len(digits), self.scale)]
         self.cells = [digit if bit else EMPTY for digit, bit in zip(digits, puzzle, strict=True)]
@@ -57,7 +52,15 @@ class Sudoku(Game):
         self.num_filled = 0
 
     def rules(self) -> str:
-        return rules(self.scale, self.max_turns)
+        scale, side = self.scale, isqrt(self.scale)
+        return (
+            f"Sudoku on {scale} rows and {scale} columns, both counted from 1. Fill the empty cells "
+            f"(shown as {EMPTY}) so that every row, every column and every box of {side} x {side} "
+            f"cells holds each digit from 1 to {scale} once. Cells that hold a digit cannot be "
+            "changed, and a wrong digit is not entered.\n"
+            f"You have {self.max_turns} turns. Write each move as \\boxed{{row column digit}}, for "
+            f"example \\boxed{{1 {scale} 3}}. What happened so far is shown to you."
+        )
 
     def board(self) -> str:
         return layout(self.scale) % tuple(self.cells)
@@ -120,16 +123,3 @@ def layout(scale: int) -> str:
         if number % side == 0 and number < scale:
             lines.append("   " + "-+-".join([bar] * side))
     return "The board:\n" + "\n".join(lines) + "\nYour next move:"
-
-
-@lru_cache(64)  # the same few texts, at every reset
-def rules(scale: int, max_turns: int | None) -> str:
-    side = isqrt(scale)
-    return (
-        f"Sudoku on {scale} rows and {scale} columns, both counted from 1. Fill the empty cells "
-        f"(shown as {EMPTY}) so that every row, every column and every box of {side} x {side} "
-        f"cells holds each digit from 1 to {scale} once. Cells that hold a digit cannot be "
-        "changed, and a wrong digit is not entered.\n"
-        f"You have {max_turns} turns. Write each move as \\boxed{{row column digit}}, for example "
-        f"\\boxed{{1 {scale} 3}}. What happened so far is shown to you."
-    )

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
 
-from graft.envs.games.base import Game, MoveResult, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, invalid
 
 DIRECTIONS = ("up", "down", "left", "right")
 EMPTY = "."
-SIZES = ((16, 20), (32, 30), (64, 50))  # target_tile, max_turns
 MAX_SIZE = 10  # rows of a board
 
 LOST = -1000.0
@@ -33,18 +32,18 @@ class Game2048(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s{0,9}(up|down|left|right)\s{0,9}\}", re.ASCII | re.IGNORECASE)
-    saved = (*Game.saved, "cells", "start", "best", "target_tile", "max_turns")
+    SIZES = ((16, 20), (32, 30), (64, 50))  # target_tile, max_turns
+    saved = (*Game.saved, "cells", "start", "best", "target_tile")
+    target_tile: int
 
     def __init__(
         self, *, target_tile: int | None = 64, max_turns: int | None = 50, board_size: int = 4
     ) -> None:
-        super().__init__(max_turns)
+        super().__init__(max_turns, target_tile=target_tile)
         if target_tile is not None and (target_tile < 8 or target_tile & (target_tile - 1)):
             raise ValueError(f"target_tile={target_tile}: must be a power of two, 8 or more")
         if not 2 <= board_size <= MAX_SIZE:
             raise ValueError(f"board_size={board_size}: must be from 2 to {MAX_SIZE}")
-        self.sizes = playable_sizes(SIZES, target_tile=target_tile, max_turns=max_turns)
-        self.target_tile = self.sizes[0][0]
         self.size = board_size
         # A cell is a letter: "." empty, "a" the tile 2, "b" 4, "c" 8, ... A board is a string of
         # cells, row after row: it slices into rows and columns, and lines are keys of a cache.
@@ -52,7 +51,6 @@ class Game2048(Game):
         self.start = self.best = 1  # exponents of the largest tile: at the start, so far
 
     def draw_instance(self) -> None:
-        self.target_tile, self.max_turns = self.draw_sizes()
         self.cells = EMPTY * self.size**2
         self.add_tile()
         self.add_tile()

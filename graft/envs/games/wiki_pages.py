@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from graft.data.errors import DataError
 from graft.data.rows import read_rows
@@ -27,23 +27,8 @@ class WikiError(RuntimeError):
     """A wiki server cannot be reached, or does not answer as its protocol says."""
 
 
-class Wiki(Protocol):
-    waits: bool
-    """Whether a page is fetched over a network."""
-
-    def page(self, title: str) -> Page | None:
-        """The page of that title, or the one it redirects to; None if there is none."""
-        ...
-
-    def draw(self, rng: random.Random) -> Page:
-        """A page with links; the same generator draws the same page while the wiki is the same."""
-        ...
-
-
 class LocalWiki:
     """Pages from a jsonl (or json, parquet) file with the columns title, summary, links."""
-
-    waits = False
 
     def __init__(self, path: str | Path = BUNDLED) -> None:
         self.pages = read_pages(str(path))
@@ -53,6 +38,7 @@ class LocalWiki:
         return self.pages.get(title)
 
     def draw(self, rng: random.Random) -> Page:
+        """A page with links."""
         return self.pages[rng.choice(self.with_links)]
 
     def distances(self, start: str, max_clicks: int) -> dict[str, str | None]:

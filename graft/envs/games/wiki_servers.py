@@ -26,8 +26,6 @@ class ServedWiki:
     does not change.
     """
 
-    waits = True
-
     def __init__(
         self,
         url: str,
@@ -50,6 +48,7 @@ class ServedWiki:
         self.known: dict[str, Page | None] | None = {} if query_use_cache else None
 
     def page(self, title: str) -> Page | None:
+        """The page of that title, or the one it redirects to; None if there is none."""
         if self.known is None:
             return self.fetch(title)
         if title not in self.known:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from graft.envs.games.base import Game, echo, last_box
-from graft.envs.games.wiki_pages import MAX_DRAWS, LocalWiki, Page, Wiki, WikiError, trail
-from graft.envs.games.wiki_servers import Kiwix, MediaWiki
+from graft.envs.games.wiki_pages import MAX_DRAWS, LocalWiki, Page, WikiError, trail
+from graft.envs.games.wiki_servers import Kiwix, MediaWiki, ServedWiki
 from graft.registry import resolve
 from graft.types import Turn
 
@@ -75,15 +75,13 @@ class WikiGame(Game):
         if trawler_kwargs and backend == "local":
             raise ValueError("trawler_kwargs are for backends mw and kiwix; a local file is wiki=")
         settings = dict(trawler_kwargs or {}) if wiki is None else {"path": wiki}
-        self.wiki: Wiki = resolve(backend, BACKENDS, "wiki backend")(**settings)
-        self.blocking = self.wiki.waits
+        self.wiki: LocalWiki | ServedWiki = resolve(backend, BACKENDS, "wiki backend")(**settings)
+        self.blocking = not isinstance(self.wiki, LocalWiki)
         self.variant, self.length, self.unit = variant, length, unit
         self.current: Page = {"title": "", "summary": "", "links": []}
         self.target = self.current
         self.history: list[str] = []  # titles from the start to the page before the current one
-        self.seen: list[
-            str
-        ] = []  # links of all visited pages, in the variant where they may be followed
+        self.seen: list[str] = []  # links of all visited pages, where the variant allows them
         self.has_gone_back = False
 
     def draw_instance(self) -> None:

@@ -6,12 +6,10 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 from graft.envs.games import words
-from graft.envs.games.base import Game, MoveResult, echo, invalid, playable_sizes
+from graft.envs.games.base import Game, MoveResult, echo, invalid
 
-SIZES = ((3, 15), (4, 20), (5, 25))  # word_length, max_turns
 MAX_GUESSES, MAX_SECRETS = 30, 90
 """The teacher compares MAX_GUESSES possible secrets and as many other words, by MAX_SECRETS secrets."""
 
@@ -25,7 +23,9 @@ class Wordle(Game):
     """
 
     pattern = re.compile(r"\\boxed\{\s*+([A-Za-z][A-Za-z\s]*+)\}", re.ASCII)
+    SIZES = ((3, 15), (4, 20), (5, 25))  # word_length, max_turns
     saved = (*Game.saved, "word_length", "tried", "greens")
+    word_length: int
 
     def __init__(
         self,
@@ -34,22 +34,27 @@ class Wordle(Game):
         max_turns: int | None = 15,
         only_real_words: bool = False,
     ) -> None:
-        super().__init__(max_turns)
-        self.sizes = playable_sizes(SIZES, word_length=word_length, max_turns=max_turns)
+        super().__init__(max_turns, word_length=word_length)
         self.only_real_words = only_real_words
-        self.word_length = self.sizes[0][0]
         words.check_length(self.word_length, words.basic())
         self.tried: list[str] = []
         self.greens: list[int] = []
 
     def draw_instance(self) -> None:
-        self.word_length, self.max_turns = self.draw_sizes()
         self.answer = self.rng.choice(words.basic(self.word_length)).upper()
         self.tried = []
         self.greens = []
 
     def rules(self) -> str:
-        return rules(self.word_length, self.only_real_words, self.max_turns)
+        real = " Only words of the dictionary are accepted." if self.only_real_words else ""
+        return (
+            f"Find a secret English word of {self.word_length} letters. Every letter of a guess is "
+            "marked: G if it is in its right place, Y if it is elsewhere in the word, X if it is not "
+            f"in the word (or not that often).{real}\n"
+            f"You have {self.max_turns} turns. Write each guess as \\boxed{{WORD}}, for example "
+            f"\\boxed{{{words.basic(self.word_length)[0].upper()}}}. What happened so far is shown to "
+            "you."
+        )
 
     def board(self) -> str:
         return "Your next guess:"
@@ -129,15 +134,3 @@ def marks(guess: str, secret: str) -> str:
         else:
             shown += "X"
     return shown
-
-
-@lru_cache(64)  # the same few texts, at every reset
-def rules(word_length: int, only_real_words: bool, max_turns: int | None) -> str:
-    real = " Only words of the dictionary are accepted." if only_real_words else ""
-    return (
-        f"Find a secret English word of {word_length} letters. Every letter of a guess is "
-        "marked: G if it is in its right place, Y if it is elsewhere in the word, X if it is not "
-        f"in the word (or not that often).{real}\n"
-        f"You have {max_turns} turns. Write each guess as \\boxed{{WORD}}, for example "
-        f"\\boxed{{{words.basic(word_length)[0].upper()}}}. What happened so far is shown to you."
-    )

@@ -18,8 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from graft.envs.vector.request import EnvFailure, SlotRequest
-from graft.envs.vector.slot import Autoreset, EnvSpec, checked_seed
+from graft.envs.vector.slot import EnvFailure, EnvSlot, SlotRequest, checked_seed
 from graft.protocols import Observation
 from graft.types import Turn
 
@@ -47,12 +46,11 @@ class VectorEnv:
     "final_observation" and "final_info" of the episode that ended.
     """
 
-    def __init__(
-        self, specs: Sequence[EnvSpec], autoreset: Autoreset, timeout: float | None = None
-    ) -> None:
-        self.env_ids = [spec.env_id for spec in specs]
-        self.num_envs = len(specs)
-        self.autoreset: Autoreset = autoreset
+    def __init__(self, slots: Sequence[EnvSlot], timeout: float | None = None) -> None:
+        self.slots = list(slots)
+        self.env_ids = [slot.spec.env_id for slot in slots]
+        self.num_envs = len(slots)
+        self.autoreset = slots[0].autoreset
         self.timeout = DEFAULT_TIMEOUT if timeout is None else timeout
         self.is_started = False  # reset() was called
         self.is_closed = False
@@ -78,9 +76,16 @@ class VectorEnv:
     def _shut(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} must write _shut()")
 
-    def fork(self) -> VectorEnv:
+    @property
+    def envs(self) -> list[Any]:
+        return [slot.env for slot in self.slots]
+
+    def fork(self) -> Self:
         """An independent copy of all envs in their present state."""
-        raise NotImplementedError(f"{type(self).__name__} must write fork()")
+        self._check_idle()
+        twin = type(self)([slot.fork() for slot in self.slots], self.timeout)
+        twin.is_started = self.is_started
+        return twin
 
     def reset(
         self,

@@ -7,22 +7,14 @@ threads    one thread per env; for envs that wait on tools, processes, servers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from graft.envs.vector.slot import (
-    AUTORESETS,
-    Autoreset,
-    EnvSlot,
-    EnvSpec,
-    WrapperSpec,
-    checked_seed,
-)
+from graft.envs.vector.slot import Autoreset, EnvSlot, EnvSpec, WrapperSpec, checked_seed
 
 if TYPE_CHECKING:
     from graft.envs.vector.base import VectorEnv
 
 Mode = Literal["auto", "serial", "threads"]
-MODES = ("auto", "serial", "threads")
 
 
 def make_vec(
@@ -64,10 +56,9 @@ def make_vec(
             "mode='processes' no longer exists: use mode='threads' for envs that wait, mode='serial' "
             "for envs that compute, or several programs with a vector each"
         )
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r}: must be one of {', '.join(MODES)}")
-    if autoreset not in AUTORESETS:
-        raise ValueError(f"autoreset={autoreset!r}: must be one of {', '.join(AUTORESETS)}")
+    for name, given, known in (("mode", mode, Mode), ("autoreset", autoreset, Autoreset)):
+        if given not in get_args(known):
+            raise ValueError(f"{name}={given!r}: must be one of {', '.join(get_args(known))}")
     if timeout is not None and timeout <= 0:
         raise ValueError(f"timeout={timeout}: must be more than 0 seconds, or None")
     if async_mode:
@@ -88,15 +79,13 @@ def make_vec(
             slot.close()
         raise
     waits = timeout is not None or any(slot.env.blocking for slot in slots)
+    # imported here: they need numpy, and not every `import graft.envs` does
     if mode == "threads" or (mode == "auto" and waits):
-        from graft.envs.vector.threads import (
-            ThreadVector,  # numpy: not for every `import graft.envs`
-        )
+        from graft.envs.vector.threads import ThreadVector as Vector
+    else:
+        from graft.envs.vector.serial import SerialVector as Vector
 
-        return ThreadVector(slots, timeout)
-    from graft.envs.vector.serial import SerialVector
-
-    return SerialVector(slots)
+    return Vector(slots, timeout)
 
 
 def env_specs(

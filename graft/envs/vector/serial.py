@@ -6,22 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graft.envs.vector.base import Columns, VectorEnv, in_columns
-from graft.envs.vector.request import SlotRequest
-from graft.envs.vector.slot import FAULTS, EnvSlot
+from graft.envs.vector.slot import FAULTS, SlotRequest, describe
 from graft.types import Turn
 
 
 class SerialVector(VectorEnv):
     """The cheapest vector where envs compute; nothing can interrupt an env that hangs."""
 
-    def __init__(self, slots: Sequence[EnvSlot]) -> None:
-        super().__init__([slot.spec for slot in slots], slots[0].autoreset)
-        self.slots = list(slots)
-        self._done: list[tuple[int, Any]] = []
-
-    @property
-    def envs(self) -> list[Any]:
-        return [slot.env for slot in self.slots]
+    _done: tuple[tuple[int, Any], ...] = ()
 
     def step(self, actions: Sequence[str] | Mapping[int, str]) -> Columns:
         # the base class's step without its requests: with 64 small envs every call in this loop
@@ -39,23 +31,17 @@ class SerialVector(VectorEnv):
                 if turn[2] or turn[3]:
                     turn = slot.end(turn)
             except FAULTS as fault:
-                turn = slot.end(slot.fail(fault))
+                turn = slot.end(slot.fail(describe(fault)))
             keep(turn)
         return in_columns(turns)
 
-    def fork(self) -> SerialVector:
-        self._check_idle()
-        twin = SerialVector([slot.fork() for slot in self.slots])
-        twin.is_started = self.is_started
-        return twin
-
     def _submit(self, requests: Mapping[int, SlotRequest]) -> None:
-        for index, request in requests.items():
-            self._done.append((index, request.run(self.slots[index])))
+        done = [(index, request.run(self.slots[index])) for index, request in requests.items()]
+        self._done = (*self._done, *done)
 
     def _collect(self, seconds: float) -> list[tuple[int, Any]]:
-        done, self._done = self._done, []
-        return done
+        done, self._done = self._done, ()
+        return list(done)
 
     def _shut(self) -> None:
         for slot in self.slots:

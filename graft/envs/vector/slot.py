@@ -23,7 +23,6 @@ from graft.protocols import Observation
 from graft.types import Turn
 
 Autoreset = Literal["same_step", "next_step", "off"]
-AUTORESETS = ("same_step", "next_step", "off")
 
 FAULTS = (Exception, SystemExit)
 """What an env may raise. A KeyboardInterrupt comes from the terminal, not from the env."""
@@ -57,20 +56,10 @@ class EnvSpec:
         return env
 
 
-class SlotState(NamedTuple):
-    """The state of a slot between two steps, apart from that of its env."""
-
-    next_step: str
-    """What the next step does: "step", "restart" or "refuse"."""
-    seed: int
-    next_seed: int | None
-    faults: int
-
-
 class EnvSlot:
-    """Keeps one env playable. None of its methods raises what the env raises."""
+    """Keeps one env playable. Resets and steps do not raise what the env raises."""
 
-    __slots__ = ("act", "autoreset", "env", "faults", "next_seed", "seed", "spec")
+    __slots__ = ("act", "autoreset", "catches", "env", "faults", "next_seed", "seed", "spec")
 
     def __init__(self, spec: EnvSpec, autoreset: Autoreset, env: Any = None) -> None:
         self.spec = spec
@@ -79,10 +68,11 @@ class EnvSlot:
         self.seed = spec.seed  # the last one that a caller chose
         self.next_seed: int | None = spec.seed  # for a reset without a seed
         self.faults = 0
+        self.catches: tuple[type[BaseException], ...] = FAULTS
         self.act: Callable[[str], Turn] = self.restart
 
     def open(self) -> None:
-        """Build the env now. The one method that raises: arguments that fit no env are a mistake."""
+        """Build the env now. It raises: arguments that fit no env are a mistake."""
         if self.env is None:
             self.env = self.spec.build()
 
@@ -92,25 +82,21 @@ class EnvSlot:
         elif self.next_seed is not None:
             seed = self.next_seed
         try:
-            if self.env is None:
-                self.env = self.spec.build()
+            self.open()
             observation, info = self.env.reset(seed)
             self.act = self.env.step
-        except FAULTS as fault:
-            return self.fail_reset(fault)
+        except self.catches as fault:
+            self.act = self.refuse if self.autoreset == "off" else self.restart
+            return "", self.fail(describe(fault)).info
         self.next_seed = None
         return observation, info
-
-    def fail_reset(self, fault: BaseException | str) -> tuple[Observation, dict[str, Any]]:
-        self.act = self.refuse if self.autoreset == "off" else self.restart
-        return "", self.fail(fault).info
 
     def step(self, action: str) -> Turn:
         try:
             turn = self.act(action)
             return self.end(turn) if turn[2] or turn[3] else turn
-        except FAULTS as fault:
-            return self.end(self.fail(fault))
+        except self.catches as fault:
+            return self.end(self.fail(describe(fault)))
 
     def end(self, turn: Turn) -> Turn:
         """The result of an episode's last turn; also decides what the next step will do."""
@@ -127,17 +113,16 @@ class EnvSlot:
         self.act = self.refuse if self.autoreset == "off" else self.restart
         return turn
 
-    def fail(self, fault: BaseException | str) -> Turn:
+    def fail(self, error: str) -> Turn:
         """Discard the env; the truncated turn that reports the fault."""
         self.close()
         self.faults += 1
         # a fresh env has no seed of its own: give it one that the seed of the slot fixes
         self.next_seed = random.Random(f"{self.seed}/{self.faults}").getrandbits(53)
-        error = fault if isinstance(fault, str) else describe(fault)
         return Turn("", truncated=True, info={"error": error})
 
     def recover(self, error: str) -> Turn:
-        """The result of a step that was abandoned at its deadline, or raised in its thread."""
+        """The result of a step that was abandoned at its deadline."""
         self.act = self.refuse  # an episode was running, even if this slot is new
         return self.end(self.fail(error))
 
@@ -167,14 +152,15 @@ class EnvSlot:
         return target(*arguments) if callable(target) else target
 
     @property
-    def state(self) -> SlotState:
+    def state(self) -> list[Any]:
+        """What the next step does ("step", "restart" or "refuse"), `seed`, `next_seed`, `faults`."""
         next_step = "step"
         if self.act in (self.restart, self.refuse):
             next_step = "restart" if self.act == self.restart else "refuse"
-        return SlotState(next_step, self.seed, self.next_seed, self.faults)
+        return [next_step, self.seed, self.next_seed, self.faults]
 
     @state.setter
-    def state(self, state: SlotState) -> None:
+    def state(self, state: Sequence[Any]) -> None:
         next_step, self.seed, self.next_seed, self.faults = state
         if next_step != "step":
             self.act = getattr(self, next_step)
@@ -188,7 +174,7 @@ class EnvSlot:
 
     def get_state(self) -> dict[str, Any]:
         state = None if self.env is None else self.env.get_state()
-        return {"env": state, "slot": list(self.state)}
+        return {"env": state, "slot": self.state}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         if state["env"] is None:
@@ -196,13 +182,41 @@ class EnvSlot:
         else:
             self.open()
             self.env.set_state(state["env"])
-        self.state = SlotState(*state["slot"])
+        self.state = state["slot"]
 
     def close(self) -> None:
         env, self.env = self.env, None
         if env is not None:
-            with contextlib.suppress(*FAULTS):  # it is discarded either way
+            with contextlib.suppress(*self.catches):  # it is discarded either way
                 env.close()
+
+
+class EnvFailure(NamedTuple):
+    """The result of a `call` that raised; resets and steps report theirs in info["error"]."""
+
+    error: str
+
+
+class SlotRequest(NamedTuple):
+    """One method call on one slot, in plain data: it travels to the thread of that slot."""
+
+    method: str
+    """A method of EnvSlot: "reset", "step", "recover", "call", "get_state", "set_state"."""
+    arguments: tuple[Any, ...] = ()
+
+    def run(self, slot: EnvSlot) -> Any:
+        try:
+            return getattr(slot, self.method)(*self.arguments)
+        except slot.catches as fault:  # of a call: resets and steps catch their own
+            return EnvFailure(describe(fault))
+
+    def failed(self, error: str) -> Any:
+        """The result of a request that will never be answered."""
+        if self.method == "reset":
+            return "", {"error": error}
+        if self.method == "recover":
+            return Turn("", truncated=True, info={"error": error})
+        return EnvFailure(error)
 
 
 def describe(fault: BaseException) -> str:

@@ -14,8 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from graft.envs.vector.base import VectorEnv
-from graft.envs.vector.request import SlotRequest
-from graft.envs.vector.slot import EnvSlot
+from graft.envs.vector.slot import EnvSlot, SlotRequest
 
 ResultQueue = SimpleQueue[tuple["SlotThread", Any]]
 
@@ -29,6 +28,9 @@ class SlotThread:
     def __init__(self, index: int, slot: EnvSlot, results: ResultQueue) -> None:
         self.index = index
         self.slot = slot
+        slot.catches = (
+            BaseException,
+        )  # Ctrl-C never arrives on this thread: the env raised it all
         self.results = results
         self.requests: SimpleQueue[SlotRequest | None] = SimpleQueue()
         self.running: SlotRequest | None = None
@@ -40,7 +42,7 @@ class SlotThread:
 
     def work(self) -> None:
         while (request := self.requests.get()) is not None:
-            self.results.put((self, request.run_in_thread(self.slot)))
+            self.results.put((self, request.run(self.slot)))
         self.slot.close()
 
     def submit(self, request: SlotRequest, seconds: float) -> None:
@@ -57,21 +59,11 @@ class ThreadVector(VectorEnv):
     """Steps overlap: 16 envs that wait 100 ms answer together after 100 ms."""
 
     def __init__(self, slots: Sequence[EnvSlot], timeout: float | None = None) -> None:
-        super().__init__([slot.spec for slot in slots], slots[0].autoreset, timeout)
+        super().__init__(slots, timeout)
         self._results: ResultQueue = SimpleQueue()
         self._threads = [SlotThread(i, slot, self._results) for i, slot in enumerate(slots)]
         # threads do not refer to the vector, so that one without references can end them
         self._finalizer = weakref.finalize(self, stop_all, self._threads)
-
-    @property
-    def envs(self) -> list[Any]:
-        return [one.slot.env for one in self._threads]
-
-    def fork(self) -> ThreadVector:
-        self._check_idle()
-        twin = ThreadVector([one.slot.fork() for one in self._threads], self.timeout)
-        twin.is_started = self.is_started
-        return twin
 
     def _submit(self, requests: Mapping[int, SlotRequest]) -> None:
         for index, request in requests.items():
@@ -105,7 +97,8 @@ class ThreadVector(VectorEnv):
             f"{self.timeout:g} s for a {request.method}"
         )
         late.stop()
-        thread = SlotThread(late.index, late.slot.successor(), self._results)
+        self.slots[late.index] = late.slot.successor()
+        thread = SlotThread(late.index, self.slots[late.index], self._results)
         self._threads[late.index] = thread
         if request.method == "step":  # the new thread answers, after an autoreset if there is one
             thread.submit(SlotRequest("recover", (error,)), self.timeout)
