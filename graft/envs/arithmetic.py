@@ -8,11 +8,7 @@ from fractions import Fraction
 
 from graft.envs.base import BaseEnv, Trace
 from graft.envs.splits import check_split, split_of
-from graft.envs.wording import (
-    flat_in_words,
-    numbers_in_words,
-    operators_in_words,
-)
+from graft.envs.wording import flat_in_words, numbers_in_words, operators_in_words
 from graft.registry import resolve
 from graft.rewards.answers import last_marked, same_number
 from graft.text.parse import last_number, marked_number

@@ -24,12 +24,7 @@ from graft.registry import resolve
 from graft.text.parse import ToolCall
 from graft.tools import ERROR, has_state, is_error, make_tools
 from graft.tools.calling import call_tool, shorten
-from graft.tools.formats import (
-    FORMATS,
-    CallFormat,
-    CallStyle,
-    instructions_for,
-)
+from graft.tools.formats import FORMATS, CallFormat, CallStyle, instructions_for
 from graft.tools.function import FunctionTool
 from graft.tools.rebind import Memo, check_tools, rebound
 from graft.tools.schema import schema
@@ -414,7 +409,4 @@ def with_instructions(observation: Observation, instructions: str, suffix: str =
         gap = "" if not before or before.endswith("\n") else "\n"
         return f"{before}{gap}{instructions}" + (f"\n{suffix}" if suffix else "")
     *others, last = observation
-    return [
-        *others,
-        {**last, "content": with_instructions(last["content"], instructions, suffix)},
-    ]
+    return [*others, {**last, "content": with_instructions(last["content"], instructions, suffix)}]

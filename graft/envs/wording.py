@@ -33,12 +33,7 @@ OUTER = {
     "/": "division of {0} by {1}",
 }
 INNER = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
-_SIGNS: dict[type[ast.operator], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-}
+_SIGNS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 def number_in_words(number: int) -> str:

@@ -26,13 +26,7 @@ from graft.data.tables import RowTable
 from graft.envs.base import Trace
 from graft.envs.dataset.base import DatasetEnv, open_table
 from graft.protocols import Observation
-from graft.rewards.answers import (
-    accepted_answers,
-    countdown_score,
-    last_answer,
-    same_text,
-    word_f1,
-)
+from graft.rewards.answers import accepted_answers, countdown_score, last_answer, same_text, word_f1
 from graft.rewards.maths.grading import grade
 from graft.rewards.sources import grade_by_source
 from graft.text.parse import last_boxed

@@ -23,11 +23,7 @@ class GuessTheNumber(Game):
     saved = (*Game.saved, "low", "high", "tried")
 
     def __init__(
-        self,
-        *,
-        min_number: int | None = 1,
-        max_number: int | None = 20,
-        max_turns: int | None = 10,
+        self, *, min_number: int | None = 1, max_number: int | None = 20, max_turns: int | None = 10
     ) -> None:
         super().__init__(max_turns)
         most = 10 if min_number is None else min_number

@@ -30,11 +30,7 @@ class Hangman(Game):
     word_length: int
 
     def __init__(
-        self,
-        *,
-        word_length: int | None = 5,
-        hardcore: bool = False,
-        max_turns: int | None = 15,
+        self, *, word_length: int | None = 5, hardcore: bool = False, max_turns: int | None = 15
     ) -> None:
         super().__init__(max_turns, word_length=word_length)
         self.hardcore = hardcore

@@ -88,10 +88,7 @@ class VectorEnv:
         return twin
 
     def reset(
-        self,
-        seed: int | Sequence[int | None] | None = None,
-        *,
-        only: Iterable[int] | None = None,
+        self, seed: int | Sequence[int | None] | None = None, *, only: Iterable[int] | None = None
     ) -> tuple[list[Observation], list[dict[str, Any]]]:
         """Begin an episode in every env, or in those of `only`, in that order.
 
