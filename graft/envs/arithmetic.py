@@ -91,12 +91,9 @@ class Arithmetic(BaseEnv):
         split: str = "train",
     ) -> None:
         super().__init__()
-        if not (
-            1 <= digits <= 9 and 1 <= operations <= 20
-        ):  # larger ones do not fit the limits above
-            raise ValueError(
-                f"digits={digits}, operations={operations}: must lie in 1..9 and in 1..20"
-            )
+        # larger ones do not fit the limits above
+        if not (1 <= digits <= 9 and 1 <= operations <= 20):
+            raise ValueError(f"{digits=}, {operations=}: must lie in 1..9 and in 1..20")
         if not 0.0 <= language <= 1.0:
             raise ValueError(f"language={language}: a share of the questions, must lie in 0..1")
         self.digits = digits

@@ -160,9 +160,8 @@ class BaseEnv(EnvSource):
         check_action(action)
         turn = as_turn(self.respond(action), UserObject(self, "env", "respond"))
         self.turns += 1
-        if not (turn.terminated or turn.truncated) and self.turns == self.max_turns:
-            turn = turn._replace(truncated=True)
-        self.is_over = turn.terminated or turn.truncated
+        turn = limit_turns(turn, self.turns, self.max_turns)
+        self.is_over = turn.is_over
         return turn
 
     def task(self) -> Task:

@@ -12,7 +12,8 @@ and the actions write the brackets and the semicolon.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from graft.envs.arithmetic import MAX_TRIES, draw_number
 from graft.envs.base import BaseEnv, Trace
@@ -24,8 +25,29 @@ from graft.tools.calculator import MAX_DIGITS, Calculator, evaluate, format_numb
 from graft.tools.formats import COMPACT, COMPACT_BARE, CallStyle
 from graft.types import Author, CallText, Turn
 
-SYNTAXES = {"compact": ("tags", COMPACT), "actions": ("actions", COMPACT_BARE)}
-"""Call syntax -> its format in `graft.tools.formats`, and the style of the results."""
+
+class CalculatorSyntax(NamedTuple):
+    """One way to write, answer and explain calls of a calculator."""
+
+    format: str
+    """A call format of `graft.tools.formats`; in "actions" the answer is only the value."""
+    style: CallStyle
+    call: str
+    """The text of a call; "{}" stands for the expression."""
+    gap: str = ""
+    """What a teacher writes between a result and the next text."""
+    hint: str = ""
+    """What the system message says about the calculator."""
+
+    def write(self, expression: str, lead: str = "") -> CallText:
+        text = lead + self.call.replace("{}", expression)
+        return CallText(text, Calculator.name, keys_of(expression))
+
+
+SYNTAXES = {
+    "compact": CalculatorSyntax("tags", COMPACT, "[{}]"),
+    "actions": CalculatorSyntax("actions", COMPACT_BARE, "[{}]"),
+}
 
 
 def draw_flat(
@@ -96,14 +118,39 @@ class Expression(BaseEnv):
         return str(-size if value < 0 else size)
 
 
-class CalculatorTask(ToolEnv):
+class CalculatorEnv(ToolEnv):
+    """A question with a calculator; None leaves the calculator out."""
+
+    shared = (*ToolEnv.shared, "syntax")
+
+    def __init__(
+        self,
+        env: BaseEnv,
+        calculator: Calculator | None,
+        syntax: CalculatorSyntax,
+        max_uses: int | None,
+    ) -> None:
+        tools = [] if calculator is None else [calculator]
+        styles = {tool.name: syntax.style for tool in tools}
+        super().__init__(env, tools, format=syntax.format, styles=styles, max_uses=max_uses)
+        self.syntax = syntax
+
+    def calls(self, expressions: Iterable[str]) -> Trace:
+        """A call for each expression and its result, as a demonstration shows them."""
+        trace: Trace = []
+        for expression in expressions:
+            call = self.syntax.write(expression, self.syntax.gap if trace else "")
+            value = self.tools[Calculator.name](expression)
+            trace += [(Author.POLICY, call), (Author.ENV, self.syntax.style.render(value))]
+        return trace
+
+
+class CalculatorTask(CalculatorEnv):
     """An `Expression` and a calculator that does one operation per call; see the top of this file.
 
     An invalid call is answered with "?;" and the episode goes on. `tool=False` leaves the calculator
     out: mental arithmetic, for comparison. `syntax` is "compact" or "actions".
     """
-
-    shared = (*ToolEnv.shared, "style")
 
     def __init__(
         self,
@@ -117,12 +164,9 @@ class CalculatorTask(ToolEnv):
         max_uses: int = 4,
     ) -> None:
         env = Expression(operands=operands, digits=digits, operators=operators, split=split)
-        form, style = resolve(syntax, SYNTAXES, "call syntax")
-        tools = [Calculator(max_operations=1)] if tool else []
-        styles = {Calculator.name: style} if tool else None
-        super().__init__(env, tools, format=form, styles=styles, max_uses=max_uses)
+        chosen = resolve(syntax, SYNTAXES, "call syntax")
+        super().__init__(env, Calculator(max_operations=1) if tool else None, chosen, max_uses)
         env.env_id = "calculator"
-        self.style: CallStyle = style
 
     @property
     def alphabet(self) -> str:
@@ -144,20 +188,12 @@ class CalculatorTask(ToolEnv):
         inner: Expression = self.env
         if rng.random() >= tool_rate:
             return [(Author.POLICY, inner.guess(rng))]
-        trace: Trace = []
-        for step in work(inner.expression).steps if self.tools else ():
-            trace.append((Author.POLICY, write_call(step.text)))
-            trace.append((Author.ENV, self.style.render(self.tools[Calculator.name](step.text))))
-        return [*trace, (Author.POLICY, inner.answer)]
+        steps = work(inner.expression).steps if self.tools else ()
+        return [*self.calls(step.text for step in steps), (Author.POLICY, inner.answer)]
 
     def sample_random_action(self) -> str:
         """A call or an answer, each half the time."""
         rng = self.env.action_rng()
         if self.tools and rng.random() < 0.5:
-            return write_call(draw_flat(rng, (2, 2), self.env.digits, self.env.operators))
+            return self.syntax.write(draw_flat(rng, (2, 2), self.env.digits, self.env.operators))
         return self.env.guess(rng)
-
-
-def write_call(content: str) -> CallText:
-    """ "34*5" -> a `CallText` with the text "[34*5]": a call in either syntax."""
-    return CallText(f"{COMPACT.open}{content}{COMPACT.close}", Calculator.name, keys_of(content))

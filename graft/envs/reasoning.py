@@ -131,9 +131,7 @@ class Reasoning(BaseEnv):
 
     def respond(self, action: str) -> Turn:
         answer = last_boxed(action) or ""
-        has_answer = bool(
-            answer.strip()
-        )  # an empty box is no answer, although some scorers accept it
+        has_answer = bool(answer.strip())  # some scorers accept an empty box
         score = self._score(spellings(answer)) if has_answer and len(answer) <= MAX_ANSWER else 0.0
         return Turn(reward=score, terminated=True, info={"has_answer": has_answer})
 
@@ -142,13 +140,8 @@ class Reasoning(BaseEnv):
         if found.is_plain and found.gold is not None:
             return max(text_score(answer, found.gold) for answer in answers)
         try:
-            return WORKERS.call(
-                "graft.envs.reasoning:score",
-                self.settings,
-                found.entry,
-                answers,
-                timeout=SCORE_LIMIT,
-            )
+            arguments = (self.settings, found.entry, answers)
+            return WORKERS.call("graft.envs.reasoning:score", *arguments, timeout=SCORE_LIMIT)
         except NoWorkers:  # the answer was not scored, so it must not count as wrong
             raise
         except WorkerError:  # the scorer ran out of time or memory

@@ -171,7 +171,8 @@ class ToolEnv(Wrapper):
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
         if not self.is_checked:
-            check_tools(self._own(), [self, *inner_envs(self)])
+            own = {name: tool for name, tool in self.tools.items() if is_rebound(tool)}
+            check_tools(own, [self, *inner_envs(self)])
             self.is_checked = True
         self.previous = self._counters()
         reset: Any = as_reset(self.env.reset(seed, **options), UserObject(self.env, "env", "reset"))
@@ -230,10 +231,6 @@ class ToolEnv(Wrapper):
         self.env.close()
         for tool in self._stateful():
             tool.close()
-
-    def _own(self) -> dict[str, Any]:
-        """The user's own tools, which a fork makes again."""
-        return {name: tool for name, tool in self.tools.items() if is_rebound(tool)}
 
     def _stateful(self) -> list[Any]:
         return [tool for tool in self.tools.values() if has_state(tool)]
@@ -340,12 +337,7 @@ class ToolEnv(Wrapper):
 
     def _layers(self) -> list[ToolEnv]:
         """This env and the ToolEnvs inside it; "python_tool,search_tool" nests two."""
-        found: list[ToolEnv] = [self]
-        env = self.env
-        while isinstance(env, Wrapper):
-            found += [env] if isinstance(env, ToolEnv) else []
-            env = env.env
-        return found
+        return [self, *(env for env in inner_envs(self) if isinstance(env, ToolEnv))]
 
     def _uses(self) -> int:
         return sum(layer.tool_uses for layer in self._layers())

@@ -15,16 +15,9 @@ CALC_TURNS = 34  # 32 calls, one refusal, the answer
 SORT_TURNS = 32
 
 _DRAWN = (
-    "arithmetic-digit",
-    "arithmetic-lang1",
-    "arithmetic-lang2",
-    "arithmetic-lang3",
-    "countdown-0",
-    "countdown-1",
-    "countdown-2",
-    "calc-arithmetic",
-    "calc-countdown",
-    "calc-count",
+    *("arithmetic-digit", "arithmetic-lang1", "arithmetic-lang2", "arithmetic-lang3"),
+    *("countdown-0", "countdown-1", "countdown-2"),
+    *("calc-arithmetic", "calc-countdown", "calc-count"),
 )
 _SORTED = ("order", "sort", "sort-4", "sort-4-5", "compare")
 _GSM = ("data:gsm_8k_rewrite",)

@@ -24,16 +24,15 @@ from typing import Any, NamedTuple
 
 from graft.envs.arithmetic import Arithmetic
 from graft.envs.base import BaseEnv, Trace, as_messages
-from graft.envs.calculator import draw_flat
+from graft.envs.calculator import CalculatorEnv, CalculatorSyntax, draw_flat
 from graft.envs.countdown import draw_solution
 from graft.envs.earl.count import Count
 from graft.envs.earl.countdown import ExpressionCountdown
 from graft.envs.earl.gsm import GsmRewrite
 from graft.envs.earl.mix import Mix
-from graft.envs.earl.syntax import SYNTAXES, TAGS, CalculatorSyntax
+from graft.envs.earl.syntax import SYNTAXES
 from graft.envs.entry import NOTHING
 from graft.envs.splits import SPLITS, check_split
-from graft.envs.tool_env import ToolEnv
 from graft.protocols import Observation
 from graft.registry import resolve
 from graft.tools.calculator import Calculator, CalculatorError, evaluate
@@ -99,34 +98,25 @@ TASKS: dict[str, Questions] = {
 }
 
 
-class CalcChat(ToolEnv):
+class CalcChat(CalculatorEnv):
     """A question in a chat with a system message and, with `tool`, a calculator.
 
     As in the original, the whole response is graded, calls and results included: a policy that stops
     after "<result> 6 </result>" or "= 6" has written 6 last.
     """
 
-    shared = (*ToolEnv.shared, "syntax")
-    saved = (*ToolEnv.saved, "response")
+    saved = (*CalculatorEnv.saved, "response")
 
     def __init__(
         self,
         env: BaseEnv,
-        *,
         hinted: Collection[str],
-        tool: bool = True,
-        syntax: CalculatorSyntax = TAGS,
-        max_uses: int | None = MAX_USES,
+        tool: bool,
+        syntax: CalculatorSyntax,
+        max_uses: int | None,
     ) -> None:
-        super().__init__(
-            env,
-            [Calculator()] if tool else [],
-            format=syntax.format,
-            styles={Calculator.name: syntax.style} if tool else None,
-            max_uses=max_uses if tool else 0,
-        )
+        super().__init__(env, Calculator() if tool else None, syntax, max_uses if tool else 0)
         self.hinted = hinted
-        self.syntax = syntax
         self.response = ""
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
@@ -139,7 +129,7 @@ class CalcChat(ToolEnv):
         if not self.format.find(action, self.styles):
             return super().step(self.response + action)
         turn = super().step(action)
-        if self.syntax.is_bare:
+        if self.action_tools is not None:
             # a bare result: separated from the digits around it, as in the context
             self.response += f"{action} {turn.observation}\n"
         else:
@@ -159,11 +149,7 @@ class CalcChat(ToolEnv):
             )
         trace: Trace = []
         if self.tools and rng.random() < tool_rate:
-            for expression in calculations(self.env.current, rng, tries):
-                lead = self.syntax.gap if trace else ""
-                value = self.tools[Calculator.name](expression)
-                trace.append((Author.POLICY, self.syntax.write(expression, lead)))
-                trace.append((Author.ENV, self.syntax.style.render(value)))
+            trace = self.calls(calculations(self.env.current, rng, tries))
         [(_, answer)] = self.env.demonstrate(rng)
         if trace:  # the calls are the working: only the last line is left to write
             answer = self.syntax.gap + answer.rpartition("\n")[2]
@@ -218,8 +204,7 @@ def calc_task(
     env = Mix(parts, [questions.rows[index] for questions in sets.values()], split)
     env.data_source = next(iter(sets.values())).data_source
     hinted = [name for name, questions in sets.items() if questions.hint]
-    chosen: CalculatorSyntax = resolve(syntax, SYNTAXES, "call syntax")
-    return CalcChat(env, hinted=hinted, tool=tool, syntax=chosen, max_uses=max_uses)
+    return CalcChat(env, hinted, tool, resolve(syntax, SYNTAXES, "call syntax"), max_uses)
 
 
 def calculations(env: Any, rng: random.Random, tries: int) -> list[str]:

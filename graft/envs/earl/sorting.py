@@ -22,8 +22,15 @@ from graft.envs.earl.efficiency import (
     sort_by_comparing,
     sort_efficiency,
 )
-from graft.envs.earl.sorting_prompts import compare_question, sort_question, system_text
-from graft.envs.earl.sorting_sets import SETS, TASK_TOOLS, SortingSet, draw_facts
+from graft.envs.earl.sorting_sets import (
+    SETS,
+    TASK_TOOLS,
+    SortingSet,
+    compare_question,
+    draw_facts,
+    sort_question,
+    system_text,
+)
 from graft.envs.splits import check_split, split_of
 from graft.protocols import Observation
 from graft.registry import resolve

@@ -6,32 +6,9 @@ actions    calculate 12 + 6 =                  18, bare: the actions write the t
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from graft.tools.calculator import Calculator, keys_of
+from graft.envs.calculator import CalculatorSyntax
+from graft.tools.calculator import Calculator
 from graft.tools.formats import CallStyle, bare
-from graft.types import CallText
-
-
-class CalculatorSyntax(NamedTuple):
-    """One way to write, answer and explain calls."""
-
-    format: str
-    """A call format of `graft.tools.formats`."""
-    style: CallStyle
-    call: str
-    """The text of a call; "{}" stands for the expression."""
-    gap: str
-    """What a teacher writes between a result and the next text."""
-    hint: str
-    """What the system message says about the calculator."""
-    is_bare: bool = False
-    """Whether the answer is only the value, because the actions write the rest."""
-
-    def write(self, expression: str, lead: str = "") -> CallText:
-        text = lead + self.call.replace("{}", expression)
-        return CallText(text, Calculator.name, keys_of(expression))
-
 
 TAGS = CalculatorSyntax(
     format="tags",
@@ -54,6 +31,5 @@ ACTIONS = CalculatorSyntax(
     gap="",  # the actions end a result with a line break
     hint=" You may use a calculator as often as you like: write the keyword calculate and then an "
     "expression; its value follows the equals sign. Example: calculate (12 + 6) / 3 = 6",
-    is_bare=True,
 )
 SYNTAXES = {"tags": TAGS, "actions": ACTIONS}

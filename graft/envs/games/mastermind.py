@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import permutations, product
 from math import perm
 from operator import eq
@@ -74,15 +73,11 @@ class Mastermind(Game):
         words = numbers.split()
         if len(words) != self.code_length:
             return invalid(f"{len(words)} numbers were given, the code has {self.code_length}.")
-        values = plain_numbers(self.num_numbers)
-        guess = [values.get(word, 0) for word in words]
-        if 0 in guess:  # out of range, or written differently, such as 01
-            guess = [whole(word) for word in words]
-            if min(guess) < 1 or max(guess) > self.num_numbers:
-                shown = echo(" ".join(words))
-                return invalid(f"{shown}: every number must be from 1 to {self.num_numbers}.")
-            words = map(str, guess)
-        shown = " ".join(words)
+        guess = [whole(word) for word in words]
+        if min(guess) < 1 or max(guess) > self.num_numbers:
+            shown = echo(" ".join(words))
+            return invalid(f"{shown}: every number must be from 1 to {self.num_numbers}.")
+        shown = " ".join(map(str, guess))  # 01 is written as 1
         if shown in self.tried:
             return invalid(f"{shown} was tried before.")
         self.tried[shown] = True
@@ -151,8 +146,3 @@ def arrange(index: int, num_numbers: int, length: int) -> list[int]:
         index, at = divmod(index, len(left))
         row.append(left.pop(at))
     return row
-
-
-@lru_cache(64)
-def plain_numbers(num_numbers: int) -> dict[str, int]:
-    return {str(number): number for number in range(1, num_numbers + 1)}

@@ -42,9 +42,8 @@ def make_level(rng: random.Random, rows: int, cols: int, num_boxes: int, max_mov
     Of a few backward plays in the first room that has a valid one, the one kept maximises (changes
     from box to box) x (distances of the boxes from their goals): more planning, not just more steps.
     """
-    fast = random.Random(
-        rng.getrandbits(64)
-    )  # hundreds of draws, and the caller's generator is slow
+    # hundreds of draws, and the caller's generator is slow
+    fast = random.Random(rng.getrandbits(64))
     for _ in range(MAX_ROOMS):
         floor = carve(fast, rows, cols)
         if len(floor) < num_boxes + 2:

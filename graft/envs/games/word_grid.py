@@ -46,9 +46,8 @@ def lay_out(
     """
     if not 1 <= num_words <= len(words):
         raise ValueError(f"num_words={num_words}: must lie between 1 and {len(words)}")
-    fast = random.Random(
-        rng.getrandbits(64)
-    )  # hundreds of draws, and the caller's generator is slow
+    # hundreds of draws, and the caller's generator is slow
+    fast = random.Random(rng.getrandbits(64))
     crossings = num_words * (num_words - 1) // 2  # the most cells that words can share
     for _ in range(MAX_GRIDS):
         chosen = fast.sample(words, num_words)

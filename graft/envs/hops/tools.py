@@ -25,15 +25,26 @@ TOPK = 2
 _PRODUCT = re.compile(r"[0-9]{1,6}\*[0-9]{1,6}")
 
 
-class ExactFacts:
+class TownFacts:
+    """The facts of a town as documents; another process builds them again."""
+
+    kind = ""
+
+    def __init__(self, people: int) -> None:
+        self.people = people
+        self.fingerprint = f"hops-{self.kind}:{SEED}:{people}"
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.people,)
+
+
+class ExactFacts(TownFacts):
     """The one fact that a query names: "kab M" -> "mod". Other queries find nothing.
 
     A ranking by words does not work here: a query must name person and relation exactly.
     """
 
-    def __init__(self, people: int) -> None:
-        self.people = people
-        self.fingerprint = f"hops-exact:{SEED}:{people}"
+    kind = "exact"
 
     def open(self) -> None:
         facts = build_town(self.people, short=True).facts
@@ -47,20 +58,15 @@ class ExactFacts:
             for query in queries
         ]
 
-    def __reduce__(self) -> Any:
-        return ExactFacts, (self.people,)  # another process rebuilds the facts
 
-
-class RankedFacts:
+class RankedFacts(TownFacts):
     """Every fact as a document, ranked by BM25: "mentor of Kara Voss" finds hers first.
 
     The next ones share words with the query: another fact of hers, or one whose value is her name. Her
     own name is also in the title and so counts twice.
     """
 
-    def __init__(self, people: int) -> None:
-        self.people = people
-        self.fingerprint = f"hops-bm25:{SEED}:{people}"
+    kind = "bm25"
 
     def open(self) -> None:
         facts = build_town(self.people, short=False).facts
@@ -78,9 +84,6 @@ class RankedFacts:
             [Hit(str(number), *self._documents[number]) for number in self._index.search(q, topk)]
             for q in queries
         ]
-
-    def __reduce__(self) -> Any:
-        return RankedFacts, (self.people,)
 
 
 class BareSearch(SearchTool):

@@ -16,22 +16,7 @@ from graft.envs.webshop.shop import Goal, Product
 
 ALIKE = 85
 """Two texts with a fuzzy ratio above this count as equal."""
-SMALL_WORDS = {
-    "a",
-    "an",
-    "and",
-    "by",
-    "for",
-    "from",
-    "in",
-    "of",
-    "on",
-    "or",
-    "per",
-    "the",
-    "to",
-    "with",
-}
+SMALL_WORDS = set(words_of("a an and by for from in of on or per the to with"))
 
 
 class PurchaseScore(NamedTuple):
