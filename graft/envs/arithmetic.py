@@ -53,13 +53,20 @@ def draw_join(rng: random.Random, digits: int, operations: int) -> tuple[str, st
     return sides[0], rng.choice("+-*/"), sides[1]
 
 
+def value_of(expression: str) -> Fraction | None:
+    """The value; None if the text is not arithmetic, or divides by zero."""
+    try:
+        return evaluate(expression)
+    except CalculatorError:
+        return None
+
+
 def value_in_bounds(expression: str) -> Fraction | None:
     """The value if an answer can be exact: below 10^9, at most three decimals. Else None."""
-    try:
-        value = evaluate(expression)
-    except CalculatorError:  # a division by zero
+    value = value_of(expression)
+    if value is None or value >= MAX_VALUE or (value * 1000).denominator != 1:
         return None
-    return value if value < MAX_VALUE and (value * 1000).denominator == 1 else None
+    return value
 
 
 class Arithmetic(BaseEnv):

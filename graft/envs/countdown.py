@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from fractions import Fraction
 
+from graft.envs.arithmetic import value_of
 from graft.envs.base import BaseEnv, Trace
 from graft.envs.splits import check_range, check_split, split_of
 from graft.rewards.answers import countdown_score
 from graft.text.parse import last_tag
-from graft.tools.calculator import CalculatorError, evaluate
 from graft.types import Author, Turn
 
 MAX_TRIES = 100_000  # draws until an instance has the wanted split and range
@@ -104,7 +103,8 @@ class Countdown(NumberPuzzle):
 
     def respond(self, action: str) -> Turn:
         text = last_tag(action, self.tag) if self.tag else action
-        has_form = text is not None and (self.tag is not None or _is_arithmetic(text))
+        is_form = self.tag is not None or value_of(action.partition("=")[0]) is not None
+        has_form = text is not None and is_form
         score = countdown_score(text or "", self.answer["numbers"], self.answer["target"])
         reward = score or (self.format_reward if has_form else 0.0)
         return Turn(
@@ -113,12 +113,10 @@ class Countdown(NumberPuzzle):
 
     def _target_of(self, solution: str) -> int | None:
         """The value of an expression if it can be a target; else None."""
-        try:
-            value: Fraction = evaluate(solution)
-        except CalculatorError:  # a division by zero
+        value, (low, high) = value_of(solution), self.targets
+        if value is None or value.denominator != 1 or not low <= value <= high:
             return None
-        low, high = self.targets
-        return int(value) if value.denominator == 1 and low <= value <= high else None
+        return int(value)
 
     def _ask(self, given: Sequence[int], target: int) -> str:
         listed = ", ".join(str(number) for number in given)
@@ -130,11 +128,3 @@ class Countdown(NumberPuzzle):
 
     def write(self, expression: str) -> str:
         return f"<{self.tag}>{expression}</{self.tag}>" if self.tag else expression
-
-
-def _is_arithmetic(text: str) -> bool:
-    try:
-        evaluate(text.partition("=")[0])
-    except CalculatorError:
-        return False
-    return True

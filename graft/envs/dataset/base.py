@@ -177,7 +177,8 @@ def open_table(
         if place.split is not None:  # SPLIT@PATH: that split is all of the data
             return open_location(data, check=check), is_to_divide(split, data)
         if not place.is_hub:
-            names = splits_in(place.path)
+            folder = Path(place.path).expanduser()
+            names = list(data_files(folder)) if folder.is_dir() else []
             if not names:  # a single file is all of its data
                 return read_table(place.path, check=check), is_to_divide(split, data)
             chosen, is_divided = pick(names, split, hub_split)
@@ -211,12 +212,6 @@ def is_to_divide(split: str | None, where: str) -> bool:
             f"split out for all rows, or give a folder with a file {split}.jsonl"
         )
     return split is not None
-
-
-def splits_in(data: str) -> list[str]:
-    """The splits in a folder; none if `data` is a file."""
-    place = Path(data).expanduser()
-    return list(data_files(place)) if place.is_dir() else []
 
 
 def pick(names: Sequence[str], split: str | None, hub_split: str | None) -> tuple[str | None, bool]:

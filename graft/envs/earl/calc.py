@@ -22,7 +22,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from graft.envs.arithmetic import Arithmetic
+from graft.envs.arithmetic import Arithmetic, value_of
 from graft.envs.base import BaseEnv, Trace, as_messages
 from graft.envs.calculator import CalculatorEnv, CalculatorSyntax, draw_flat
 from graft.envs.countdown import draw_solution
@@ -35,7 +35,7 @@ from graft.envs.entry import NOTHING
 from graft.envs.splits import SPLITS, check_split
 from graft.protocols import Observation
 from graft.registry import resolve
-from graft.tools.calculator import Calculator, CalculatorError, evaluate
+from graft.tools.calculator import Calculator
 from graft.types import Author, Message, Turn
 
 MAX_USES = 32
@@ -224,9 +224,6 @@ def wrong_tries(env: ExpressionCountdown, rng: random.Random, count: int) -> lis
     found: list[str] = []
     while len(found) < count:
         attempt = draw_solution(rng, env.answer["numbers"])
-        try:
-            is_miss = evaluate(attempt) != evaluate(env.solution)
-        except CalculatorError:  # a division by zero
-            continue
-        found += [attempt] if is_miss else []
+        if value_of(attempt) not in (None, value_of(env.solution)):
+            found.append(attempt)
     return found

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graft.data.errors import DataError
-from graft.data.fields import as_object
+from graft.data.fields import as_object, without_none
 from graft.data.hub import locate
 from graft.data.tables import RowTable, data_files, read_table
 from graft.envs.base import BaseEnv, Trace
@@ -112,10 +112,10 @@ def _chosen(table: RowTable, split: str | None) -> tuple[Problem, ...]:
 
 
 def _problems(table: RowTable) -> Iterator[Problem]:
-    is_rewritten = any(_has_rewrite(_columns(row)) for row in table)
-    question_key, answer_key = (
-        ("question_rewrite", "answer_rewrite") if is_rewritten else ("question", "answer")
-    )
+    marks = {"question_rewrite", "answer_rewrite", "rewrite_tag"}
+    is_rewritten = any(_columns(row).keys() & marks for row in table)
+    suffix = "_rewrite" if is_rewritten else ""
+    question_key, answer_key = f"question{suffix}", f"answer{suffix}"
     num_skipped = 0
     for number, row in enumerate(table, 1):
         columns = _columns(row)
@@ -145,11 +145,6 @@ def _problems(table: RowTable) -> Iterator[Problem]:
 
 
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a row and of its `extra_info`."""
+    """The columns of a row and of its `extra_info` that hold something."""
     extra = as_object(row.get("extra_info"))
-    return {**extra, **row} if isinstance(extra, Mapping) else dict(row)
-
-
-def _has_rewrite(columns: Mapping[str, Any]) -> bool:
-    names = ("question_rewrite", "answer_rewrite", "rewrite_tag")
-    return any(columns.get(name) is not None for name in names)
+    return without_none({**extra, **row} if isinstance(extra, Mapping) else row)

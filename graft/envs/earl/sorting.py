@@ -160,17 +160,16 @@ class Sorting(BaseEnv):
                     "'order' needs items that are not; give others"
                 )
             raise ValueError(f"no {self.split} instance of {self.kind} with {n} items")
-        self.answer = self._relation() if self.kind == "compare" else self.target
+        if self.kind == "compare":
+            self.answer, question = self._relation(), compare_question(self.order, self.pair)
+        else:
+            can_compare = "compare" in self.tools
+            question = sort_question(self.order, self.facts, self.reverse, can_compare)
+            self.answer = self.target
         return [
             {"role": "system", "content": system_text(self.tools, self.syntax)},
-            {"role": "user", "content": self._question()},
+            {"role": "user", "content": question},
         ]
-
-    def _question(self) -> str:
-        if self.kind == "compare":
-            return compare_question(self.order, self.pair)
-        can_compare = "compare" in self.tools
-        return sort_question(self.order, self.facts, self.reverse, can_compare)
 
     @property
     def action_tools(self) -> tuple[str, ...] | None:
@@ -295,7 +294,8 @@ class Sorting(BaseEnv):
         match self.kind:
             case "compare":
                 answer = "".join((last_tag(self.response, "answer") or "").split())
-                is_right = answer in (_squeeze(self._relation()), _squeeze(self._relation(True)))
+                relations = self._relation(), self._relation(is_reversed=True)
+                is_right = answer in [relation.replace(" ", "") for relation in relations]
                 efficiency = float(sum(self.calls.values()) == 1)
             case "order":
                 is_right = self.order == self.target
@@ -310,7 +310,3 @@ class Sorting(BaseEnv):
         """ "A < B" for the two symbols of the question, or "B > A"."""
         pair = self.pair[::-1] if is_reversed else self.pair
         return carry_out(self.hidden, SortingCall("compare", (pair[0], pair[1])))[1]
-
-
-def _squeeze(text: str) -> str:
-    return text.replace(" ", "")

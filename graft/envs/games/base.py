@@ -19,9 +19,6 @@ from typing import Any, ClassVar
 from graft.envs.base import BaseEnv, Trace
 from graft.types import Author, Turn
 
-FORMAT_ERROR = -0.1
-"""The reward of a text without an action; it ends the game."""
-
 BOX = "\\boxed{"
 MAX_ECHO = 40  # characters of an action that feedback repeats
 
@@ -35,7 +32,7 @@ MoveResult = tuple[str, float, bool]
 class Game(BaseEnv):
     """Turns of `\\boxed{...}`; 1.0 in all for a won game.
 
-    An action that cannot be parsed ends the game with `FORMAT_ERROR`. One that breaks the rules
+    An action that cannot be parsed ends the game with `format_error`. One that breaks the rules
     earns 0, changes nothing and uses up its turn. The turn limit is a rule of the game: its Turn is
     both terminated and truncated.
     """
@@ -45,7 +42,7 @@ class Game(BaseEnv):
 
     It must take linear time: policies write a megabyte of blanks.
     """
-    format_error: float = FORMAT_ERROR
+    format_error = -0.1
     SIZES: ClassVar[tuple[tuple[int, ...], ...]] = ()
     """Rows of sizes, max_turns last; sizes that are given as None are drawn from them."""
     saved = (*BaseEnv.saved, "max_turns", "earned")

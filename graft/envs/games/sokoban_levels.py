@@ -30,10 +30,12 @@ PLAYS_PER_ROOM = 4
 class Level(NamedTuple):
     """Cells are numbered row after row."""
 
-    room: str
     boxes: list[int]
     player: int
     solution: list[str]
+    score: int = 0
+    """How much planning it takes; 0: no position of a backward play is a level."""
+    room: str = ""
 
 
 def make_level(rng: random.Random, rows: int, cols: int, num_boxes: int, max_moves: int) -> Level:
@@ -55,7 +57,7 @@ def make_level(rng: random.Random, rows: int, cols: int, num_boxes: int, max_mov
             signs = [FLOOR if at in floor else WALL for at in range(rows * cols)]
             for at in goals:
                 signs[at] = GOAL
-            return Level("".join(signs), sorted(best.boxes), best.player, best.solution)
+            return best._replace(room="".join(signs), boxes=sorted(best.boxes))
     raise ValueError(
         f"no Sokoban level found: dim_room=({rows}, {cols}), num_boxes={num_boxes}, "
         f"max_turns={max_moves}; take a larger room, fewer boxes or more turns"
@@ -79,18 +81,9 @@ def carve(rng: random.Random, rows: int, cols: int) -> set[int]:
     return floor
 
 
-class BackwardPlay(NamedTuple):
-    """A position reached by pulling. A score of 0: no position of the play is a level."""
-
-    score: int
-    boxes: list[int]
-    player: int
-    solution: list[str]
-
-
 def play_backwards(
     rng: random.Random, floor: set[int], cols: int, goals: list[int], max_moves: int
-) -> BackwardPlay:
+) -> Level:
     """Pull boxes at random from their goals; the best position of the play."""
     steps = {name: down * cols + right for name, (down, right) in DIRECTIONS.items()}
     boxes = list(goals)
@@ -98,7 +91,7 @@ def play_backwards(
     free = floor - targets
     undone: list[str] = []  # the player's moves, backwards in time
     player, last, changes = -1, -1, 0
-    best = BackwardPlay(0, [], -1, [])
+    best = Level([], -1, [])
     for _ in range(max_moves):
         reached = walks(player, free, steps, max_moves - len(undone) - 1)
         pulls = [
@@ -130,7 +123,7 @@ def play_backwards(
             for box, goal in zip(boxes, goals, strict=True)
         )
         if score > best.score:
-            best = BackwardPlay(score, list(boxes), player, list(undone))
+            best = Level(list(boxes), player, list(undone), score)
     return best._replace(solution=[OPPOSITE[name] for name in reversed(best.solution)])
 
 

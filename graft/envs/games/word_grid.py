@@ -29,11 +29,8 @@ class PlacedWord(NamedTuple):
         return [(self.row + i, self.col) for i in range(len(self.word))]
 
 
-class WordGrid(NamedTuple):
-    """Rows of one character per cell, and the words in them."""
-
-    rows: list[str]
-    placed: list[PlacedWord]
+WordGrid = tuple[list[str], list[PlacedWord]]
+"""Rows of one character per cell, and the words in them."""
 
 
 def lay_out(
@@ -54,7 +51,7 @@ def lay_out(
         if max_cells is not None and sum(map(len, chosen)) - crossings > max_cells:
             continue
         grid = place_all(fast, words, sorted(chosen, key=len, reverse=True))
-        if grid is not None and (max_cells is None or count_letters(grid.rows) <= max_cells):
+        if grid is not None and (max_cells is None or count_letters(grid[0]) <= max_cells):
             return grid
     if max_cells is None:
         raise ValueError(f"num_words={num_words}: no grid was found; take fewer words")
@@ -86,7 +83,7 @@ def place_all(rng: random.Random, words: Sequence[str], queue: list[str]) -> Wor
         letters.update(zip(place.cells(), word, strict=True))
         taken[place.direction].update(place.cells())
     span = range(side)
-    return WordGrid(["".join([letters.get((r, c), BLANK) for c in span]) for r in span], placed)
+    return ["".join([letters.get((r, c), BLANK) for c in span]) for r in span], placed
 
 
 def spare(rng: random.Random, words: Sequence[str], word: str, used: Sequence[str]) -> str:

@@ -76,14 +76,9 @@ class WebShop(BaseEnv):
         self.shop = open_shop(str(BUNDLED if data is None else data))
         if not self.shop.goals[split]:
             raise ValueError(f"{data}: no instruction belongs to split={split!r}; add some")
-        self.goal_number = 0
-        self.view = "search"  # or "results", "item", "detail"
-        self.query, self.page_number = "", 1
-        self.hits: list[str] = []
-        self.asin, self.detail = "", ""
-        self.chosen: dict[str, str] = {}
+        self.goal_number = self.errors = 0
         self.visited: list[str] = []
-        self.errors = 0
+        self.leave()
 
     @property
     def goal(self) -> Goal:
@@ -102,8 +97,10 @@ class WebShop(BaseEnv):
 
     def leave(self) -> None:
         """Back to the search page; forget query, hits, product and options."""
-        self.view, self.query, self.hits, self.page_number = "search", "", [], 1
-        self.asin, self.detail, self.chosen = "", "", {}
+        self.view = "search"  # or "results", "item", "detail"
+        self.query, self.page_number, self.asin, self.detail = "", 1, "", ""
+        self.hits: list[str] = []
+        self.chosen: dict[str, str] = {}
 
     def page(self) -> Page:
         if self.view == "search":
