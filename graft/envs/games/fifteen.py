@@ -100,17 +100,17 @@ class FifteenPuzzle(Game):
     def board(self) -> str:
         return layout(self.num_rows) % tuple([SHOWN[tile] for tile in self.tiles])
 
-    def move(self, word: str) -> MoveResult:
-        word = word.lower()
+    def move(self, direction: str) -> MoveResult:
+        direction = direction.lower()
         gap = self.tiles.index(0)
-        tile = sources(self.num_rows)[gap].get(word)
+        tile = sources(self.num_rows)[gap].get(direction)
         if tile is None:
-            return invalid(f"{word}: no tile can move that way.")
+            return invalid(f"{direction}: no tile can move that way.")
         tiles = self.tiles
         tiles[gap], tiles[tile] = tiles[tile], 0
         if tiles == goal(self.num_rows):
-            return f"{word}. The board is in order.", 1.0, True
-        return f"{word}. Tile {tiles[gap]} moved.", 0.0, False
+            return f"{direction}. The board is in order.", 1.0, True
+        return f"{direction}. Tile {tiles[gap]} moved.", 0.0, False
 
     def reward_at_limit(self, reward: float) -> float:
         right = goal(self.num_rows)

@@ -70,12 +70,12 @@ class Mastermind(Game):
         return "Your next guess:"
 
     def move(self, numbers: str) -> MoveResult:
-        words = numbers.split()
-        if len(words) != self.code_length:
-            return invalid(f"{len(words)} numbers were given, the code has {self.code_length}.")
-        guess = [whole(word) for word in words]
+        written = numbers.split()
+        if len(written) != self.code_length:
+            return invalid(f"{len(written)} numbers were given, the code has {self.code_length}.")
+        guess = [whole(one) for one in written]
         if min(guess) < 1 or max(guess) > self.num_numbers:
-            shown = echo(" ".join(words))
+            shown = echo(" ".join(written))
             return invalid(f"{shown}: every number must be from 1 to {self.num_numbers}.")
         shown = " ".join(map(str, guess))  # 01 is written as 1
         if shown in self.tried:

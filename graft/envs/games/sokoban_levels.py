@@ -7,6 +7,7 @@ that play is a solution; pulling stops before it exceeds the turn limit.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 WALL, FLOOR, GOAL = "#", "_", "O"
@@ -128,7 +129,7 @@ def play_backwards(
 
 
 def walks(
-    player: int, free: set[int], steps: dict[str, int], max_steps: int
+    player: int, free: Set[int], steps: Mapping[str, int], max_steps: int
 ) -> dict[int, str | None]:
     """The reachable cells, each with the last step of a shortest path to it.
 
@@ -151,7 +152,7 @@ def walks(
     return reached
 
 
-def path_to(cell: int, reached: dict[int, str | None], steps: dict[str, int]) -> list[str]:
+def path_to(cell: int, reached: dict[int, str | None], steps: Mapping[str, int]) -> list[str]:
     path: list[str] = []
     while (name := reached[cell]) is not None:
         path.append(name)

@@ -102,11 +102,11 @@ def reader(space: Any, names: Sequence[str]) -> Parse:
 
     def parse(text: str) -> int | None:
         boxed = last_boxed(text)
-        word = (text if boxed is None else boxed).strip().casefold()
-        if word in names:
-            return start + names.index(word)
+        name = (text if boxed is None else boxed).strip().casefold()
+        if name in names:
+            return start + names.index(name)
         # no action number has more digits; int() of a very long text takes long
-        return int(word) if len(word) < 10 and word.isdecimal() else None
+        return int(name) if len(name) < 10 and name.isdecimal() else None
 
     return parse
 

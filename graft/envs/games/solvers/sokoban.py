@@ -14,7 +14,9 @@ Positions are expanded in the order of (steps so far) + (lower bound of pushes l
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
+
+from graft.envs.games.sokoban_levels import path_to, walks
 
 MAX_POSITIONS = 6_000
 """Positions that the search expands before it gives up: about half a second, 20 MB."""
@@ -23,7 +25,7 @@ Boxes = frozenset[int]
 
 
 def solve(
-    floor: Collection[int],
+    floor: Set[int],
     goals: Collection[int],
     boxes: Collection[int],
     player: int,
@@ -51,15 +53,15 @@ def solve(
             continue  # reached in fewer steps meanwhile
         if at.issubset(goals):
             return trail(before, here)
-        ways = walks(player, floor, at, steps)
+        reached = walks(player, floor - at, steps, len(floor))
         still = sum(pushes[box] for box in at)
         for box in sorted(at):
             for name, step in steps.items():
                 beyond = box + step
-                if box - step not in ways or beyond in at or beyond not in pushes:
+                if box - step not in reached or beyond in at or beyond not in pushes:
                     continue
                 new = (box, at - {box} | {beyond})
-                path = [*ways[box - step], name]
+                path = [*path_to(box - step, reached, steps), name]
                 total = taken + len(path)
                 if new in before and before[new][0] <= total:
                     continue
@@ -79,21 +81,6 @@ def trail(
         _, position, path = before[position]
         parts.append(path)
     return [name for path in reversed(parts) for name in path]
-
-
-def walks(
-    player: int, floor: Collection[int], boxes: Boxes, steps: Mapping[str, int]
-) -> dict[int, list[str]]:
-    """Every cell that the player can walk to, with a shortest path to it."""
-    ways: dict[int, list[str]] = {player: []}
-    edge = [player]
-    for cell in edge:  # grows while it is walked
-        for name, step in steps.items():
-            there = cell + step
-            if there in floor and there not in boxes and there not in ways:
-                ways[there] = [*ways[cell], name]
-                edge.append(there)
-    return ways
 
 
 def least_pushes(
