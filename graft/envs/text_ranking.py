@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from graft.tools.search.bm25 import top
+
 K1, B = 0.9, 0.4
 """How fast repeated words stop counting; how much long texts are discounted."""
 MAX_WORDS = 64
@@ -60,9 +62,4 @@ class TextRanking:
             if word in self.weights:
                 numbers, added = self.weights[word]
                 scores[numbers] += added
-        found = np.flatnonzero(scores)
-        if len(found) > limit > 0:  # sort only the best
-            least = np.partition(scores[found], -limit)[-limit]
-            found = found[scores[found] >= least]
-        best = np.lexsort((found, -scores[found]))[:limit]
-        return found[best].tolist()
+        return [number for number, _ in top(scores, limit)]

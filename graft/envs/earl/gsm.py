@@ -17,14 +17,14 @@ import logging
 import random
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from graft.data.errors import DataError
 from graft.data.fields import as_object, without_none
 from graft.data.hub import locate
-from graft.data.tables import RowTable, data_files, read_table
+from graft.data.tables import RowTable
 from graft.envs.base import BaseEnv, Trace
+from graft.envs.dataset.base import open_table
 from graft.envs.splits import check_split, split_of
 from graft.rewards.answers import last_marked, parse_number, same_number
 from graft.text.parse import marked_number
@@ -84,7 +84,7 @@ class GsmRewrite(BaseEnv):
 
 def open_problems(data: str | None, split: str) -> tuple[Problem, ...]:
     """The problems of one split, from `data` or from the folder of local data."""
-    place = locate(DATA) if data is None else Path(data).expanduser()
+    place = data or locate(DATA)
     if place is None:
         raise DataError(
             f"the rewritten GSM8K questions ({DATA}) are not on this machine and cannot be "
@@ -93,10 +93,8 @@ def open_problems(data: str | None, split: str) -> tuple[Problem, ...]:
             "answer (a folder "
             f"{DATA} under $GRAFT_DATA is found without data=)"
         )
-    names = list(data_files(place)) if place.is_dir() else []
-    is_split = len(names) > 1 or names == ["test"]
-    table = read_table(place, split if is_split else None)
-    chosen = _chosen(table, None if is_split else split)
+    table, is_divided = open_table(str(place), None, None, split, None)
+    chosen = _chosen(table, split if is_divided else None)
     if not chosen:
         raise DataError(
             f"{table.source}, {len(table)} rows, has no problem for split={split!r}; one in ten is a "
