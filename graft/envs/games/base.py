@@ -44,11 +44,11 @@ class Game(BaseEnv):
     """
     format_error = -0.1
     SIZES: ClassVar[tuple[tuple[int, ...], ...]] = ()
-    """Rows of sizes, max_turns last; sizes that are given as None are drawn from them."""
+    """Rows of sizes, max_turns last; sizes given as None are drawn from them with each instance."""
     saved = (*BaseEnv.saved, "max_turns", "earned")
 
     def __init__(self, max_turns: int | None, **sizes: int | None) -> None:
-        """`sizes` become attributes, and so do those that are drawn with each instance."""
+        """The `sizes`, given or drawn, become attributes."""
         super().__init__()
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns={max_turns}: must be 1 or more")

@@ -24,7 +24,6 @@ class FifteenPuzzle(Game):
 
     Every start is solvable and not solved yet: `monte_carlo` moves the gap from the ordered board,
     never straight back, by half to all of `mc_rand_moves` steps; `pure_random` draws among all boards.
-    Sizes of None are drawn from `SIZES` with each instance.
     """
 
     pattern = re.compile(r"\\boxed\{\s*+(up|down|left|right)\s*+\}", re.ASCII | re.IGNORECASE)

@@ -20,8 +20,7 @@ class Hangman(Game):
     """Every uncovered place pays 0.5 / word_length, the whole word another 0.5.
 
     Secret SEE: the letter E pays 0.5 * 2/3, then S pays the rest, as the word SEE would have done.
-    Sizes of None are drawn from `SIZES` with each instance; `hardcore` draws from the long word
-    list instead of the common words.
+    `hardcore` draws from the long word list instead of the common words.
     """
 
     pattern = re.compile(r"\\boxed\{\s*+([A-Za-z]++)\s*+\}", re.ASCII)

@@ -15,8 +15,7 @@ PEGS = "ABC"
 class TowerofHanoi(Game):
     """1.0 when all disks are on C; at the turn limit the share of the disks that are there.
 
-    Two disks: "A B", "A C", "B C" solves it. n disks take 2^n - 1 moves. A size of None is drawn
-    from `SIZES` with each instance.
+    Two disks: "A B", "A C", "B C" solves it. n disks take 2^n - 1 moves.
     """
 
     pattern = re.compile(r"\\boxed\{\s*+([ABCabc])\s*+,?+\s*+([ABCabc])\s*+\}", re.ASCII)

@@ -20,7 +20,7 @@ class Mastermind(Game):
     """Every black peg beyond the best guess so far pays 1 / code_length.
 
     Code 1 2 3 4: the guess 1 3 2 6 has one black peg (1) and two white ones (3, 2) and pays 0.25;
-    then 1 2 3 4 pays the other 0.75. Sizes of None are drawn from `SIZES` with each instance.
+    then 1 2 3 4 pays the other 0.75.
     """
 
     pattern = re.compile(r"\\boxed\{\s*+(\d[\d\s]*+)\}", re.ASCII)

@@ -18,8 +18,7 @@ class Minesweeper(Game):
 
     Mines are placed at the first reveal, outside the 3x3 block around it (if they do not fit
     there, in the block too, but never in the cell itself). With `strict_flags` the game is won
-    only by a reveal after which all mines are flagged as well; the rewards are the same. Sizes of
-    None are drawn from `SIZES` with each instance.
+    only by a reveal after which all mines are flagged as well; the rewards are the same.
     """
 
     pattern = re.compile(r"\\boxed\{\s*+([A-Za-z]++)\s++(\d++)\s++(\d++)\s*+\}", re.ASCII)

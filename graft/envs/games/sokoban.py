@@ -17,8 +17,7 @@ class Sokoban(Game):
     """1.0 when all boxes are on goals; at the turn limit the share of boxes that are.
 
     Every level has a solution within the turn limit: `answer`. Nothing is paid before the end, because
-    a box can be pushed off its goal again. Sizes of None are drawn from `SIZES`
-    with each instance.
+    a box can be pushed off its goal again.
     """
 
     pattern = re.compile(r"\\boxed\{\s{0,9}(up|down|left|right)\s{0,9}\}", re.ASCII | re.IGNORECASE)

@@ -18,8 +18,7 @@ class Sudoku(Game):
     """Each right digit pays its share of the cells that were empty; a wrong one is invalid.
 
     `clues` (GEM's name) is the number of attempts to empty a cell. A cell stays empty only if the
-    puzzle keeps one solution, so 50 attempts leave 43 to 50 empty cells. Sizes of None
-    are drawn from `SIZES` with each instance.
+    puzzle keeps one solution, so 50 attempts leave 43 to 50 empty cells.
     """
 
     pattern = re.compile(r"\\boxed\{\s*+(\d++)\s++(\d++)\s++(\d++)\s*+\}", re.ASCII)

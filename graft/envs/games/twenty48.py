@@ -27,8 +27,7 @@ class Game2048(Game):
     each. A doubling by a new tile is paid with the next move. A board without a legal move ends the game.
 
     After t moves the tiles sum to at most 4 (t + 2). So 512 in 50 turns (-hard) and 2048 in 100
-    (-extreme-hard) are out of reach: those games only pay for progress. Sizes of None are drawn from
-    `SIZES` with each instance.
+    (-extreme-hard) are out of reach: those games only pay for progress.
     """
 
     pattern = re.compile(r"\\boxed\{\s{0,9}(up|down|left|right)\s{0,9}\}", re.ASCII | re.IGNORECASE)

@@ -18,8 +18,7 @@ class Wordle(Game):
     """A place that turns green for the first time pays 0.5 / word_length, the word another 0.5.
 
     Secret ABBEY: the guess BABES is marked YYGGX and pays 0.2; then ABBEY pays 0.8. Secrets are
-    common words; with `only_real_words` every guess must be in the dictionary. Sizes of None are
-    drawn from `SIZES` with each instance.
+    common words; with `only_real_words` every guess must be in the dictionary.
     """
 
     pattern = re.compile(r"\\boxed\{\s*+([A-Za-z][A-Za-z\s]*+)\}", re.ASCII)
