@@ -58,6 +58,11 @@ class Game(BaseEnv):
         if sizes:
             self.sizes = playable_sizes(self.SIZES, **sizes, max_turns=max_turns)
             vars(self).update(zip(sizes, self.sizes[0], strict=False))
+        self.is_fixed = len(self.sizes) == 1
+        """Whether all instances have the same sizes, and so the same rules."""
+        if self.is_fixed:
+            self.max_turns = self.sizes[0][-1]
+        self.fixed_rules = ""
         self.earned = 0.0
         self.opening = ""  # the first board of the episode
         self.has_one_group = self.pattern.groups == 1
@@ -124,12 +129,15 @@ class Game(BaseEnv):
 
     def pose(self) -> str:
         self.earned = 0.0
-        if self.sizes:
-            row = self.sizes[0] if len(self.sizes) == 1 else self.rng.choice(self.sizes)
+        if len(self.sizes) > 1:
+            row = self.rng.choice(self.sizes)
             vars(self).update(zip(self.size_names, row, strict=True))
         self.draw_instance()
         self.opening = board = self.board()
-        return f"{self.rules()}\n{board}"
+        rules = self.fixed_rules or self.rules()
+        if self.is_fixed:  # writing them costs as much as a turn
+            self.fixed_rules = rules
+        return f"{rules}\n{board}"
 
     def margins(self) -> dict[str, Any]:
         return {"suffix": self.opening}

@@ -35,6 +35,7 @@ class GuessTheNumber(Game):
         if (min_number or 0) < 0:
             raise ValueError(f"min_number={min_number}: must be 0 or more; guesses have no sign")
         self.min_number, self.max_number, self.limit = min_number, max_number, max_turns
+        self.is_fixed = None not in (min_number, max_number, max_turns)
         self.low, self.high = min_number or 0, max_number or 0
         self.last = 0
         self.tried: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import permutations, product
 from math import perm
 from operator import eq
@@ -73,11 +74,15 @@ class Mastermind(Game):
         written = numbers.split()
         if len(written) != self.code_length:
             return invalid(f"{len(written)} numbers were given, the code has {self.code_length}.")
-        guess = [whole(one) for one in written]
-        if min(guess) < 1 or max(guess) > self.num_numbers:
-            shown = echo(" ".join(written))
-            return invalid(f"{shown}: every number must be from 1 to {self.num_numbers}.")
-        shown = " ".join(map(str, guess))  # 01 is written as 1
+        values = plain_numbers(self.num_numbers)
+        guess = [values.get(one, 0) for one in written]
+        if 0 in guess:  # out of range, or written differently, such as 01
+            guess = [whole(one) for one in written]
+            if min(guess) < 1 or max(guess) > self.num_numbers:
+                shown = echo(" ".join(written))
+                return invalid(f"{shown}: every number must be from 1 to {self.num_numbers}.")
+            written = map(str, guess)
+        shown = " ".join(written)
         if shown in self.tried:
             return invalid(f"{shown} was tried before.")
         self.tried[shown] = True
@@ -146,3 +151,8 @@ def arrange(index: int, num_numbers: int, length: int) -> list[int]:
         index, at = divmod(index, len(left))
         row.append(left.pop(at))
     return row
+
+
+@lru_cache(64)
+def plain_numbers(num_numbers: int) -> dict[str, int]:
+    return {str(number): number for number in range(1, num_numbers + 1)}

@@ -64,12 +64,14 @@ class WikiGame(Game):
         super().__init__(max_turns)
         if variant not in VARIANTS:
             raise ValueError(f"variant={variant!r}: must be one of {', '.join(VARIANTS)}")
-        length, unit = page_summary_length if is_pair(page_summary_length) else (0, "")
-        if unit not in UNITS or length < 1:
-            raise ValueError(
-                f"page_summary_length={page_summary_length!r}: must be (number, unit) with a number "
-                f"of 1 or more and one of the units {', '.join(UNITS)}"
-            )
+        match page_summary_length:
+            case [int(length), str(unit)] if unit in UNITS and length >= 1:
+                self.length, self.unit = length, unit
+            case _:
+                raise ValueError(
+                    f"{page_summary_length=}: must be (number, unit) with a number of 1 or more and one "
+                    f"of the units {', '.join(UNITS)}"
+                )
         if wiki is not None and backend != "local":
             raise ValueError(f"wiki={str(wiki)!r} is a file for backend='local', not {backend!r}")
         if trawler_kwargs and backend == "local":
@@ -77,7 +79,7 @@ class WikiGame(Game):
         settings = dict(trawler_kwargs or {}) if wiki is None else {"path": wiki}
         self.wiki: LocalWiki | ServedWiki = resolve(backend, BACKENDS, "wiki backend")(**settings)
         self.blocking = not isinstance(self.wiki, LocalWiki)
-        self.variant, self.length, self.unit = variant, length, unit
+        self.variant = variant
         self.current: Page = {"title": "", "summary": "", "links": []}
         self.target = self.current
         self.history: list[str] = []  # titles from the start to the page before the current one
@@ -240,7 +242,3 @@ class WikiGame(Game):
 
     def sample_random_action(self) -> str:
         return self.boxed(self.action_rng().choice(self.links() or [BACK]))
-
-
-def is_pair(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2

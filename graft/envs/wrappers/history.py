@@ -80,18 +80,10 @@ class History(Wrapper):
                 "the environment started another conversation (a sub-agent's, or a rewritten history), "
                 "which a history wrapper cannot show; leave the wrapper out"
             )
-        self.seen.append(
-            {
-                "action": turn.info.get("parsed_action", action),
-                "messages": [
-                    {
-                        "role": observe_as if observe_as in ("user", "tool") else role,
-                        "content": turn.observation,
-                    }
-                ],
-                **margins(turn.info),
-            }
-        )
+        role = observe_as if observe_as in ("user", "tool") else role
+        messages = [{"role": role, "content": turn.observation}]
+        played = turn.info.get("parsed_action", action)
+        self.seen.append({"action": played, "messages": messages, **margins(turn.info)})
         return turn._replace(observation=self._prompt(), info=self._without_margins(turn.info))
 
     def limited(self, turns: int) -> History:
