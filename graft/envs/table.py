@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +19,7 @@ from graft.envs.games.variants import GAMES
 from graft.envs.own_tools import with_own_tools
 from graft.envs.reasoning import REASONING
 from graft.envs.webshop import WEBSHOP
-from graft.envs.wrappers import wrap
+from graft.envs.wrappers import Wrappers, wrap
 from graft.protocols import Env
 from graft.registry import UnknownName, load, nearest
 from graft.tools.options import check_options
@@ -42,7 +42,7 @@ ENVS: dict[str, EnvEntry] = {
 def make(
     env_id: str | Callable[..., Any] | Env,
     *,
-    wrappers: str | Sequence[str | Mapping[str, Any]] = (),
+    wrappers: Wrappers = (),
     tokenizer: Any = None,
     **kwargs: Any,
 ) -> Any:
@@ -54,8 +54,8 @@ def make(
     Instead of an id: a class or function of your own, `make(MyEnv, wrappers="python_tool", size=3)`,
     or an instance, of which a copy is taken.
 
-    `wrappers` are names, innermost first: "python_tool,concat". Those that render chats take the
-    `tokenizer`.
+    `wrappers` are names, or functions from env to env, innermost first: "python_tool,concat". Those
+    that render chats take the `tokenizer`.
     """
     given, (env_id, entry) = env_id, _entry_of(env_id)
     build: Any = load(entry.build, "env") if isinstance(entry.build, str) else entry.build

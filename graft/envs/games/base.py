@@ -55,13 +55,12 @@ class Game(BaseEnv):
         self.max_turns = max_turns
         self.size_names = (*sizes, "max_turns")
         self.sizes: tuple[tuple[int, ...], ...] = ()
+        self.is_fixed = False  # whether all instances have the same sizes, and so the same rules
         if sizes:
             self.sizes = playable_sizes(self.SIZES, **sizes, max_turns=max_turns)
-            vars(self).update(zip(sizes, self.sizes[0], strict=False))
-        self.is_fixed = len(self.sizes) == 1
-        """Whether all instances have the same sizes, and so the same rules."""
-        if self.is_fixed:
-            self.max_turns = self.sizes[0][-1]
+            self.is_fixed = len(self.sizes) == 1
+            known = self.size_names if self.is_fixed else sizes  # max_turns is drawn too
+            vars(self).update(zip(known, self.sizes[0], strict=False))
         self.fixed_rules = ""
         self.earned = 0.0
         self.opening = ""  # the first board of the episode

@@ -7,9 +7,12 @@ threads    one thread per env; for envs that wait on tools, processes, servers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from graft.envs.vector.slot import Autoreset, EnvSlot, EnvSpec, WrapperSpec, checked_seed
+from graft.envs.table import make
+from graft.envs.vector.slot import Autoreset, EnvSlot, EnvSpec, checked_seed
+from graft.envs.wrappers import Wrappers
 
 if TYPE_CHECKING:
     from graft.envs.vector.base import VectorEnv
@@ -19,7 +22,7 @@ Mode = Literal["auto", "serial", "threads"]
 
 def make_vec(
     env_ids: str | Sequence[str],
-    wrappers: str | Sequence[WrapperSpec] | None = None,
+    wrappers: Wrappers | None = None,
     vec_kwargs: Sequence[Mapping[str, Any]] | None = None,
     async_mode: bool = False,
     seed: int = 0,
@@ -33,8 +36,8 @@ def make_vec(
     """A vector of envs: one per id, which may differ; `n` copies of a single one.
 
     Env i is built with `vec_kwargs[i]` and `kwargs`, of which `kwargs` win, inside of `wrappers`
-    (as `make` takes them, or functions from env to env; innermost first; `tokenizer=` for those that
-    render chats). Its first episode has the seed `seed + i`, or the "seed" in `vec_kwargs[i]`.
+    (as `make` takes them; `tokenizer=` for those that render chats). Its first episode has the seed
+    `seed + i`, or the "seed" in `vec_kwargs[i]`.
 
     `mode`: "auto" takes threads if an env is `blocking` or a `timeout` is set, else serial;
     `async_mode=True` is GEM's spelling of threads.
@@ -90,7 +93,7 @@ def make_vec(
 
 def env_specs(
     ids: Sequence[str],
-    wrappers: str | Sequence[WrapperSpec] | None,
+    wrappers: Wrappers | None,
     vec_kwargs: Sequence[Mapping[str, Any]] | None,
     seed: int,
     kwargs: Mapping[str, Any],
@@ -98,10 +101,9 @@ def env_specs(
     """One spec per env. The caller's dicts are read, never written: `[{}] * 8` is fine."""
     if vec_kwargs is not None and len(vec_kwargs) != len(ids):
         raise ValueError(f"{len(vec_kwargs)} vec_kwargs for {len(ids)} envs; give one per env")
-    around = (wrappers,) if isinstance(wrappers, str) else tuple(wrappers or ())
     specs: list[EnvSpec] = []
     for index, env_id in enumerate(ids):
-        args = dict(vec_kwargs[index]) if vec_kwargs is not None else {}
+        args = {"wrappers": wrappers or (), **(vec_kwargs[index] if vec_kwargs else {})}
         first = checked_seed(args.pop("seed", seed + index))
-        specs.append(EnvSpec(env_id, {**args, **kwargs}, around, first))
+        specs.append(EnvSpec(env_id, partial(make, env_id, **{**args, **kwargs}), first))
     return specs

@@ -14,11 +14,8 @@ import contextlib
 import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from graft.envs.table import make
-from graft.envs.wrappers import wrap
 from graft.protocols import Observation
 from graft.types import Turn
 
@@ -27,33 +24,16 @@ Autoreset = Literal["same_step", "next_step", "off"]
 FAULTS = (Exception, SystemExit)
 """What an env may raise. A KeyboardInterrupt comes from the terminal, not from the env."""
 
-WrapperSpec = str | Mapping[str, Any] | Callable[[Any], Any]
-"""A wrapper: its name, {name: {argument: value}}, or a function from env to env."""
-
 MAX_FAULT = 500  # characters of an error that are kept
 
 
-@dataclass(frozen=True, slots=True)
-class EnvSpec:
+class EnvSpec(NamedTuple):
     """How to build one env, and to build it again after a fault."""
 
     env_id: str
-    args: Mapping[str, Any]
-    wrappers: Sequence[WrapperSpec] = ()
-    """Put around it in this order: names that `make` knows, or functions from env to env."""
-    seed: int = 0
+    build: Callable[[], Any]
+    seed: int
     """Of the first episode."""
-
-    def build(self) -> Any:
-        args = dict(self.args)
-        tokenizer = args.pop("tokenizer", None)  # what `make` would hand to wrappers of its own
-        env = make(self.env_id, **args)
-        for wrapper in self.wrappers:
-            if callable(wrapper):
-                env = wrapper(env)
-            else:
-                env = wrap(env, [wrapper], tokenizer)
-        return env
 
 
 class EnvSlot:

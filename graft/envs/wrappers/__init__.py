@@ -33,11 +33,13 @@ WRAPPERS: dict[str, Any] = {
 }
 """Name -> the function or class that wraps an env: `build(env, **arguments)`."""
 
-Names = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]
-""" "a,b", {name: {argument: value}}, or a list of both."""
+Around = Callable[[Any], Any]
+"""A function from env to env."""
+Wrappers = str | Mapping[str, Any] | Around | Sequence[str | Mapping[str, Any] | Around]
+""" "a,b", {name: {argument: value}}, a function from env to env, or a list of these."""
 
 
-def wrap(env: Env, names: Names, tokenizer: Any = None) -> Any:
+def wrap(env: Env, names: Wrappers, tokenizer: Any = None) -> Any:
     """`env` inside the named wrappers, the first one innermost.
 
     wrap(env, ["python_tool", {"max_history": {"turns": 4}}, "your.module:Wrapper"])
@@ -49,12 +51,12 @@ def wrap(env: Env, names: Names, tokenizer: Any = None) -> Any:
     return env
 
 
-def get_wrapper_fns(names: Names, tokenizer: Any = None) -> list[Callable[[Env], Any]]:
+def get_wrapper_fns(names: Wrappers, tokenizer: Any = None) -> list[Around]:
     """One function from env to env per name; those that take a `tokenizer` are given it."""
     return [_builder(name, arguments, tokenizer) for name, arguments in _listed(names)]
 
 
-def _builder(name: str, arguments: Mapping[str, Any], tokenizer: Any) -> Callable[[Env], Any]:
+def _builder(name: str | Around, arguments: Mapping[str, Any], tokenizer: Any) -> Around:
     build = resolve(name, WRAPPERS, "wrapper")
     accepted = list(inspect.signature(build).parameters)
     given = dict(arguments)
@@ -64,7 +66,9 @@ def _builder(name: str, arguments: Mapping[str, Any], tokenizer: Any) -> Callabl
     return partial(build, **given)
 
 
-def _listed(names: Names) -> list[tuple[str, Mapping[str, Any]]]:
+def _listed(names: Wrappers) -> list[tuple[str | Around, Mapping[str, Any]]]:
+    if callable(names):
+        return [(names, {})]
     if isinstance(names, str):
         return [(name.strip(), {}) for name in names.split(",") if name.strip()]
     if isinstance(names, Mapping):
