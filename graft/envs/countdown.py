@@ -9,14 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from graft.envs.arithmetic import value_of
+from graft.envs.arithmetic import MAX_TRIES, value_of
 from graft.envs.base import BaseEnv, Trace
 from graft.envs.splits import check_range, check_split, split_of
 from graft.rewards.answers import countdown_score
 from graft.text.parse import last_tag
 from graft.types import Author, Turn
 
-MAX_TRIES = 100_000  # draws until an instance has the wanted split and range
 SIGNS = "+-*/"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from graft.envs.arithmetic import draw_nested, value_in_bounds
-from graft.envs.countdown import MAX_TRIES, NumberPuzzle
+from graft.envs.arithmetic import MAX_TRIES, draw_nested, value_in_bounds
+from graft.envs.countdown import NumberPuzzle
 from graft.envs.splits import check_split, split_of
 from graft.registry import resolve
 from graft.rewards.answers import countdown_score
