@@ -19,10 +19,14 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 GRACE = 1.0
 """Seconds after a deadline before it is reported: the waiting code enforces it first."""
@@ -93,6 +97,22 @@ def overdue(after: float) -> list[Wait]:
         if wait is not None:
             found.append(wait)
     return found
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of `call`, or TimeoutError; its daemon thread then continues."""
+    result: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="graft-within", daemon=True).start()
+    if not futures.wait([result], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return result.result()
 
 
 def clock(seconds: float) -> str:

@@ -1,10 +1,11 @@
-"""From names in recipes to objects: a table lookup, or the user's own "module:attr"."""
+"""From names in recipes to objects: a table lookup, or the user's own "module:attr"; their arguments."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
     """The known name that is spelled most like `name`."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
+
+
+def suggestion(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """ " did you mean 'grpo'?" for "grop"; "" where no known name is similar."""
+    hint = nearest(name, known)
+    return f" did you mean {hint!r}?" if hint else ""
 
 
 def load(path: str, what: str = "object") -> Any:
@@ -57,11 +64,9 @@ def load(path: str, what: str = "object") -> Any:
     for part in attribute.split("."):
         if not hasattr(target, part):
             names = [name for name in dir(target) if not name.startswith("_")]
-            hint = nearest(part, names)
-            meant = f"; did you mean {hint!r}?" if hint else ""
-            raise UnknownName(
-                f"{what} {path!r}: {module_name} has no {part!r}{meant}{_shadowed(module, here)}"
-            )
+            hint = suggestion(part, names)
+            meant = f"{hint and ';'}{hint}{_shadowed(module, here)}"
+            raise UnknownName(f"{what} {path!r}: {module_name} has no {part!r}{meant}")
         target = getattr(target, part)
     return target
 
@@ -90,9 +95,32 @@ def resolve(name: str | Callable[..., Any], table: Mapping[str, Any], what: str)
         return load(entry, what) if isinstance(entry, str) else entry
     if ":" in name:
         return load(name, what)
-    hint = nearest(name, table)
-    meant = f" did you mean {hint!r}?" if hint else ""
     raise UnknownName(
-        f"unknown {what} {name!r};{meant} known: {', '.join(sorted(table))}. "
+        f"unknown {what} {name!r};{suggestion(name, table)} known: {', '.join(sorted(table))}. "
         f'Your own: "your.module:name"'
     )
+
+
+def check_options(
+    build: Callable[..., Any],
+    options: Mapping[str, Any],
+    what: str,
+    given: Iterable[str] = (),
+) -> None:
+    """ValueError if `build` lacks one of the options, or requires another; the caller fills `given`.
+
+    >>> check_options(Calculator, {"max_operation": 1}, "tool 'calculator'")
+    ValueError: tool 'calculator' has no argument 'max_operation'; did you mean 'max_operations'? ...
+    """
+    accepted = inspect.signature(build).parameters.values()
+    named = [one for one in accepted if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    names = [one.name for one in named if one.name not in given]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in accepted)
+    known = ", ".join([*names, *(["..."] if takes_any else [])]) or "none"
+    for option in options:
+        if option not in names and not takes_any:
+            hint = suggestion(option, names)
+            raise ValueError(f"{what} has no argument {option!r};{hint} known: {known}")
+    for one in named:
+        if one.default is one.empty and one.name in names and one.name not in options:
+            raise ValueError(f"{what} needs {one.name}=; its arguments: {known}")

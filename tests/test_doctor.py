@@ -15,7 +15,7 @@ from graft.commands.doctor import doctor
 from graft.config import ConfigError, load_config
 from graft.doctor import Check, machine, report, resources
 from graft.doctor.conversation import conversation_check
-from graft.doctor.deadline import checked, within
+from graft.doctor.deadline import checked
 from graft.doctor.recipe import examine_recipe
 from graft.doctor.rewards import RewardTrial, reward_check, turns
 from graft.doctor.tools import answer_of, arguments_for, tool_checks
@@ -473,11 +473,10 @@ def test_a_look_that_hangs_or_breaks_is_a_line():
         raise SystemExit(3)
 
     (found,) = checked("exits", halfway, 5.0)
-    assert (found.verdict, found.seen) == ("fail", "RuntimeError: SystemExit: 3")
+    assert (found.verdict, found.seen) == ("fail", "SystemExit: 3")
     assert "GRAFT_DEBUG=1" in found.remedy
     (found,) = checked("ours", lambda: [][0] if False else _raise(ConfigError("do this")), 5.0)
     assert (found.seen, found.remedy) == ("do this", "")
-    assert within(5.0, lambda: 7) == 7
 
 
 def _raise(error: Exception):

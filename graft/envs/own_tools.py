@@ -7,7 +7,7 @@ from typing import Any
 from graft.envs.base import Wrapper
 from graft.envs.tool_env import ToolEnv
 from graft.tools import make_tool
-from graft.tools.options import check_options
+from graft.registry import check_options
 
 
 def own_tools(env: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from graft.registry import resolve
 from graft.tools.errors import ERROR, is_error
-from graft.tools.options import check_options
+from graft.registry import check_options
 
 __all__ = ["ERROR", "TOOLS", "has_state", "is_error", "make_tool", "make_tools"]
 
@@ -49,14 +49,11 @@ def make_tool(what: Any, **arguments: Any) -> Any:
             '{"mcp": "http://host:8000/mcp"} in a list of tools, or use graft.tools.mcp.McpTools'
         )
     target: Any = resolve(what, TOOLS, "tool") if isinstance(what, str) else what
-    if isinstance(target, type):
+    is_class = isinstance(target, type)
+    if is_class:
         check_options(target, arguments, f"tool {what!r}")
         target, arguments = target(**arguments), {}
-        if not callable(target) or not hasattr(target, "name"):
-            raise ValueError(
-                f"{what!r} is not a tool: it needs a name and __call__(content) -> str"
-            )
-    if not callable(target):
+    if not callable(target) or (is_class and not hasattr(target, "name")):
         raise ValueError(
             f"{what!r} is not a tool: pass a name, a typed function, or an object with a name and "
             "__call__(content) -> str"
@@ -82,11 +79,9 @@ def make_tools(what: Any) -> list[Any]:
         return [make_tool(name.strip()) for name in what.split(",") if name.strip()]
     if isinstance(what, Mapping):
         return [tool for name, arguments in what.items() for tool in _named(name, arguments)]
-    if callable(what):
-        return [make_tool(what)]
-    if not isinstance(what, Iterable):
-        raise ValueError(f"tools={what!r}: must be a list of tools, or names separated by commas")
-    return [tool for one in what for tool in make_tools(one)]
+    if not callable(what) and isinstance(what, Iterable):
+        return [tool for one in what for tool in make_tools(one)]
+    return [make_tool(what)]
 
 
 def _named(name: str, arguments: Any) -> list[Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
@@ -26,9 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
+from graft.deadlines import within
 from graft.tools import event_loop
 from graft.tools.errors import ERROR, ToolError
-from graft.tools.options import check_options
+from graft.registry import check_options
 from graft.tools.schema import arguments_in, tidy
 from graft.user_code import UserCodeError, UserObject, named, refusal, seen
 
@@ -147,39 +147,15 @@ def tool(function: Any = None, **options: Any) -> Any:
     """
     if function is None:
         return partial(tool, **options)
-    if not callable(function) and not isinstance(function, staticmethod | classmethod | property):
-        raise TypeError(f"@tool marks a function or method, not {seen(function)}")
-    if isinstance(function, staticmethod | classmethod | property | type):
-        kind = type(function).__name__
+    if not callable(function) or isinstance(function, staticmethod | classmethod | type):
         raise TypeError(
-            f"@tool marks a function or method, not a {kind}; put it on the plain function inside"
+            f"@tool marks a plain function or method, not {seen(function)}; put it on the function inside"
         )
     check_options(FunctionTool, options, "@tool", given=("function",))
     if isinstance(function, MethodType):  # a bound method is complete: nothing to mark
         return FunctionTool(function, **options)
     vars(function)["__tool__"] = options
     return function
-
-
-def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """The result of `work`, or TimeoutError; its thread then continues."""
-    done: list[Any] = []
-    failed: list[BaseException] = []
-
-    def target() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:  # raised again below, in the calling thread
-            failed.append(error)
-
-    worker = threading.Thread(target=target, name="graft-tool-call", daemon=True)
-    worker.start()
-    worker.join(seconds)
-    if failed:
-        raise failed[0]
-    if not done:
-        raise TimeoutError
-    return done[0]
 
 
 def as_text(value: Any) -> str:
@@ -230,10 +206,10 @@ def arguments_model(
         ) from None
     fields: dict[str, Any] = {}
     for number, parameter in enumerate(signature.parameters.values()):
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ValueError(f"tool {name!r}: {parameter} has no schema; name every parameter")
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ValueError(f"tool {name!r}: {parameter.name!r} is positional-only; remove the /")
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ValueError(
+                f"tool {name!r}: {parameter} cannot be passed by name; name every parameter, without * and /"
+            )
         if parameter.annotation is parameter.empty:
             raise ValueError(
                 f"tool {name!r}: parameter {parameter.name!r} has no type hint; "

@@ -22,7 +22,6 @@ from typing import Any
 
 from graft.tools import event_loop
 from graft.tools.errors import ERROR, ToolError
-from graft.tools.mcp_config import where
 
 MAX_CLOSE = 10.0  # seconds for a server to end before it is cancelled
 MAX_PAGES = 100  # of a list of tools
@@ -90,28 +89,25 @@ class Link:
                 async with self._opening:
                     if holder is self._holder:  # else another task has reconnected already
                         await self._drop()
-        raise ToolError(f"MCP server {self.name!r} ({where(self.entry)}) cannot be reached: {why}")
+        where = self.entry.get("url") or " ".join([self.entry["command"], *self.entry["args"]])
+        raise ToolError(f"MCP server {self.name!r} ({where}) cannot be reached: {why}")
 
     async def _list(self, client: Any) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        found: list[Any] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             try:
                 page = await self._guarded(client.list_tools(cursor=cursor))
             except (TimeoutError, Refused) as error:
                 raise Broken(f"it does not list its tools: {error!r}") from error
-            found += [
-                {
-                    "name": tool.name,
-                    "description": tool.description or "",
-                    "parameters": tool.input_schema,
-                }
-                for tool in page.tools
-            ]
+            found += page.tools
             cursor = page.next_cursor
             if cursor is None:
                 break
-        return found
+        return [
+            {"name": t.name, "description": t.description or "", "parameters": t.input_schema}
+            for t in found
+        ]
 
     async def _call(self, client: Any, name: str, arguments: dict[str, Any]) -> str:
         try:

@@ -54,7 +54,7 @@ def zone(name: str) -> ZoneInfo:
 
 
 def main(arguments: list[str]) -> None:
-    if len(arguments) > 1 or not all(word.isdecimal() for word in arguments):
+    if len(arguments) > 1 or not all(text.isdecimal() for text in arguments):
         sys.exit("usage: python -m graft.tools.mcp_time [PORT]    without a port: on stdio")
     port = int(arguments[0]) if arguments else None
     if port is not None:  # stdout belongs to the protocol

@@ -21,8 +21,7 @@ from graft.envs.tool_env import ToolEnv
 from graft.protocols import Tool
 from graft.tools import event_loop, make_tools, mcp_time
 from graft.tools.errors import ToolError
-from graft.tools.mcp import McpTools
-from graft.tools.mcp_config import read_config
+from graft.tools.mcp import McpTools, read_config
 from graft.types import Turn
 from tests.held import open_files
 

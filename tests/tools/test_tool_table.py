@@ -61,7 +61,7 @@ def test_mistakes_are_named():
         make_tool("calculator", max_op=1)
     with pytest.raises(ValueError, match="no argument 'timout'; did you mean 'timeout'"):
         make_tool(shout, timout=1)
-    with pytest.raises(ValueError, match="is not a tool: it needs a name"):
+    with pytest.raises(ValueError, match="is not a tool"):
         make_tool(Nameless)
     with pytest.raises(ValueError, match="needs their addresses"):
         make_tools("calculator,mcp")

@@ -12,7 +12,7 @@ from typing import Any
 
 from graft.protocols import Env
 from graft.registry import resolve
-from graft.tools.options import check_options
+from graft.registry import check_options
 from graft.user_code import UserObject, check_env, naming
 
 WRAPPERS: dict[str, Any] = {

@@ -11,7 +11,7 @@ from graft.envs.tool_env import ToolEnv
 from graft.protocols import Env
 from graft.tools import has_state, make_tools
 from graft.tools.formats import CallStyle, plain
-from graft.tools.options import check_options
+from graft.registry import check_options
 
 MAX_USES = 5
 

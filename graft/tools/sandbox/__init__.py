@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from graft.tools.sandbox.choice import Method, choose, methods
 from graft.tools.sandbox.outcome import SandboxError, SandboxOutcome, SandboxUnavailable
-from graft.tools.sandbox.run import run_python
-from graft.tools.sandbox.session import SandboxSession
+from graft.tools.sandbox.run import SandboxSession, run_python
 
 __all__ = [
     "Method",

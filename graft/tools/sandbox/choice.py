@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import threading
 from typing import NamedTuple
 
 from graft.tools.sandbox import hosts
@@ -50,7 +49,6 @@ class Method(NamedTuple):
 
 
 _tried: dict[str, Method] = {}
-_lock = threading.RLock()
 
 
 def methods() -> list[Method]:
@@ -85,14 +83,10 @@ def choose(name: str = "auto") -> str:
 
 
 def probe(name: str) -> Method:
-    """The result of trying a method, which happens once per process."""
-    found = _tried.get(name)
-    if found is None:
-        with _lock:  # other threads wait for the result
-            if name not in _tried:
-                _tried[name] = _try(name)
-            found = _tried[name]
-    return found
+    """The result of trying a method, once per process; threads that come meanwhile try it too."""
+    if name not in _tried:
+        _tried[name] = _try(name)
+    return _tried[name]
 
 
 def _try(name: str) -> Method:
@@ -111,12 +105,3 @@ def _try(name: str) -> Method:
         hosts.close_all(name)
         return Method(name, False, f"a trial program {report}")
     return Method(name, True, "a trial program could neither read a file nor open a socket")
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()  # another thread of the parent may have held it
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

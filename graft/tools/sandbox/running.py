@@ -113,8 +113,10 @@ class Running:
         self._read_rest(max_output)
         return why or ("output" if len(self.stdout) + len(self.stderr) > max_output else "")
 
-    def outcome(self, max_output: int, seconds: float, why: str) -> SandboxOutcome:
-        """The output since the last call, and the exit code or the reply."""
+    def finish(self, timeout: float, max_output: int) -> SandboxOutcome:
+        """`wait`, then the output since the last call and the exit code or the reply."""
+        began = time.monotonic()
+        why = self.wait(timeout, max_output)
         if self.ending is not None:
             exit_code, exceeded = self.ending
         else:
@@ -128,17 +130,12 @@ class Running:
             stdout=stdout,
             stderr=stderr,
             exit_code=exit_code,
-            seconds=seconds,
+            seconds=time.monotonic() - began,
             is_timeout=why == "timeout",
             is_out_of_memory=exceeded == "memory" or ran_out_of_memory(stderr),
             is_output_cut=why == "output",
         )
 
-    def finish(self, timeout: float, max_output: int) -> SandboxOutcome:
-        """`wait`, then the outcome."""
-        began = time.monotonic()
-        why = self.wait(timeout, max_output)
-        return self.outcome(max_output, time.monotonic() - began, why)
 
     def stop(self) -> None:
         """Kill the child, from any thread; `wait` then returns."""

@@ -21,8 +21,8 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from graft.deadlines import Wait, skip_frames_in
-from graft.train.distributed.heartbeat import ProcessesLost, ProcessFailure, RankHeartbeat, within
+from graft.deadlines import Wait, skip_frames_in, within
+from graft.train.distributed.heartbeat import ProcessesLost, ProcessFailure, RankHeartbeat
 from graft.train.distributed.rank_status import name_ranks
 
 skip_frames_in(__file__)

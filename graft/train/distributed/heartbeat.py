@@ -17,14 +17,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from graft.deadlines import Wait, clock, current, skip_frames_in
+from graft.deadlines import Wait, clock, current, skip_frames_in, within
 from graft.train.distributed.rank_status import RankReport, RankStatus, name_ranks, status_table
 
 skip_frames_in(__file__)
@@ -280,20 +279,6 @@ class RankHeartbeat:
         except (TimeoutError, RuntimeError):
             self._is_lost = True
         return None
-
-
-def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """The call's result; TimeoutError if it takes longer, while a thread still waits for it."""
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return result.result(seconds)
 
 
 def _address() -> str:

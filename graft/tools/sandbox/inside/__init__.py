@@ -3,12 +3,11 @@
 This folder is a package of its own: a bare interpreter starts it that sees neither graft nor the
 user's files, so it imports only the standard library and itself.
 
-    host.py         the warm process: takes requests, forks, reaps, kills
+    host.py         the warm process: takes requests, forks, reaps, kills, watches memory and disk
     rootfs.py       the host's namespaces and its own file tree
     confinement.py  what a child may do: own pid and mount namespace, no privileges, limits
     seccomp.py      the system calls that a child may not make
     landlock.py     the files that a child may open, where there are no namespaces
-    usage.py        how much memory and disk a call has used
     runner.py       the user's code: run it, echo its last value, print a short traceback
     kernel.py       the system calls that Python has no function for
 """

@@ -14,17 +14,6 @@ from typing import NamedTuple
 
 from . import kernel, landlock, rootfs, seccomp
 
-HARD = {
-    what: resource.getrlimit(what)[1]
-    for what in (
-        resource.RLIMIT_CORE,
-        resource.RLIMIT_FSIZE,
-        resource.RLIMIT_NOFILE,
-        resource.RLIMIT_AS,
-        resource.RLIMIT_CPU,
-        resource.RLIMIT_NPROC,
-    )
-}
 SIGKILL = 9
 FIRST_USER = 1_000_000_000  # in a range that no system assigns
 USERS_PER_HOST = 256
@@ -65,8 +54,8 @@ class Confinement:
         self.filters: dict[bool, bytes] = {}
         if method != "none":
             for is_nested, process in ((True, None), (False, PLACEHOLDER)):
-                code = seccomp.child_program(kernel.machine, only_process=process)
-                self.filters[is_nested] = seccomp.assemble(code)
+                program = seccomp.child_program(kernel.machine, only_process=process)
+                self.filters[is_nested] = seccomp.assemble(program)
         self.num_users = rootfs.num_users() if self.is_root else 0
         release = os.uname().release.split(".")
         self.counts_per_namespace = (int(release[0]), int(release[1])) >= COUNTS_PER_USER_NAMESPACE
@@ -78,9 +67,8 @@ class Confinement:
             # the change of user drops the others; children would inherit these
             kernel.clear_inheritable_capabilities()
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-            seccomp.install(
-                seccomp.assemble(seccomp.host_program(kernel.machine, is_root=self.is_root))
-            )
+            program = seccomp.host_program(kernel.machine, is_root=self.is_root)
+            seccomp.install(seccomp.assemble(program))
         with open("/proc/self/statm") as file:  # noqa: PTH123
             self.loaded = int(file.read().split()[0]) * resource.getpagesize()
 
@@ -126,9 +114,7 @@ class Confinement:
         if self.has_landlock:
             devices = [f"/dev/{name}" for name in rootfs.DEVICES]
             landlock.restrict(self.readable, [str(scratch), *devices])
-        if not (
-            self.is_nested and self.is_root
-        ):  # such a child has no privileges that it could use
+        if not (self.is_nested and self.is_root):  # such a child has no privileges to use
             own = os.getpid().to_bytes(4, sys.byteorder)
             placeholder = PLACEHOLDER.to_bytes(4, sys.byteorder)
             seccomp.install(self.filters[self.is_nested].replace(placeholder, own))
@@ -189,7 +175,7 @@ def kernel_limits(limits: Limits, processes: int | None, loaded: int) -> None:
 
 
 def _limit(what: int, value: int) -> None:
-    hard = HARD[what]
+    hard = resource.getrlimit(what)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
     resource.setrlimit(what, (value, value))

@@ -13,12 +13,13 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import select
 import sys
 from _socket import socket  # the module `socket` is large
 from typing import Any, NoReturn
 
-from . import kernel, landlock, rootfs, runner, usage
+from . import kernel, landlock, rootfs, runner
 from .confinement import Confinement, Limits
 
 CONTROL = 3  # the descriptor of a session's control socket
@@ -95,9 +96,8 @@ class ForkServer:
         self.caller = caller
         self.own_pids = own_pids
         self.by_status: dict[int, HostCall] = {}
-        self.by_process: dict[
-            int, HostCall
-        ] = {}  # by the descriptor that becomes readable at its end
+        # by the descriptor that becomes readable at its end
+        self.by_process: dict[int, HostCall] = {}
 
     def serve(self) -> None:
         """Answer requests until the caller is gone."""
@@ -227,16 +227,50 @@ class ForkServer:
         long calls are checked: quick ones cannot grow far.
         """
         if self.confinement.is_nested:
-            totals = usage.memory_of([call.pid for call in self.by_process.values()])
+            totals = memory_of([call.pid for call in self.by_process.values()])
             for call in self.by_process.values():
                 if totals.get(call.pid, 0) > call.limits.memory:
                     call.exceeded = "memory"
                     self.kill(call)
         else:
             for call in self.by_process.values():
-                if call.scratch and usage.disk_of(call.scratch) > call.limits.disk:
+                if call.scratch and disk_of(call.scratch) > call.limits.disk:
                     call.exceeded = "disk"
                     self.kill(call)
+
+
+def memory_of(roots: list[int]) -> dict[int, int]:
+    """Bytes used by each of these processes and its descendants, without the pages of the host."""
+    parents: dict[int, int] = {}
+    pages: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # ended meanwhile
+        parents[int(name)], pages[int(name)] = int(fields[1]), int(fields[21])
+    shared = pages.get(os.getpid(), 0)
+    totals = dict.fromkeys(roots, 0)
+    for pid in parents:
+        root = pid
+        while root not in totals and root in parents:
+            root = parents[root]
+        if root in totals:
+            totals[root] += max(0, pages[pid] - shared) * resource.getpagesize()
+    return totals
+
+
+def disk_of(folder: str) -> int:
+    """Bytes of the files below a folder, without those that cannot be read."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(f"{path}/{name}").st_blocks * 512
+            except OSError:
+                continue  # removed meanwhile
+    return total
 
 
 def _remove(folder: str) -> None:

@@ -9,7 +9,6 @@ import _ast
 import atexit
 import contextlib
 import importlib
-import json
 import linecache
 import os
 import sys
@@ -94,9 +93,10 @@ def run_session(control: int) -> None:
     names = fresh_main()
     print_at_once()
     count, process = 0, os.getpid()
-    while (cell := _receive(control)) is not None:
+    while (head := _read(control, 8)) and (cell := _read(control, int(head, 16))) is not None:
         count += 1
-        status = run_code(cell["code"], f"<cell {count}>", names, echo=cell["echo"])
+        code = cell.decode(errors="surrogatepass")
+        status = run_code(code, f"<cell {count}>", names, echo=True)
         flush()
         if os.getpid() != process:  # a fork made by the code must not read the control socket
             os._exit(status)
@@ -163,12 +163,8 @@ def flush() -> bool:
     return True
 
 
-def _receive(control: int) -> dict[str, Any] | None:
-    head = _read(control, 8)
-    return None if head is None else json.loads(_read(control, int(head, 16)) or b"null")
-
-
 def _read(descriptor: int, size: int) -> bytes | None:
+    """The next `size` bytes; None if the socket closes before."""
     parts = []
     while size:
         part = os.read(descriptor, min(size, 1 << 16))
