@@ -25,6 +25,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
+from graft.event_loop import BackgroundLoop
+
 T = TypeVar("T")
 
 FIRST_PAUSE = 0.5
@@ -36,6 +38,7 @@ return together."""
 SHOWN = 300
 """Characters of a server's text in a message."""
 TOO_MANY_REQUESTS = 429
+_LOOP = BackgroundLoop("graft-http")  # its own: code on another loop may wait for an answer
 
 
 class HttpFault(Exception):
@@ -108,7 +111,7 @@ class HttpClient:
             if before is not None:
                 before(attempts.end)
             try:
-                return read(self._exchange(url, content, attempts.seconds()))
+                return read(_LOOP.run(self._exchange(url, content, attempts.seconds())))
             except (HttpFault, ValueError) as error:
                 time.sleep(attempts.pause_after(error, on_fault))
 
@@ -126,55 +129,46 @@ class HttpClient:
         attempts = _Attempts(self, deadline, retries)
         while True:
             try:
-                return read(await self._exchange_async(url, content, attempts.seconds()))
+                return read(await self._exchange(url, content, attempts.seconds()))
             except (HttpFault, ValueError) as error:
                 await asyncio.sleep(attempts.pause_after(error, on_fault))
 
-    def _exchange(self, url: str, content: bytes | None, seconds: float) -> bytes:
+    async def _exchange(self, url: str, content: bytes | None, seconds: float) -> bytes:
+        """The body of the answer to one request; HttpFault where there is none."""
         import httpx
 
-        answer = _Answer(self.max_bytes)
-        end = time.monotonic() + seconds
-        try:
-            with (
-                httpx.Client(**self._settings(), timeout=seconds) as client,
-                client.stream("GET" if content is None else "POST", url, content=content) as reply,
-            ):
-                answer.begin(reply)
-                # the library's timeout starts anew with every byte of a slow answer
-                for piece in reply.iter_bytes():
-                    answer.add(piece)
-                    if time.monotonic() > end:
-                        raise TimeoutError
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as error:
-            answer.fail(error, seconds)
-        return answer.body_or_fault()
-
-    async def _exchange_async(self, url: str, content: bytes | None, seconds: float) -> bytes:
-        import httpx
-
-        answer = _Answer(self.max_bytes)
+        body, reply = bytearray(), None
         method = "GET" if content is None else "POST"
         try:
             async with (
                 asyncio.timeout(seconds),
-                httpx.AsyncClient(**self._settings(), timeout=None) as client,
+                httpx.AsyncClient(
+                    headers=self.headers,
+                    verify=_certificates(),
+                    timeout=None,
+                    trust_env=not self.is_direct,
+                    follow_redirects=not self.is_direct,
+                ) as client,
                 client.stream(method, url, content=content) as reply,
             ):
-                answer.begin(reply)
                 async for piece in reply.aiter_bytes():
-                    answer.add(piece)
+                    body += piece
+                    if len(body) > self.max_bytes:
+                        raise ValueError(f"more than {self.max_bytes} bytes")
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as error:
-            answer.fail(error, seconds)
-        return answer.body_or_fault()
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "headers": self.headers,
-            "verify": _certificates(),
-            "trust_env": not self.is_direct,
-            "follow_redirects": not self.is_direct,
-        }
+            if reply is None or reply.status_code < 300:  # the text of a fault may be incomplete
+                raise _fault_of(error, seconds) from None
+        code = reply.status_code
+        if 200 <= code < 300:
+            return bytes(body)
+        location = reply.headers.get("location")
+        where = f" (it points to {location})" if location else ""
+        raise HttpFault(
+            f"answered {code}{where}: {shown(bytes(body)) or reply.reason_phrase}",
+            code,
+            retry_after=read_retry_after(reply.headers.get("retry-after")),
+            is_final=code not in (408, TOO_MANY_REQUESTS) and code < 500,
+        )
 
 
 class _Attempts:
@@ -208,42 +202,6 @@ class _Attempts:
         if is_last:
             raise fault
         return pause
-
-
-class _Answer:
-    """One answer while it arrives."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.code, self.reason = 0, ""
-        self.headers: Mapping[str, str] = {}
-        self.body = bytearray()
-        self.max_bytes = max_bytes
-
-    def begin(self, reply: Any) -> None:
-        self.code, self.reason, self.headers = reply.status_code, reply.reason_phrase, reply.headers
-
-    def add(self, piece: bytes) -> None:
-        self.body += piece
-        if len(self.body) > self.max_bytes:
-            raise ValueError(f"more than {self.max_bytes} bytes")
-
-    def fail(self, error: Exception, seconds: float) -> None:
-        """Raise the fault, unless the status is that of a fault: its text may be incomplete."""
-        if self.code < 300:
-            raise _fault_of(error, seconds) from None
-
-    def body_or_fault(self) -> bytes:
-        if 200 <= self.code < 300:
-            return bytes(self.body)
-        said = shown(bytes(self.body)) or self.reason
-        location = self.headers.get("location")
-        where = f" (it points to {location})" if location else ""
-        raise HttpFault(
-            f"answered {self.code}{where}: {said}",
-            self.code,
-            retry_after=read_retry_after(self.headers.get("retry-after")),
-            is_final=self.code not in (408, TOO_MANY_REQUESTS) and self.code < 500,
-        )
 
 
 def _fault_of(error: Exception, seconds: float) -> HttpFault:

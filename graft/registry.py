@@ -106,8 +106,11 @@ def check_options(
     options: Mapping[str, Any],
     what: str,
     given: Iterable[str] = (),
+    meant: Iterable[str] = (),
 ) -> None:
     """ValueError if `build` lacks one of the options, or requires another; the caller fills `given`.
+
+    `meant` are names outside of `build` that a misspelled option may have meant.
 
     >>> check_options(Calculator, {"max_operation": 1}, "tool 'calculator'")
     ValueError: tool 'calculator' has no argument 'max_operation'; did you mean 'max_operations'? ...
@@ -119,7 +122,7 @@ def check_options(
     known = ", ".join([*names, *(["..."] if takes_any else [])]) or "none"
     for option in options:
         if option not in names and not takes_any:
-            hint = suggestion(option, names)
+            hint = suggestion(option, [*names, *meant])
             raise ValueError(f"{what} has no argument {option!r};{hint} known: {known}")
     for one in named:
         if one.default is one.empty and one.name in names and one.name not in options:

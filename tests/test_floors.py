@@ -35,6 +35,7 @@ GROUND = {
     "files",
     "http",
     "deadlines",
+    "event_loop",
     "tolerances",
     "user_code",
     "callable_package",

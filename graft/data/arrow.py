@@ -21,37 +21,20 @@ IN_MEMORY = 1 << 28  # bytes of uncompressed columns that are kept: 256 MB
 BATCH = 256  # rows that are turned into dicts at a time
 
 
-class ParquetRows:
-    """The rows of one parquet file in order, a batch at a time."""
+def scan_parquet(file: Path) -> Iterator[Any]:
+    """Every row of one parquet file in order, or the DataError about it; one row group is in memory."""
+    import pyarrow
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def read(self) -> Iterator[Any]:
-        """Every row, or the DataError about it in its place."""
-        import pyarrow
-
-        done = 0
-        try:
-            with open_parquet(self.file) as table:
-                for group in range(table.num_row_groups):  # one group in memory at a time
-                    for batch in table.iter_batches(BATCH, row_groups=[group], use_threads=False):
-                        for row in plain_rows(batch, self.file, done):
-                            done += 1
-                            yield row
-        except (pyarrow.ArrowException, OSError) as error:
-            raise read_error(self.file, error, done) from error
-
-
-class ArrowRows:
-    """The rows of one IPC file or stream in order."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def read(self) -> Iterator[Any]:
-        """Every row, or the DataError about it in its place."""
-        return table_rows(map_arrow(self.file), str(self.file))
+    done = 0
+    try:
+        with open_parquet(file) as table:
+            for group in range(table.num_row_groups):
+                for batch in table.iter_batches(BATCH, row_groups=[group], use_threads=False):
+                    for row in plain_rows(batch, file, done):
+                        done += 1
+                        yield row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise read_error(file, error, done) from error
 
 
 class RowGroups(Sequence[dict[str, Any]]):
@@ -134,7 +117,7 @@ def arrow_rows(files: Sequence[Path]) -> Any:
 def concat(tables: Sequence[Any], files: Sequence[Path]) -> Any:
     import pyarrow
 
-    unify([table.schema for table in tables], files)
+    unify([table.schema for table in tables], files)  # names the files if their types differ
     return pyarrow.concat_tables(tables, promote_options="default")
 
 

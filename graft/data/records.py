@@ -10,10 +10,10 @@ ignored when the row is parsed. So a table needs 8 bytes of memory per row.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import io
 import json
+import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,10 @@ from graft.data.errors import DataError
 BOM = b"\xef\xbb\xbf"  # the byte order mark that some editors put before UTF-8
 CHUNK = 1 << 20
 MAX_ROW = 1 << 26  # bytes of one row; a file with longer ones has another format than its name says
-_BLANK = re.compile(r"[ \t\r\n]*")
+_MARK = re.compile(
+    rb'(?:[^"\[\]{},]++|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+(?:([\[{])|([\]}])|,)', re.DOTALL
+)
+"""The next bracket (opening, closing) or comma of JSON, and the texts and numbers before it."""
 
 
 class JsonlFile:
@@ -61,113 +64,51 @@ class JsonlFile:
 
 
 class JsonList:
-    """One list of rows over any number of lines, read a piece at a time."""
+    """One list of rows over any number of lines."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def records(self) -> Iterator[tuple[int, bytes]]:
-        """The byte at which each row starts, and the row's bytes."""
-        parse = json.JSONDecoder().raw_decode
-        row = 0
+        """The byte at which each row starts, and the row's bytes; a row is parsed only by `parse`."""
+        depth = row = start = 0
         with self.file.open("rb") as stream:
-            window = _Window(stream, self.file)
-            if window.next_character() != "[":
-                self._refuse()
-            window.take(1)
-            if window.next_character() == "]":
-                return
-            while True:
-                window.next_character()
-                while True:  # a row may continue beyond the text that is in the window
-                    try:
-                        _, end = parse(window.text, window.at)
-                        if end < len(window.text) or window.is_last:
-                            break
-                    except (ValueError, RecursionError) as error:
-                        if window.is_last or window.unread > MAX_ROW or "recursion" in str(error):
-                            where = f"{self.file}, row {row + 1}" if row else str(self.file)
-                            cut = "; the file may be cut off" if window.is_last else ""
-                            raise DataError(
-                                f"{where} is not JSON in UTF-8: {error}{cut}"
-                            ) from error
-                    window.grow()
-                start = window.byte
-                yield start, window.take(end - window.at)
-                row += 1
-                found = window.next_character()
-                if found == "]":
-                    return
-                if found != ",":
-                    seen = f"{found!r}" if found else "its end; the file may be cut off"
-                    raise DataError(
-                        f"{self.file} is not JSON in UTF-8: after row {row} comes {seen}, where a "
-                        "comma or ] must stand"
-                    )
-                window.take(1)
-
-    def _refuse(self) -> None:
-        """DataError that names what the file holds instead of a list."""
-        try:
-            with self.file.open("rb") as stream:
-                found = json.loads(stream.read(MAX_ROW).removeprefix(BOM).decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.file} is not JSON in UTF-8: {error}") from error
+            begins = stream.read(CHUNK).removeprefix(BOM).lstrip()[:1]
+            if begins != b"[":
+                raise DataError(
+                    f"{self.file} is not JSON in UTF-8: it must be a list of rows, [{{...}}, ...], and "
+                    f"begins with {begins.decode(errors='replace')!r}"
+                )
+            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                for mark in _MARK.finditer(text):
+                    kind = mark.lastindex
+                    if depth == 1 and kind != 1:
+                        piece = text[start : mark.end() - 1]
+                        if row or kind is None or piece.strip():  # else the list is empty
+                            yield start + len(piece) - len(piece.lstrip()), piece.strip()
+                            row += 1
+                        start = mark.end()
+                    if kind is not None:
+                        depth += 1 if kind == 1 else -1
+                        if depth == 0:
+                            return
+                        start = start or mark.end()  # behind the bracket of the list itself
         raise DataError(
-            f"{self.file} holds {type(found).__name__}, not a list of rows: [{{...}}, ...]"
+            f"{self.file} is not JSON in UTF-8: row {row + 1} does not end; the file may be cut off"
         )
 
     def parse(self, text: bytes) -> dict[str, Any]:
-        # before the next row there is a comma, or the end of the list
-        return as_row(_DECODER.raw_decode(text.decode("utf-8"))[0])
+        value, end = _DECODER.raw_decode(text.decode("utf-8"))
+        rest = text.decode("utf-8")[end:].lstrip()  # of the list, up to the next row
+        if rest and rest[0] not in ",]":
+            raise ValueError(f"after it comes {rest[0]!r}, where a comma or ] must stand")
+        return as_row(value)
 
     def describe_error(self, start: int, row: int, error: Exception) -> str:
-        return f"row {row}: {error}" if isinstance(error, DuplicateKey) else f"row {row} is {error}"
-
-
-class _Window:
-    """A piece of a long text: `at` is the position in it, `byte` the same position in the file."""
-
-    def __init__(self, stream: Any, file: Path) -> None:
-        self.stream, self.file = stream, file
-        self.byte = len(BOM) if stream.read(len(BOM)) == BOM else 0
-        stream.seek(self.byte)
-        self.decode = codecs.getincrementaldecoder("utf-8")().decode
-        self.text, self.at, self.is_last = "", 0, False
-
-    @property
-    def unread(self) -> int:
-        return len(self.text) - self.at
-
-    def grow(self) -> None:
-        """Read another piece; its size doubles for a row that is longer than the window."""
-        piece = self.stream.read(max(CHUNK, self.unread))
-        self.is_last = not piece
-        try:
-            self.text = self.text[self.at :] + self.decode(piece, self.is_last)
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{self.file} is not JSON in UTF-8: {error}, a little after byte {self.byte}"
-            ) from error
-        self.at = 0
-
-    def take(self, count: int) -> bytes:
-        """The next `count` characters as bytes of the file; the position moves behind them."""
-        taken = self.text[self.at : self.at + count].encode("utf-8")
-        self.at += count
-        self.byte += len(taken)
-        return taken
-
-    def next_character(self) -> str:
-        """Skip blanks and return the character after them, "" at the end of the file."""
-        while True:
-            match = _BLANK.match(self.text, self.at)
-            self.take((match.end() if match else self.at) - self.at)
-            if self.unread:
-                return self.text[self.at]
-            if self.is_last:
-                return ""
-            self.grow()
+        if isinstance(error, NotAnObject):
+            return f"row {row} is {error}"
+        is_json = isinstance(error, DuplicateKey)
+        return f"row {row}: {error}" if is_json else f"row {row} is not JSON in UTF-8: {error}"
 
 
 class Csv:

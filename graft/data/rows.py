@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from graft.data.arrow import ArrowRows, ParquetRows
+from graft.data.arrow import map_arrow, scan_parquet, table_rows
 from graft.data.errors import DataError
 from graft.data.records import Csv, JsonlFile, TextRows, json_or_jsonl
 
@@ -26,12 +26,15 @@ def read_rows(path: str) -> Iterator[dict[str, Any]]:
 
 def scan_rows(file: Path) -> Iterator[Any]:
     """Every row, or the DataError about it in its place."""
-    source = source_of(file)
-    if isinstance(source, ParquetRows | ArrowRows):
-        yield from source.read()
-        return
-    for number, (start, text) in enumerate(source.records(), 1):
-        yield parsed(source, start, text, number)
+    match ending_of(file):
+        case ".parquet":
+            yield from scan_parquet(file)
+        case ".arrow":
+            yield from table_rows(map_arrow(file), str(file))
+        case _:
+            source = text_rows(file)
+            for number, (start, text) in enumerate(source.records(), 1):
+                yield parsed(source, start, text, number)
 
 
 def parsed(source: TextRows, start: int, text: bytes, number: int) -> Any:
@@ -42,12 +45,8 @@ def parsed(source: TextRows, start: int, text: bytes, number: int) -> Any:
         return DataError(f"{source.file}, {source.describe_error(start, number, error)}")
 
 
-def source_of(file: Path) -> TextRows | ParquetRows | ArrowRows:
+def text_rows(file: Path) -> TextRows:
     match ending_of(file):
-        case ".parquet":
-            return ParquetRows(file)
-        case ".arrow":
-            return ArrowRows(file)
         case ".jsonl":
             return JsonlFile(file)
         case ".csv":

@@ -21,8 +21,7 @@ from typing import Any
 from graft.data.arrow import RowGroups, arrow_rows, parquet_rows, table_rows
 from graft.data.arrow_values import plain_rows
 from graft.data.errors import DataError
-from graft.data.records import TextRows
-from graft.data.rows import ENDINGS, ending_of, parsed, scan_rows, source_of
+from graft.data.rows import ENDINGS, ending_of, parsed, scan_rows, text_rows
 
 NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 SPLIT_FOLDERS = {"train", "test", "validation", "valid", "val", "dev"}
@@ -144,7 +143,7 @@ class RowFile(Sequence[dict[str, Any]]):
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = files
-        self.sources: list[TextRows] = [source_of(file) for file in files]  # type: ignore[misc]
+        self.sources = [text_rows(file) for file in files]
         self.stamps = [_stamp(file.stat()) for file in files]
         self.starts = [array("Q") for _ in files]
         for source, starts in zip(self.sources, self.starts, strict=True):

@@ -6,8 +6,8 @@ from typing import Any
 
 from graft.envs.base import Wrapper
 from graft.envs.tool_env import ToolEnv
-from graft.tools import make_tool
 from graft.registry import check_options
+from graft.tools import make_tool
 
 
 def own_tools(env: Any) -> list[Any]:

@@ -21,10 +21,9 @@ from functools import partial
 from typing import Any
 
 from graft.protocols import Reward
-from graft.registry import resolve
+from graft.registry import check_options, resolve
 from graft.rewards.plugins import adapt, check_form, filled_parameters, name_of
 from graft.rewards.weighted import Component, WeightedSum
-from graft.registry import check_options
 
 REWARDS: dict[str, Any] = {
     "code_tests": "graft.rewards.code:code_tests",

@@ -15,8 +15,9 @@ from threading import Event
 from typing import Any
 
 from graft.text.parse import code_blocks
-from graft.tools.sandbox import SandboxOutcome, run_python
+from graft.tools.sandbox import run_python
 from graft.types import Task, Trajectory
+from graft.user_code import short
 
 MAX_TESTS = 12
 MARK = "\x1e"
@@ -53,15 +54,6 @@ class TestCase:
         return len(self.stdin) + (len(json.dumps(self.arguments)) if self.function else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class TestResult:
-    __test__ = False
-
-    passed: bool
-    outcome: SandboxOutcome | None
-    """None: not run, because another test had failed."""
-
-
 def last_code_block(text: str) -> str | None:
     """The code of the last fenced block; None without one.
 
@@ -78,18 +70,7 @@ def code_tests(task: Task, trajectory: Trajectory) -> float:
     return 0.0 if code is None else score_tests(code, task.answer)
 
 
-def score_tests(code: str, tests: Any, **options: Any) -> float:
-    """1.0 if the program passes every test, else 0.0; the tests end at the first failure.
-
-    >>> score_tests("print(int(input()) * 2)", {"inputs": ["3", "4"], "outputs": ["6", "8"]})
-    1.0
-
-    `options` are those of `run_tests`.
-    """
-    return float(all(test.passed for test in run_tests(code, tests, stop_early=True, **options)))
-
-
-def run_tests(
+def score_tests(
     code: str,
     tests: Any,
     *,
@@ -97,57 +78,41 @@ def run_tests(
     timeout: float = 5.0,
     sandbox: str = "auto",
     workers: int = 5,
-    memory_mb: int = 1024,
-    stop_early: bool = False,
-) -> list[TestResult]:
-    """The result of each test, in the order of the tests; `workers` run at a time.
+) -> float:
+    """1.0 if the program passes every test, else 0.0; no test starts after a failure.
 
-    Of more than `max_tests` those with the longest inputs run, since they are the hardest to pass.
+    >>> score_tests("print(int(input()) * 2)", {"inputs": ["3", "4"], "outputs": ["6", "8"]})
+    1.0
+
+    Of more than `max_tests` those with the longest inputs run, since they are the hardest to pass;
+    `workers` run at a time.
     """
     cases = hardest(read_tests(tests), max_tests)
     has_failed = Event()
 
-    def run(case: TestCase) -> TestResult:
-        if stop_early and has_failed.is_set():
-            return TestResult(False, None)
-        result = run_test(code, case, timeout=timeout, sandbox=sandbox, memory_mb=memory_mb)
-        if not result.passed:
+    def run(case: TestCase) -> None:
+        if not has_failed.is_set() and not passes(code, case, timeout, sandbox):
             has_failed.set()
-        return result
 
-    if workers == 1 or len(cases) == 1:
-        return [run(case) for case in cases]
     with ThreadPoolExecutor(min(workers, len(cases))) as pool:
-        return list(pool.map(run, cases))
+        list(pool.map(run, cases))
+    return float(not has_failed.is_set())
 
 
-def run_test(
-    code: str,
-    case: TestCase,
-    *,
-    timeout: float = 5.0,
-    sandbox: str = "auto",
-    memory_mb: int = 1024,
-) -> TestResult:
+def passes(code: str, case: TestCase, timeout: float, sandbox: str) -> bool:
     """Run one test. The comparison happens here: the expected result never enters the sandbox."""
     program = code
     if case.function:
         arguments = json.dumps(case.arguments)
         program += CALL.format(mark=MARK, name=case.function, arguments=arguments)
     expected = case.expected if isinstance(case.expected, str) else json.dumps(case.expected)
+    max_output = 65536 + 2 * len(expected.encode(errors="surrogatepass"))
     outcome = run_python(
-        program,
-        case.stdin,
-        timeout=timeout,
-        sandbox=sandbox,
-        memory_mb=memory_mb,
-        max_output=65536 + 2 * len(expected.encode(errors="surrogatepass")),
+        program, case.stdin, timeout=timeout, sandbox=sandbox, max_output=max_output
     )
-    if not outcome.ok:
-        return TestResult(False, outcome)
     if case.function:
-        return TestResult(_returned(outcome.stdout, case.expected), outcome)
-    return TestResult(outcome.stdout.strip() == expected.strip(), outcome)
+        return outcome.ok and _returned(outcome.stdout, case.expected)
+    return outcome.ok and outcome.stdout.strip() == expected.strip()
 
 
 def read_tests(tests: Any) -> list[TestCase]:
@@ -183,7 +148,7 @@ def table_of(tests: Any) -> dict[str, Any]:
         }
     if not isinstance(tests, Mapping) or not {"inputs", "outputs"} <= set(tests):
         raise ValueError(
-            f'holds no tests: they are {{"inputs": [...], "outputs": [...]}}, not {_short(tests)}'
+            f'holds no tests: they are {{"inputs": [...], "outputs": [...]}}, not {short(tests)}'
         )
     inputs, outputs = tests["inputs"], tests["outputs"]
     if not isinstance(inputs, list | tuple) or not isinstance(outputs, list | tuple):
@@ -224,18 +189,9 @@ def _returned(stdout: str, expected: Any) -> bool:
         return False
     try:
         value = json.loads(last)
-        wanted = json.loads(expected) if isinstance(expected, str) else _as_json(expected)
+        # a round trip turns tuples into lists, as in results from the sandbox
+        wanted = json.loads(expected if isinstance(expected, str) else json.dumps(expected))
     except (ValueError, RecursionError):
         return isinstance(expected, str) and last.strip() == json.dumps(expected)
     is_wrapped = isinstance(wanted, list) and len(wanted) == 1
     return value == wanted or (is_wrapped and value == wanted[0])
-
-
-def _as_json(value: Any) -> Any:
-    """With lists for tuples, as in results from the sandbox."""
-    return json.loads(json.dumps(value))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

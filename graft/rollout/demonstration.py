@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from graft.actions.actions import Actions, Decisions
 from graft.protocols import Env
+from graft.registry import check_options
 from graft.text.chat import TEMPLATE, Chat, Tools
 from graft.text.transcript import Transcript
-from graft.registry import check_options
 from graft.types import NO_ACTION, Author, CallText, Episode, Leaf, Message, Span, Task
 from graft.user_code import UserCodeError, UserObject, as_reset, as_trace
 

@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from graft.registry import resolve
+from graft.registry import check_options, resolve
 from graft.tools.errors import ERROR, is_error
-from graft.registry import check_options
 
 __all__ = ["ERROR", "TOOLS", "has_state", "is_error", "make_tool", "make_tools"]
 

@@ -26,9 +26,9 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
 from graft.deadlines import within
-from graft.tools import event_loop
-from graft.tools.errors import ERROR, ToolError
+from graft.event_loop import TOOL_LOOP
 from graft.registry import check_options
+from graft.tools.errors import ERROR, ToolError
 from graft.tools.schema import arguments_in, tidy
 from graft.user_code import UserCodeError, UserObject, named, refusal, seen
 
@@ -128,7 +128,7 @@ class FunctionTool:
 
     def _run(self, arguments: dict[str, Any]) -> Any:
         if self.is_async:
-            return event_loop.run(self.function(**arguments), self.timeout)
+            return TOOL_LOOP.run(self.function(**arguments), self.timeout)
         if self.timeout is None:
             return self.function(**arguments)
         return within(self.timeout, lambda: self.function(**arguments))

@@ -23,7 +23,7 @@ ENDINGS = [".jsonl", ".json", ".csv", ".parquet", ".arrow", "stream.arrow"]
 def test_rows_are_read_in_order_and_by_number_whatever_the_size_of_a_read(
     tmp_path: Path, ending: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(records, "CHUNK", chunk)  # rows of json that continue in the next read
+    monkeypatch.setattr(records, "CHUNK", chunk)
     file = write(tmp_path / f"rows{ending}", ROWS)
     assert list(read_rows(str(file))) == ROWS
     table = read_table(file)
@@ -88,13 +88,15 @@ def test_text_of_a_parquet_file_that_is_not_utf8_is_a_bad_row(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"a": 1}', "holds dict, not a list of rows"),
-        (b'[{"a": 1} {"a": 2}]', "after row 1 comes '{', where a comma or ] must stand"),
+        (b'{"a": 1}', r"must be a list of rows, .* and begins with '\{'"),
+        (b'[{"a": 1} {"a": 2}]', "row 1 is not JSON in UTF-8: after it comes '{', where a comma"),
         (b'[{"a": 1}, {"a": }]', "row 2 is not JSON in UTF-8"),
         (b'[{"a": 1}, 2]', "row 2 is int, not an object"),
-        (b'[{"a": "\xff"}]', "is not JSON in UTF-8: .*a little after byte"),
-        (b"[" * 100_000, "is not JSON in UTF-8: maximum recursion"),
-        (b"", "is not JSON in UTF-8"),
+        (b'[{"a": "\xff"}]', "row 1 is not JSON in UTF-8: .*can't decode byte 0xff"),
+        (b"[" * 100_000, "row 1 does not end; the file may be cut off"),
+        (b"[" * 100_000 + b"]" * 100_000, "row 1 is not JSON in UTF-8: maximum recursion"),
+        (b'[{"a": 1},]', "row 2 is not JSON in UTF-8"),
+        (b"", "is not JSON in UTF-8: .* begins with ''"),
     ],
 )
 def test_a_json_file_that_is_no_list_of_rows_is_named(tmp_path: Path, content: bytes, message: str):

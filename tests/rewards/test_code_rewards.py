@@ -13,9 +13,9 @@ from graft.rewards.code import (
     hardest,
     last_code_block,
     read_tests,
-    run_tests,
     score_tests,
 )
+from graft.tools.sandbox import SandboxOutcome
 
 DOUBLE = "print(int(input()) * 2)"
 TESTS = {"inputs": ["3", "4\n"], "outputs": ["6\n", " 8 "]}
@@ -64,21 +64,17 @@ def test_only_the_longest_inputs_are_run():
         score_tests(DOUBLE, tests, max_tests=0)
 
 
-def test_each_test_has_its_own_result():
-    tests = {"inputs": ["3", "x", "5"], "outputs": ["6", "6", "11"]}
-    results = run_tests(DOUBLE, tests)
-    assert [result.passed for result in results] == [True, False, False]
-    outcomes = [result.outcome for result in results]
-    assert outcomes[0] and outcomes[0].stdout == "6\n"
-    assert outcomes[1] and "ValueError" in outcomes[1].stderr
-    assert outcomes[2] and outcomes[2].ok
+def test_after_a_failure_the_rest_is_not_run(monkeypatch: pytest.MonkeyPatch):
+    ran: list[str] = []
 
+    def run(program: str, stdin: str, **_: object) -> SandboxOutcome:
+        ran.append(stdin)
+        return SandboxOutcome("no", "", 0, 0.0)
 
-def test_after_a_failure_the_rest_is_not_run():
-    tests = {"inputs": ["x"] * 4, "outputs": ["1"] * 4}
-    results = run_tests(DOUBLE, tests, workers=1, stop_early=True)
-    assert [result.outcome is None for result in results] == [False, True, True, True]
-    assert not any(result.passed for result in results)
+    monkeypatch.setattr("graft.rewards.code.run_python", run)
+    tests = {"inputs": list("abcd"), "outputs": ["1"] * 4}
+    assert score_tests(DOUBLE, tests, workers=1) == 0.0
+    assert ran == ["a"]
 
 
 def test_functions_are_called_and_their_results_compared():

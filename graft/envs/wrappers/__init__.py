@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from graft.protocols import Env
-from graft.registry import resolve
-from graft.registry import check_options
+from graft.registry import check_options, resolve
 from graft.user_code import UserObject, check_env, naming
 
 WRAPPERS: dict[str, Any] = {

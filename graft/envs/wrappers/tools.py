@@ -9,9 +9,9 @@ from typing import Any
 
 from graft.envs.tool_env import ToolEnv
 from graft.protocols import Env
+from graft.registry import check_options
 from graft.tools import has_state, make_tools
 from graft.tools.formats import CallStyle, plain
-from graft.registry import check_options
 
 MAX_USES = 5
 

@@ -136,7 +136,6 @@ class Running:
             is_output_cut=why == "output",
         )
 
-
     def stop(self) -> None:
         """Kill the child, from any thread; `wait` then returns."""
         with contextlib.suppress(OSError):  # closed already, or stopped before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,13 @@ import numpy as np
 
 from graft.tools.search.source import Hit
 from graft.tools.search.store import Corpus, Documents, build_once, short_hash
-from graft.tools.search.words import VERSION, words
 
 MAX_WORDS = 512  # of a query; bounds the work
+VERSION = 1
+"""Part of every index's name: increase it when `words` changes, and indexes are rebuilt."""
+
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+_WORD = re.compile(rf"[{_CJK}]|[^\W_{_CJK}]+")
 
 
 class Bm25Source:
@@ -74,6 +80,41 @@ class Bm25Source:
             best = top(index.get_scores_from_ids(known), topk) if known else []
             answers.append([Hit(*documents[number], score) for number, score in best])
         return answers
+
+
+def words(text: str) -> list[str]:
+    """The words of a document or a query. Accents, case and a plural s are ignored, and Chinese and
+    Japanese, which have no spaces, are split into characters.
+
+    >>> words("García Márquez's cities, 東京")
+    ['garcia', 'marquez', 's', 'city', '東', '京']
+    """
+    return [singular(word) for word in _WORD.findall(plain(text))]
+
+
+def plain(text: str) -> str:
+    """Lower case without accents."""
+    if text.isascii():
+        return text.lower()
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    apart = unicodedata.normalize("NFKD", folded)
+    kept = "".join(letter for letter in apart if not unicodedata.combining(letter))
+    return unicodedata.normalize("NFC", kept)  # Hangul syllables were taken apart: join them
+
+
+def singular(word: str) -> str:
+    """The plural s dropped, three rules in order (Harman's S-stemmer); other words as they are.
+
+    >>> [singular(word) for word in ("queries", "bees", "rivers", "glass", "virus", "is")]
+    ['query', 'bee', 'river', 'glass', 'virus', 'is']
+    """
+    if len(word) < 4 or not word.endswith("s"):
+        return word
+    if word.endswith("ies") and word[-4] not in "ae":
+        return word[:-3] + "y"
+    if word.endswith("es") and word[-3] not in "aeo":
+        return word[:-1]
+    return word if word[-2] in "us" else word[:-1]
 
 
 def kept(text: str, stop: frozenset[str]) -> Iterator[str]:

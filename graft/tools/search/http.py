@@ -51,12 +51,11 @@ class HttpSource:
 
     def retrieve(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         if self.wire == "json":
-            return self._ask(queries, topk) if queries else []
-        return [
-            self._ask([query], topk)[0] for query in queries
-        ]  # a message of this wire has one query
+            return self._request(queries, topk) if queries else []
+        # a message of this wire has one query
+        return [self._request([query], topk)[0] for query in queries]
 
-    def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
+    def _request(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         try:
             data = self._client.ask(self.url, write_request(queries, topk, self.wire), bytes)
         except HttpFault as fault:

@@ -75,6 +75,7 @@ def build_app(source: SearchSource, topk: int = 3, *, wait: float = 0.01) -> Any
     `topk` is the default for requests; `wait` is the time in seconds to collect a batch.
     """
     try:
+        import uvicorn  # noqa: F401 (`serve` needs it)
         from starlette.applications import Starlette
         from starlette.requests import ClientDisconnect, Request
         from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -136,12 +137,8 @@ def serve(source: SearchSource, host: str = "127.0.0.1", port: int = 8000, topk:
     A corpus that cannot be read and an address in use are errors at the start.
     """
     app = build_app(source, topk)
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ImportError(
-            'a retrieval service needs starlette and uvicorn: pip install "graft-rl[serve]"'
-        ) from error
+    import uvicorn
+
     with listening(host, port) as server:
         source.open()
         server.listen()  # the printed address is usable at once

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from graft.registry import nearest, resolve
+from graft.registry import check_options, resolve
 
 MAX_QUERY = 4000  # characters; a longer text is not a query
 MAX_TOPK = 1000
@@ -59,15 +58,7 @@ def make_source(name: str, **options: Any) -> SearchSource:
     search one corpus load its index once.
     """
     kind = resolve(name, SOURCES, "search source")
-    takes = inspect.signature(kind)
-    try:
-        takes.bind(**options)
-    except TypeError as error:
-        names = ", ".join(takes.parameters)
-        unknown = [option for option in options if option not in takes.parameters]
-        hint = nearest(unknown[0], [*takes.parameters, *TOOL_OPTIONS]) if unknown else None
-        meant = f" did you mean {hint!r}?" if hint else ""
-        raise ValueError(f"search source {name!r}: {error};{meant} it takes: {names}") from None
+    check_options(kind, options, f"search source {name!r}", meant=TOOL_OPTIONS)
     made = kind(**options)
     key = (kind, made.fingerprint, repr(sorted(options.items())))
     with _alive_lock:

@@ -24,7 +24,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -139,25 +139,21 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
     """Yields True if the lock is held; False if it is not available, which only costs work."""
-    with path.open("w") as file:  # the lock is released when the file is closed or the process ends
-        yield _take(file, path)
-
-
-def _take(file: IO[str], path: Path) -> bool:
     end = time.monotonic() + MAX_WAIT
-    is_reported = False
-    while time.monotonic() < end:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if not is_reported:
-                log.info("waiting for the process that builds %s", path.with_suffix(""))
-                is_reported = True
-            time.sleep(0.05)
-        except OSError:  # some network file systems have no locks
-            return False
-    return False
+    is_held = is_reported = False
+    with path.open("w") as file:  # the lock is released when the file is closed or the process ends
+        while not is_held and time.monotonic() < end:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_held = True
+            except BlockingIOError:
+                if not is_reported:
+                    log.info("waiting for the process that builds %s", path.with_suffix(""))
+                    is_reported = True
+                time.sleep(0.05)
+            except OSError:  # some network file systems have no locks
+                break
+        yield is_held
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from typing import Any
 
 from graft.data.corpus import without_surrogates
 from graft.tools.errors import ERROR, ToolError
-from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, CacheMiss, SearchCache
+from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, SearchCache
 from graft.tools.search.source import MAX_QUERY, MAX_TOPK, Hit, SearchSource, pick_source
 
 MODES = ("live", "record", "replay")
@@ -65,19 +65,8 @@ class SearchTool:
         concurrency: calls at a time, over all envs of the process; None: no limit.
         `graft.tools.calling` enforces it.
         """
-        self._made_with = dict(
-            source=source,
-            corpus=corpus,
-            url=url,
-            topk=topk,
-            tag=tag,
-            max_chars=max_chars,
-            cache=cache,
-            cache_mode=cache_mode,
-            concurrency=concurrency,
-            timeout=timeout,
-            **options,
-        )
+        given = {name: value for name, value in locals().items() if name not in ("self", "options")}
+        self._made_with = given | options
         if type(topk) is not int or not 1 <= topk <= MAX_TOPK:
             raise ValueError(f"topk={topk!r} is not a whole number between 1 and {MAX_TOPK}")
         if max_chars is not None and max_chars < 1:
@@ -98,9 +87,13 @@ class SearchTool:
         self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
         self._lock = threading.Lock()
         self.source: SearchSource | None = None
-        if is_replay:
-            self.fingerprint = self._recorded(source, corpus, url, timeout, options)
-            self._check_topk()
+        if is_replay and self.cache is not None:
+            is_described = corpus or url or not isinstance(source, str | None)
+            is_gone = corpus is not None and corpus != "small" and not Path(corpus).is_file()
+            wanted = None
+            if is_described and not is_gone:
+                wanted = pick_source(source, corpus, url, timeout, options).fingerprint
+            self.fingerprint = recorded_source(self.cache, wanted, topk)
         else:
             self.source = pick_source(source, corpus, url, timeout, options)
             self.source.open()
@@ -151,7 +144,7 @@ class SearchTool:
                 return answer
         if self.source is None:
             assert self.cache is not None  # replay
-            raise CacheMiss(f"no recorded answer to {query[:200]!r} in {self.cache.path.name}")
+            raise ToolError(f"no recorded answer to {query[:200]!r} in {self.cache.path.name}")
         (answer,) = self.source.retrieve([query], self.topk)
         if self.cache is not None:
             return self.cache.put(self.fingerprint, query, self.topk, answer)
@@ -165,53 +158,33 @@ class SearchTool:
         with self._lock:
             self.counts.update(names)
 
-    def _recorded(
-        self,
-        source: str | SearchSource | None,
-        corpus: str | None,
-        url: str | None,
-        timeout: float,
-        options: dict[str, Any],
-    ) -> str:
-        """The source whose answers a replay reads: the described one, else the only one in the cache."""
-        assert self.cache is not None
-        known = self.cache.sources()
-        is_gone = corpus is not None and corpus != "small" and not Path(corpus).is_file()
-        is_described = corpus or url or not isinstance(source, str | None)
-        wanted = None
-        if is_described and not is_gone:
-            wanted = pick_source(source, corpus, url, timeout, options).fingerprint
-        if wanted in known or (wanted is None and len(known) == 1):
-            return wanted or known[0]
-        if not known and len(self.cache):
-            return IMPORTED
-        held = ", ".join(known) or "nothing"
-        self.cache.close()
-        raise ValueError(
-            f"{self.cache.path} cannot be replayed for {wanted or 'an unnamed source'}: it holds "
-            f"answers of {held}. Give the corpus, url and options it was recorded with, or none of "
-            "them if it was recorded from one source"
-        )
-
-    def _check_topk(self) -> None:
-        """A replay with another topk than the recording's would find nothing, call after call."""
-        assert self.cache is not None
-        recorded = self.cache.topks(self.fingerprint)
-        if self.fingerprint == IMPORTED or self.topk in recorded:
-            return
-        if self.cache.topks(IMPORTED):  # imported answers serve every topk
-            return
-        self.cache.close()
-        raise ValueError(
-            f"{self.cache.path} was recorded with topk={', '.join(map(str, recorded))}, not "
-            f"{self.topk}; replay it with the same"
-        )
-
     def __deepcopy__(self, memo: dict[int, Any]) -> SearchTool:
         return self  # forked envs share the source
 
     def __reduce__(self) -> Any:
         return _rebuild, (self._made_with,)  # a worker process opens its own index and cache
+
+
+def recorded_source(cache: SearchCache, wanted: str | None, topk: int) -> str:
+    """The source whose answers a replay reads: the described one, else the only one in the cache."""
+    known = cache.sources()
+    if wanted in known or (wanted is None and len(known) == 1):
+        found = wanted or known[0]
+        recorded = cache.topks(found)
+        if topk in recorded or cache.topks(IMPORTED):  # imported answers serve every topk
+            return found
+        # another topk than the recording's would find nothing, call after call
+        why = f"was recorded with topk={', '.join(map(str, recorded))}, not {topk}; replay it with the same"
+    elif not known and len(cache):
+        return IMPORTED
+    else:
+        why = (
+            f"cannot be replayed for {wanted or 'an unnamed source'}: it holds answers of "
+            f"{', '.join(known) or 'nothing'}. Give the corpus, url and options it was recorded with, or "
+            "none of them if it was recorded from one source"
+        )
+    cache.close()
+    raise ValueError(f"{cache.path} {why}")
 
 
 def _rebuild(made_with: dict[str, Any]) -> SearchTool:

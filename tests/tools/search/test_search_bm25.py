@@ -15,9 +15,8 @@ from search_helpers import write_corpus
 
 from graft.data.errors import DataError
 from graft.tools.search import make_source
-from graft.tools.search.bm25 import Bm25Source, top
+from graft.tools.search.bm25 import Bm25Source, top, words
 from graft.tools.search.store import SMALL, build_once
-from graft.tools.search.words import words
 
 COLOURS = ["red", "red red", "blue", "red blue"]
 
