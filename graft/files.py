@@ -5,8 +5,6 @@
 
     log = JsonlLog(Path("samples.jsonl"))        one process owns the file until it closes it
     log.append({"task": "t", "reward": 1.0})     one line; kill -9 loses at most the line being written
-
-A process that is killed leaves `.table.md.partial` behind, which the next writer overwrites.
 """
 
 from __future__ import annotations

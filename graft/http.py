@@ -17,6 +17,7 @@ import asyncio
 import functools
 import json
 import math
+import os
 import random
 import ssl
 import time
@@ -209,24 +210,27 @@ def _fault_of(error: Exception, seconds: float) -> HttpFault:
 
     if isinstance(error, httpx.TimeoutException | TimeoutError):
         return HttpFault(f"gave no answer in {seconds:.3g} s")
-    if isinstance(error, httpx.ReadError | httpx.WriteError) or "closed" in str(error):
+    is_closed = any(word in str(error) for word in ("closed", "disconnected"))
+    if is_closed or isinstance(error, httpx.ReadError | httpx.WriteError):
         return HttpFault("closed the connection before its answer was complete")
     if isinstance(error, httpx.RemoteProtocolError):
-        if "disconnected" in str(error):
-            return HttpFault("closed the connection before its answer was complete")
         return HttpFault(f"sent no HTTP: {error}")
     is_final = isinstance(error, httpx.InvalidURL)
-    return HttpFault(f"cannot be reached: {_system_error(error) or error}", is_final=is_final)
+    return HttpFault(f"cannot be reached: {_system_error(error)}", is_final=is_final)
 
 
-def _system_error(error: BaseException | None) -> OSError | None:
+def _system_error(error: BaseException) -> str:
     """The error of the operating system below those of the libraries: "Connection refused"."""
-    while error is not None and not (isinstance(error, OSError) and error.errno):
-        if isinstance(error, BaseExceptionGroup):  # one for each address of the host
-            error = error.exceptions[0]
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.errno):
+        if isinstance(cause, BaseExceptionGroup):  # one for each address of the host
+            cause = cause.exceptions[0]
         else:
-            error = error.__cause__ or error.__context__
-    return error
+            cause = cause.__cause__ or cause.__context__
+    number = getattr(cause, "errno", 0)
+    return (
+        os.strerror(number) if number > 0 else str(cause or error)
+    )  # a negative one: of the resolver
 
 
 @functools.cache

@@ -274,9 +274,8 @@ def as_turn(value: Any, owner: Owner) -> Turn:
                 "truncated (a limit did)"
             )
         if not isinstance(value, tuple) or len(value) != 5:
-            raise refusal(
-                owner, value, "a Turn, as in Turn(observation, reward=1.0, terminated=True)"
-            )
+            wanted = "a Turn, as in Turn(observation, reward=1.0, terminated=True)"
+            raise refusal(owner, value, wanted)
         value = Turn(*value)
     observation, reward, terminated, truncated, info = value
     is_plain = type(terminated) is bool and type(truncated) is bool and type(info) is dict
@@ -399,11 +398,9 @@ def check_fork(twin: Any, env: Any) -> None:
 
 def raised(owner: Owner, error: BaseException) -> UserCodeError:
     """An exception of the user's code, in one line."""
-    frame = user_frame(error)
-    at = f" at {frame}" if frame else ""
-    return UserCodeError(
-        f"{owner} raised {type(error).__name__}: {error}{at}; GRAFT_DEBUG=1 shows it whole"
-    )
+    at = f" at {frame}" if (frame := user_frame(error)) else ""
+    why = f"{type(error).__name__}: {error}{at}"
+    return UserCodeError(f"{owner} raised {why}; GRAFT_DEBUG=1 shows it whole")
 
 
 @contextmanager

@@ -66,9 +66,8 @@ def _row(part: Any, where: str) -> Any:
             try:
                 row[name] = column.cast(times_as_text(column.type)).to_pylist()[0]
             except (*UNREADABLE, pyarrow.ArrowException):
-                return DataError(
-                    f"{where}: {name!r} ({column.type}) holds a value that Python has no type for: {error}"
-                )
+                what = f"{name!r} ({column.type}) holds a value that Python has no type for"
+                return DataError(f"{where}: {what}: {error}")
     return row
 
 
@@ -115,9 +114,9 @@ def cleaner(kind: Any) -> Clean | None:
         return cleaner(kind.value_type)
     if types.is_struct(kind):
         inner = [(one.name, clean) for one in kind if (clean := cleaner(one.type))]
-        return (lambda value: value and _struct(value, inner)) if inner else _given
+        return lambda value: value and _struct(value, inner)
     if types.is_map(kind):
-        item = cleaner(kind.item_type) or _same
+        item = cleaner(kind.item_type) or (lambda value: value)
         return lambda value: None if value is None else {str(key): item(one) for key, one in value}
     if types.is_nested(kind) and hasattr(kind, "value_type"):  # lists of every kind
         each = cleaner(kind.value_type)
@@ -131,11 +130,3 @@ def _struct(value: dict[str, Any], inner: list[tuple[str, Clean]]) -> dict[str, 
         if key in given:
             given[key] = clean(given[key])
     return given
-
-
-def _given(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    return value and {key: one for key, one in value.items() if one is not None}
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -115,12 +115,6 @@ class Verdict:
         if len(self.faults) < DESCRIBED:
             self.faults.append(fault)
 
-    def add_repeated(self, ids: Repeats) -> None:
-        """Count rows whose id an earlier row has; the first row with an id is good."""
-        for row, first in ids.repeated():
-            self.add(repeated_id(row, first))
-        self.faults.sort()
-
     def good(self, numbers: Any) -> Any:
         """The numbers of good rows among these."""
         if not self.bad:
@@ -159,7 +153,10 @@ def check(
             raise DataError(refusal(table.source, verdict, len(table)))
         if verdict.bad and not verdict.is_reported:
             verdict.is_reported = True
-            log.warning("%s", skipped(table, verdict))
+            log.warning(
+                f"{table.source}: {len(verdict.bad):,} of {len(table):,} rows are bad and left out; the "
+                f"first: {described(table.source, verdict.faults[0])}"
+            )
     return verdict
 
 
@@ -182,7 +179,9 @@ def _check(table: RowTable, layout: RowLayout, purpose: str) -> Verdict:
         verdict.unanswered += purpose == "task" and found.answer is None
         if (name := id_of(row)) is not None:
             ids.add(name, number)
-    verdict.add_repeated(ids)
+    for number, first in ids.repeated():  # the first row with an id is good
+        verdict.add(repeated_id(number, first))
+    verdict.faults.sort()
     return verdict
 
 
@@ -194,20 +193,11 @@ def described(source: str, fault: RowFault) -> str:
 
 def refusal(source: str, verdict: Verdict, size: int) -> str:
     first = described(source, verdict.faults[0])
-    if len(verdict.bad) == size:
+    bad = len(verdict.bad)
+    if bad == size:
         return f"{first} (all {size:,} rows are bad)" if size > 1 else first
-    if len(verdict.bad) == 1:
-        return (
-            f"{first} ({size - 1:,} of {size:,} rows are fine; skip_bad=true leaves this one out)"
-        )
-    return (
-        f"{first} ({len(verdict.bad):,} of {size:,} rows are bad; `graft data show` lists them, "
-        "skip_bad=true leaves them out)"
-    )
-
-
-def skipped(table: RowTable, verdict: Verdict) -> str:
-    return (
-        f"{table.source}: {len(verdict.bad):,} of {len(table):,} rows are bad and left out; the first: "
-        f"{described(table.source, verdict.faults[0])}"
-    )
+    if bad == 1:
+        why = f"{size - 1:,} of {size:,} rows are fine; skip_bad=true leaves this one out"
+    else:
+        why = f"{bad:,} of {size:,} rows are bad; `graft data show` lists them, skip_bad=true leaves them out"
+    return f"{first} ({why})"

@@ -6,8 +6,7 @@
 
 The first is OpenAI's form, the others are ShareGPT's and Alpaca's, as LLaMA-Factory reads them; these
 two may have a column `system`. A content in parts, [{"type": "text", "text": "5"}], is the text of its
-parts. A chat that cannot be read raises a ValueError that names the entry and the field; the caller adds
-the file and the row.
+parts. Errors name the entry and the field; the caller adds the file and the row.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def messages_in(text: str) -> list[Any] | None:
         return None
     try:
         found = read_literal(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+    except ValueError as error:
         raise ValueError(
             f"begins and ends like a list of messages, but is neither JSON nor a Python list: {error}; "
             "write the column as JSON: json.dumps(messages)"
@@ -138,11 +137,14 @@ def read_literal(text: str) -> Any:
     ({'role': None}, [None])
     """
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        if "'" not in text[: text.find(":")]:
-            raise
-        return ast.literal_eval(text.strip())
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            if "'" not in text[: text.find(":")]:
+                raise
+            return ast.literal_eval(text.strip())
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(str(error)) from error
 
 
 def parsed_list(value: Any) -> Any:
@@ -226,17 +228,13 @@ def _calls(text: str, where: str) -> list[dict[str, Any]]:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: `value` of a function_call is not JSON: {error}") from error
-    calls = given if isinstance(given, list) else [given]
-    for call in calls:
+    calls: list[dict[str, Any]] = []
+    for call in given if isinstance(given, list) else [given]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             raise ValueError(f"{where}: {shown(call)} is no call: it must be {{name, arguments}}")
-    return [
-        {
-            "type": "function",
-            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
-        }
-        for call in calls
-    ]
+        function = {"name": call["name"], "arguments": call.get("arguments", {})}
+        calls.append({"type": "function", "function": function})
+    return calls
 
 
 def _system(row: Mapping[str, Any]) -> list[Message]:

@@ -42,19 +42,15 @@ def as_document(row: Any, number: int, where: str) -> Document:
     contents, text = row.get("contents"), row.get("text")
     if isinstance(contents, str):
         title, _, text = contents.partition("\n")
-        return Document(
-            without_surrogates(name), without_surrogates(title), without_surrogates(text)
-        )
-    if isinstance(text, str):
+    elif isinstance(text, str):
         # a line break in the title would move words into the text once the two are joined
         title = " ".join(str(row.get("title") or "").split())
-        return Document(
-            without_surrogates(name), without_surrogates(title), without_surrogates(text)
+    else:
+        found = ", ".join(map(str, row)) or "nothing"
+        raise DataError(
+            f"{where}: no text in `contents` (title, line break, text) or `text` (found: {found})"
         )
-    found = ", ".join(map(str, row)) or "nothing"
-    raise DataError(
-        f"{where}: no text in `contents` (title, line break, text) or `text` (found: {found})"
-    )
+    return Document(*map(without_surrogates, (name, title, text)))
 
 
 def without_surrogates(text: str) -> str:

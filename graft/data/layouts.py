@@ -51,29 +51,20 @@ class RowLayout:
     columns: str
     """The columns, for messages."""
     matches: Callable[[Row], bool]
-    prompt_columns: tuple[str, ...]
+    prompt_columns: tuple[str, ...] = ("prompt",)
     """The first of these that is filled holds the prompt."""
     task: Callable[[Row], TaskRow] | None = None
     chat: Callable[[Row], ChatRow] | None = None
     outranks: tuple[str, ...] = ()
 
     def serves(self, purpose: str) -> bool:
-        return (purpose != "chat" and self.task is not None) or (
-            purpose != "task" and self.chat is not None
-        )
+        readers = {"task": self.task, "chat": self.chat, "any": self.task or self.chat}
+        return readers[purpose] is not None
 
 
 def filled(*names: str) -> Callable[[Row], bool]:
     """Rows in which none of these columns is None, which parquet writes for an absent value."""
     return lambda row: all(row.get(name) is not None for name in names)
-
-
-def has_countdown(row: Row) -> bool:
-    return first_of(row, NUMBERS) is not None and row.get("target") is not None
-
-
-def has_question(row: Row) -> bool:
-    return first_of(row, QUESTIONS) is not None and first_of(row, ANSWERS[:2]) is not None
 
 
 GRADED = "reward_model.ground_truth"
@@ -84,11 +75,7 @@ LAYOUTS: dict[str, RowLayout] = {
         RowLayout(
             "verl",
             "prompt, reward_model.ground_truth; data_source, ability, extra_info",
-            lambda row: (
-                row.get("prompt") is not None
-                and (row.get("reward_model") is not None or row.get(GRADED) is not None)
-            ),
-            ("prompt",),
+            lambda row: filled("prompt", "reward_model")(row) or filled("prompt", GRADED)(row),
             task=keyed_task("prompt", GRADED),
             outranks=("trl-prompt", "rl-grpo", "plain"),
         ),
@@ -96,7 +83,6 @@ LAYOUTS: dict[str, RowLayout] = {
             "arpo",
             "verl's columns and metadata, as ARPO's reinforcement learning data has them",
             lambda row: filled("prompt", "reward_model")(row) and "metadata" in row,
-            ("prompt",),
             task=keyed_task("prompt", GRADED),
             outranks=("verl", "trl-prompt", "rl-grpo", "plain"),
         ),
@@ -104,7 +90,6 @@ LAYOUTS: dict[str, RowLayout] = {
             "easyrl",
             "prompt, ground_truth; extra_info {data_source, pass@k}",
             filled("prompt", "ground_truth"),
-            ("prompt",),
             task=keyed_task("prompt", "ground_truth"),
             outranks=("trl-prompt", "plain"),
         ),
@@ -112,7 +97,6 @@ LAYOUTS: dict[str, RowLayout] = {
             "skyrl",
             "prompt, reward_spec.ground_truth; env_class",
             filled("prompt", "reward_spec"),
-            ("prompt",),
             task=keyed_task("prompt", "reward_spec.ground_truth"),
             outranks=("trl-prompt", "plain"),
         ),
@@ -120,7 +104,6 @@ LAYOUTS: dict[str, RowLayout] = {
             "trl-prompt",
             "prompt (a text or messages); an answer if there is one; the rest goes to rewards",
             filled("prompt"),
-            ("prompt",),
             task=prompt_task,
             outranks=("plain",),
         ),
@@ -128,7 +111,6 @@ LAYOUTS: dict[str, RowLayout] = {
             "trl-completion",
             "prompt and completion (texts or messages)",
             filled("prompt", "completion"),
-            ("prompt",),
             task=prompt_task,
             chat=completion_chat,
             outranks=("trl-prompt", "plain"),
@@ -166,7 +148,7 @@ LAYOUTS: dict[str, RowLayout] = {
         RowLayout(
             "rl-grpo",
             "nums (or numbers) and target; messages or prompt",
-            has_countdown,
+            lambda row: bool(first_of(row, NUMBERS) and first_of(row, ["target"])),
             ("messages", "prompt", *NUMBERS),
             task=countdown_task,
             outranks=("openai", "trl-prompt"),
@@ -174,7 +156,7 @@ LAYOUTS: dict[str, RowLayout] = {
         RowLayout(
             "plain",
             "question (or problem) and answer (or solution)",
-            has_question,
+            lambda row: bool(first_of(row, QUESTIONS) and first_of(row, ANSWERS[:2])),
             QUESTIONS,
             task=question_task,
             chat=question_chat,

@@ -134,9 +134,7 @@ def completion_chat(row: Row) -> ChatRow:
         prompt = read_prompt(row, "prompt")
         found = unwrapped(completion)
         if not isinstance(found, list):
-            raise ValueError(
-                f"holds {shown(completion)}, not a text or a list of messages {{role, content}}"
-            )
+            raise ValueError(f"holds {shown(completion)}, not a text or a list of messages")
         # checked behind a user message: alone the completion would start with the assistant
         turns = read_messages([{"role": "user", "content": "?"}, *found])[1:]
         messages = with_parsed_calls(read_messages([*prompt, *turns]))

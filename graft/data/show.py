@@ -84,21 +84,46 @@ class DataReport:
         self.text_columns: Counter[str] = Counter()
         """Columns that hold messages or an object as text, which is parsed."""
         self.verdict = Verdict()
+        self.ids, self.prompts = Repeats(), Repeats()
         self.same_prompt: list[tuple[int, int]] = []
         self.broken = ""
         """Why the file could not be read to its end."""
 
-    @property
-    def bad(self) -> int:
-        return len(self.verdict.bad) + bool(self.broken)
+    def add(self, row: Any, examples: int, count_tokens: Callable[[str], int] | None) -> None:
+        """Count the next row; the first `examples` good rows are shown."""
+        number = self.rows
+        found = read_row(self.layout, self.purpose, row, number)
+        if isinstance(found, RowFault):
+            self.verdict.add(found)
+            return
+        if (name := id_of(row)) is not None:
+            self.ids.add(name, number)
+        prompt, response = prompt_and_response(found)
+        self.prompts.add(json.dumps(prompt, sort_keys=True, default=str), number)
+        is_chat = isinstance(found, ChatRow)
+        texts = {
+            "prompt": "".join(map(text_of, prompt)),
+            "assistant" if is_chat else "answer": response,
+        }
+        for name, text in texts.items():
+            if text:
+                self.lengths.setdefault(f"{name}, characters", LengthStats()).add(len(text))
+            if text and count_tokens is not None:
+                self.lengths.setdefault(f"{name}, tokens", LengthStats()).add(count_tokens(text))
+        if source := source_of(row):
+            self.sources[source] += 1
+        self.unanswered += isinstance(found, TaskRow) and found.answer is None
+        self.num_with_tools += bool(found.tools)
+        self.named_tools.update(named_tools(row))
+        self.text_columns.update(text_columns(row, self.layout.prompt_columns))
+        self.num_with_results += is_chat and all(tag in response for tag in RESULT_TAGS)
+        if len(self.examples) < examples:
+            self.examples.append((number, preview(found)))
 
     def is_usable(self, skip_bad: bool = False) -> bool:
         """Whether a run with these rows would start."""
         bad = len(self.verdict.bad)
         return not self.broken and is_spared(bad, self.rows, skip_bad or SPARED)
-
-    def measure(self, name: str, length: int) -> None:
-        self.lengths.setdefault(name, LengthStats()).add(length)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -129,7 +154,9 @@ class DataReport:
         yield f"{self.source}: {self.rows:,} rows, read as {self.layout.name}"
         yield f"    {self.layout.columns}"
         yield f"    its rows have: {', '.join(self.columns)}"
-        yield f"    {USES[self.purpose]}{self._other_use()}"
+        other = "task" if self.purpose == "chat" else "chat"
+        also = f"; as {USES[other]}: --for {other}" if self.layout.serves(other) else ""
+        yield f"    {USES[self.purpose]}{also}"
         for row, parts in self.examples:
             yield ""
             yield f"row {row}"
@@ -141,10 +168,6 @@ class DataReport:
         yield ""
         yield from self._statistics()
         yield from self._faults(skip_bad)
-
-    def _other_use(self) -> str:
-        other = "task" if self.purpose == "chat" else "chat"
-        return f"; as {USES[other]}: --for {other}" if self.layout.serves(other) else ""
 
     def _statistics(self) -> Iterator[str]:
         heads = ("shortest", "median", "mean", "95% within", "longest")
@@ -220,26 +243,25 @@ def inspect(
     named = list(dict.fromkeys(map(str, columns)))
     use = main_purpose(sample, chosen, purpose)
 
-    def read(found: Iterator[Any], repeated: Mapping[int, int]) -> tuple[DataReport, Repeats]:
+    def read(found: Iterator[Any], repeated: Mapping[int, int]) -> DataReport:
         report = DataReport(where, chosen, named, use)
-        ids, prompts = Repeats(), Repeats()
         try:
             for row in found:
                 report.rows += 1
                 if report.rows in repeated:
                     report.verdict.add(repeated_id(report.rows, repeated[report.rows]))
                 else:
-                    _take(report, row, rows, ids, prompts, count_tokens)
+                    report.add(row, rows, count_tokens)
         except DataError as error:  # a broken file: the rows before are still reported
             report.broken = str(error)
-        report.same_prompt = prompts.repeated()
-        return report, ids
+        report.same_prompt = report.prompts.repeated()
+        return report
 
-    report, ids = read(chain(first, found), {})
-    if repeated := dict(ids.repeated()):
+    report = read(chain(first, found), {})
+    if repeated := dict(report.ids.repeated()):
         # a set of all ids would not fit in memory, so repeated ones are known only now
-        del ids
-        report, _ = read(scan(source)[1], repeated)
+        del report
+        report = read(scan(source)[1], repeated)
     return report
 
 
@@ -258,45 +280,11 @@ def main_purpose(sample: list[Any], layout: RowLayout, purpose: Purpose) -> str:
         return purpose
     if layout.chat is None:
         return "task"
-    is_chat = layout.task is None or any(
-        isinstance(read_row(layout, "chat", row, 0), ChatRow) for row in sample
-    )
-    return "chat" if is_chat else "task"
-
-
-def _take(
-    report: DataReport,
-    row: Any,
-    wanted: int,
-    ids: Repeats,
-    prompts: Repeats,
-    count_tokens: Callable[[str], int] | None,
-) -> None:
-    number, layout = report.rows, report.layout
-    found = read_row(layout, report.purpose, row, number)
-    if isinstance(found, RowFault):
-        report.verdict.add(found)
-        return
-    if (name := id_of(row)) is not None:
-        ids.add(name, number)
-    prompt, response = prompt_and_response(found)
-    prompts.add(json.dumps(prompt, sort_keys=True, default=str), number)
-    label = "assistant" if isinstance(found, ChatRow) else "answer"
-    for name, text in (("prompt", "".join(map(text_of, prompt))), (label, response)):
-        if text:
-            report.measure(f"{name}, characters", len(text))
-            if count_tokens is not None:
-                report.measure(f"{name}, tokens", count_tokens(text))
-    if source := source_of(row):
-        report.sources[source] += 1
-    report.unanswered += isinstance(found, TaskRow) and found.answer is None
-    report.num_with_tools += bool(found.tools)
-    report.named_tools.update(named_tools(row))
-    report.text_columns.update(text_columns(row, layout.prompt_columns))
-    has_results = all(tag in response for tag in RESULT_TAGS)
-    report.num_with_results += isinstance(found, ChatRow) and has_results
-    if len(report.examples) < wanted:
-        report.examples.append((number, preview(found)))
+    if layout.task is None or any(
+        isinstance(read_row(layout, "chat", r, 0), ChatRow) for r in sample
+    ):
+        return "chat"
+    return "task"
 
 
 def text_columns(row: Mapping[str, Any], prompt_columns: Iterable[str]) -> list[str]:
@@ -349,9 +337,8 @@ def preview(found: TaskRow | ChatRow) -> list[tuple[str, str]]:
         if found.data_source:
             lines.append(("data source", found.data_source))
         if found.meta:
-            lines.append(
-                ("meta", shortened(json.dumps(found.meta, ensure_ascii=False, default=str)))
-            )
+            meta = json.dumps(found.meta, ensure_ascii=False, default=str)
+            lines.append(("meta", shortened(meta)))
     return [
         (role, "".join(c if c.isprintable() or c == "\n" else "?" for c in text))
         for role, text in lines

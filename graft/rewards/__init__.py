@@ -53,8 +53,12 @@ def make_reward(spec: RewardSpec) -> Reward:
     """
     if isinstance(spec, Sequence) and not isinstance(spec, str):
         return _weighted_sum(spec)
-    if not isinstance(spec, str | Mapping):
-        return _callable(spec)
+    if not isinstance(spec, str | Mapping):  # from Python
+        if not callable(spec) or inspect.isclass(spec):
+            raise ValueError(f"reward {spec!r}: must be {FORMS}; or a function (task, trajectory)")
+        if inspect.isfunction(spec):
+            check_form(spec)
+        return adapt(spec)
     if isinstance(spec, Mapping) and len(spec) > 1:
         raise ValueError(f"reward {dict(spec)!r}: must be {FORMS}{_as_list(spec)}")
     name, keywords = _read(spec)
@@ -64,8 +68,7 @@ def make_reward(spec: RewardSpec) -> Reward:
         raise ValueError(f"{what} is a {type(found).__name__}, not a function or a class")
     if inspect.isclass(found):
         check_options(found, keywords, what)
-        made: Any = found(**keywords)
-        return adapt(made)
+        return adapt(found(**keywords))  # pyright: ignore[reportArgumentType]
     if not keywords:
         check_form(found)
     check_options(found, keywords, what, given=filled_parameters(found))
@@ -74,15 +77,6 @@ def make_reward(spec: RewardSpec) -> Reward:
     bound = partial(found, **keywords)
     vars(bound)["blocking"] = bool(getattr(found, "blocking", False))  # a partial hides it
     return adapt(bound)
-
-
-def _callable(function: Callable[..., Any]) -> Reward:
-    """A function or another callable object, given from Python."""
-    if not callable(function) or inspect.isclass(function):
-        raise ValueError(f"reward {function!r}: must be {FORMS}; or a function (task, trajectory)")
-    if inspect.isfunction(function):
-        check_form(function)
-    return adapt(function)
 
 
 def _weighted_sum(entries: Sequence[Any]) -> WeightedSum:

@@ -1,7 +1,6 @@
 """Rewards that compare the policy's final answer with the task's.
 
-The text-level functions come first (`last_answer`, `same_number`, `same_text`, `countdown_score`);
-the rewards after them only select the texts.
+The functions on texts come first; the rewards after them only select the texts.
 """
 
 from __future__ import annotations
@@ -103,9 +102,7 @@ def same_text(a: str, b: str) -> bool:
     if numbers != [None, None]:
         return numbers[0] == numbers[1]  # without punctuation 3.5 would be 35
     first, second = normalise(a), normalise(b)
-    if (
-        not first and not second
-    ):  # "The The" is all articles, "A" may be a choice: compared unchanged
+    if not first and not second:  # "The The" is all articles, "A" may be a choice
         first, second = a.lower(), b.lower()
     return bool(first) and first == second
 
@@ -129,12 +126,16 @@ def countdown_score(answer_text: str, numbers: Sequence[int], target: int | Frac
     >>> countdown_score("(1 + 2) / 3 = 1", [3, 1, 2], 1), countdown_score("1 * 1", [1, 2, 3], 1)
     (1.0, 0.0)
     """
-    expression = answer_text.partition("=")[0]
+    return float(value_of(answer_text.partition("=")[0], numbers) == target)
+
+
+def value_of(expression: str, numbers: Sequence[int]) -> Fraction | None:
+    """The value of an expression that uses exactly these numbers; None for any other text."""
     try:
         working = work(expression)
     except CalculatorError:
-        return 0.0
-    return float(sorted(working.numbers) == sorted(numbers) and working.value == target)
+        return None
+    return working.value if sorted(working.numbers) == sorted(numbers) else None
 
 
 def exact_match(task: Task, trajectory: Trajectory) -> float:

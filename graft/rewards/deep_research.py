@@ -56,11 +56,10 @@ def score_deep_research(text: str, golds: Sequence[str]) -> DeepResearchScore:
     f1 = max((answer_f1(answer, gold) for gold in golds), default=0.0)
     if f1 == 0:
         return DeepResearchScore(0.0, "no word in common with an accepted answer", answer)
+    reason = f"f1 {f1:.2f}"
     if all(f"</{tool}>" in text for tool in _TOOLS):
-        return DeepResearchScore(
-            f1 + BOTH_TOOLS, f"f1 {f1:.2f}, and both tools were used", answer, f1
-        )
-    return DeepResearchScore(f1, f"f1 {f1:.2f}", answer, f1)
+        return DeepResearchScore(f1 + BOTH_TOOLS, f"{reason}, and both tools were used", answer, f1)
+    return DeepResearchScore(f1, reason, answer, f1)
 
 
 def form_fault(text: str) -> str:

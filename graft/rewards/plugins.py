@@ -7,10 +7,8 @@
     ARPO    compute_score(data), a list with one {output, answer, data_source} -> a list with one number;
             the form of its documentation (its own code has verl's)
 
-verl's and TRL's also receive the environment's last info (`trajectory.info` in graft's form): see `ENV_INFO`.
-
 The names of the parameters identify the form: `solution_str` is verl's, `completions` TRL's, `data` alone
-ARPO's.
+ARPO's. verl's and TRL's also receive the environment's last info: see `ENV_INFO`.
 """
 
 from __future__ import annotations
@@ -20,12 +18,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from graft.protocols import Reward
 from graft.types import Task, Trajectory
 from graft.user_code import named
 
+Collect = Callable[[Task, Trajectory], dict[str, Any]]
+"""All arguments that a framework passes; a function gets those it has parameters for."""
 ENV_INFO = "env_info"
 """The key of the environment's last info: an entry of `extra_info`, or a column."""
 
@@ -46,7 +46,7 @@ def adapt(function: Callable[..., Any]) -> Reward:
     signature = inspect.signature(function)
     if (form := form_of(signature)) is not None:
         is_blocking = bool(getattr(function, "blocking", False))
-        return Plugin(function, signature, form.collect, is_blocking)
+        return Plugin(function, signature, form[0], is_blocking)
     try:
         signature.bind(None, None)
     except TypeError:
@@ -77,28 +77,19 @@ def filled_parameters(function: Callable[..., Any]) -> list[str]:
     """Names of the parameters that every call fills; a recipe may set the others."""
     signature = inspect.signature(function)
     form = form_of(signature)
-    return form.filled if form else list(signature.parameters)[:2]
+    return form[1] if form else list(signature.parameters)[:2]
 
 
-class RewardForm(NamedTuple):
-    """The signature of another framework."""
-
-    collect: Callable[[Task, Trajectory], dict[str, Any]]
-    """All arguments that the framework passes; a function gets those it has parameters for."""
-    filled: list[str]
-    """The parameters that every call fills."""
-
-
-def form_of(signature: inspect.Signature) -> RewardForm | None:
-    """The form that the names of the parameters identify; None for graft's own."""
+def form_of(signature: inspect.Signature) -> tuple[Collect, list[str]] | None:
+    """What collects the arguments in the form that the names of the parameters identify, and the parameters
+    that every call fills; None for graft's own form."""
     names = signature.parameters
     required = [name for name, one in names.items() if one.default is one.empty]
     if "solution_str" in names:
-        filled = ["data_source", "solution_str", "ground_truth", "extra_info"]
-        return RewardForm(verl_arguments, filled)
+        return verl_arguments, ["data_source", "solution_str", "ground_truth", "extra_info"]
     if "completions" in names:  # columns depend on the data and have no defaults
-        return RewardForm(trl_arguments, required)
-    return RewardForm(arpo_arguments, required) if required == ["data"] else None
+        return trl_arguments, required
+    return (arpo_arguments, required) if required == ["data"] else None
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,7 @@ class Plugin:
 
     function: Callable[..., Any]
     signature: inspect.Signature
-    collect: Callable[[Task, Trajectory], dict[str, Any]]
+    collect: Collect
     blocking: bool = False
     """False unless the function sets it: graders that use signals need the main thread."""
 

@@ -4,9 +4,8 @@ calc_bench    {"task": "countdown", "expr": "(1 + 2) / 3"}, gold 1      "#### (1
                                                                         "#### 1"            ->  0.0
 countdown     {"nums": [3, 1, 2], "target": "1"}                        "<answer> (1 + 2) / 3 </answer>"
 
-All of them are EARL's. Its rows hold more than the gold, since the bare target of a countdown, or the
-gold's own text, is no solution. A row of such a source without these fields comes from elsewhere, and the
-rule does not apply to it.
+All of them are EARL's, whose rows hold more than the gold. A row of such a source without these fields
+comes from elsewhere, and the rule does not apply to it.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from graft.rewards.answers import parse_number, same_number
+from graft.rewards.answers import parse_number, same_number, value_of
 from graft.text.parse import first_answer, first_marked, last_number, marked_number
-from graft.tools.calculator import CalculatorError, work
 
 Grader = Callable[[str, Any, Mapping[str, Any]], float | None]
 """(the policy's text, the gold, the row's meta) -> the reward; None: the row has another form."""
@@ -53,18 +51,19 @@ def calc_bench(text: str, answer: Any, meta: Mapping[str, Any]) -> float | None:
             return float(same_number(marked_number(text) or "", str(answer)))
         case "approximate":
             given, right = parse_number(marked_number(text) or ""), parse_number(str(answer))
-            return None if right is None else 0.0 if given is None else _closeness(given, right)
+            if right is None:
+                return None
+            return 0.0 if given is None else float(max(Fraction(0), 1 - abs(given - right)))
         case "countdown":
-            numbers, target = (
-                re.findall(r"\d+", str(meta.get("expr", ""))),
-                parse_number(str(answer)),
-            )
+            numbers = re.findall(r"\d+", str(meta.get("expr", "")))
+            target = parse_number(str(answer))
             if not numbers or target is None:
                 return None
             return _solves(first_marked(text), [int(one) for one in numbers], target)
         case "sudoku":
             board = _board(str(answer))
-            return None if board is None else float(_board(_after_mark(text)) == board)
+            found = re.search(r"####\s*(\[[\s\S]*\])", text)  # up to the last ]
+            return None if board is None else float(_board(found[1] if found else "") == board)
         case _:
             return None
 
@@ -93,22 +92,8 @@ SOURCES: dict[str, Grader] = {
 
 def _solves(expression: str | None, numbers: Sequence[int], target: Fraction) -> float:
     """1.0 if the expression uses exactly these numbers and its value is the target."""
-    try:
-        working = work(expression or "")
-    except CalculatorError:
-        return 0.0
-    is_near = abs(working.value - target) < NEAR
-    return float(is_near and sorted(working.numbers) == sorted(numbers))
-
-
-def _closeness(given: Fraction, right: Fraction) -> float:
-    return float(max(Fraction(0), 1 - abs(given - right)))
-
-
-def _after_mark(text: str) -> str:
-    """From the first [ after the first #### to the last ]."""
-    found = re.search(r"####\s*(\[[\s\S]*\])", text)
-    return found[1] if found else ""
+    value = value_of(expression or "", numbers)
+    return float(value is not None and abs(value - target) < NEAR)
 
 
 def _board(text: str) -> Any:

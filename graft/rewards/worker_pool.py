@@ -1,17 +1,11 @@
 """A pool of worker processes for calls that may hang or run out of memory.
 
-Symbolic algebra on a policy's text can take for ever or fill the memory, and a thread cannot be
-stopped. So such calls run in a process that can be killed:
-
     this process ── control ──> template ──fork──> worker, worker, ...
          └────────── one socket to each worker ────────┘
 
-The template is a fresh interpreter (this process is never forked: it may hold threads and a GPU)
-that has imported the slow libraries once, so a killed worker is replaced in milliseconds. A worker
-sets an alarm before each call; past its limit the kernel ends it, also if the caller no longer
-waits. When this process dies the sockets close, and all workers end: idle ones at once, busy ones
-at their alarm.
-
+The template is a fresh interpreter (this process may hold threads and a GPU) that has imported the slow
+libraries once, so a killed worker is replaced in milliseconds. A worker sets an alarm before each call, so
+that the kernel ends it past its limit. When this process dies the sockets close, and all workers end.
 Requests and replies are JSON: nothing that a worker sends is executed in this process.
 """
 
@@ -62,11 +56,13 @@ class WorkerPool:
 
     def __init__(self, warm: str, size: int | None = None) -> None:
         self.warm = warm
-        self.size = size or min(8, len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1)
+        is_linux = sys.platform == "linux"
+        self.size = size or min(
+            8, len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
+        )
         self._begin()
         atexit.register(self.close)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(after_in_child=self._forget)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -148,9 +144,7 @@ class WorkerPool:
 
     def _start_template(self) -> None:
         self._control, theirs = socket.socketpair()  # `_drop_template` closes it if this fails
-        code = (
-            f"from graft.rewards.worker_pool import serve; serve({theirs.fileno()}, {self.warm!r})"
-        )
+        code = f"from {__name__} import serve; serve({theirs.fileno()}, {self.warm!r})"
         with theirs:
             self._template = subprocess.Popen(
                 [sys.executable, "-P", "-c", code],  # -P: the same modules as this process
@@ -229,7 +223,10 @@ def serve(control_fd: int, warm: str) -> None:
     """The template process: import, then fork a worker for each socket that arrives."""
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: nobody waits for the workers
-    _limit_memory()
+    import resource  # missing on some systems
+
+    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     failure = None
     try:
         load(warm, "warm-up")()
@@ -269,13 +266,3 @@ def work(channel: socket.socket) -> None:
             send(channel, message)
         except OSError:
             return
-
-
-def _limit_memory() -> None:
-    import resource  # missing on some systems
-
-    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-
-
-_LINUX = sys.platform == "linux"

@@ -89,7 +89,5 @@ def _named(name: str, arguments: Any) -> list[Any]:
 
         return list(McpTools(arguments))
     if not isinstance(arguments, Mapping | None):
-        raise ValueError(
-            f"tool {name!r}: arguments must be written {{name: value}}, not {arguments!r}"
-        )
+        raise ValueError(f"tool {name!r}: arguments must be {{name: value}}, not {arguments!r}")
     return [make_tool(name, **(arguments or {}))]

@@ -123,10 +123,9 @@ def evaluate(expression: str, *, max_operations: int | None = None) -> Fraction:
     Fraction(9, 2)
     """
     working = work(expression)
-    if max_operations is not None and len(working.steps) > max_operations:
-        raise CalculatorError(
-            f"{len(working.steps)} operations, at most {max_operations} in one call"
-        )
+    count = len(working.steps)
+    if max_operations is not None and count > max_operations:
+        raise CalculatorError(f"{count} operations, at most {max_operations} in one call")
     return working.value
 
 

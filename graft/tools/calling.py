@@ -1,21 +1,15 @@
 """Call a tool with a text or with JSON arguments, within its limit of concurrent calls.
 
-`concurrency` is an attribute of the tool. Tools with the same class, name and limit share its slots over
-all envs of the process: 64 envs with a `search` of concurrency 8 make at most 8 requests at a time.
-
-A thread cannot be killed. A caller that stops waiting for a call marks its thread as abandoned
-(`is_given_up = True`, see `graft.rollout.user_calls`), and the call continues:
-
-    step 1   200 calls of `ask` hang and are abandoned at the deadline
-    step 2   `ask` is not called any more: ToolError at once, no further thread hangs
-    later    some of the 200 return, fewer than 64 are left: `ask` is called again
+Tools with the same class, name and `concurrency` share their slots over all envs of the process. A thread
+cannot be killed: a caller that stops waiting marks it as abandoned (`graft.rollout.user_calls`), the call
+continues, and a tool with 64 such calls is not called again until some of them have returned.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from graft.tools.errors import ERROR, ToolError
@@ -38,16 +32,12 @@ def call_tool(tool: Any, what: str | Mapping[str, Any]) -> str:
     call_tool(Calculator(), "34*5") -> "170"; call_tool(Calculator(), {"expression": "34*5"}) too.
     Any exception of the tool becomes a ToolError: a broken tool ends an attempt, not the program.
     """
-    with counted(tool):
-        if getattr(tool, "concurrency", None) is None:
-            answer = _call(tool, what)
-        else:
-            with slot(tool):
-                answer = _call(tool, what)
+    limited = nullcontext() if getattr(tool, "concurrency", None) is None else slot(tool)
+    with counted(tool), limited:
+        answer = _call(tool, what)
     if not isinstance(answer, str):
-        raise refusal(
-            UserObject(tool, "tool"), answer, "a text; a typed function may return anything JSON"
-        )
+        wanted = "a text; a typed function may return anything JSON"
+        raise refusal(UserObject(tool, "tool"), answer, wanted)
     return answer
 
 
@@ -63,9 +53,8 @@ def _call(tool: Any, what: str | Mapping[str, Any]) -> str:
         raise
     except BaseException as error:  # SystemExit too: a library that calls exit() is a broken tool
         at = f" (at {frame})" if (frame := user_frame(error)) else ""
-        raise ToolError(
-            f"tool {tool.name!r} failed: {type(error).__name__}: {error}{at}"
-        ) from error
+        why = f"{type(error).__name__}: {error}{at}"
+        raise ToolError(f"tool {tool.name!r} failed: {why}") from error
 
 
 @contextmanager
@@ -73,7 +62,6 @@ def counted(tool: Any) -> Iterator[None]:
     """Count a running call; ToolError if too many calls of the tool were abandoned."""
     with _lock:
         calls = _running.setdefault((type(tool), tool.name), [])
-        # the cheap test first: counting looks at every thread
         if len(calls) >= MAX_GIVEN_UP and sum(map(is_given_up, calls)) >= MAX_GIVEN_UP:
             raise ToolError(
                 f"{MAX_GIVEN_UP} calls of tool {tool.name!r} were abandoned at their deadline and still run; "
@@ -93,7 +81,7 @@ def is_given_up(thread: threading.Thread) -> bool:
 
 
 @contextmanager
-def slot(tool: Any, max_wait: float = MAX_WAIT) -> Iterator[None]:
+def slot(tool: Any) -> Iterator[None]:
     """Hold one of the tool's `concurrency` slots."""
     limit: int = tool.concurrency
     if limit < 1:
@@ -101,9 +89,9 @@ def slot(tool: Any, max_wait: float = MAX_WAIT) -> Iterator[None]:
     with _lock:
         key = (type(tool), tool.name, limit)
         slots = _slots.setdefault(key, threading.Semaphore(limit))
-    if not slots.acquire(timeout=max_wait):
+    if not slots.acquire(timeout=MAX_WAIT):
         raise ToolError(
-            f"waited {max_wait:g} s for one of the {limit} slots of tool {tool.name!r}; "
+            f"waited {MAX_WAIT:g} s for one of the {limit} slots of tool {tool.name!r}; "
             "its calls hang, or concurrency is too low"
         )
     try:

@@ -50,30 +50,16 @@ class CallStyle:
         return self.result.replace("{}", result)
 
 
-def tagged(name: str) -> CallStyle:
-    """<calculator>12*3</calculator> is answered with <result>36</result>."""
-    return CallStyle(
-        open=f"<{name}>",
-        close=f"</{name}>",
-        result="<result>{}</result>",
-        spent=f"<result>{SPENT}</result>",
+def in_tags(result: str, last: str = "", tag: str = "") -> Callable[[str], CallStyle]:
+    """The styles of calls in tags with the tool's name, or in `tag` for any tool.
+
+    >>> in_tags("<result>{}</result>")("calculator").open
+    '<calculator>'
+    """
+    spent = result.replace("{}", SPENT)
+    return lambda name: CallStyle(
+        f"<{tag or name}>", f"</{tag or name}>", result, None, spent, last
     )
-
-
-def lined(name: str) -> CallStyle:
-    """<search>Bern</search> is answered with " <result>", the text and "</result>" on three lines."""
-    result = " <result>\n{}\n</result>"
-    return CallStyle(f"<{name}>", f"</{name}>", result, spent=result.replace("{}", SPENT))
-
-
-def plain(name: str) -> CallStyle:
-    """The result is a separate message and needs no tags."""
-    return CallStyle(f"<{name}>", f"</{name}>", "{}", spent=SPENT, last=f"\n{SPENT}")
-
-
-def enclosed(name: str) -> CallStyle:
-    """The same for calls in <tool_call> tags, for any tool."""
-    return CallStyle("<tool_call>", "</tool_call>", "{}", spent=SPENT, last=f"\n{SPENT}")
 
 
 def bare(name: str) -> CallStyle:
@@ -81,6 +67,10 @@ def bare(name: str) -> CallStyle:
     return CallStyle("", "", "{}", spent=SPENT)
 
 
+tagged = in_tags("<result>{}</result>")
+lined = in_tags(" <result>\n{}\n</result>")
+plain = in_tags("{}", last=f"\n{SPENT}")  # the result is a separate message and needs no tags
+enclosed = in_tags("{}", last=f"\n{SPENT}", tag="tool_call")
 COMPACT = CallStyle(open="[", close="]", result="{};", error="?;", spent="?;")
 """[12*3] is answered with "36;" and every error with "?;", for models of single characters."""
 COMPACT_BARE = CallStyle(open="", close="", result="{}", error="?", spent="?")

@@ -3,13 +3,10 @@
     env = Room()                            tools [env.look]
     twin = env.fork()                       tools [twin.look], never a `look` of the original
 
-Attempts at a task are copies of one environment. A tool may be one of its methods, a method of an object
-inside it, a partial, lambda or closure over either, or an object with a reference to it: all of these
-are rebuilt for the copy. `memo` is the memo of `copy.deepcopy`: id(original) -> copy.
-
-A function also gets its own copy of the plain containers that it closes over, since it may keep state in
-them; two functions that share one share the copy. Other objects (an index, a connection) are shared by
-all copies.
+A tool may be one of its methods, a method of an object inside it, a partial, lambda or closure over
+either, or an object with a reference to it: all are rebuilt for the copy. A function also gets its own copy
+of the plain containers that it closes over; other objects (an index, a connection) are shared by all
+copies. `memo` is the memo of `copy.deepcopy`: id(original) -> copy.
 """
 
 from __future__ import annotations
@@ -70,9 +67,8 @@ class _Rebinding:
         if made is not value:
             self.unchanged.discard(id(value))
             self.memo[id(value)] = made
-            self.memo.setdefault(id(self.memo), []).append(
-                value
-            )  # keeps it alive, as deepcopy does
+            # keeps it alive, as deepcopy does
+            self.memo.setdefault(id(self.memo), []).append(value)
         return made
 
     def _made(self, value: Any, depth: int) -> Any:
@@ -106,9 +102,8 @@ class _Rebinding:
         is_same = all(new is old for new, (old, _) in zip(cells, _free(value), strict=True))
         if is_same and attributes is vars(value):
             return value
-        made = FunctionType(
-            value.__code__, value.__globals__, value.__name__, value.__defaults__, cells
-        )
+        code, defaults = value.__code__, value.__defaults__
+        made = FunctionType(code, value.__globals__, value.__name__, defaults, cells)
         vars(made).update(attributes)
         made.__doc__, made.__qualname__ = value.__doc__, value.__qualname__
         made.__kwdefaults__, made.__module__ = value.__kwdefaults__, value.__module__
@@ -164,9 +159,8 @@ def _free(function: FunctionType) -> list[tuple[CellType, str]]:
 
 def is_written(code: CodeType, name: str) -> bool:
     """Whether a function assigns to a variable of the function around it (`nonlocal`)."""
-    return any(
-        step.opname == "STORE_DEREF" and step.argval == name for step in dis.get_instructions(code)
-    )
+    steps = dis.get_instructions(code)
+    return any(step.opname == "STORE_DEREF" and step.argval == name for step in steps)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -186,14 +180,12 @@ def counterparts(original: Any, twin: Any, memo: Memo, depth: int = 0) -> None:
     if depth > MAX_DEPTH or isinstance(original, str | int | float | None):
         return
     memo[id(original)] = twin
-    pairs: Iterable[tuple[Any, Any]] = ()
-    if isinstance(original, dict):
-        pairs = ((one, twin[key]) for key, one in original.items() if key in twin)
-    elif isinstance(original, list | tuple):
-        pairs = zip(original, twin, strict=False)
+    if isinstance(original, list | tuple):
+        pairs = list(zip(original, twin, strict=False))
     else:
-        inner, copied = _attributes(original), _attributes(twin)
-        pairs = ((one, copied[name]) for name, one in inner.items() if name in copied)
+        is_dict = isinstance(original, dict)
+        inner, copied = (one if is_dict else _attributes(one) for one in (original, twin))
+        pairs = [(one, copied[name]) for name, one in inner.items() if name in copied]
     for one, other in pairs:
         counterparts(one, other, memo, depth + 1)
 
@@ -223,17 +215,7 @@ class _Copy:
     """A stand-in for the copy of a layer."""
 
 
-_SKIPPED = (
-    str,
-    int,
-    float,
-    ModuleType,
-    CodeType,
-    FrameType,
-    TracebackType,
-    BaseException,
-    _Copy,
-)
+_SKIPPED = (str, int, float, ModuleType, CodeType, FrameType, TracebackType, BaseException, _Copy)
 """Types that are not searched; a traceback refers to every variable of its frames."""
 
 

@@ -150,15 +150,8 @@ def find_made(text: str, tools: tuple[str, ...]) -> SortingCall | None:
     """The call of a `CallText`, also to a tool that is not among `tools`: it needs an answer."""
     if not isinstance(text, CallText):
         return None
-    match text.arguments:
-        case (a, b):
-            return SortingCall(text.tool, (a, b))
-        case _:
-            return SortingCall(text.tool, None)
-
-
-def closing_tags(tools: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"</{tool}>" for tool in tools)
+    both = (text.arguments[0], text.arguments[1]) if len(text.arguments) == 2 else None
+    return SortingCall(text.tool, both)
 
 
 def every_call(tools: tuple[str, ...]) -> tuple[str, ...]:
@@ -169,10 +162,6 @@ def every_call(tools: tuple[str, ...]) -> tuple[str, ...]:
         for a in SYMBOLS
         for b in (PROPERTIES if tool == "check" else SYMBOLS)
     )
-
-
-def no_strings(tools: tuple[str, ...]) -> tuple[str, ...]:
-    return ()
 
 
 _AFTER_WORDS = {"compare": ": {}\n", "swap": " => {}\n", "check": ": {}\n"}
@@ -187,21 +176,17 @@ TAGS = SortingSyntax(
     result=dict.fromkeys(TRANSITIONS, " <result> {} </result>"),
     gap="\n",
     find=find_in_tags,
-    stops=closing_tags,
+    stops=lambda tools: tuple(f"</{tool}>" for tool in tools),
 )
 WORDS = SortingSyntax(
-    call=_IN_A_SENTENCE,
-    result=_AFTER_WORDS,
-    gap="",
-    find=find_in_words,
-    stops=every_call,
+    call=_IN_A_SENTENCE, result=_AFTER_WORDS, gap="", find=find_in_words, stops=every_call
 )
 ACTIONS = SortingSyntax(
     call={tool: f" {words}" for tool, words in _IN_A_SENTENCE.items()},
     result=_AFTER_WORDS,
     gap="",
     find=find_made,
-    stops=no_strings,
+    stops=lambda tools: (),
     is_bare=True,
 )
 SYNTAXES = {"tags": TAGS, "words": WORDS, "actions": ACTIONS}

@@ -124,7 +124,7 @@ def test_messages_are_chats_where_there_is_an_assistant_turn_and_else_tasks(tmp_
     chats = write(tmp_path / "a.jsonl", [{"messages": [ask, say]}, {"messages": [ask]}])
     report = inspect(chats)
     assert (report.purpose, [fault.row for fault in report.verdict.faults]) == ("chat", [2])
-    assert inspect(chats, purpose="task").bad == 0
+    assert not inspect(chats, purpose="task").verdict.bad
     tasks = inspect(write(tmp_path / "b.jsonl", [{"messages": [ask]}]))
     assert (tasks.purpose, tasks.bad, tasks.unanswered) == ("task", 0, 1)
 

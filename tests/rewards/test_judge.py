@@ -19,9 +19,8 @@ import pytest
 
 from graft.rewards import make_reward
 from graft.rewards.judge import Agreement, Judge, JudgedItem
-from graft.rewards.judge.judge import is_correct_reply, prediction_of, question_of
+from graft.rewards.judge.judge import RateLimit, is_correct_reply, prediction_of, question_of
 from graft.rewards.judge.prompt import BUNDLED, JudgePrompt
-from graft.rewards.judge.rate_limit import RateLimit
 from graft.tools.errors import ToolError
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
@@ -515,7 +514,7 @@ def test_retries_count_for_the_rate_and_a_start_after_the_deadline_is_refused():
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
 def test_a_rate_that_is_none_is_refused(rate: float):
-    with pytest.raises(ValueError, match="requests per second, above 0"):
+    with pytest.raises(ValueError, match="must be above 0, in requests per second"):
         Judge("http://h/v1", rate=rate)
 
 

@@ -5,9 +5,7 @@
     judge: incorrect      5           30          Cohen's kappa      (0.70 - 0.485) / (1 - 0.485) = 0.42
 
 By chance they would agree on 0.65 * 0.45 + 0.35 * 0.55 = 0.485 of the items; kappa is the agreement
-beyond that, at most 1. Where the judge says correct and the texts differ, it has understood a
-paraphrase or was misled; where it says incorrect of the same text, it is unreliable. Both kinds are
-listed for a person to read.
+beyond that, at most 1.
 """
 
 from __future__ import annotations

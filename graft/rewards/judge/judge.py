@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -29,7 +30,6 @@ from graft.http import HttpClient, HttpFault, json_of, shown
 from graft.rewards.answers import accepted_answers, in_words, last_answer
 from graft.rewards.judge.agreement import Agreement, JudgedItem
 from graft.rewards.judge.prompt import JudgePrompt
-from graft.rewards.judge.rate_limit import RateLimit
 from graft.text.parse import last_boxed
 from graft.tools.errors import ToolError
 from graft.tools.search.cache import CacheBroken, SearchCache
@@ -43,6 +43,34 @@ AT_A_TIME = 1024  # items of `agreement_on` in memory: a file may have a million
 
 class JudgeError(ToolError):
     """The judge gave no verdict; the message says why. In a rollout it fails one attempt."""
+
+
+class RateLimit:
+    """When the next request of any thread may start: 1/rate seconds after the last, and not before the end
+    of the server's Retry-After; None: no rate."""
+
+    def __init__(self, rate: float | None = None) -> None:
+        if rate is not None and not (rate > 0 and math.isfinite(rate)):
+            raise ValueError(f"judge: rate={rate} must be above 0, in requests per second, or None")
+        self.gap = 1 / rate if rate else 0.0
+        self._free = 0.0  # when the next start is allowed
+        self._taking = threading.Lock()
+
+    def wait(self, end: float) -> bool:
+        """Reserve the next start and wait for it; False at once if it is after `end`."""
+        with self._taking:
+            start = max(self._free, time.monotonic())
+            if start > end:
+                return False
+            self._free = start + self.gap
+        if (left := start - time.monotonic()) > 0:
+            time.sleep(left)
+        return True
+
+    def hold(self, seconds: float) -> None:
+        """Let no thread start a request for this time."""
+        with self._taking:
+            self._free = max(self._free, time.monotonic() + seconds)
 
 
 class Judge:
@@ -112,11 +140,8 @@ class Judge:
         self._warned: set[str] = set()
 
     def __call__(self, task: Task, trajectory: Trajectory) -> float:
-        return float(
-            self.is_correct(
-                question_of(task), accepted_answers(task.answer), prediction_of(trajectory)
-            )
-        )
+        golds = accepted_answers(task.answer)
+        return float(self.is_correct(question_of(task), golds, prediction_of(trajectory)))
 
     def is_correct(self, question: str, golds: Sequence[str], prediction: str) -> bool:
         """True if the prediction is one of the accepted texts, or the judge says it means the same."""

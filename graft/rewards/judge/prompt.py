@@ -58,9 +58,7 @@ def _read(name: str) -> str:
     file = BUNDLED / f"{name}.txt" if name in bundled else Path(name).expanduser()
     try:
         if file.stat().st_size > MAX_FILE:
-            raise ValueError(
-                f"judge prompt {name!r} has more than {MAX_FILE} bytes: is it a prompt?"
-            )
+            raise ValueError(f"judge prompt {name!r} has over {MAX_FILE} bytes: is it a prompt?")
         return file.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(

@@ -60,9 +60,8 @@ def letter_values(point: int) -> dict[str, Fraction]:
     """A positive number for every letter; upper and lower case are the same letter."""
     values = {}
     for number, letter in enumerate("abcdfghjklmnopqrstuvwxyz"):
-        values[letter] = values[letter.upper()] = Fraction(
-            37 * number + 11 * point + 41, 29 + 2 * point
-        )
+        value = Fraction(37 * number + 11 * point + 41, 29 + 2 * point)
+        values[letter] = values[letter.upper()] = value
     return values
 
 

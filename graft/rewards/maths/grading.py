@@ -25,7 +25,8 @@ from graft.rewards.worker_pool import NoWorkers, WorkerError, WorkerPool
 
 MAX_TIDY = 2000  # characters; longer texts are only compared as texts
 
-WORKERS = WorkerPool("graft.rewards.maths.symbolic:warm")
+SYMBOLIC = "graft.rewards.maths.symbolic"
+WORKERS = WorkerPool(f"{SYMBOLIC}:warm")
 _alone = threading.Lock()
 
 
@@ -52,9 +53,7 @@ def _verify(answer: str, gold: str, timeout: float) -> bool:
     if not (is_readable(answer) and is_readable(gold)):
         return False
     try:
-        return WORKERS.call(
-            "graft.rewards.maths.symbolic:math_equal", answer, gold, timeout=timeout
-        )
+        return WORKERS.call(f"{SYMBOLIC}:math_equal", answer, gold, timeout=timeout)
     except NoWorkers:
         with _alone:  # without processes the bounds in `symbolic` are the only protection
             return math_equal(answer, gold)

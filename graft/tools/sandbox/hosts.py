@@ -63,8 +63,11 @@ class SandboxHost:
             self._errors: BinaryIO = files.enter_context(tempfile.TemporaryFile())
             self._requests, theirs = socket.socketpair()
             files.enter_context(self._requests)
-            with theirs:
-                self._process = self._start(theirs.fileno(), preload)
+            try:
+                with theirs:
+                    self._process = self._start(theirs.fileno(), preload)
+            except OSError as error:
+                raise SandboxError(f"cannot start {method}: {error}") from error
             self._files = files.pop_all()
         try:
             self._await_ready()
@@ -75,7 +78,7 @@ class SandboxHost:
     def _start(self, requests: int, preload: tuple[str, ...]) -> subprocess.Popen[bytes]:
         view = python_view()
         # lets the host see that this process ended, also if a fork still holds the socket
-        caller = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
+        caller = os.pidfd_open(os.getpid())
         config = {
             "method": self.method,
             "requests": requests,
@@ -95,14 +98,11 @@ class SandboxHost:
                 stderr=self._errors,
                 env=ENVIRONMENT,
                 cwd="/",
-                pass_fds=[fd for fd in (requests, caller) if fd >= 0],
+                pass_fds=[requests, caller],
                 start_new_session=True,  # Ctrl-C in the terminal must not reach it
             )
-        except OSError as error:
-            raise SandboxError(f"cannot start {self.method}: {error}") from error
         finally:
-            if caller >= 0:
-                os.close(caller)
+            os.close(caller)
 
     def send(self, descriptors: list[int]) -> None:
         """Request a child with these descriptors; HostDied if the host has ended."""
@@ -232,5 +232,4 @@ def _after_fork() -> None:
 
 
 atexit.register(close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)

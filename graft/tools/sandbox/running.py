@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import socket
-import tempfile
 import time
 from typing import BinaryIO
 
@@ -23,7 +22,7 @@ STOP_SECONDS = 30.0
 
 
 class Running:
-    """One child of a host. Use as a context; leaving it early kills the child.
+    """One child of a host; `close` kills a child that still runs.
 
     `code=None` starts a session, which runs the code that is sent to `control`.
     """
@@ -144,12 +143,6 @@ class Running:
     def close(self) -> None:
         self._files.close()
 
-    def __enter__(self) -> Running:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _end(self) -> None:
         """Read the host's report, or that of a child that could not confine itself."""
         if not self._status_text:
@@ -178,7 +171,8 @@ def run_in(
 ) -> SandboxOutcome:
     """Run a program in this host and wait for it; `run_python` describes the arguments."""
     given = stdin.encode(errors="surrogatepass")
-    with Running(host, code, given, echo=echo, timeout=timeout, memory_mb=memory_mb) as running:
+    running = Running(host, code, given, echo=echo, timeout=timeout, memory_mb=memory_mb)
+    with contextlib.closing(running):
         return running.finish(timeout, max_output)
 
 
@@ -222,10 +216,7 @@ def _file(content: bytes) -> BinaryIO:
     """A file without a name that holds `content`, positioned at its start."""
     if not content:
         return open(os.devnull, "rb")  # noqa: PTH123
-    if hasattr(os, "memfd_create"):
-        file = open(os.memfd_create("graft"), "w+b", buffering=0)  # noqa: PTH123, SIM115
-    else:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+    file = open(os.memfd_create("graft"), "w+b", buffering=0)  # noqa: PTH123, SIM115
     file.write(content)
     file.seek(0)
     return file  # pyright: ignore[reportReturnType]

@@ -77,9 +77,8 @@ class SearchCache:
         return next((found for one in keys if (found := self._stored(one)) is not None), None)
 
     def _stored(self, key: tuple[str, str, int]) -> Answer | None:
-        found = self._do(
-            "SELECT answer FROM answers WHERE source = ? AND query = ? AND topk = ?", key
-        )
+        where = "source = ? AND query = ? AND topk = ?"
+        found = self._do(f"SELECT answer FROM answers WHERE {where}", key)
         return _decode(found[0][0]) if found else None
 
     def put(self, source: str, query: str, topk: int, answer: Answer) -> Answer:
@@ -103,17 +102,13 @@ class SearchCache:
 
     def sources(self) -> list[str]:
         """Fingerprints of the sources that answers were recorded from."""
-        found = self._do(
-            "SELECT DISTINCT source FROM answers WHERE source != ? ORDER BY source", (IMPORTED,)
-        )
-        return [source for (source,) in found]
+        found = self._do("SELECT DISTINCT source FROM answers ORDER BY source")
+        return [source for (source,) in found if source != IMPORTED]
 
     def topks(self, source: str) -> list[int]:
         """The values of topk that answers of `source` were recorded with."""
-        found = self._do(
-            "SELECT DISTINCT topk FROM answers WHERE source = ? ORDER BY topk", (source,)
-        )
-        return [topk for (topk,) in found]
+        found = self._do("SELECT DISTINCT topk FROM answers WHERE source = ?", (source,))
+        return sorted(topk for (topk,) in found)
 
     def answers(self) -> Iterator[tuple[str, Answer]]:
         """Every query with its answer, in the order they were stored."""

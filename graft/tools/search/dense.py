@@ -60,10 +60,8 @@ class DenseSource:
             documents, encoder = self.corpus.documents(), self._encoder()
             file = self.vectors
             if file is None:
-                folder = build_once(
-                    self._folder, lambda folder: self._build(documents, encoder, folder)
-                )
-                file = str(folder / "vectors.faiss")
+                build_once(self._folder, lambda folder: self._build(documents, encoder, folder))
+                file = str(self._folder / "vectors.faiss")
             index = faiss.read_index(file, faiss.IO_FLAG_MMAP_IFC)
             if index.ntotal != len(documents):
                 raise ValueError(

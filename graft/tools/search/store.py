@@ -4,9 +4,8 @@
     ROOT/<hash of the corpus>/bm25-<hash>/     an index, named by its settings
     ROOT/<hash of the corpus>/dense-<hash>/
 
-Names come from contents: a corpus that changed has another hash, so an old index is never used for
-it, and two copies of one corpus share an index. ROOT is `index=` of a source, else $GRAFT_CACHE/search,
-else ~/.cache/graft/search. Unused folders may be deleted at any time.
+Names come from contents, so an old index is never used for a corpus that changed. ROOT is `index=` of a
+source, else $GRAFT_CACHE/search, else ~/.cache/graft/search. Unused folders may be deleted at any time.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ class SearchTool:
         return self  # forked envs share the source
 
     def __reduce__(self) -> Any:
-        return _rebuild, (self._made_with,)  # a worker process opens its own index and cache
+        return partial(SearchTool, **self._made_with), ()  # a worker opens its own index and cache
 
 
 def recorded_source(cache: SearchCache, wanted: str | None, topk: int) -> str:
@@ -185,7 +186,3 @@ def recorded_source(cache: SearchCache, wanted: str | None, topk: int) -> str:
         )
     cache.close()
     raise ValueError(f"{cache.path} {why}")
-
-
-def _rebuild(made_with: dict[str, Any]) -> SearchTool:
-    return SearchTool(**made_with)

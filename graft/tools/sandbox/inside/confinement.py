@@ -68,7 +68,7 @@ class Confinement:
             kernel.clear_inheritable_capabilities()
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
             program = seccomp.host_program(kernel.machine, is_root=self.is_root)
-            seccomp.install(seccomp.assemble(program))
+            kernel.install_filter(seccomp.assemble(program))
         with open("/proc/self/statm") as file:  # noqa: PTH123
             self.loaded = int(file.read().split()[0]) * resource.getpagesize()
 
@@ -117,7 +117,7 @@ class Confinement:
         if not (self.is_nested and self.is_root):  # such a child has no privileges to use
             own = os.getpid().to_bytes(4, sys.byteorder)
             placeholder = PLACEHOLDER.to_bytes(4, sys.byteorder)
-            seccomp.install(self.filters[self.is_nested].replace(placeholder, own))
+            kernel.install_filter(self.filters[self.is_nested].replace(placeholder, own))
         os.chdir(scratch or rootfs.SCRATCH)
         if scratch is not None:
             os.environ["HOME"] = os.environ["TMPDIR"] = scratch

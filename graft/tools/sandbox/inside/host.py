@@ -62,13 +62,12 @@ def main() -> None:
             os.close(config["requests"])
             status = os.waitpid(child, 0)[1]
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    if method in ("namespaces", "bubblewrap"):
         # the parent has one thread, so this cannot fire early
         kernel.prctl(kernel.PR_SET_PDEATHSIG, SIGKILL)
         own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    if method == "namespaces":
         rootfs.build_root(config["readable"], config["links"])
-    elif method == "bubblewrap":
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, SIGKILL)
-        own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     elif method == "landlock":
         landlock.version()
     runner.prepare(config["preload"])
@@ -108,8 +107,7 @@ class ForkServer:
         self.poll = poll = select.poll()
         requests, caller = self.requests.fileno(), self.caller
         poll.register(requests, select.POLLIN)
-        if caller >= 0:
-            poll.register(caller, select.POLLIN)
+        poll.register(caller, select.POLLIN)
         self.requests.send(b"R")
         while True:
             events = poll.poll(WATCH * 1000 if self.by_process else None)

@@ -82,10 +82,6 @@ def mount(
     _checked("mount", _mount(source, target, kind or None, flags, data or None))
 
 
-def unmount(target: bytes) -> None:
-    _checked("umount", _umount2(target, MNT_DETACH))
-
-
 def make_read_only(target: str) -> None:
     """The mount and those below it: read-only, no set-user-id programs."""
 
@@ -107,7 +103,7 @@ def pivot_root(new_root: str) -> None:
     """Make `new_root` the root of this mount namespace and let go of the old one."""
     os.chdir(new_root)
     syscall("pivot_root", b".", b".")
-    unmount(b".")
+    _checked("umount", _umount2(b".", MNT_DETACH))
     os.chdir("/")
 
 
@@ -121,7 +117,9 @@ class Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
 
-def install_filter(filled: Filter) -> None:
+def install_filter(code: bytes) -> None:
+    """Install a filter in this process and its future children. It cannot be removed."""
+    filled = Filter(len(code) // 8, code)
     _checked("seccomp", _prctl(PR_SET_SECCOMP, 2, ctypes.addressof(filled), 0, 0))
 
 

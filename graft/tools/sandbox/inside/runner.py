@@ -116,10 +116,8 @@ def run_code(code: str, name: str, names: dict[str, Any], *, echo: bool) -> int:
         if isinstance(last, _ast.Expr):
             tree.body.pop()
             exec(compile(tree, name, "exec", dont_inherit=True), names)
-            value = eval(
-                compile(_ast.Expression(last.value), name, "eval", dont_inherit=True), names
-            )
-            sys.displayhook(value)
+            value = compile(_ast.Expression(last.value), name, "eval", dont_inherit=True)
+            sys.displayhook(eval(value, names))
         else:
             exec(compile(tree, name, "exec", dont_inherit=True), names)
     except SystemExit as stop:

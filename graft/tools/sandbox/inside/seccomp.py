@@ -1,13 +1,9 @@
 """The system calls that a child may not make: a classic BPF program, assembled here.
 
-The kernel runs the program before every call: it loads the call's number and arguments and ends in
-"allow" or in an error for the caller. It is a list of refused calls, not of allowed ones: Python and
-numpy use some hundred calls that differ between C libraries, while the calls that could reach out of
-the sandbox are known. Calls newer than this list fail with ENOSYS.
-
-Filters add up, and installing one takes the kernel some time. So the host already has the long one.
-Children without privileges inherit the calls that the host itself needs, since they cannot use them;
-other children add a short filter.
+It is a list of refused calls, not of allowed ones: Python and numpy use some hundred calls that differ
+between C libraries, while the calls that could reach out of the sandbox are known. Calls newer than this
+list fail with ENOSYS. Filters add up, and installing one takes the kernel some time: the host has the long
+one already, and children that could use the calls which the host itself needs add a short one.
 """
 
 from __future__ import annotations
@@ -191,8 +187,3 @@ def refuse_all(calls: list[int]) -> list[Instruction]:
 
 def assemble(code: list[Instruction]) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
-
-
-def install(code: bytes) -> None:
-    """Install a filter in this process and its future children. It cannot be removed."""
-    kernel.install_filter(kernel.Filter(len(code) // 8, code))
