@@ -1,10 +1,10 @@
 """Files and folders that appear whole or not at all, and append-only logs of JSON objects.
 
-    with new_file(Path("table.md")) as aside:    writes .table.md.partial, syncs it, renames it
-        aside.write_text("| set | score |")
+with new_file(Path("table.md")) as aside:    writes .table.md.partial, syncs it, renames it
+    aside.write_text("| set | score |")
 
-    log = JsonlLog(Path("samples.jsonl"))        one process owns the file until it closes it
-    log.append({"task": "t", "reward": 1.0})     one line; kill -9 loses at most the line being written
+log = JsonlLog(Path("samples.jsonl"))        one process owns the file until it closes it
+log.append({"task": "t", "reward": 1.0})     one line; kill -9 loses at most the line being written
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import asyncio
 import functools
 import json
 import math
-import os
 import random
 import ssl
 import time
@@ -25,8 +24,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
-
-from graft.event_loop import BackgroundLoop
 
 T = TypeVar("T")
 
@@ -39,7 +36,6 @@ return together."""
 SHOWN = 300
 """Characters of a server's text in a message."""
 TOO_MANY_REQUESTS = 429
-_LOOP = BackgroundLoop("graft-http")  # its own: code on another loop may wait for an answer
 
 
 class HttpFault(Exception):
@@ -112,7 +108,7 @@ class HttpClient:
             if before is not None:
                 before(attempts.end)
             try:
-                return read(_LOOP.run(self._exchange(url, content, attempts.seconds())))
+                return read(self._exchange(url, content, attempts.seconds()))
             except (HttpFault, ValueError) as error:
                 time.sleep(attempts.pause_after(error, on_fault))
 
@@ -130,46 +126,55 @@ class HttpClient:
         attempts = _Attempts(self, deadline, retries)
         while True:
             try:
-                return read(await self._exchange(url, content, attempts.seconds()))
+                return read(await self._exchange_async(url, content, attempts.seconds()))
             except (HttpFault, ValueError) as error:
                 await asyncio.sleep(attempts.pause_after(error, on_fault))
 
-    async def _exchange(self, url: str, content: bytes | None, seconds: float) -> bytes:
-        """The body of the answer to one request; HttpFault where there is none."""
+    def _exchange(self, url: str, content: bytes | None, seconds: float) -> bytes:
         import httpx
 
-        body, reply = bytearray(), None
+        answer = _Answer(self.max_bytes)
+        end = time.monotonic() + seconds
+        try:
+            with (
+                httpx.Client(**self._settings(), timeout=seconds) as client,
+                client.stream("GET" if content is None else "POST", url, content=content) as reply,
+            ):
+                answer.begin(reply)
+                # the library's timeout starts anew with every byte of a slow answer
+                for piece in reply.iter_bytes():
+                    answer.add(piece)
+                    if time.monotonic() > end:
+                        raise TimeoutError
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as error:
+            answer.fail(error, seconds)
+        return answer.body_or_fault()
+
+    async def _exchange_async(self, url: str, content: bytes | None, seconds: float) -> bytes:
+        import httpx
+
+        answer = _Answer(self.max_bytes)
         method = "GET" if content is None else "POST"
         try:
             async with (
                 asyncio.timeout(seconds),
-                httpx.AsyncClient(
-                    headers=self.headers,
-                    verify=_certificates(),
-                    timeout=None,
-                    trust_env=not self.is_direct,
-                    follow_redirects=not self.is_direct,
-                ) as client,
+                httpx.AsyncClient(**self._settings(), timeout=None) as client,
                 client.stream(method, url, content=content) as reply,
             ):
+                answer.begin(reply)
                 async for piece in reply.aiter_bytes():
-                    body += piece
-                    if len(body) > self.max_bytes:
-                        raise ValueError(f"more than {self.max_bytes} bytes")
+                    answer.add(piece)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as error:
-            if reply is None or reply.status_code < 300:  # the text of a fault may be incomplete
-                raise _fault_of(error, seconds) from None
-        code = reply.status_code
-        if 200 <= code < 300:
-            return bytes(body)
-        location = reply.headers.get("location")
-        where = f" (it points to {location})" if location else ""
-        raise HttpFault(
-            f"answered {code}{where}: {shown(bytes(body)) or reply.reason_phrase}",
-            code,
-            retry_after=read_retry_after(reply.headers.get("retry-after")),
-            is_final=code not in (408, TOO_MANY_REQUESTS) and code < 500,
-        )
+            answer.fail(error, seconds)
+        return answer.body_or_fault()
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "headers": self.headers,
+            "verify": _certificates(),
+            "trust_env": not self.is_direct,
+            "follow_redirects": not self.is_direct,
+        }
 
 
 class _Attempts:
@@ -205,32 +210,65 @@ class _Attempts:
         return pause
 
 
+class _Answer:
+    """One answer while it arrives."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.code, self.reason = 0, ""
+        self.headers: Mapping[str, str] = {}
+        self.body = bytearray()
+        self.max_bytes = max_bytes
+
+    def begin(self, reply: Any) -> None:
+        self.code, self.reason, self.headers = reply.status_code, reply.reason_phrase, reply.headers
+
+    def add(self, piece: bytes) -> None:
+        self.body += piece
+        if len(self.body) > self.max_bytes:
+            raise ValueError(f"more than {self.max_bytes} bytes")
+
+    def fail(self, error: Exception, seconds: float) -> None:
+        """Raise the fault, unless the status is that of a fault: its text may be incomplete."""
+        if self.code < 300:
+            raise _fault_of(error, seconds) from None
+
+    def body_or_fault(self) -> bytes:
+        if 200 <= self.code < 300:
+            return bytes(self.body)
+        said = shown(bytes(self.body)) or self.reason
+        location = self.headers.get("location")
+        where = f" (it points to {location})" if location else ""
+        raise HttpFault(
+            f"answered {self.code}{where}: {said}",
+            self.code,
+            retry_after=read_retry_after(self.headers.get("retry-after")),
+            is_final=self.code not in (408, TOO_MANY_REQUESTS) and self.code < 500,
+        )
+
+
 def _fault_of(error: Exception, seconds: float) -> HttpFault:
     import httpx
 
     if isinstance(error, httpx.TimeoutException | TimeoutError):
         return HttpFault(f"gave no answer in {seconds:.3g} s")
-    is_closed = any(word in str(error) for word in ("closed", "disconnected"))
-    if is_closed or isinstance(error, httpx.ReadError | httpx.WriteError):
+    if isinstance(error, httpx.ReadError | httpx.WriteError) or "closed" in str(error):
         return HttpFault("closed the connection before its answer was complete")
     if isinstance(error, httpx.RemoteProtocolError):
+        if "disconnected" in str(error):
+            return HttpFault("closed the connection before its answer was complete")
         return HttpFault(f"sent no HTTP: {error}")
     is_final = isinstance(error, httpx.InvalidURL)
-    return HttpFault(f"cannot be reached: {_system_error(error)}", is_final=is_final)
+    return HttpFault(f"cannot be reached: {_system_error(error) or error}", is_final=is_final)
 
 
-def _system_error(error: BaseException) -> str:
+def _system_error(error: BaseException | None) -> OSError | None:
     """The error of the operating system below those of the libraries: "Connection refused"."""
-    cause: BaseException | None = error
-    while cause is not None and not (isinstance(cause, OSError) and cause.errno):
-        if isinstance(cause, BaseExceptionGroup):  # one for each address of the host
-            cause = cause.exceptions[0]
+    while error is not None and not (isinstance(error, OSError) and error.errno):
+        if isinstance(error, BaseExceptionGroup):  # one for each address of the host
+            error = error.exceptions[0]
         else:
-            cause = cause.__cause__ or cause.__context__
-    number = getattr(cause, "errno", 0)
-    return (
-        os.strerror(number) if number > 0 else str(cause or error)
-    )  # a negative one: of the resolver
+            error = error.__cause__ or error.__context__
+    return error
 
 
 @functools.cache

@@ -35,7 +35,6 @@ GROUND = {
     "files",
     "http",
     "deadlines",
-    "event_loop",
     "tolerances",
     "user_code",
     "callable_package",

@@ -132,7 +132,7 @@ def test_a_refusal_is_not_repeated(code, asking):
 
 
 def test_nobody_there_has_the_systems_reason(asking):
-    with pytest.raises(HttpFault, match="cannot be reached: Connection refused"):
+    with pytest.raises(HttpFault, match=r"cannot be reached: \[Errno \d+\] Connect"):
         asking(HttpClient(timeout=5.0, retries=0), "http://127.0.0.1:9")
 
 

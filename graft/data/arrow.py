@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,23 +19,19 @@ from graft.data.arrow_values import plain_rows
 from graft.data.errors import DataError
 
 IN_MEMORY = 1 << 28  # bytes of uncompressed columns that are kept: 256 MB
+CUT_OFF = "it may be cut off: compare its size with the original's"
 BATCH = 256  # rows that are turned into dicts at a time
 
 
 def scan_parquet(file: Path) -> Iterator[Any]:
     """Every row of one parquet file in order, or the DataError about it; one row group is in memory."""
-    import pyarrow
-
     done = 0
-    try:
-        with open_parquet(file) as table:
-            for group in range(table.num_row_groups):
-                for batch in table.iter_batches(BATCH, row_groups=[group], use_threads=False):
-                    for row in plain_rows(batch, file, done):
-                        done += 1
-                        yield row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise read_error(file, error, done) from error
+    with open_parquet(file, lambda: done) as table:
+        for group in range(table.num_row_groups):
+            for batch in table.iter_batches(BATCH, row_groups=[group], use_threads=False):
+                for row in plain_rows(batch, file, done):
+                    done += 1
+                    yield row
 
 
 class RowGroups(Sequence[dict[str, Any]]):
@@ -71,16 +68,11 @@ class RowGroups(Sequence[dict[str, Any]]):
         return row if isinstance(row, DataError) else {**dict.fromkeys(self.column_names), **row}
 
     def _group(self, index: int) -> Any:
-        import pyarrow
-
         with self._lock:
             if index not in self._kept:
                 file, number = self.groups[index]
-                try:
-                    with open_parquet(file) as table:
-                        found = table.read_row_group(number, use_threads=False)
-                except (pyarrow.ArrowException, OSError) as error:
-                    raise read_error(file, error, self.ends[index]) from error
+                with open_parquet(file, lambda: self.ends[index]) as table:
+                    found = table.read_row_group(number, use_threads=False)
                 size = found.nbytes
                 while self._kept and size + sum(g.nbytes for g in self._kept.values()) > IN_MEMORY:
                     self._kept.popitem(last=False)
@@ -91,8 +83,6 @@ class RowGroups(Sequence[dict[str, Any]]):
 
 def parquet_rows(files: Sequence[Path]) -> Any:
     """All rows of these files: as one Arrow table, or as `RowGroups` where that would be too large."""
-    import pyarrow
-
     size = 0
     for file in files:
         with open_parquet(file) as table:
@@ -101,12 +91,9 @@ def parquet_rows(files: Sequence[Path]) -> Any:
     if size > IN_MEMORY:
         return RowGroups(files)
     tables: list[Any] = []
-    for file in files:
-        try:
-            with open_parquet(file) as table:  # one file each: a folder called x=1 is no column
-                tables.append(table.read())
-        except (pyarrow.ArrowException, OSError) as error:
-            raise read_error(file, error) from error
+    for file in files:  # one at a time: a folder called x=1 is no column
+        with open_parquet(file) as table:
+            tables.append(table.read())
     return concat(tables, files)
 
 
@@ -131,14 +118,18 @@ def unify(schemas: Sequence[Any], files: Sequence[Path]) -> Any:
         raise DataError(f"the columns of {names} are not of one type: {error}") from error
 
 
-def open_parquet(file: Path) -> Any:
+@contextmanager
+def open_parquet(file: Path, done: Callable[[], int] = lambda: 0) -> Iterator[Any]:
+    """A parquet file; an error in the block names the file, and the row after the `done` ones."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20)
+        with pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20) as table:
+            yield table
     except (pyarrow.ArrowException, OSError) as error:
-        raise read_error(file, error) from error
+        what = f"cannot be read from row {done() + 1} on" if done() else "is not a parquet file"
+        raise DataError(f"{file} {what}: {str(error).strip()}; {CUT_OFF}") from error
 
 
 def map_arrow(file: Path) -> Any:
@@ -153,17 +144,7 @@ def map_arrow(file: Path) -> Any:
             memory.seek(0)
             return pyarrow.ipc.open_stream(memory).read_all()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(
-            f"{file} is not an Arrow file or stream: {error}; it may be cut off: compare its size "
-            "with the original's"
-        ) from error
-
-
-def read_error(file: Path, error: Exception, done: int = 0) -> DataError:
-    what = f"cannot be read from row {done + 1} on" if done else "is not a parquet file"
-    return DataError(
-        f"{file} {what}: {str(error).strip()}; it may be cut off: compare its size with the original's"
-    )
+        raise DataError(f"{file} is not an Arrow file or stream: {error}; {CUT_OFF}") from error
 
 
 def table_rows(table: Any, source: str) -> Iterator[Any]:

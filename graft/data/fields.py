@@ -14,14 +14,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import Any
 
-from graft.data.conversations import (
-    messages_in,
-    read_literal,
-    read_messages,
-    refuse_surrogates,
-    shown,
-    unwrapped,
-)
+from graft.data import conversations
+from graft.data.conversations import messages_in, read_messages, shown, unwrapped
 from graft.data.errors import BadField
 from graft.data.pictures import refuse_pictures
 from graft.types import Message
@@ -65,7 +59,7 @@ def parse_literal(text: str) -> Any:
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
-        return read_literal(text)
+        return conversations.read_literal(text)
     except ValueError:
         return None
 
@@ -112,7 +106,7 @@ def read_prompt(row: Row, key: str) -> list[Message]:
 def refuse_surrogates_in(value: Any, field: str) -> None:
     """BadField if a text in `value` holds a lone surrogate, half of a character."""
     try:
-        refuse_surrogates(value, f"{field!r}: ")
+        conversations.refuse_surrogates(value, f"{field!r}: ")
     except ValueError as error:
         raise BadField(field, str(error)) from error
 
@@ -238,7 +232,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
                 raise ValueError(
                     f"{where}: `arguments` of the call to {function['name']!r} are not JSON: {error}"
                 ) from error
-        refuse_surrogates(arguments, f"{where}: `arguments`: ")
+        conversations.refuse_surrogates(arguments, f"{where}: `arguments`: ")
         function = {**function, "arguments": arguments}
         kept = {"id": call["id"]} if call.get("id") is not None else {}
         made.append({**kept, "type": "function", "function": function})

@@ -19,24 +19,10 @@ from functools import lru_cache
 from itertools import islice
 from typing import Literal
 
+from graft.data import readers
 from graft.data.errors import DataError
 from graft.data.fields import Row, first_of
-from graft.data.readers import (
-    ANSWERS,
-    NUMBERS,
-    QUESTIONS,
-    ChatRow,
-    TaskRow,
-    completion_chat,
-    conversation_chat,
-    countdown_task,
-    keyed_task,
-    messages_task,
-    prompt_task,
-    question_chat,
-    question_task,
-    spans_chat,
-)
+from graft.data.readers import ANSWERS, NUMBERS, QUESTIONS, ChatRow, TaskRow
 
 SAMPLE_ROWS = 20  # rows from which a layout is detected
 
@@ -76,43 +62,43 @@ LAYOUTS: dict[str, RowLayout] = {
             "verl",
             "prompt, reward_model.ground_truth; data_source, ability, extra_info",
             lambda row: filled("prompt", "reward_model")(row) or filled("prompt", GRADED)(row),
-            task=keyed_task("prompt", GRADED),
+            task=readers.keyed_task("prompt", GRADED),
             outranks=("trl-prompt", "rl-grpo", "plain"),
         ),
         RowLayout(
             "arpo",
             "verl's columns and metadata, as ARPO's reinforcement learning data has them",
             lambda row: filled("prompt", "reward_model")(row) and "metadata" in row,
-            task=keyed_task("prompt", GRADED),
+            task=readers.keyed_task("prompt", GRADED),
             outranks=("verl", "trl-prompt", "rl-grpo", "plain"),
         ),
         RowLayout(
             "easyrl",
             "prompt, ground_truth; extra_info {data_source, pass@k}",
             filled("prompt", "ground_truth"),
-            task=keyed_task("prompt", "ground_truth"),
+            task=readers.keyed_task("prompt", "ground_truth"),
             outranks=("trl-prompt", "plain"),
         ),
         RowLayout(
             "skyrl",
             "prompt, reward_spec.ground_truth; env_class",
             filled("prompt", "reward_spec"),
-            task=keyed_task("prompt", "reward_spec.ground_truth"),
+            task=readers.keyed_task("prompt", "reward_spec.ground_truth"),
             outranks=("trl-prompt", "plain"),
         ),
         RowLayout(
             "trl-prompt",
             "prompt (a text or messages); an answer if there is one; the rest goes to rewards",
             filled("prompt"),
-            task=prompt_task,
+            task=readers.prompt_task,
             outranks=("plain",),
         ),
         RowLayout(
             "trl-completion",
             "prompt and completion (texts or messages)",
             filled("prompt", "completion"),
-            task=prompt_task,
-            chat=completion_chat,
+            task=readers.prompt_task,
+            chat=readers.completion_chat,
             outranks=("trl-prompt", "plain"),
         ),
         RowLayout(
@@ -120,15 +106,15 @@ LAYOUTS: dict[str, RowLayout] = {
             "messages of {role, content, tool_calls}; tools (TRL's chats too)",
             filled("messages"),
             ("messages",),
-            task=messages_task,
-            chat=conversation_chat,
+            task=readers.messages_task,
+            chat=readers.conversation_chat,
         ),
         RowLayout(
             "spans",
             "messages of the prompt, spans of {author, text} behind it",
             filled("messages", "spans"),
             ("messages",),
-            chat=spans_chat,
+            chat=readers.spans_chat,
             outranks=("openai",),
         ),
         RowLayout(
@@ -136,21 +122,21 @@ LAYOUTS: dict[str, RowLayout] = {
             "conversations of {from, value}; system, tools (ARPO's supervised data too)",
             filled("conversations"),
             ("conversations",),
-            chat=conversation_chat,
+            chat=readers.conversation_chat,
         ),
         RowLayout(
             "alpaca",
             "instruction, output; input, system",
             filled("instruction", "output"),
             ("instruction", "input"),
-            chat=conversation_chat,
+            chat=readers.conversation_chat,
         ),
         RowLayout(
             "rl-grpo",
             "nums (or numbers) and target; messages or prompt",
             lambda row: bool(first_of(row, NUMBERS) and first_of(row, ["target"])),
             ("messages", "prompt", *NUMBERS),
-            task=countdown_task,
+            task=readers.countdown_task,
             outranks=("openai", "trl-prompt"),
         ),
         RowLayout(
@@ -158,8 +144,8 @@ LAYOUTS: dict[str, RowLayout] = {
             "question (or problem) and answer (or solution)",
             lambda row: bool(first_of(row, QUESTIONS) and first_of(row, ANSWERS[:2])),
             QUESTIONS,
-            task=question_task,
-            chat=question_chat,
+            task=readers.question_task,
+            chat=readers.question_chat,
         ),
     )
 }
@@ -173,7 +159,7 @@ def by_keys(prompt_key: str, answer_key: str) -> RowLayout:
         f"{prompt_key}, {answer_key}",
         filled(prompt_key),
         (prompt_key,),
-        task=keyed_task(prompt_key, answer_key),
+        task=readers.keyed_task(prompt_key, answer_key),
     )
 
 

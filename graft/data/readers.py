@@ -9,31 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from graft.data.conversations import (
-    chat_of,
-    messages_in,
-    read_messages,
-    shown,
-    unwrapped,
-    with_turns,
-)
+from graft.data import conversations, fields
+from graft.data.conversations import shown, unwrapped
 from graft.data.errors import BadField
-from graft.data.fields import (
-    Row,
-    as_object,
-    first_of,
-    from_json,
-    named_tools,
-    plain,
-    read_countdown,
-    read_golds,
-    read_prompt,
-    read_tools,
-    refuse_surrogates_in,
-    value_at,
-    with_parsed_calls,
-    without_none,
-)
+from graft.data.fields import Row, first_of, plain, read_prompt, read_tools
 from graft.data.pictures import refuse_pictures
 from graft.types import Message
 
@@ -65,7 +44,7 @@ class ChatRow(NamedTuple):
 
 
 def source_of(row: Row) -> str:
-    found = row.get("data_source") or value_at(row, "extra_info.data_source")
+    found = row.get("data_source") or fields.value_at(row, "extra_info.data_source")
     # a label that is never trained on, so a lone surrogate in it becomes "?"
     return str(found or "").encode(errors="replace").decode()
 
@@ -75,7 +54,7 @@ def keyed_task(prompt: str, answer: str) -> Callable[[Row], TaskRow]:
 
     def task(row: Row) -> TaskRow:
         messages = read_prompt(row, prompt)
-        golds = read_golds(row, answer)
+        golds = fields.read_golds(row, answer)
         meta = _extra_info(row)
         if source_of(row) == "sorting" and isinstance(meta.get("interaction_kwargs"), Mapping):
             raise BadField("data_source", EARL_SORTING)
@@ -113,7 +92,7 @@ def question_task(row: Row) -> TaskRow:
 def countdown_task(row: Row) -> TaskRow:
     """Numbers and a target, with the row's prompt, or with the text below."""
     key = first_of(row, NUMBERS) or NUMBERS[0]
-    answer = read_countdown(row.get(key), row.get("target"), key)
+    answer = fields.read_countdown(row.get(key), row.get("target"), key)
     prompt = first_of(row, ("messages", "prompt"))
     numbers = ", ".join(map(str, answer["numbers"]))
     text = (
@@ -130,15 +109,16 @@ def completion_chat(row: Row) -> ChatRow:
     completion = row.get("completion")
     try:
         if isinstance(completion, str):
-            completion = messages_in(completion) or [{"role": "assistant", "content": completion}]
+            turn = {"role": "assistant", "content": completion}
+            completion = conversations.messages_in(completion) or [turn]
         prompt = read_prompt(row, "prompt")
         found = unwrapped(completion)
         if not isinstance(found, list):
             raise ValueError(f"holds {shown(completion)}, not a text or a list of messages")
         # checked behind a user message: alone the completion would start with the assistant
-        turns = read_messages([{"role": "user", "content": "?"}, *found])[1:]
-        messages = with_parsed_calls(read_messages([*prompt, *turns]))
-        return ChatRow(with_turns(messages), read_tools(row))
+        turns = conversations.read_messages([{"role": "user", "content": "?"}, *found])[1:]
+        messages = fields.with_parsed_calls(conversations.read_messages([*prompt, *turns]))
+        return ChatRow(conversations.with_turns(messages), read_tools(row))
     except BadField:
         raise
     except ValueError as error:
@@ -148,7 +128,7 @@ def completion_chat(row: Row) -> ChatRow:
 def conversation_chat(row: Row) -> ChatRow:
     """`messages`, `conversations` or `instruction`: the forms of `chat_of`."""
     refuse_pictures(row)
-    return ChatRow(with_parsed_calls(chat_of(row)), read_tools(row))
+    return ChatRow(fields.with_parsed_calls(conversations.chat_of(row)), read_tools(row))
 
 
 def question_chat(row: Row) -> ChatRow:
@@ -158,20 +138,20 @@ def question_chat(row: Row) -> ChatRow:
     messages = read_prompt(row, question)
     if not isinstance(row.get(answer), str) or not row[answer].strip():
         raise BadField(answer, f"{answer!r} holds {shown(row.get(answer))}, not text to imitate")
-    refuse_surrogates_in(row[answer], answer)
+    fields.refuse_surrogates_in(row[answer], answer)
     turn = {"role": "assistant", "content": row[answer]}
-    return ChatRow(with_turns([*messages, turn]), read_tools(row))
+    return ChatRow(conversations.with_turns([*messages, turn]), read_tools(row))
 
 
 def spans_chat(row: Row) -> ChatRow:
     """A prompt, and what the policy and its environment wrote behind it."""
     messages = read_prompt(row, "messages")
-    given = unwrapped(from_json(row["spans"], "spans"))
+    given = unwrapped(fields.from_json(row["spans"], "spans"))
     if not isinstance(given, list) or not given:
         raise BadField("spans", f"'spans' holds {shown(given)}, not a list of {{author, text}}")
     spans: list[dict[str, Any]] = []
     for number, one in enumerate(map(plain, given), 1):
-        one = without_none(one) if isinstance(one, dict) else one
+        one = fields.without_none(one) if isinstance(one, dict) else one
         is_span = isinstance(one, dict) and one.get("author") in ("policy", "env")
         if not is_span or not (isinstance(one.get("text"), str) or "call" in one):
             raise BadField(
@@ -179,7 +159,7 @@ def spans_chat(row: Row) -> ChatRow:
                 f"'spans': span {number} is {shown(one)}; a span is {{author: policy or env, text}}, "
                 "or {author: policy, call: {tool, arguments}}",
             )
-        refuse_surrogates_in(one, "spans")
+        fields.refuse_surrogates_in(one, "spans")
         spans.append(one)
     if not any(span["author"] == "policy" for span in spans):
         raise BadField("spans", "'spans': none is the policy's, so there is nothing to learn")
@@ -188,16 +168,18 @@ def spans_chat(row: Row) -> ChatRow:
 
 def _task(row: Row, messages: list[Message], answer: str | None, *used: str) -> TaskRow:
     """A task whose answer is in the column `answer`; columns that are not `used` go to the meta."""
-    golds = read_golds(row, answer) if answer else None
+    golds = fields.read_golds(row, answer) if answer else None
     meta = _other_columns(row, *used, answer)
     return TaskRow(messages, golds, source_of(row), meta, read_tools(row))
 
 
 def _extra_info(row: Row) -> dict[str, Any]:
     """`ability` and the fields of `extra_info` in one dict: what verl passes to a reward."""
-    extra = as_object(row.get("extra_info"))
-    named = extra if isinstance(extra, Mapping) else without_none({"extra_info": extra})
-    return plain({**without_none({"ability": row.get("ability")}), **_tool_names(row), **named})
+    extra = fields.as_object(row.get("extra_info"))
+    named = extra if isinstance(extra, Mapping) else fields.without_none({"extra_info": extra})
+    return plain(
+        {**fields.without_none({"ability": row.get("ability")}), **_tool_names(row), **named}
+    )
 
 
 def _other_columns(row: Row, *used: str | None) -> dict[str, Any]:
@@ -208,5 +190,5 @@ def _other_columns(row: Row, *used: str | None) -> dict[str, Any]:
 
 def _tool_names(row: Row) -> dict[str, Any]:
     """Tools that are named without a schema, for rewards."""
-    names = named_tools(row)
+    names = fields.named_tools(row)
     return {"tools": names} if names else {}

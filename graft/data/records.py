@@ -56,11 +56,7 @@ class JsonlFile:
 
     def describe_error(self, start: int, row: int, error: Exception) -> str:
         """What is wrong with the row at byte `start`; the line is counted as an editor counts it."""
-        if isinstance(error, NotAnObject):
-            return f"row {row} is {error}"
-        if isinstance(error, DuplicateKey):
-            return f"line {line_at(self.file, start)}: {error}"
-        return f"line {line_at(self.file, start)} is not JSON in UTF-8: {error}"
+        return _json_error(f"line {line_at(self.file, start)}", row, error)
 
 
 class JsonList:
@@ -98,17 +94,15 @@ class JsonList:
         )
 
     def parse(self, text: bytes) -> dict[str, Any]:
-        value, end = _DECODER.raw_decode(text.decode("utf-8"))
-        rest = text.decode("utf-8")[end:].lstrip()  # of the list, up to the next row
+        decoded = text.decode("utf-8")
+        value, end = _DECODER.raw_decode(decoded)
+        rest = decoded[end:].lstrip()  # of the list, up to the next row
         if rest and rest[0] not in ",]":
             raise ValueError(f"after it comes {rest[0]!r}, where a comma or ] must stand")
         return as_row(value)
 
     def describe_error(self, start: int, row: int, error: Exception) -> str:
-        if isinstance(error, NotAnObject):
-            return f"row {row} is {error}"
-        is_json = isinstance(error, DuplicateKey)
-        return f"row {row}: {error}" if is_json else f"row {row} is not JSON in UTF-8: {error}"
+        return _json_error(f"row {row}", row, error)
 
 
 class Csv:
@@ -208,6 +202,13 @@ _loads = _DECODER.decode
 
 class NotAnObject(ValueError):
     """JSON, but no row."""
+
+
+def _json_error(where: str, row: int, error: Exception) -> str:
+    if isinstance(error, NotAnObject):
+        return f"row {row} is {error}"
+    is_json = isinstance(error, DuplicateKey)
+    return f"{where}: {error}" if is_json else f"{where} is not JSON in UTF-8: {error}"
 
 
 def as_row(value: Any) -> dict[str, Any]:

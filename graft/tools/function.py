@@ -26,8 +26,8 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
 from graft.deadlines import within
-from graft.event_loop import TOOL_LOOP
 from graft.registry import check_options
+from graft.tools import event_loop
 from graft.tools.errors import ERROR, ToolError
 from graft.tools.schema import arguments_in, tidy
 from graft.user_code import UserCodeError, UserObject, named, refusal, seen
@@ -128,7 +128,7 @@ class FunctionTool:
 
     def _run(self, arguments: dict[str, Any]) -> Any:
         if self.is_async:
-            return TOOL_LOOP.run(self.function(**arguments), self.timeout)
+            return event_loop.run(self.function(**arguments), self.timeout)
         if self.timeout is None:
             return self.function(**arguments)
         return within(self.timeout, lambda: self.function(**arguments))
@@ -149,7 +149,7 @@ def tool(function: Any = None, **options: Any) -> Any:
         return partial(tool, **options)
     if not callable(function) or isinstance(function, staticmethod | classmethod | type):
         raise TypeError(
-            f"@tool marks a plain function or method, not {seen(function)}; put it on the function inside"
+            f"@tool marks a function or method, not {seen(function)}; put it on the plain function"
         )
     check_options(FunctionTool, options, "@tool", given=("function",))
     if isinstance(function, MethodType):  # a bound method is complete: nothing to mark

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any
 
-from graft.event_loop import TOOL_LOOP
+from graft.tools import event_loop
 from graft.tools.errors import ERROR, ToolError
 
 MAX_CLOSE = 10.0  # seconds for a server to end before it is cancelled
@@ -66,13 +66,13 @@ class Link:
 
     def close(self) -> None:
         if self._holder is not None and self._process == os.getpid():
-            TOOL_LOOP.run(self._drop(), 3 * MAX_CLOSE)
+            event_loop.run(self._drop(), 3 * MAX_CLOSE)
 
     def _run(self, work: Work) -> Any:
         if self._process != os.getpid():  # forked: the connection belongs to the parent
             self._process = os.getpid()
             self._forget()
-        return TOOL_LOOP.run(self._with_retries(work))
+        return event_loop.run(self._with_retries(work))
 
     async def _with_retries(self, work: Work) -> Any:
         """Do `work`, reconnecting if the connection fails."""

@@ -55,12 +55,15 @@ class PythonTool:
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency={concurrency} would let no call through; None: no limit")
         choose(sandbox)  # fails now on a machine without isolation, not at the first call
-        self.timeout = timeout
-        self.sandbox = sandbox
+        self.timeout, self.max_output, self.memory_mb = timeout, max_output, memory_mb
+        self.limits: dict[str, Any] = {
+            "timeout": timeout,
+            "sandbox": sandbox,
+            "memory_mb": memory_mb,
+            "max_output": max_output,
+        }
         self.keep_state = self.is_stateful = keep_state
         self.keep_error_last_line = keep_error_last_line
-        self.max_output = max_output
-        self.memory_mb = memory_mb
         self.concurrency = concurrency  # counted over all envs by graft.tools.calling
         self._cells: list[str] = []
         """The code that made the current names: every completed cell."""
@@ -86,15 +89,7 @@ class PythonTool:
 
     def run(self, code: str, stdin: str = "") -> SandboxOutcome:
         """Run a separate program, without the kept names, and return more than its text."""
-        return run_python(
-            code,
-            stdin,
-            timeout=self.timeout,
-            sandbox=self.sandbox,
-            memory_mb=self.memory_mb,
-            max_output=self.max_output,
-            echo=True,
-        )
+        return run_python(code, stdin, echo=True, **self.limits)
 
     def fork(self) -> PythonTool:
         """An independent tool with the same names; without kept state, this one."""
@@ -126,12 +121,7 @@ class PythonTool:
             self._session = None
 
     def _replay(self) -> SandboxSession:
-        session = SandboxSession(
-            timeout=self.timeout,
-            sandbox=self.sandbox,
-            memory_mb=self.memory_mb,
-            max_output=self.max_output,
-        )
+        session = SandboxSession(**self.limits)
         for cell in self._cells:
             session.run(cell)
         return session

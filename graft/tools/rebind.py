@@ -14,19 +14,11 @@ from __future__ import annotations
 import copy
 import dis
 import gc
+import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from types import (
-    BuiltinMethodType,
-    CellType,
-    CodeType,
-    FrameType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-    TracebackType,
-)
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from graft.user_code import UserCodeError, named
@@ -72,11 +64,11 @@ class _Rebinding:
         return made
 
     def _made(self, value: Any, depth: int) -> Any:
-        if isinstance(value, MethodType):
+        if isinstance(value, types.MethodType):
             owner, function = self.of(value.__self__, depth), self.of(value.__func__, depth)
             is_same = owner is value.__self__ and function is value.__func__
-            return value if is_same else MethodType(function, owner)
-        if isinstance(value, BuiltinMethodType):  # as in board.append
+            return value if is_same else types.MethodType(function, owner)
+        if isinstance(value, types.BuiltinMethodType):  # as in board.append
             owner = self.of(value.__self__, depth)
             return value if owner is value.__self__ else getattr(owner, value.__name__)
         if isinstance(value, partial):

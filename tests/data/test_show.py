@@ -126,7 +126,7 @@ def test_messages_are_chats_where_there_is_an_assistant_turn_and_else_tasks(tmp_
     assert (report.purpose, [fault.row for fault in report.verdict.faults]) == ("chat", [2])
     assert not inspect(chats, purpose="task").verdict.bad
     tasks = inspect(write(tmp_path / "b.jsonl", [{"messages": [ask]}]))
-    assert (tasks.purpose, tasks.bad, tasks.unanswered) == ("task", 0, 1)
+    assert (tasks.purpose, len(tasks.verdict.bad), tasks.unanswered) == ("task", 0, 1)
 
 
 def test_results_inside_the_assistants_words_are_pointed_out(tmp_path: Path):

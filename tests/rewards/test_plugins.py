@@ -220,7 +220,7 @@ def test_every_name_in_the_table_makes_a_reward(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_keywords_reach_functions_and_classes():
-    assert make_reward({"judge": {"url": "http://h:1/v1", "retries": 5}}).retries == 5  # type: ignore
+    assert make_reward({"judge": {"url": "http://h:1/v1", "concurrency": 5}}).concurrency == 5  # type: ignore
     assert make_reward("my_rewards:scaled")(*attempt()) == 1.0
     assert make_reward({"my_rewards:scaled": {"worth": 3.0}})(*attempt()) == 3.0
     assert make_reward({"my_rewards:demanding": {"worth": 3.0}})(*attempt()) == 3.0

@@ -18,9 +18,8 @@ import pytest
 
 from graft.envs.base import BaseEnv
 from graft.envs.tool_env import ToolEnv
-from graft.event_loop import TOOL_LOOP
 from graft.protocols import Tool
-from graft.tools import make_tools, mcp_time
+from graft.tools import event_loop, make_tools, mcp_time
 from graft.tools.errors import ToolError
 from graft.tools.mcp import McpTools, read_config
 from graft.types import Turn
@@ -149,7 +148,7 @@ def test_a_dead_server_is_a_broken_tool_the_next_call_works_and_close_ends_the_p
     ],
 )
 def test_an_unreachable_server_is_an_error_that_leaves_nothing_open(config: Any, why: str):
-    TOOL_LOOP.run(asyncio.sleep(0))  # the loop itself stays
+    event_loop.run(asyncio.sleep(0))  # the loop itself stays
     before = open_files()
     with pytest.raises(ToolError, match=why) as caught:
         McpTools(config, retries=1, delay=0.01)

@@ -55,7 +55,7 @@ def test_mistakes_are_named():
         make_tool(3)
     with pytest.raises(ValueError, match="3 is not a tool"):
         make_tools(3)
-    with pytest.raises(ValueError, match="arguments must be {name"):
+    with pytest.raises(ValueError, match=r"arguments must be \{name"):
         make_tools({"calculator": 3})
     with pytest.raises(ValueError, match="no argument 'max_op'; did you mean 'max_operations'"):
         make_tool("calculator", max_op=1)

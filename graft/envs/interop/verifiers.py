@@ -25,7 +25,7 @@ from typing import Any
 from graft.envs.interop.external import ExternalEnv, plain
 from graft.envs.interop.messages import added, as_assistant, text_of
 from graft.envs.interop.model_server import ModelRequest, ModelServer
-from graft.event_loop import TOOL_LOOP
+from graft.tools.event_loop import loop
 from graft.types import Message, Turn
 
 POLL_SECONDS = 0.05  # between checks of whether the episode has ended
@@ -80,7 +80,7 @@ class VerifiersEnv(ExternalEnv):
         self._cancel()
         self._serve()
         task = self.tasks[self.rng.randrange(len(self.tasks))]
-        self.episode = asyncio.run_coroutine_threadsafe(self._play(task), TOOL_LOOP.loop())
+        self.episode = asyncio.run_coroutine_threadsafe(self._play(task), loop())
         request = self._next_request()
         if request is None:
             fault = error_of(self.episode.result())
@@ -175,7 +175,7 @@ class VerifiersEnv(ExternalEnv):
                     raise
                 is_up.set_exception(fault)
 
-        self._service = asyncio.run_coroutine_threadsafe(serve(), TOOL_LOOP.loop())
+        self._service = asyncio.run_coroutine_threadsafe(serve(), loop())
         is_up.result(self.timeout)
 
     def _cancel(self) -> None:
@@ -193,7 +193,7 @@ class VerifiersEnv(ExternalEnv):
     def close(self) -> None:
         self._cancel()
         if self._service is not None:
-            TOOL_LOOP.loop().call_soon_threadsafe(self._stop.set)
+            loop().call_soon_threadsafe(self._stop.set)
             self._service.result(self.timeout)
             self._service = None
         self.server.close()

@@ -120,8 +120,7 @@ class Judge:
         self.url = _endpoint(url or os.environ.get("JUDGE_URL", ""))
         self.model = os.environ.get("JUDGE_MODEL", "") if model is None else model
         self.prompt = JudgePrompt(prompt)
-        self.timeout, self.retries, self.deadline = timeout, retries, deadline
-        self.concurrency, self.strict = concurrency, strict
+        self.deadline, self.concurrency, self.strict = deadline, concurrency, strict
         self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
         """Verdicts that were requested, taken from the cache, and not obtained."""
         key = os.environ.get(api_key_env, "").strip()

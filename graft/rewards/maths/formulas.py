@@ -17,19 +17,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from graft.rewards.maths.ball_arithmetic import (
-    EPSILON,
-    Ball,
-    Unreadable,
-    Value,
-    add,
-    divide,
-    exact,
-    multiply,
-    negate,
-    power,
-    root,
-)
+from graft.rewards.maths import ball_arithmetic as ball
+from graft.rewards.maths.ball_arithmetic import Ball, Unreadable, Value
 
 MAX_DEPTH = 12  # of nesting
 
@@ -136,11 +125,11 @@ class _Parser:
         if self.depth > MAX_DEPTH:
             raise Unreadable("too deep")
         is_negative = self._take("-") or (self._take("+") and False)
-        total = negate(self._product()) if is_negative else self._product()
+        total = ball.negate(self._product()) if is_negative else self._product()
         while self._peek() in (("symbol", "+"), ("symbol", "-")):
             is_negative = self._take("-") or not self._take("+")
             term = self._product()
-            total = add(total, negate(term) if is_negative else term)
+            total = ball.add(total, ball.negate(term) if is_negative else term)
         self.depth -= 1
         return total
 
@@ -158,14 +147,14 @@ class _Parser:
             kind, text = self._peek()
             if self._take("*") or (kind == "command" and text in ("cdot", "times")):
                 self.at += kind == "command"
-                total = multiply(total, self._factor())
+                total = ball.multiply(total, self._factor())
             elif self._take("/"):
-                total = divide(total, self._factor())
+                total = ball.divide(total, self._factor())
                 has_divided = True
             elif self._starts_factor():
                 if has_divided or kind == "number" or self._looks_mixed(self.at - 1):
                     raise Unreadable("a factor without a sign")
-                total = multiply(total, self._factor())
+                total = ball.multiply(total, self._factor())
             else:
                 return total
 
@@ -182,7 +171,7 @@ class _Parser:
         self.at += 8
         if self._peek() == ("symbol", "^"):
             raise Unreadable("a power of a mixed number")
-        return exact(whole + Fraction(top, bottom))
+        return ball.exact(whole + Fraction(top, bottom))
 
     def _looks_mixed(self, at: int) -> bool:
         shape = ["1" if t.kind == "number" else t.text for t in self.tokens[at : at + 8]]
@@ -209,7 +198,7 @@ class _Parser:
             raise Unreadable("an exponent without braces")
         if self._peek() == ("symbol", "^"):
             raise Unreadable("a power of a power")
-        return power(base, exponent)
+        return ball.power(base, exponent)
 
     def _atom(self) -> Value:
         kind, text = self._peek()
@@ -227,9 +216,9 @@ class _Parser:
         if kind == "command" and text == "pi":
             if self._peek() == ("symbol", "("):
                 raise Unreadable("may be a call")
-            return Ball(math.pi, 4 * EPSILON)
+            return Ball(math.pi, 4 * ball.EPSILON)
         if kind == "command" and text == "frac":
-            return divide(self._argument(), self._argument())
+            return ball.divide(self._argument(), self._argument())
         if kind == "command" and text == "sqrt":
             return self._root()
         raise Unreadable(f"{text!r} where a number should be")
@@ -243,7 +232,7 @@ class _Parser:
             degree = int(text)
             self.at += 1
             self._expect("]")
-        return root(self._argument(), degree)
+        return ball.root(self._argument(), degree)
 
     def _argument(self) -> Value:
         """{...}, or a single digit or letter."""

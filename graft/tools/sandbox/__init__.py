@@ -8,8 +8,9 @@ methods()                                  the kinds of isolation that work on t
 from __future__ import annotations
 
 from graft.tools.sandbox.choice import Method, choose, methods
-from graft.tools.sandbox.outcome import SandboxError, SandboxOutcome, SandboxUnavailable
+from graft.tools.sandbox.hosts import SandboxError, SandboxUnavailable
 from graft.tools.sandbox.run import SandboxSession, run_python
+from graft.tools.sandbox.running import SandboxOutcome
 
 __all__ = [
     "Method",

@@ -14,7 +14,7 @@ import sys
 from typing import NamedTuple
 
 from graft.tools.sandbox import hosts
-from graft.tools.sandbox.outcome import SandboxError, SandboxUnavailable
+from graft.tools.sandbox.hosts import SandboxError, SandboxUnavailable
 from graft.tools.sandbox.running import run_in
 
 STRONGEST_FIRST = ("bubblewrap", "namespaces", "landlock")

@@ -10,13 +10,13 @@ import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from graft.tools.sandbox.outcome import SandboxError
-from graft.tools.sandbox.view import View, python_view
+from graft.tools.errors import ToolError
 
 INSIDE = Path(__file__).parent / "inside"
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.host import main; main()"
@@ -27,6 +27,19 @@ BUSY = 4
 """Programs at a time in one host before another host is started."""
 MAX_HOSTS = max(4, min(16, (os.cpu_count() or 1) // 2))
 """Hosts of one kind. Several are faster even on few processors, since a host serves one call at a time."""
+SYSTEM = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+)
+SCRATCH = "/scratch"
+TMP = "/tmp"
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+SHARED_PREFIXES = ("/", "/usr", "/usr/local")  # hold far more than Python
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")
@@ -42,6 +55,14 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
+
+
+class SandboxError(ToolError):
+    """The sandbox failed; the code that it ran is not the cause."""
+
+
+class SandboxUnavailable(SandboxError):
+    """No kind of isolation works on this machine; the message lists what was tried."""
 
 
 class HostDied(SandboxError):
@@ -138,6 +159,48 @@ class SandboxHost:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines()
             raise SandboxError(lines[-1] if lines else f"{self.method} ended without a message")
+
+
+class View(NamedTuple):
+    readable: list[str]
+    """Folders and files, none below another."""
+    links: dict[str, str]
+    """Symbolic links that must exist too: path -> target."""
+    site: list[str]
+    """The folders of installed packages."""
+    executable: str
+
+
+def python_view() -> View:
+    """The view for the running interpreter. Of a virtual environment only its packages are visible."""
+    executable = getattr(sys, "_base_executable", None) or sys.executable
+    # not the user's own folders, which are also on sys.path
+    packages = [path for path in sys.path if os.path.basename(path) in PACKAGE_FOLDERS]  # noqa: PTH119
+    packages = [path for path in packages if os.access(path, os.R_OK)]
+    wanted = [*SYSTEM, executable, *packages]
+    for prefix in {sys.base_prefix, sys.base_exec_prefix}:
+        if prefix in SHARED_PREFIXES:
+            wanted += [f"{prefix}/lib", f"{prefix}/lib64"]
+        else:
+            wanted.append(prefix)
+    readable: set[str] = set()
+    links: dict[str, str] = {}
+    for path in wanted:
+        if not os.access(path, os.R_OK):
+            continue
+        real = os.path.realpath(path)
+        readable.add(real)
+        if real != path:
+            links[path] = real
+    outermost = sorted(path for path in readable if not _is_below(path, readable))
+    links = {path: real for path, real in links.items() if not _is_below(path, {*outermost})}
+    if not any(path.startswith(f"{TMP}/") for path in (*outermost, *links)):
+        links[TMP] = SCRATCH  # else Python is installed there, and /tmp is a real folder
+    return View(outermost, links, packages, executable)
+
+
+def _is_below(path: str, folders: set[str]) -> bool:
+    return any(str(parent) in folders for parent in Path(path).parents)
 
 
 def _command(method: str, view: View, config: dict[str, Any]) -> list[str]:

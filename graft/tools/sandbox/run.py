@@ -11,9 +11,8 @@ from functools import lru_cache
 
 from graft.tools.sandbox import hosts
 from graft.tools.sandbox.choice import choose
-from graft.tools.sandbox.hosts import HostDied
-from graft.tools.sandbox.outcome import SandboxError, SandboxOutcome
-from graft.tools.sandbox.running import Running, run_in
+from graft.tools.sandbox.hosts import HostDied, SandboxError
+from graft.tools.sandbox.running import Running, SandboxOutcome, run_in
 
 ATTEMPTS = 3
 """A host may be killed during a call. The code changed nothing outside, so it can run again."""

@@ -7,10 +7,10 @@ import os
 import select
 import socket
 import time
+from dataclasses import dataclass
 from typing import BinaryIO
 
-from graft.tools.sandbox.hosts import HostDied, SandboxHost
-from graft.tools.sandbox.outcome import SandboxError, SandboxOutcome
+from graft.tools.sandbox.hosts import HostDied, SandboxError, SandboxHost
 
 MEGABYTE = 1 << 20
 DISK_MB = 64
@@ -19,6 +19,31 @@ FILES = 128
 MAX_REPLY = 16  # bytes; an exit code and a newline
 STOP_SECONDS = 30.0
 """How long the kernel may take to end a killed program before its host is discarded."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOutcome:
+    """The output of a program and how it ended.
+
+    `print(1/0)` -> stdout "", stderr "Traceback ... ZeroDivisionError: division by zero",
+    exit_code 1, ok False.
+    """
+
+    stdout: str
+    stderr: str
+    exit_code: int
+    """Negative: the signal that ended it."""
+    seconds: float
+    is_timeout: bool = False
+    is_out_of_memory: bool = False
+    is_output_cut: bool = False
+    """It printed more than the limit and was stopped."""
+    is_restarted: bool = False
+    """In a SandboxSession: an earlier run ended the interpreter, so this one started without names."""
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and not (self.is_timeout or self.is_output_cut)
 
 
 class Running:

@@ -35,7 +35,7 @@ class HttpSource:
         if timeout <= 0 or retries < 0:
             raise ValueError(f"timeout={timeout} must be above 0, retries={retries} at least 0")
         self.url = parts._replace(path="/retrieve").geturl() if parts.path in "/" else url
-        self.wire, self.timeout, self.retries = wire, timeout, retries
+        self.wire = wire
         self.fingerprint = f"http:{self.url}"
         self._client = HttpClient(
             timeout=timeout,

@@ -16,10 +16,8 @@ import pytest
 
 from graft.tools.sandbox import SandboxUnavailable, choice, hosts, methods, run_python
 from graft.tools.sandbox.choice import NONE, STRONGEST_FIRST, Method, choose
-from graft.tools.sandbox.hosts import SandboxHost
-from graft.tools.sandbox.outcome import SandboxError
+from graft.tools.sandbox.hosts import SandboxError, SandboxHost, python_view
 from graft.tools.sandbox.running import Running
-from graft.tools.sandbox.view import python_view
 from tests.held import open_files
 
 ROOT = Path(__file__).resolve().parents[3]

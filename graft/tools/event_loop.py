@@ -1,0 +1,37 @@
+"""One event loop in a background thread, for asynchronous code with synchronous callers.
+
+The first call starts it; a child process of `os.fork` starts its own, since threads do not fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_running: tuple[int, asyncio.AbstractEventLoop] | None = None  # process id, loop
+
+
+def loop() -> asyncio.AbstractEventLoop:
+    """The running loop of this process."""
+    global _running
+    with _lock:
+        if _running is None or _running[0] != os.getpid():
+            fresh = asyncio.new_event_loop()
+            threading.Thread(target=fresh.run_forever, name="graft-tools", daemon=True).start()
+            _running = os.getpid(), fresh
+        return _running[1]
+
+
+def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+    """Wait for the result of a coroutine, on any thread but the loop's own.
+
+    Past `timeout` seconds the coroutine is cancelled and TimeoutError is raised.
+    """
+    future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, timeout), loop())
+    return future.result()
