@@ -1,12 +1,12 @@
 """HTTP to a server, repeated until it answers or time is up; from threads and from asyncio.
 
-    408, 429, 5xx       wait (0.5, 1, 2, ... s, or as long as Retry-After says), then ask again
+    408, 429, 5xx       wait (0.5, 1, 2, ... s, or as long as Retry-After says), then repeat
     garbage, nothing    the same: half a reply, a closed connection, silence, what `read` refuses
     other 4xx, 3xx      final: raised at once, with the text that the server sent
 
     client = HttpClient(timeout=30.0, deadline=120.0, retries=3)
-    client.ask("http://host:8001/v1/models", None, json_of)               in a thread
-    await client.ask_async("http://host:8001/v1/models", None, json_of)   on an event loop
+    client.request("http://host:8001/v1/models", None, json_of)               in a thread
+    await client.request_async("http://host:8001/v1/models", None, json_of)   on an event loop
 
 Every attempt has a connection of its own: cancelling a request closes it, so the server stops too.
 """
@@ -86,7 +86,7 @@ class HttpClient:
         self.first_pause, self.waits_out_429 = first_pause, waits_out_429
         self.max_bytes, self.is_direct = max_bytes, is_direct
 
-    def ask(
+    def request(
         self,
         url: str,
         content: bytes | None,
@@ -112,7 +112,7 @@ class HttpClient:
             except (HttpFault, ValueError) as error:
                 time.sleep(attempts.pause_after(error, on_fault))
 
-    async def ask_async(
+    async def request_async(
         self,
         url: str,
         content: bytes | None,
@@ -122,7 +122,7 @@ class HttpClient:
         retries: int | None = None,
         on_fault: Callable[[HttpFault, float | None], None] | None = None,
     ) -> T:
-        """`ask` on an event loop; `retries` in place of the client's own."""
+        """`request` on an event loop; `retries` in place of the client's own."""
         attempts = _Attempts(self, deadline, retries)
         while True:
             try:
@@ -235,11 +235,11 @@ class _Answer:
     def body_or_fault(self) -> bytes:
         if 200 <= self.code < 300:
             return bytes(self.body)
-        said = shown(bytes(self.body)) or self.reason
+        text = shown(bytes(self.body)) or self.reason
         location = self.headers.get("location")
         where = f" (it points to {location})" if location else ""
         raise HttpFault(
-            f"answered {self.code}{where}: {said}",
+            f"answered {self.code}{where}: {text}",
             self.code,
             retry_after=read_retry_after(self.headers.get("retry-after")),
             is_final=self.code not in (408, TOO_MANY_REQUESTS) and self.code < 500,

@@ -82,11 +82,11 @@ def serving(*answers: Answer) -> Iterator[tuple[str, list[BaseHTTPRequestHandler
 
 
 def ask(client: HttpClient, url: str, content: bytes | None = None) -> Any:
-    return client.ask(url, content, json_of)
+    return client.request(url, content, json_of)
 
 
 def ask_async(client: HttpClient, url: str, content: bytes | None = None) -> Any:
-    return asyncio.run(client.ask_async(url, content, json_of))
+    return asyncio.run(client.request_async(url, content, json_of))
 
 
 @pytest.fixture(params=[ask, ask_async], ids=["threads", "asyncio"])
@@ -175,7 +175,7 @@ def test_pauses_double_up_to_a_limit_and_differ(monkeypatch):
     monkeypatch.setattr(time, "sleep", slept.append)
     client = HttpClient(timeout=5.0, retries=7, first_pause=1.0)
     with pytest.raises(HttpFault):
-        client.ask("http://127.0.0.1:9", None, json_of)
+        client.request("http://127.0.0.1:9", None, json_of)
     for pause, middle in zip(slept, (1, 2, 4, 8, 16, 30, 30), strict=True):
         assert 0.75 * middle <= pause <= 1.25 * middle
     assert len(set(slept)) == 7
@@ -185,7 +185,7 @@ def test_hooks_run_before_attempts_and_after_faults(monkeypatch):
     monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     events: list[Any] = []
     with serving(sending(500), sending(500)) as (url, _), pytest.raises(HttpFault):
-        HttpClient(timeout=5.0, deadline=9.0, retries=1).ask(
+        HttpClient(timeout=5.0, deadline=9.0, retries=1).request(
             url,
             None,
             json_of,

@@ -87,19 +87,6 @@ def digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def fault_of(error: Exception, number: int, layout: RowLayout) -> RowFault:
-    """An error about a row as a fault; a DataError already names the file and the row."""
-    text = str(error)
-    if isinstance(error, DataError):
-        return RowFault(number, "", text)
-    if isinstance(error, BadField):
-        return RowFault(number, error.field, text)
-    named = _QUOTED.match(text)
-    columns = layout.prompt_columns
-    field = (named[1] or named[2]) if named else columns[0] if columns else ""
-    return RowFault(number, field, text)
-
-
 class Verdict:
     """The bad rows of a table: their numbers from 0, and a description of the first ten."""
 
@@ -127,12 +114,16 @@ def read_row(layout: RowLayout, purpose: str, row: Any, number: int) -> Any:
     """The TaskRow or ChatRow that row `number` is, or the RowFault that it has."""
     read = layout.chat if purpose == "chat" else layout.task
     assert read is not None, f"layout {layout.name} has no reader for {purpose}"
+    if isinstance(row, DataError):  # it already names the file and the row
+        return RowFault(number, "", str(row))
     try:
-        if isinstance(row, DataError):
-            raise row
         return read(row)
+    except BadField as error:
+        return RowFault(number, error.field, str(error))
     except ValueError as error:
-        return fault_of(error, number, layout)
+        named = _QUOTED.match(str(error))
+        field = (named[1] or named[2]) if named else next(iter(layout.prompt_columns), "")
+        return RowFault(number, field, str(error))
 
 
 _verdicts: WeakKeyDictionary[RowTable, dict[tuple[str, str], Verdict]] = WeakKeyDictionary()

@@ -176,7 +176,7 @@ def _message(message: Any, where: str) -> Message:
 
 
 def _joined(parts: list[Any], where: str) -> str:
-    """[{"type": "text", "text": "2+"}, {"type": "text", "text": "3="}] says "2+3="."""
+    """[{"type": "text", "text": "2+"}, {"type": "text", "text": "3="}] -> "2+3="."""
     texts: list[str] = []
     for number, part in enumerate(parts, 1):
         kind = part.get("type") or "text" if isinstance(part, Mapping) else shown(part)

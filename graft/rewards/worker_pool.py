@@ -82,7 +82,7 @@ class WorkerPool:
                 worker = self._take()
                 started = time.monotonic()
                 try:
-                    reply = worker.ask(request, timeout + GRACE)
+                    reply = worker.call(request, timeout + GRACE)
                 except (OSError, EOFError) as error:
                     worker.kill()
                     if time.monotonic() - started >= 0.9 * timeout:
@@ -181,7 +181,7 @@ class _Worker:
         self.channel = channel
         self.pid = pid
 
-    def ask(self, request: bytes, timeout: float) -> bytes:
+    def call(self, request: bytes, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout
         self.channel.settimeout(timeout)
         send(self.channel, request)
@@ -222,7 +222,7 @@ def _read(channel: socket.socket, count: int, deadline: float | None) -> bytes:
 def serve(control_fd: int, warm: str) -> None:
     """The template process: import, then fork a worker for each socket that arrives."""
     control = socket.socket(fileno=control_fd)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: nobody waits for the workers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: no process waits for the workers
     import resource  # missing on some systems
 
     with contextlib.suppress(ValueError, OSError):  # macOS has no such limit

@@ -553,14 +553,17 @@ def test_every_bundled_prompt_can_be_used():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"neither bundled \(correct\) nor a file that can be read: No such file"),
+        (None, r"neither bundled \(correct\) nor a text file in UTF-8 .*No such file"),
         ("", r"has no \{question\}, \{truth\}, \{prediction\} .*has: none"),
         (
             "{question} {answer} {prediction} Correct?",
             r"has no \{truth\} .*has: question, answer, prediction",
         ),
         ("{question} {truth} {prediction}: yes or no?", "let it ask for one word, Correct"),
-        ("{question} {truth} {prediction} Correct? \udcff", "is not UTF-8"),
+        (
+            "{question} {truth} {prediction} Correct? \udcff",
+            "nor a text file in UTF-8 .*can't decode",
+        ),
         ("{question} {truth} {prediction} Correct? " + "x" * 2**20, "is it a prompt"),
     ],
 )

@@ -95,7 +95,7 @@ class Endpoint:
                 )
 
         try:
-            return await self._client.ask_async(
+            return await self._client.request_async(
                 self.url + path,
                 None if content is None else json.dumps(content).encode(),
                 lambda body: read(json_of(body)),

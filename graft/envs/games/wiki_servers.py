@@ -75,7 +75,7 @@ class ServedWiki:
         address = self.url + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
         time.sleep(self.delay)  # servers limit rates
         try:
-            return self.client.ask(address, None, lambda body: body.decode("utf-8", "replace"))
+            return self.client.request(address, None, lambda body: body.decode("utf-8", "replace"))
         except HttpFault as fault:
             if fault.code == 404:
                 return None

@@ -169,7 +169,7 @@ class Judge:
     def agreement(self) -> Agreement:
         """The agreement of its verdicts so far with the comparison of texts.
 
-        A reward asks only where the texts differ; `agreement_on` asks about every item.
+        A reward sends only items whose texts differ; `agreement_on` sends every item.
         """
         with self._lock:
             return deepcopy(self._agreement)
@@ -180,9 +180,9 @@ class Judge:
         left = iter(items)
         with ThreadPoolExecutor(self.concurrency) as pool:
             while some := list(islice(left, AT_A_TIME)):
-                asked = [item for item in some if item.prediction]
-                found.not_asked += len(some) - len(asked)
-                for item, verdict in zip(asked, pool.map(self.verdict, asked), strict=True):
+                judged = [item for item in some if item.prediction]
+                found.not_asked += len(some) - len(judged)
+                for item, verdict in zip(judged, pool.map(self.verdict, judged), strict=True):
                     if verdict is None:
                         found.failures += 1
                     else:
@@ -217,7 +217,7 @@ class Judge:
                 self._count("cached")
                 return kept
         self._count("calls")
-        reply = self._ask(prompt)
+        reply = self._request(prompt)
         if self._cache is not None:
             try:
                 self._cache.put(key, prompt, 0, reply)
@@ -225,7 +225,7 @@ class Judge:
                 self._warn("cache", f"the judge's cache cannot be written: {error}")
         return reply
 
-    def _ask(self, prompt: str) -> str:
+    def _request(self, prompt: str) -> str:
         """The judge's reply; JudgeError after the last attempt or at the deadline."""
         content = {"model": self.model} if self.model else {}
         content |= {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
@@ -233,7 +233,7 @@ class Judge:
         if not self._slots.acquire(timeout=self.deadline):
             raise JudgeError(f"no free slot for judge {self.url} in {self.deadline:g} s")
         try:
-            return self._client.ask(
+            return self._client.request(
                 self.url,
                 json.dumps(content).encode(),
                 _read_reply,

@@ -17,8 +17,8 @@ from pathlib import Path
 
 BUNDLED = Path(__file__).parent / "prompts"
 PLACEHOLDERS = ("question", "truth", "prediction")
-MAX_CHARS = 4000  # of a question and of an answer: the end of a longer one is shown
 MAX_FILE = 2**20  # bytes
+MAX_CHARS = 4000  # of a question and of an answer: the end of a longer one is shown
 
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 _NAME = re.compile(r"\{(\w+)\}")
@@ -60,12 +60,8 @@ def _read(name: str) -> str:
         if file.stat().st_size > MAX_FILE:
             raise ValueError(f"judge prompt {name!r} has over {MAX_FILE} bytes: is it a prompt?")
         return file.read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"judge prompt {name!r} is neither bundled ({', '.join(bundled)}) nor a file that can be "
-            f"read: {error.strerror or error}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"judge prompt {name!r} is not UTF-8 (byte {error.start}); save it as UTF-8"
+            f"judge prompt {name!r} is neither bundled ({', '.join(bundled)}) nor a text file in UTF-8 "
+            f"that can be read: {error}"
         ) from error

@@ -57,7 +57,7 @@ class HttpSource:
 
     def _request(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         try:
-            data = self._client.ask(self.url, write_request(queries, topk, self.wire), bytes)
+            data = self._client.request(self.url, write_request(queries, topk, self.wire), bytes)
         except HttpFault as fault:
             raise ToolError(f"{self.url} {fault}") from fault
         try:

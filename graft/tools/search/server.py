@@ -34,7 +34,7 @@ class QueryBatcher:
         self.source, self.wait = source, wait
         self.queue: asyncio.Queue[QueuedQuery] = asyncio.Queue()
 
-    async def ask(self, query: str, topk: int) -> list[Hit]:
+    async def search(self, query: str, topk: int) -> list[Hit]:
         if not query.strip():
             return []
         queued = QueuedQuery(query, topk, asyncio.get_running_loop().create_future())
@@ -115,7 +115,7 @@ def build_app(source: SearchSource, topk: int = 3, *, wait: float = 0.01) -> Any
             return PlainTextResponse(str(error), 400)
         try:
             answers = await asyncio.gather(
-                *(batcher.ask(query, parsed.topk or topk) for query in parsed.queries)
+                *(batcher.search(query, parsed.topk or topk) for query in parsed.queries)
             )
         except ToolError as error:
             return PlainTextResponse(f"the source failed: {error}", 502)
