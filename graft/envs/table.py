@@ -21,8 +21,7 @@ from graft.envs.reasoning import REASONING
 from graft.envs.webshop import WEBSHOP
 from graft.envs.wrappers import Wrappers, wrap
 from graft.protocols import Env
-from graft.registry import UnknownName, load, nearest
-from graft.tools.options import check_options
+from graft.registry import UnknownName, check_options, load, nearest
 from graft.user_code import UserCodeError, check_env, named, naming, place_of, seen, source_of
 
 ENVS: dict[str, EnvEntry] = {
